@@ -1,0 +1,24 @@
+"""lowbit multiplies matrices of few bits, from Python, at the speed of the hardware.
+
+lowbit.matmul(a, b)         exact product of int8 or uint8 matrices, int32 out
+lowbit.pack(b)              an operand packed once, for many products
+lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
+lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
+"""
+
+from lowbit.numerics import QTensor, quantize
+from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
+from lowbit.packed import PackedMatrix
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PackedMatrix",
+    "QTensor",
+    "__version__",
+    "linear_dynamic",
+    "matmul",
+    "matmul_scaled",
+    "pack",
+    "quantize",
+]

@@ -1,0 +1,135 @@
+"""Checks of what users hand to the public functions; errors say what was given and expected."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.kernels.cpu.layout import PANEL, blocks
+from lowbit.spec import longest_sum
+
+Array = npt.NDArray[Any]
+
+_SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def matrix(value: Any, name: str) -> Array:
+    """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
+    if _is_torch(value):
+        if value.device.type != "cpu":
+            raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
+        value = value.detach().numpy()
+    if not isinstance(value, np.ndarray):
+        raise TypeError(
+            f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
+        )
+    if value.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {value.shape}")
+    if not value.dtype.isnative:
+        raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
+    return value
+
+
+def bytes_matrix(value: Any, name: str) -> Array:
+    """As `matrix`, for int8 and uint8 only."""
+    array = matrix(value, name)
+    if array.dtype not in _SHORT_NAMES:
+        hint = (
+            f"; quantize it first: lowbit.quantize({name})"
+            if np.issubdtype(array.dtype, np.floating)
+            else "; convert it with astype if its values fit"
+        )
+        raise TypeError(f"{name} must be of int8 or uint8, got {array.dtype}{hint}")
+    return array
+
+
+def float_matrix(value: Any, name: str) -> Array:
+    """As `matrix`, for float32 only."""
+    array = matrix(value, name)
+    if array.dtype != np.float32:
+        raise TypeError(f"{name} must be float32, got {array.dtype}; convert it first")
+    return array
+
+
+def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
+    """a's columns must be b's rows."""
+    if a.shape[1] != b_shape[0]:
+        raise ValueError(
+            f"{name} is {a.shape[0]}x{a.shape[1]} and b is {b_shape[0]}x{b_shape[1]}: "
+            f"the columns of {name} ({a.shape[1]}) must equal the rows of b ({b_shape[0]})"
+        )
+
+
+def check_depth(
+    k: int,
+    a_dtype: np.dtype[Any],
+    b_dtype: np.dtype[Any],
+    centred: tuple[bool, bool] = (False,) * 2,
+) -> None:
+    """K must be small enough that no sum of products can leave int32.
+
+    `centred`: whether a zero point is taken from a's, from b's values first.
+    """
+    most = longest_sum(_SHORT_NAMES[a_dtype], _SHORT_NAMES[b_dtype], shifted=centred)
+    if k > most:
+        raise ValueError(
+            f"K = {k} products of {a_dtype} and {b_dtype} could overflow int32; at most {most} "
+            "cannot: split K and add the parts in int64"
+        )
+
+
+def output(
+    like: Any, out: Any, shape: tuple[int, int], dtype: np.dtype[Any], inputs: tuple[Any, ...] = ()
+) -> tuple[Array, Any]:
+    """(where to write, what to return): `out`, or a new array of the kind of `like`."""
+    if out is None:
+        if _is_torch(like):
+            torch = sys.modules["torch"]
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype.name))
+            return tensor.numpy(), tensor
+        array = np.empty(shape, dtype)
+        return array, array
+    array = matrix(out, "out")
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"out must be {dtype} {shape}, got {array.dtype} {array.shape}")
+    if not array.flags.writeable:
+        raise ValueError("out is read-only")
+    if any(isinstance(i, np.ndarray) and np.may_share_memory(array, i) for i in inputs):
+        raise ValueError("out shares memory with an operand, which would be overwritten while read")
+    return array, out
+
+
+def per_row(value: Any, rows: int, dtype: npt.DTypeLike, name: str) -> Array:
+    """One number, or one for each row, as an array of one for each row."""
+    array = np.asarray(value)
+    kind = np.dtype(dtype)
+    if kind.kind == "i" and not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} must be of integers, got {array.dtype}")
+    if array.shape not in ((), (1,), (rows,)):
+        raise ValueError(f"{name} must be one number or have shape ({rows},), got {array.shape}")
+    return np.ascontiguousarray(np.broadcast_to(array.astype(kind), (rows,)))
+
+
+def per_column(value: Any, columns: int, name: str) -> Array | None:
+    """float32 for each column, padded with zeros to whole panels; None stays None."""
+    if value is None:
+        return None
+    array = np.asarray(value.detach() if _is_torch(value) else value, np.float32)
+    if array.shape != (columns,):
+        raise ValueError(f"{name} must have shape ({columns},), got {array.shape}")
+    return padded(array)
+
+
+def padded(array: Array) -> Array:
+    """A copy of a vector over the columns, filled with zeros to whole panels."""
+    result = np.zeros(blocks(len(array), PANEL) * PANEL, array.dtype)
+    result[: len(array)] = array
+    return result

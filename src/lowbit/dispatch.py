@@ -1,0 +1,221 @@
+"""Which kernel serves a product, how it is cut, and why.
+
+A plan depends on shapes, types, the instruction set and the number of threads, and is kept: the
+second call with the same ones costs a dictionary look-up.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from lowbit import isa as instruction_sets
+from lowbit.isa import InstructionSet, host
+from lowbit.jit import threads
+from lowbit.jit.kernel import Program
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.product import product
+from lowbit.kernels.micro_kernel import MicroKernel, Shape
+from lowbit.kernels.registry import micro_kernels
+from lowbit.packed import aligned_empty
+
+# Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
+_WORK_PER_THREAD = 1 << 20
+# Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
+_WORKSPACE = 8 << 20
+_ITEMS_PER_THREAD = 3  # so that a thread that lost its core does not hold up the others
+_MOST_PLANS = 1 << 12
+
+
+class _Workspace(threading.local):
+    """Scratch memory of one Python thread, grown when a call needs more."""
+
+    def __init__(self) -> None:
+        self.size = self.address = 0
+
+    def reserve(self, size: int) -> int:
+        """The address of at least `size` bytes, aligned to 64, until the next call."""
+        if size > self.size:
+            self.memory = aligned_empty((size,), np.uint8)
+            self.size, self.address = size, self.memory.ctypes.data
+        return self.address
+
+
+_workspace = _Workspace()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What decides a plan; `threads` None is as many as there are and the work is worth."""
+
+    isa: str
+    m: int
+    n: int
+    k: int
+    source: Source
+    epilogue: Epilogue
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """Addresses of the left operand; strides count its elements.
+
+    `scale`, `zero`: one entry a row, 0 where the epilogue does not use them or where they are made
+    from a float32 operand on the way.
+    """
+
+    address: int
+    row_stride: int
+    stride: int = 1
+    scale: int = 0
+    zero: int = 0
+
+
+@dataclass(frozen=True)
+class Right:
+    """Addresses of a packed right operand and what belongs to its columns; 0 where unused."""
+
+    panels: int
+    sums: int
+    zero: int = 0
+    scale: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How one product runs: which program, and how its rows and panels are cut.
+
+    `chunk_rows` rows are served by one call of the program, which needs `packed_bytes` of scratch.
+    """
+
+    request: Request
+    program: Program
+    micro: MicroKernel
+    shape: Shape
+    chunk_rows: int
+    packed_bytes: int
+    block_rows: int
+    item_steps: int
+    item_panels: int
+    threads: int
+
+    def run(self, left: Left, right: Right, out: int, out_stride: int) -> None:
+        """Compute. `out` is the address of the first row, `out_stride` in elements of 4 bytes."""
+        m, n, k = self.request.m, self.request.n, self.request.k
+        chunk, element = self.chunk_rows, 4 if self.request.source.kind == "f32" else 1
+        scratch = _workspace.reserve(self.packed_bytes + 12 * chunk)
+        rows = scratch + self.packed_bytes
+        made = self.request.source.kind == "f32"
+        for first in range(0, m, chunk):
+            self.program(
+                self.threads,
+                left.address + first * left.row_stride * element,
+                left.row_stride,
+                left.stride,
+                scratch,
+                rows if made else left.scale + 4 * first,
+                rows + 4 * chunk if made else left.zero + 4 * first,
+                rows + 8 * chunk,
+                right.panels,
+                right.sums,
+                right.zero,
+                right.scale,
+                right.bias,
+                out + 4 * first * out_stride,
+                out_stride,
+                min(chunk, m - first),
+                n,
+                k,
+                self.block_rows,
+                self.item_steps,
+                self.item_panels,
+            )
+
+
+_plans: dict[Request, Plan] = {}
+
+
+@cache
+def choose(isa: InstructionSet) -> tuple[InstructionSet, MicroKernel]:
+    """The micro-kernel of the best set at or below `isa` that has one, and that set."""
+    for candidate in instruction_sets.chain(isa):
+        for kernel in micro_kernels():
+            if kernel.isa == candidate.name:
+                return candidate, kernel
+    raise RuntimeError(f"no kernel for {isa.name} or what it falls back to")
+
+
+def plan(request: Request) -> Plan:
+    """The plan for a request: the one made before, or a new one."""
+    found = _plans.get(request)
+    if found is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        found = _plans[request] = _make(request)
+    return found
+
+
+def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
+    """How many threads a product uses: `wanted`, or as many as there are and the work is worth."""
+    if wanted is not None:
+        if wanted < 1:
+            raise ValueError(f"threads must be at least 1, got {wanted}")
+        return wanted
+    worth = m * n * k // _WORK_PER_THREAD
+    return 1 if worth < 2 else min(threads.max_threads(), worth)
+
+
+def _make(request: Request) -> Plan:
+    isa, micro = choose(instruction_sets.get(request.isa))
+    count = thread_count(request.m, request.n, request.k, request.threads)
+    row_bytes = padded_k(request.k)
+    most_rows = max(LINE, _WORKSPACE // row_bytes // LINE * LINE)
+    chunk_rows = min(request.m, most_rows)
+    shape, block_rows = micro.shape(chunk_rows)
+    step_rows = block_rows * shape.depth
+    if chunk_rows < request.m:
+        chunk_rows = chunk_rows // step_rows * step_rows
+    steps = blocks(chunk_rows, step_rows)
+    item_steps, item_panels = _items(request.n, shape, steps, step_rows * row_bytes, count)
+    program = product.program(
+        isa, micro=micro, shape=shape, source=request.source, epilogue=request.epilogue
+    )
+    return Plan(
+        request=request,
+        program=program,
+        micro=micro,
+        shape=shape,
+        chunk_rows=chunk_rows,
+        packed_bytes=steps * step_rows * row_bytes,
+        block_rows=block_rows,
+        item_steps=item_steps,
+        item_panels=item_panels,
+        threads=count,
+    )
+
+
+def _items(n: int, shape: Shape, steps: int, step_bytes: int, count: int) -> tuple[int, int]:
+    """How many steps of rows and panels of columns make one item of work.
+
+    The rows of an item should stay in half of the second-level cache while its panels pass; and
+    there should be some items for each thread.
+    """
+    fitting = max(1, host.caches()["L2"] // 2 // step_bytes)
+    item_steps = blocks(steps, blocks(steps, fitting))
+    panels = blocks(n, PANEL)
+    if count == 1:
+        return item_steps, panels
+    groups = blocks(panels, shape.panels)
+    wanted = blocks(_ITEMS_PER_THREAD * count, blocks(steps, item_steps))
+    item_panels = blocks(groups, min(groups, wanted)) * shape.panels
+    short = blocks(_ITEMS_PER_THREAD * count, blocks(panels, item_panels))
+    if blocks(steps, item_steps) < short:
+        item_steps = blocks(steps, min(steps, short))
+    return item_steps, item_panels

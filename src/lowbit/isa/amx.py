@@ -1,0 +1,124 @@
+"""AMX: eight tiles of up to 16 rows of 64 bytes, and their products.
+
+A tile is named by its number, which the kernel fixes; LLVM is never asked to allocate tiles.
+A configuration must be loaded before the first use and released after the last. Source: Intel
+Architecture Instruction Set Extensions Programming Reference, chapter "Intel AMX".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from lowbit.isa import host
+from lowbit.isa.avx512_vnni import AVX512_VNNI
+from lowbit.isa.instruction import Call, fixed, instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, Type, s64, tile, u8
+
+ROWS, ROW_BYTES, TILES = 16, 64, 8
+
+AMX = InstructionSet(
+    name="amx",
+    features=(*AVX512_VNNI.features, "amx-tile", "amx-int8"),
+    fallback="avx512_vnni",
+    vector_bytes=64,
+    vector_registers=32,
+    tiles=TILES,
+    permission=host.tile_permission,
+)
+
+
+class TileState:
+    """What the interpreter keeps for one tile; undefined until a configuration gives it a shape."""
+
+    def __init__(self) -> None:
+        self.rows = self.row_bytes = 0
+        self.data = np.zeros((ROWS, ROW_BYTES), np.uint8)
+
+    def view(self) -> np.ndarray:
+        """The configured part, uint8[rows, row_bytes]."""
+        if not self.rows:
+            raise RuntimeError("a tile was used before ldtilecfg gave it a shape")
+        return self.data[: self.rows, : self.row_bytes]
+
+    def set(self, values: np.ndarray) -> None:
+        """Replace the configured part; the rest of a written tile becomes zero."""
+        shaped = self.view()
+        self.data = np.zeros_like(self.data)
+        self.data[: shaped.shape[0], : shaped.shape[1]] = values
+
+
+def _load_config(call: Call, pointer: ir.Value, *tiles: ir.Value) -> None:
+    call.intrinsic("llvm.x86.ldtilecfg", pointer)
+
+
+@instruction(fixed(None, Pointer(u8), *[tile] * TILES), _load_config, feature="amx-tile")
+def ldtilecfg(address: Any, *tiles: TileState) -> None:
+    """Shape all eight tiles from 64 bytes: palette 1, then bytes a row (u16 at 16), rows (at 48).
+
+    The tiles are operands only so that the interpreter can reach them.
+    """
+    config = address.load(64)
+    if config[0] != 1:
+        raise RuntimeError(f"ldtilecfg: palette {config[0]}, only 1 is defined")
+    widths = config[16:32].view(np.uint16)
+    for number, state in enumerate(tiles):
+        rows, width = int(config[48 + number]), int(widths[number])
+        if rows > ROWS or width > ROW_BYTES:
+            raise RuntimeError(f"ldtilecfg: tile {number} of {rows} rows of {width} bytes")
+        state.rows, state.row_bytes = rows, width
+        state.data = np.zeros((ROWS, ROW_BYTES), np.uint8)
+
+
+def _release(call: Call, *tiles: ir.Value) -> None:
+    call.intrinsic("llvm.x86.tilerelease")
+
+
+@instruction(fixed(None, *[tile] * TILES), _release, feature="amx-tile")
+def tilerelease(*tiles: TileState) -> None:
+    """Give all tiles up; using one afterwards is an error."""
+    for state in tiles:
+        state.rows = state.row_bytes = 0
+
+
+@instruction(fixed(None, tile), "llvm.x86.tilezero", feature="amx-tile")
+def tilezero(destination: TileState) -> None:
+    """Fill with zeros."""
+    destination.set(np.zeros_like(destination.view()))
+
+
+def _tile_memory(number: Type, pointer: Type, stride: Type) -> None:
+    if number != tile or not isinstance(pointer, Pointer) or stride != s64:
+        raise TypeError(f"(tile, pointer, s64) expected, got ({number}, {pointer}, {stride})")
+
+
+@instruction(_tile_memory, "llvm.x86.tileloadd64", feature="amx-tile")
+def tileloadd(destination: TileState, address: Any, stride: int) -> None:
+    """Load the configured rows, `stride` bytes apart."""
+    rows, width = destination.view().shape
+    lines = [address.moved_bytes(row * int(stride)).load_bytes(width) for row in range(rows)]
+    destination.set(np.stack(lines))
+
+
+@instruction(_tile_memory, "llvm.x86.tilestored64", feature="amx-tile")
+def tilestored(source: TileState, address: Any, stride: int) -> None:
+    """Store the configured rows, `stride` bytes apart."""
+    for row, line in enumerate(source.view()):
+        address.moved_bytes(row * int(stride)).store_bytes(line)
+
+
+@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbusd", feature="amx-int8")
+def tdpbusd(c: TileState, a: TileState, b: TileState) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a unsigned, b signed; wraps, never saturates."""
+    left = a.view().astype(np.int32)
+    right = b.view().view(np.int8).astype(np.int32)
+    sums = c.view().view(np.int32)
+    if left.shape != (sums.shape[0], 4 * right.shape[0]) or right.shape[1] != 4 * sums.shape[1]:
+        raise RuntimeError(
+            f"tdpbusd: tile shapes {sums.shape}, {left.shape}, {right.shape} differ in M, N or K"
+        )
+    by_k = right.reshape(right.shape[0], -1, 4).transpose(0, 2, 1).reshape(left.shape[1], -1)
+    c.set((sums + left @ by_k).view(np.uint8))

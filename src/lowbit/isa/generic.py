@@ -1,0 +1,398 @@
+"""Instructions that every machine has: LLVM's own operations on scalars and vectors.
+
+They are the whole of the "generic" instruction set, and the ground that the others stand on.
+Integer arithmetic wraps; float arithmetic is IEEE with no contraction, so that results do not
+depend on the machine. Source: the LLVM language reference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+
+from lowbit.isa.instruction import Call, instruction
+from lowbit.isa.types import (
+    Pointer,
+    Scalar,
+    Type,
+    Vector,
+    bit,
+    element_of,
+    s16,
+    s32,
+    s64,
+    with_element,
+)
+
+if TYPE_CHECKING:
+    from lowbit.jit.value import Value
+
+
+def _same(*types: Type) -> Type:
+    if len(set(types)) != 1 or not isinstance(types[0], Scalar | Vector):
+        raise TypeError(f"operands of one scalar or vector type expected, got {types}")
+    return types[0]
+
+
+def _integers(*types: Type) -> Type:
+    if element_of(_same(*types)).is_float:
+        raise TypeError(f"integers expected, got {types[0]}")
+    return types[0]
+
+
+def _compared(*types: Type) -> Type:
+    return with_element(_same(*types), bit)
+
+
+def _by_kind(integer: str, float_: str) -> Any:
+    def emit(call: Call, a: ir.Value, b: ir.Value) -> Any:
+        name = float_ if element_of(call.types[0]).is_float else integer
+        return getattr(call.builder, name)(a, b)
+
+    return emit
+
+
+def _less(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    element = element_of(call.types[0])
+    if element.is_float:
+        return call.builder.fcmp_ordered("<", a, b)
+    compare = call.builder.icmp_signed if element.kind == "s" else call.builder.icmp_unsigned
+    return compare("<", a, b)
+
+
+@instruction(_same, _by_kind("add", "fadd"))
+def add(a: Any, b: Any) -> Any:
+    return a + b
+
+
+@instruction(_same, _by_kind("sub", "fsub"))
+def sub(a: Any, b: Any) -> Any:
+    return a - b
+
+
+@instruction(_same, _by_kind("mul", "fmul"))
+def mul(a: Any, b: Any) -> Any:
+    return a * b
+
+
+@instruction(_same, lambda call, a, b: call.builder.fdiv(a, b))
+def fdiv(a: Any, b: Any) -> Any:
+    """Division of floats, rounded once."""
+    return np.divide(a, b)
+
+
+def _divide(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    return call.builder.sdiv(a, b)
+
+
+def _remainder(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    return call.builder.srem(a, b)
+
+
+@instruction(_integers, _divide)
+def div(a: Any, b: Any) -> Any:
+    """Quotient of two non-negative integers (kernel texts divide nothing else)."""
+    return a // b
+
+
+@instruction(_integers, _remainder)
+def rem(a: Any, b: Any) -> Any:
+    """Remainder of two non-negative integers."""
+    return a % b
+
+
+@instruction(_integers, lambda call, a, b: call.builder.and_(a, b))
+def and_(a: Any, b: Any) -> Any:
+    return a & b
+
+
+@instruction(_integers, lambda call, a, b: call.builder.or_(a, b))
+def or_(a: Any, b: Any) -> Any:
+    return a | b
+
+
+@instruction(_integers, lambda call, a, b: call.builder.xor(a, b))
+def xor(a: Any, b: Any) -> Any:
+    return a ^ b
+
+
+def _shift_type(value: Type, count: int) -> Type:
+    if not 0 <= count < element_of(_integers(value)).bits:
+        raise TypeError(f"a {value} cannot be shifted by {count}")
+    return value
+
+
+def _shift(call: Call, value: Any, count: int, left: bool) -> Any:
+    amount = call.types[0]
+    scalar = ir.Constant(element_of(amount).llvm, count)
+    by = ir.Constant(amount.llvm, [scalar] * amount.lanes) if isinstance(amount, Vector) else scalar
+    if left:
+        return call.builder.shl(value, by)
+    signed = element_of(amount).kind == "s"
+    return (call.builder.ashr if signed else call.builder.lshr)(value, by)
+
+
+@instruction(_shift_type, lambda call, a, n: _shift(call, a, n, left=True))
+def shl(a: Any, count: int) -> Any:
+    return a << type_like(a, count)
+
+
+@instruction(_shift_type, lambda call, a, n: _shift(call, a, n, left=False))
+def shr(a: Any, count: int) -> Any:
+    """Shift right: arithmetic for signed types, logical for unsigned ones."""
+    return a >> type_like(a, count)
+
+
+def type_like(a: Any, value: int) -> Any:
+    """`value` in the NumPy type of `a` (a Python int stays one)."""
+    return value if isinstance(a, int) else a.dtype.type(value)
+
+
+@instruction(_compared, _less)
+def lt(a: Any, b: Any) -> Any:
+    return a < b
+
+
+def _equal(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    if element_of(call.types[0]).is_float:
+        return call.builder.fcmp_ordered("==", a, b)
+    return call.builder.icmp_signed("==", a, b)
+
+
+@instruction(_compared, _equal)
+def eq(a: Any, b: Any) -> Any:
+    return a == b
+
+
+def _selected(condition: Type, a: Type, b: Type) -> Type:
+    _same(a, b)
+    if condition not in (bit, with_element(a, bit)):
+        raise TypeError(f"a {condition} cannot select between {a}")
+    return a
+
+
+@instruction(_selected, lambda call, c, a, b: call.builder.select(c, a, b))
+def select(condition: Any, a: Any, b: Any) -> Any:
+    """Lane by lane, `a` where `condition` holds, else `b`."""
+    chosen = np.where(condition, a, b)
+    return chosen if chosen.ndim else chosen[()]
+
+
+def minimum(a: Value, b: Value) -> Value:
+    """The lesser of the two, lane by lane; `b` where a float lane of either is NaN."""
+    return select(lt(a, b), a, b)
+
+
+def maximum(a: Value, b: Value) -> Value:
+    """The greater of the two, lane by lane; `b` where a float lane of either is NaN."""
+    return select(lt(b, a), a, b)
+
+
+def _convert_type(value: Type, to: Scalar) -> Type:
+    return with_element(value, to)
+
+
+def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
+    source, target, b = element_of(call.types[0]), call.result, call.builder
+    assert target is not None
+    if source.is_float and to.is_float:
+        return (b.fpext if to.bits > source.bits else b.fptrunc)(value, target.llvm)
+    if source.is_float:
+        return (b.fptosi if to.kind == "s" else b.fptoui)(value, target.llvm)
+    if to.is_float:
+        return (b.sitofp if source.kind == "s" else b.uitofp)(value, target.llvm)
+    if to.bits > source.bits:
+        return (b.sext if source.kind == "s" else b.zext)(value, target.llvm)
+    return b.trunc(value, target.llvm) if to.bits < source.bits else value
+
+
+@instruction(_convert_type, _convert)
+def convert(a: Any, to: Scalar) -> Any:
+    """Lane by lane to another number type: widened by its sign, narrowed by dropping high bits."""
+    converted = np.asarray(a).astype(to.numpy)
+    return converted if converted.ndim else (int(converted) if to == s64 else converted[()])
+
+
+def _bitcast_type(value: Type, to: Type) -> Type:
+    if not isinstance(value, Scalar | Vector) or not isinstance(to, Scalar | Vector):
+        raise TypeError(f"cannot reinterpret {value} as {to}")
+    if value.bytes != to.bytes:
+        raise TypeError(f"cannot reinterpret {value} ({value.bytes} bytes) as {to} ({to.bytes})")
+    return to
+
+
+@instruction(_bitcast_type, lambda call, v, to: call.builder.bitcast(v, to.llvm))
+def bitcast(a: Any, to: Scalar | Vector) -> Any:
+    """The same bits under another type of the same size (little-endian)."""
+    viewed = np.atleast_1d(np.asarray(a)).view(element_of(to).numpy)
+    return viewed if isinstance(to, Vector) else viewed[0]
+
+
+def _splat(call: Call, value: ir.Value, lanes: int) -> Any:
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)  # type: ignore[attr-defined]
+    first = call.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return call.builder.shuffle_vector(first, undefined, zeros)
+
+
+@instruction(lambda value, lanes: Vector(element_of(value), lanes), _splat)
+def splat(a: Any, lanes: int) -> Any:
+    """A vector with the scalar in every lane."""
+    return np.full(lanes, a)
+
+
+def _shuffle_type(a: Type, b: Type, lanes: tuple[int, ...]) -> Type:
+    _same(a, b)
+    return Vector(element_of(a), len(lanes))
+
+
+def _shuffle(call: Call, a: ir.Value, b: ir.Value, lanes: tuple[int, ...]) -> Any:
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+    return call.builder.shuffle_vector(a, b, mask)
+
+
+@instruction(_shuffle_type, _shuffle)
+def shuffle(a: Any, b: Any, lanes: tuple[int, ...]) -> Any:
+    """The named lanes of `a` followed by `b`."""
+    return np.concatenate([a, b])[list(lanes)]
+
+
+@instruction(
+    lambda value, lane: element_of(value),
+    lambda call, v, lane: call.builder.extract_element(v, ir.Constant(ir.IntType(32), lane)),
+)
+def extract(a: Any, lane: int) -> Any:
+    """The scalar in one lane."""
+    return a[lane]
+
+
+# Memory. The meanings are given an address of the interpreter, which checks every access.
+
+
+def _loaded(pointer: Pointer, lanes: int) -> Type:
+    return Vector(pointer.element, lanes) if lanes else pointer.element
+
+
+def _load(call: Call, pointer: ir.Value, lanes: int) -> Any:
+    assert call.result is not None
+    return call.builder.load(pointer, align=1, typ=call.result.llvm)
+
+
+@instruction(_loaded, _load)
+def load(address: Any, lanes: int) -> Any:
+    """`lanes` elements from the pointer on, as a vector; one scalar if `lanes` is 0."""
+    values = address.load(max(lanes, 1))
+    return values if lanes else values[0]
+
+
+def _stored(value: Type, pointer: Pointer) -> None:
+    if element_of(value) != pointer.element:
+        raise TypeError(f"a {value} cannot be stored through a pointer to {pointer.element}")
+
+
+@instruction(_stored, lambda call, v, p: call.builder.store(v, p, align=1))
+def store(value: Any, address: Any) -> None:
+    """Write all lanes of the value from the pointer on."""
+    address.store(np.atleast_1d(value))
+
+
+def _head_mask(call: Call, lanes: int, count: ir.Value) -> Any:
+    """One bit for each of the first `count` lanes."""
+    lane_type = ir.IntType(32)
+    numbers = ir.Constant(ir.VectorType(lane_type, lanes), list(range(lanes)))
+    limit = _splat(call, call.builder.trunc(count, lane_type), lanes)
+    return call.builder.icmp_signed("<", numbers, limit)
+
+
+def _suffix(vector: Vector) -> str:
+    element = vector.element
+    return f"v{vector.lanes}{'f' if element.is_float else 'i'}{element.bits}.p0"
+
+
+def _load_head_type(pointer: Pointer, count: Type, lanes: int) -> Type:
+    if count != s64:
+        raise TypeError(f"the count must be an s64, got {count}")
+    return Vector(pointer.element, lanes)
+
+
+def _load_head(call: Call, pointer: ir.Value, count: ir.Value, lanes: int) -> Any:
+    vector = call.result
+    assert isinstance(vector, Vector)
+    mask = _head_mask(call, lanes, count)
+    one = ir.Constant(ir.IntType(32), 1)
+    zeros = ir.Constant(vector.llvm, None)
+    return call.intrinsic(f"llvm.masked.load.{_suffix(vector)}", pointer, one, mask, zeros)
+
+
+@instruction(_load_head_type, _load_head)
+def load_head(address: Any, count: int, lanes: int) -> Any:
+    """The first `count` lanes from memory, zeros in the others, whose memory is not touched."""
+    values = np.zeros(lanes, address.dtype)
+    count = min(max(int(count), 0), lanes)
+    if count:
+        values[:count] = address.load(count)
+    return values
+
+
+def _store_head_type(value: Vector, pointer: Pointer, count: Type) -> None:
+    _stored(value, pointer)
+    if count != s64:
+        raise TypeError(f"the count must be an s64, got {count}")
+
+
+def _store_head(call: Call, value: ir.Value, pointer: ir.Value, count: ir.Value) -> Any:
+    vector = call.types[0]
+    mask = _head_mask(call, vector.lanes, count)
+    one = ir.Constant(ir.IntType(32), 1)
+    call.intrinsic(f"llvm.masked.store.{_suffix(vector)}", value, pointer, one, mask)
+
+
+@instruction(_store_head_type, _store_head)
+def store_head(value: Any, address: Any, count: int) -> None:
+    """Write the first `count` lanes; the memory of the others is not touched."""
+    count = min(max(int(count), 0), len(value))
+    if count:
+        address.store(value[:count])
+
+
+# Arithmetic across lanes.
+
+
+def _madd_type(a: Type, b: Type) -> Type:
+    if a != b or not isinstance(a, Vector) or a.element != s16 or a.lanes % 2:
+        raise TypeError(f"two vectors of an even number of s16 expected, got {a} and {b}")
+    return Vector(s32, a.lanes // 2)
+
+
+def _madd(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    """Written so that LLVM recognises the pair sum (pmaddwd on x86, smull/smlal on AArch64)."""
+    builder, lanes = call.builder, call.types[0].lanes
+    wide = ir.VectorType(ir.IntType(32), lanes)
+    product = builder.mul(builder.sext(a, wide), builder.sext(b, wide))
+    even = _shuffle(call, product, product, tuple(range(0, lanes, 2)))
+    odd = _shuffle(call, product, product, tuple(range(1, lanes, 2)))
+    return builder.add(even, odd)
+
+
+@instruction(_madd_type, _madd)
+def madd16(a: Any, b: Any) -> Any:
+    """out[i] = a[2i]·b[2i] + a[2i+1]·b[2i+1] in 32 bits, which wraps only if all four are -2^15."""
+    product = a.astype(np.int32) * b.astype(np.int32)
+    return product[0::2] + product[1::2]
+
+
+def _reduced(value: Type) -> Type:
+    return element_of(_integers(value))
+
+
+@instruction(
+    _reduced,
+    lambda call, v: call.intrinsic(
+        f"llvm.vector.reduce.add.v{call.types[0].lanes}i{element_of(call.types[0]).bits}", v
+    ),
+)
+def reduce_add(a: Any) -> Any:
+    """The sum of all lanes, which wraps."""
+    return np.add.reduce(a, dtype=a.dtype)

@@ -1,0 +1,76 @@
+"""What this machine is, and the few things that only one operating system has.
+
+CPU name and features come from LLVM, cache sizes and the huge-page switch from Linux's sysfs, the
+permission to use AMX tiles from Linux's arch_prctl. Everything here degrades: what cannot be
+learned is left out or has a default, and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+# Used where the operating system does not tell; smaller than any server core of today has.
+_DEFAULT_CACHES = {"L1d": 32 << 10, "L2": 256 << 10, "L3": 2 << 20}
+
+_ARCH_PRCTL = 158  # Linux on x86-64
+_REQUEST_PERMISSION = 0x1023  # ARCH_REQ_XCOMP_PERM, Linux 5.16
+_TILE_DATA = 18  # the XSAVE component that holds the tiles
+
+
+@cache
+def features() -> frozenset[str]:
+    """LLVM's names of the features that the CPU has and the operating system lets be used."""
+    try:
+        return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    except RuntimeError:  # LLVM does not know this host
+        return frozenset()
+
+
+@cache
+def cpu_name() -> str:
+    """LLVM's name of the CPU, such as "znver4" or "emeraldrapids"."""
+    return llvm.get_host_cpu_name()
+
+
+def model_name() -> str:
+    """The name that the operating system gives the CPU, or the architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@cache
+def caches() -> dict[str, int]:
+    """Bytes of the first core's L1d, L2 and L3 (shared ones whole)."""
+    sizes = dict(_DEFAULT_CACHES)
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level = (index / "level").read_text().strip()
+            kind = (index / "type").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            sizes["L1d" if level == "1" else f"L{level}"] = int(size[:-1]) << 10
+    return sizes
+
+
+@cache
+def tile_permission() -> str:
+    """Ask the operating system once for the use of AMX tiles: "" if granted, else the reason."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "AMX tiles are asked for through Linux on x86-64, which this is not"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+        return ""
+    return f"Linux refused the use of tiles (arch_prctl, errno {ctypes.get_errno()})"

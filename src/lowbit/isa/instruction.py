@@ -1,0 +1,103 @@
+"""What an instruction is: one object that holds its emission and its scalar meaning.
+
+`emit` turns it into LLVM IR, `meaning` says in NumPy what it computes. Kernel texts call the
+object like a function; the machine that its operands belong to (compiler or interpreter) picks
+the half it needs. A test runs both halves of every instruction on the same random data, so that
+they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llvmlite import ir
+
+from lowbit.isa.types import Type
+
+if TYPE_CHECKING:
+    from lowbit.jit.value import Value
+
+Typing = Callable[..., "Type | None"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What `emit` is given: the IR builder and the types on both sides of one use."""
+
+    builder: ir.IRBuilder
+    types: tuple[Any, ...]
+    result: Type | None
+
+    def intrinsic(self, name: str, *args: ir.Value) -> Any:
+        """Call the LLVM intrinsic `name` with `args`, declaring it in the module once."""
+        returns = ir.VoidType() if self.result is None else self.result.llvm
+        return self.intrinsic_as(name, returns, *args)
+
+    def intrinsic_as(self, name: str, returns: ir.Type, *args: ir.Value) -> Any:
+        """As `intrinsic`, with an LLVM return type of its own."""
+        module = self.builder.module
+        kind = ir.FunctionType(returns, [a.type for a in args])  # type: ignore[attr-defined]
+        function = module.globals.get(name) or ir.Function(module, kind, name)
+        return self.builder.call(function, args)
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """`typing(*operand types) -> result type`, `emit(Call, *IR values)`, `meaning(*payloads)`.
+
+    An operand that is not a Value (a Python int, a tuple, a type) is an immediate and reaches all
+    three as it is. `feature` is the LLVM feature that the machine must have, "" for none.
+    """
+
+    name: str
+    typing: Typing
+    emit: Callable[..., Any]
+    meaning: Callable[..., Any]
+    feature: str = ""
+
+    def __call__(self, *operands: Any) -> Value:
+        for operand in operands:
+            machine = getattr(operand, "machine", None)
+            if machine is not None:
+                return machine.execute(self, operands)
+        raise TypeError(f"{self.name} needs at least one operand that lives on a machine")
+
+    def __repr__(self) -> str:
+        return f"<instruction {self.name}>"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The typing of an instruction that takes one list of operand types; others are TypeErrors."""
+
+    result: Type | None
+    operands: tuple[Type, ...]
+
+    def __call__(self, *given: Any) -> Type | None:
+        if given != self.operands:
+            want, got = ", ".join(map(str, self.operands)), ", ".join(map(str, given))
+            raise TypeError(f"operands ({got}) where ({want}) are expected")
+        return self.result
+
+
+def fixed(result: Type | None, *operands: Type) -> Signature:
+    """The typing of an instruction with one signature."""
+    return Signature(result, operands)
+
+
+def instruction(
+    typing: Typing, emit: Callable[..., Any] | str, feature: str = ""
+) -> Callable[[Callable[..., Any]], Instruction]:
+    """Decorate the meaning with its emission: an LLVM intrinsic's name, or a function."""
+
+    def intrinsic(call: Call, *args: ir.Value) -> Any:
+        assert isinstance(emit, str)
+        return call.intrinsic(emit, *args)
+
+    def decorate(meaning: Callable[..., Any]) -> Instruction:
+        emission = intrinsic if isinstance(emit, str) else emit
+        return Instruction(meaning.__name__.rstrip("_"), typing, emission, meaning, feature)
+
+    return decorate

@@ -1,0 +1,45 @@
+"""What an instruction set is, and which of them this machine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from lowbit.isa import host
+
+
+def _granted() -> str:
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class InstructionSet:
+    """Facts about one instruction set, as data.
+
+    `features` are the LLVM features that code for it is compiled with and that the machine must
+    therefore have. `fallback` names the set whose kernels serve where this one has none.
+    `vector_bytes` is the size of its vector registers, `vector_registers` their number, `tiles`
+    the number of its matrix registers. `permission` returns "" or why the operating system
+    withholds it.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    fallback: str | None
+    vector_bytes: int
+    vector_registers: int
+    tiles: int = 0
+    architecture: str | None = "x86_64"
+    permission: Callable[[], str] = _granted
+
+    def missing(self) -> str:
+        """ "" if this machine can run it, else the reason, fit for a message."""
+        triple = llvm.get_process_triple()
+        if self.architecture is not None and not triple.startswith(self.architecture):
+            return f"{self.name} is an instruction set of {self.architecture}, this is {triple}"
+        absent = [f for f in self.features if f not in host.features()]
+        if absent:
+            return f"the CPU ({host.cpu_name()}) lacks {', '.join(absent)}"
+        return self.permission()

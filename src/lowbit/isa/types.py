@@ -1,0 +1,132 @@
+"""The types that kernel texts and instructions are written in.
+
+Every type has two representations: an LLVM one, for the compiled reading, and a NumPy one, for
+the interpreted reading. Integers carry a sign here, although LLVM's do not, because widening,
+comparing and converting depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from llvmlite import ir
+
+if TYPE_CHECKING:
+    from lowbit.jit.value import Value
+else:
+    Value = object
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number: kind "s" (signed), "u" (unsigned), "f" (IEEE float) or "b" (one bit)."""
+
+    kind: str
+    bits: int
+
+    @property
+    def llvm(self) -> ir.Type:
+        if self.kind != "f":
+            return ir.IntType(self.bits)
+        return {32: ir.FloatType(), 64: ir.DoubleType()}[self.bits]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        if self.kind == "b":
+            return np.dtype(np.bool_)
+        return np.dtype(f"{'i' if self.kind == 's' else self.kind}{self.bits // 8}")
+
+    @property
+    def bytes(self) -> int:
+        return max(1, self.bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    def __str__(self) -> str:
+        return "bool" if self.kind == "b" else f"{self.kind}{self.bits}"
+
+
+@dataclass(frozen=True)
+class Vector:
+    """`lanes` numbers of one scalar type, side by side in a register."""
+
+    element: Scalar
+    lanes: int
+
+    @property
+    def llvm(self) -> ir.Type:
+        return ir.VectorType(self.element.llvm, self.lanes)
+
+    @property
+    def bytes(self) -> int:
+        return self.element.bytes * self.lanes
+
+    def __str__(self) -> str:
+        return f"{self.element}x{self.lanes}"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of an element; arithmetic on it counts elements."""
+
+    element: Scalar
+
+    @property
+    def llvm(self) -> ir.Type:
+        return ir.PointerType()
+
+    def __str__(self) -> str:
+        return f"{self.element}*"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A two-dimensional matrix register, named by its number (0 to 7), never moved."""
+
+    @property
+    def llvm(self) -> ir.Type:
+        return ir.IntType(8)
+
+    def __str__(self) -> str:
+        return "tile"
+
+
+Type = Scalar | Vector | Pointer | Tile
+
+bit = Scalar("b", 1)
+u8, s8 = Scalar("u", 8), Scalar("s", 8)
+u16, s16 = Scalar("u", 16), Scalar("s", 16)
+u32, s32 = Scalar("u", 32), Scalar("s", 32)
+s64 = Scalar("s", 64)
+f32 = Scalar("f", 32)
+tile = Tile()
+
+# How the parameters of a kernel text are annotated: a type checker sees a Value, the compiler
+# and the interpreter see which type it has.
+Int = Annotated[Value, s64]
+U8Pointer = Annotated[Value, Pointer(u8)]
+S8Pointer = Annotated[Value, Pointer(s8)]
+S32Pointer = Annotated[Value, Pointer(s32)]
+F32Pointer = Annotated[Value, Pointer(f32)]
+
+
+def element_of(type_: Type) -> Scalar:
+    """The scalar type of a vector's lane, of what a pointer points to, or the scalar itself."""
+    if isinstance(type_, Scalar):
+        return type_
+    if isinstance(type_, Vector | Pointer):
+        return type_.element
+    raise TypeError(f"a {type_} has no elements")
+
+
+def with_element(type_: Type, element: Scalar) -> Scalar | Vector:
+    """`type_` (scalar or vector) with another element type and the same number of lanes."""
+    if isinstance(type_, Vector):
+        return Vector(element, type_.lanes)
+    if isinstance(type_, Scalar):
+        return element
+    raise TypeError(f"expected a scalar or a vector, got {type_}")

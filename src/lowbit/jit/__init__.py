@@ -1,0 +1,1 @@
+"""One kernel text, two readings: compiled through LLVM, or interpreted on NumPy."""

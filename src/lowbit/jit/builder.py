@@ -1,0 +1,118 @@
+"""The language of kernel texts: what a text can do besides calling instructions.
+
+A text is a Python function whose first parameter `k` is a Builder. Plain Python loops and
+conditions run while the kernel is generated (they unroll and specialise); `k.range`, `k.when` and
+`k.parallel` are the ones that the machine runs:
+
+    for i in k.range(0, n, 16): ...      a loop
+    for _ in k.when(i < n): ...          the body runs if the condition holds
+    for item in k.parallel(items): ...   items are shared out among threads; regions run in order
+
+All three are generators: the compiler yields once and closes the block when the body is done, the
+interpreter yields as often as the machine would. So a body must not `break` or `return`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64
+from lowbit.jit.value import Register, Value
+
+# Two 64-bit counters for each parallel region of a kernel follow its arguments in memory.
+MAX_REGIONS = 4
+
+
+class RegisterPressureError(Exception):
+    """A kernel text asks for more registers or tiles than its instruction set has."""
+
+
+class Builder(ABC):
+    """One reading of a kernel text for one instruction set."""
+
+    def __init__(self, isa: InstructionSet) -> None:
+        self.isa = isa
+        self._vector_registers = 0
+        self._tiles: dict[int, Value] = {}
+
+    # What the readings differ in.
+
+    @abstractmethod
+    def execute(self, instruction: Any, operands: tuple[Any, ...]) -> Value | None: ...
+    @abstractmethod
+    def constant(self, value: float, type_: Type) -> Value: ...
+    @abstractmethod
+    def advance(self, pointer: Value, elements: Value | int) -> Value: ...
+    @abstractmethod
+    def reinterpret(self, pointer: Value, element: Scalar) -> Value: ...
+    @abstractmethod
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]: ...
+    @abstractmethod
+    def when(self, condition: Value) -> Iterator[None]: ...
+    @abstractmethod
+    def parallel(self, items: Value) -> Iterator[Value]: ...
+    @abstractmethod
+    def local(self, element: Scalar, count: int) -> Value:
+        """Scratch memory of this thread: `count` elements, 64-byte aligned, undefined at first."""
+
+    @abstractmethod
+    def prefetch(self, pointer: Value) -> None:
+        """Ask for the cache line at `pointer`; it need not be memory that may be read."""
+
+    @abstractmethod
+    def _register(self, initial: Value) -> Register: ...
+    @abstractmethod
+    def _tile(self, number: int) -> Value: ...
+
+    # What they share.
+
+    def index(self, value: Value | int) -> Value:
+        """A Python int as an s64; a value as it is."""
+        return value if isinstance(value, Value) else self.constant(value, s64)
+
+    def zeros(self, element: Scalar, lanes: int) -> Value:
+        """A vector of zeros."""
+        return self.constant(0, Vector(element, lanes))
+
+    def register(self, initial: Value) -> Register:
+        """A variable, which loops may change. Vector ones are counted against the set's registers.
+
+        RegisterPressureError where accumulators alone would leave none to work with.
+        """
+        if isinstance(initial.type, Vector):
+            self._vector_registers += -(-initial.type.bytes // self.isa.vector_bytes)
+            if self._vector_registers > self.isa.vector_registers - 2:
+                raise RegisterPressureError(
+                    f"{self._vector_registers} vector registers hold variables, and "
+                    f"{self.isa.name} has {self.isa.vector_registers} in all"
+                )
+        return self._register(initial)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """The vector variables made inside are no longer counted after it."""
+        before = self._vector_registers
+        yield
+        self._vector_registers = before
+
+    def tile(self, number: int) -> Value:
+        """The tile of that number; RegisterPressureError if the instruction set has none such."""
+        if not 0 <= number < self.isa.tiles:
+            raise RegisterPressureError(
+                f"tile {number} is asked for, and {self.isa.name} has {self.isa.tiles} tiles"
+            )
+        if number not in self._tiles:
+            self._tiles[number] = self._tile(number)
+        return self._tiles[number]
+
+    @staticmethod
+    def _check_pointer(pointer: Value) -> Pointer:
+        if not isinstance(pointer.type, Pointer):
+            raise TypeError(f"a pointer is expected, got {pointer.type}")
+        return pointer.type

@@ -1,0 +1,76 @@
+"""From LLVM IR to machine code in memory, through an object file that can be kept.
+
+Code is compiled for the features of its instruction set and for no particular CPU, so that the
+same kernel gives the same object on every machine, and forcing a lower set runs what a lesser
+machine would run.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+import llvmlite
+import llvmlite.binding as llvm
+
+from lowbit.isa.instruction_set import InstructionSet
+
+VERSION = f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@cache
+def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
+    _initialize()
+    triple = llvm.get_process_triple()
+    # Tuning for a generic core would otherwise split 512-bit vectors in two.
+    wide = ["-prefer-256-bit"] if isa.vector_bytes == 64 else []
+    features = ",".join([f"+{name}" for name in isa.features] + wide)
+    cpu = "x86-64" if triple.startswith("x86_64") else "generic"
+    target = llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", jit=True)
+
+
+def optimized(ir_text: str, isa: InstructionSet) -> llvm.ModuleRef:
+    """Parse, verify and optimize a module. The kernels unroll and vectorize themselves."""
+    machine = _target_machine(isa)
+    module = llvm.parse_assembly(ir_text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def object_code(ir_text: str, isa: InstructionSet) -> bytes:
+    """The object file of a module."""
+    return _target_machine(isa).emit_object(optimized(ir_text, isa))
+
+
+def assembly(ir_text: str, isa: InstructionSet) -> str:
+    """The assembly of a module, in Intel syntax where LLVM has it, for people to read."""
+    return _target_machine(isa).emit_assembly(optimized(ir_text, isa))
+
+
+class Loaded:
+    """An object file in executable memory, for as long as this object lives."""
+
+    def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
+        _initialize()
+        if sys.byteorder != "little":
+            raise RuntimeError("lowbit's kernels are written for little-endian machines")
+        empty = llvm.parse_assembly("")
+        empty.triple = llvm.get_process_triple()
+        machine = llvm.Target.from_triple(empty.triple).create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(empty, machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        self.address = self._engine.get_function_address(name)
+        if not self.address:
+            raise ValueError(f"the object file holds no function {name!r}")

@@ -1,0 +1,229 @@
+"""The compiled reading: a kernel text becomes a module of LLVM IR.
+
+The function it becomes has the signature `void kernel(int64_t *slots)`: one 8-byte slot for each
+parameter, in order, followed by the counters of the parallel regions, zero at the start. Any number
+of threads may enter with the same slots at the same time: each takes items from a counter until
+none is left, and waits between regions until every item is done. So the result does not depend on
+how many threads came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from lowbit.isa.instruction import Call, Instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
+from lowbit.jit.builder import MAX_REGIONS, Builder
+from lowbit.jit.value import Register, Value
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_SPINS_BEFORE_YIELD = 1 << 12
+
+
+class _Variable:
+    """A stack slot that LLVM's mem2reg turns into a register."""
+
+    def __init__(self, emitter: Emitter, initial: Value) -> None:
+        self._emitter = emitter
+        self._type = initial.type
+        with emitter.at_entry():
+            self._slot = emitter.builder.alloca(initial.type.llvm)
+        self.value = initial
+
+    @property
+    def value(self) -> Value:
+        loaded = self._emitter.builder.load(self._slot, typ=self._type.llvm)
+        return Value(self._emitter, self._type, loaded)
+
+    @value.setter
+    def value(self, new: Value) -> None:
+        if new.type != self._type:
+            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
+        self._emitter.builder.store(new.payload, self._slot)
+
+
+class Emitter(Builder):
+    """A Builder that writes one LLVM function."""
+
+    def __init__(self, isa: InstructionSet, name: str) -> None:
+        super().__init__(isa)
+        self.module = ir.Module(name)
+        signature = ir.FunctionType(ir.VoidType(), [ir.PointerType()])
+        self.function = ir.Function(self.module, signature, name)
+        self._entry = self.function.append_basic_block("entry")
+        body = self.function.append_basic_block("body")
+        self._entry_end = ir.IRBuilder(self._entry).branch(body)
+        self.builder = ir.IRBuilder(body)
+        self._open = self._regions = 0
+        self._parameters = 0
+        self._pending: tuple[Any, ir.Value] | None = None
+
+    def parameters(self, types: list[Type]) -> list[Value]:
+        """Read the arguments from their slots."""
+        slots, values = self.function.args[0], []
+        for number, type_ in enumerate(types):
+            slot = self.builder.gep(slots, [_I64(number)], source_etype=_I64)
+            values.append(Value(self, type_, self.builder.load(slot, typ=type_.llvm)))
+        self._parameters = len(types)
+        return values
+
+    def finish(self) -> ir.Module:
+        """Close the function and return its module."""
+        if self._open:
+            raise RuntimeError(
+                f"{self.function.name}: {self._open} bodies of k.range, k.when or k.parallel "
+                "were left by break or return, which only the interpreter would have obeyed"
+            )
+        self.builder.ret_void()
+        return self.module
+
+    @contextmanager
+    def at_entry(self) -> Iterator[None]:
+        """Emit into the entry block, where stack slots belong."""
+        block = self.builder.block
+        self.builder.position_before(self._entry_end)
+        yield
+        self.builder.position_at_end(block)
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
+        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
+        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
+        try:
+            result = instruction.typing(*types)
+        except TypeError as error:
+            raise TypeError(f"{instruction.name}: {error}") from None
+        if instruction.feature and instruction.feature not in self.isa.features:
+            raise TypeError(f"{instruction.name} needs {instruction.feature}, not in {self.isa}")
+        value = instruction.emit(Call(self.builder, types, result), *payloads)
+        return None if result is None else Value(self, result, value)
+
+    def constant(self, value: float, type_: Type) -> Value:
+        if isinstance(type_, Vector):
+            element = ir.Constant(type_.element.llvm, value)
+            return Value(self, type_, ir.Constant(type_.llvm, [element] * type_.lanes))
+        return Value(self, type_, ir.Constant(type_.llvm, value))
+
+    def advance(self, pointer: Value, elements: Value | int) -> Value:
+        source = self._check_pointer(pointer).element.llvm
+        moved = self.builder.gep(
+            pointer.payload, [self.index(elements).payload], source_etype=source
+        )
+        return Value(self, pointer.type, moved)
+
+    def reinterpret(self, pointer: Value, element: Scalar) -> Value:
+        self._check_pointer(pointer)
+        return Value(self, Pointer(element), pointer.payload)
+
+    def local(self, element: Scalar, count: int) -> Value:
+        with self.at_entry():
+            memory = self.builder.alloca(element.llvm, count)
+            memory.align = 64
+        return Value(self, Pointer(element), memory)
+
+    def prefetch(self, pointer: Value) -> None:
+        void = ir.FunctionType(ir.VoidType(), [ir.PointerType(), _I32, _I32, _I32])
+        name = "llvm.prefetch.p0"
+        function = self.module.globals.get(name) or ir.Function(self.module, void, name)
+        self.builder.call(function, [pointer.payload, _I32(0), _I32(3), _I32(1)])
+
+    def _register(self, initial: Value) -> Register:
+        return _Variable(self, initial)
+
+    def _tile(self, number: int) -> Value:
+        return Value(self, tile, ir.Constant(ir.IntType(8), number))
+
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]:
+        first, end, by = self.index(start), self.index(stop), self.index(step)
+        b = self.builder
+        before, body, after = b.block, b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed("<", first.payload, end.payload), body, after)
+        b.position_at_end(body)
+        i = b.phi(_I64)
+        i.add_incoming(first.payload, before)
+        self._open += 1
+        yield Value(self, s64, i)
+        self._open -= 1
+        following = b.add(i, by.payload, flags=["nsw"])
+        i.add_incoming(following, b.block)
+        b.cbranch(b.icmp_signed("<", following, end.payload), body, after)
+        b.position_at_end(after)
+
+    def when(self, condition: Value) -> Iterator[None]:
+        b = self.builder
+        body, after = b.append_basic_block(), b.append_basic_block()
+        b.cbranch(condition.payload, body, after)
+        b.position_at_end(body)
+        self._open += 1
+        yield
+        self._open -= 1
+        b.branch(after)
+        b.position_at_end(after)
+
+    def parallel(self, items: Value) -> Iterator[Value]:
+        self._wait()
+        b, taken = self.builder, self._counter(0)
+        done = self._counter(1)
+        self._regions += 1
+        head, body, after = (b.append_basic_block() for _ in range(3))
+        b.branch(head)
+        b.position_at_end(head)
+        item = b.atomic_rmw("add", taken, _I64(1), "monotonic")
+        b.cbranch(b.icmp_signed("<", item, items.payload), body, after)
+        b.position_at_end(body)
+        self._open += 1
+        yield Value(self, s64, item)
+        self._open -= 1
+        b.atomic_rmw("add", done, _I64(1), "release")
+        b.branch(head)
+        b.position_at_end(after)
+        self._pending = (done, items.payload)
+
+    def _counter(self, which: int) -> Any:
+        if self._regions >= MAX_REGIONS:
+            raise RuntimeError(f"a kernel has at most {MAX_REGIONS} parallel regions")
+        slot = self._parameters + 2 * self._regions + which
+        return self.builder.gep(self.function.args[0], [_I64(slot)], source_etype=_I64)
+
+    def _wait(self) -> None:
+        """Spin until the items of the region before are done by whichever threads took them."""
+        if self._pending is None:
+            return
+        done, items = self._pending
+        b = self.builder
+        before, spin, after = b.block, b.append_basic_block(), b.append_basic_block()
+        b.branch(spin)
+        b.position_at_end(spin)
+        spins = b.phi(_I64)
+        spins.add_incoming(_I64(0), before)
+        finished = b.icmp_signed("==", b.load_atomic(done, "acquire", 8, typ=_I64), items)
+        tired = b.append_basic_block()
+        again = b.append_basic_block()
+        b.cbranch(finished, after, tired)
+        b.position_at_end(tired)
+        more = b.add(spins, _I64(1))
+        # A thread that holds an item may have lost its core: let it have this one.
+        with b.if_then(b.icmp_signed(">", more, _I64(_SPINS_BEFORE_YIELD)), likely=False):
+            kind = ir.FunctionType(_I32, [])
+            name = "sched_yield"
+            b.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), [])
+        b.branch(again)
+        b.position_at_end(again)
+        spins.add_incoming(more, again)
+        b.branch(spin)
+        b.position_at_end(after)
+
+
+def emit(
+    text: Callable[..., None], types: list[Type], isa: InstructionSet, name: str, **static: Any
+) -> ir.Module:
+    """The LLVM module of a kernel text for one instruction set and its static arguments."""
+    emitter = Emitter(isa, name)
+    text(emitter, *emitter.parameters(types), **static)
+    return emitter.finish()

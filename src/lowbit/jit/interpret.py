@@ -1,0 +1,223 @@
+"""The interpreted reading: a kernel text runs step by step on NumPy.
+
+Every load and store is checked against the elements that its array really has, gaps between the
+rows of a slice included, and can be recorded. It is slow and knows no instruction set of the
+machine it runs on: an AMX kernel runs anywhere.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lowbit.isa.amx import TileState
+from lowbit.isa.instruction import Instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Register, Value
+
+
+class OutOfBoundsError(IndexError):
+    """A kernel text touched memory that belongs to no element of the array."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: which array, the byte offset from its first element, and how many."""
+
+    kind: str
+    array: str
+    offset: int
+    size: int
+
+
+class Memory:
+    """The bytes that an array's elements lie in, and which of those bytes are elements."""
+
+    def __init__(self, name: str, array: np.ndarray, trace: list[Access] | None = None) -> None:
+        low, high = np.lib.array_utils.byte_bounds(array)
+        self.name = name
+        self.writeable = array.flags.writeable
+        self.array = array  # keeps it alive
+        self.start = array.__array_interface__["data"][0] - low
+        self.trace = trace
+        span = high - low if array.size else 0
+        self.bytes = _bytes_at(array, low, span)
+        self.mine = np.zeros(span, bool)
+        if array.size:
+            offsets = np.full(array.shape, self.start, np.int64)
+            for axis, stride in enumerate(array.strides):
+                steps = np.arange(array.shape[axis]) * stride
+                offsets += steps.reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+            for byte in range(array.itemsize):
+                self.mine[offsets + byte] = True
+
+
+def _bytes_at(array: np.ndarray, low: int, span: int) -> np.ndarray:
+    """A uint8 view of `span` bytes from address `low`, whatever the array's strides."""
+
+    class Region:
+        __array_interface__: typing.ClassVar = {
+            "data": (low if span else 0, not array.flags.writeable),
+            "shape": (span,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+    return np.asarray(Region()) if span else np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A place in a Memory, in bytes from the array's first element."""
+
+    memory: Memory
+    offset: int
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.uint8))
+
+    def moved_bytes(self, count: int) -> Address:
+        return Address(self.memory, self.offset + count, self.dtype)
+
+    def _span(self, kind: str, size: int) -> slice:
+        memory = self.memory
+        low = memory.start + self.offset
+        inside = low >= 0 and low + size <= len(memory.mine)
+        if not inside or not memory.mine[low : low + size].all():
+            array = memory.array
+            raise OutOfBoundsError(
+                f"{kind} of {size} bytes at byte {self.offset} of {memory.name}, an array of "
+                f"{array.shape} {array.dtype} with strides {array.strides}"
+            )
+        if memory.trace is not None:
+            memory.trace.append(Access(kind, memory.name, self.offset, size))
+        return slice(low, low + size)
+
+    def load_bytes(self, count: int) -> np.ndarray:
+        return self.memory.bytes[self._span("load", count)].copy()
+
+    def store_bytes(self, values: np.ndarray) -> None:
+        if not self.memory.writeable:
+            raise OutOfBoundsError(f"store to {self.memory.name}, which is only read")
+        self.memory.bytes[self._span("store", len(values))] = values
+
+    def load(self, count: int) -> np.ndarray:
+        return self.load_bytes(count * self.dtype.itemsize).view(self.dtype)
+
+    def store(self, values: np.ndarray) -> None:
+        self.store_bytes(np.ascontiguousarray(values, self.dtype).view(np.uint8))
+
+
+class _Variable:
+    def __init__(self, initial: Value) -> None:
+        self._type, self._value = initial.type, initial
+
+    @property
+    def value(self) -> Value:
+        return self._value
+
+    @value.setter
+    def value(self, new: Value) -> None:
+        if new.type != self._type:
+            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
+        self._value = new
+
+
+class Interpreter(Builder):
+    """A Builder that runs the text at once, as one thread."""
+
+    def __init__(self, isa: InstructionSet, trace: list[Access] | None = None) -> None:
+        super().__init__(isa)
+        self.trace = trace
+        self.executed: dict[str, int] = {}
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
+        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
+        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
+        try:
+            result = instruction.typing(*types)
+        except TypeError as error:
+            raise TypeError(f"{instruction.name}: {error}") from None
+        self.executed[instruction.name] = self.executed.get(instruction.name, 0) + 1
+        value = instruction.meaning(*payloads)
+        return None if result is None else Value(self, result, value)
+
+    def constant(self, value: float, type_: Type) -> Value:
+        if isinstance(type_, Vector):
+            return Value(self, type_, np.full(type_.lanes, value).astype(type_.element.numpy))
+        assert isinstance(type_, Scalar)
+        return Value(self, type_, int(value) if type_ == s64 else type_.numpy.type(value))
+
+    def pointer(self, name: str, array: np.ndarray, element: Scalar) -> Value:
+        """A pointer to the first element of an array."""
+        address = Address(Memory(name, array, self.trace), 0, element.numpy)
+        return Value(self, Pointer(element), address)
+
+    def advance(self, pointer: Value, elements: Value | int) -> Value:
+        size = self._check_pointer(pointer).element.bytes
+        moved = pointer.payload.moved_bytes(int(self.index(elements).payload) * size)
+        return Value(self, pointer.type, moved)
+
+    def reinterpret(self, pointer: Value, element: Scalar) -> Value:
+        self._check_pointer(pointer)
+        address = pointer.payload
+        return Value(self, Pointer(element), Address(address.memory, address.offset, element.numpy))
+
+    def local(self, element: Scalar, count: int) -> Value:
+        poison = np.full(count * element.bytes, 0xA5, np.uint8).view(element.numpy)
+        return Value(self, Pointer(element), Address(Memory("local", poison), 0, element.numpy))
+
+    def prefetch(self, pointer: Value) -> None:
+        self._check_pointer(pointer)
+
+    def _register(self, initial: Value) -> Register:
+        return _Variable(initial)
+
+    def _tile(self, number: int) -> Value:
+        return Value(self, tile, TileState())
+
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]:
+        first, end, by = (int(self.index(v).payload) for v in (start, stop, step))
+        for i in range(first, end, by):
+            yield Value(self, s64, i)
+
+    def when(self, condition: Value) -> Iterator[None]:
+        if condition.payload:
+            yield
+
+    def parallel(self, items: Value) -> Iterator[Value]:
+        for item in range(int(items.payload)):
+            yield Value(self, s64, item)
+
+
+def interpret(
+    text: Callable[..., None],
+    types: dict[str, Type],
+    isa: InstructionSet,
+    arguments: dict[str, Any],
+    trace: list[Access] | None = None,
+    **static: Any,
+) -> Interpreter:
+    """Run a kernel text on arrays (for its pointers) and ints; outputs are written in place.
+
+    A pointer argument may be None where the text, for these static arguments, does not use it.
+    Returns the interpreter, which has counted the instructions. Raises OutOfBoundsError.
+    """
+    machine = Interpreter(isa, trace)
+    values: list[Value] = []
+    for name, type_ in types.items():
+        given = arguments[name]
+        if isinstance(type_, Pointer):
+            array = np.zeros(0, type_.element.numpy) if given is None else given
+            values.append(machine.pointer(name, array, type_.element))
+        else:
+            values.append(machine.constant(given, type_))
+    with np.errstate(all="ignore"):
+        text(machine, *values, **static)
+    return machine

@@ -1,0 +1,103 @@
+"""A kernel: a text, its parameters, and its readings.
+
+    @kernel
+    def scale_rows(k: Builder, x: F32Pointer, rows: Int, *, lanes: int) -> None: ...
+
+Positional parameters are run-time arguments (pointers and 64-bit integers), keyword-only ones are
+static: each combination of them is a program of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import struct
+import threading
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from lowbit.isa import InstructionSet
+from lowbit.isa.types import Type
+from lowbit.jit import cache, threads
+from lowbit.jit import compile as compiler
+from lowbit.jit.builder import MAX_REGIONS
+from lowbit.jit.emit import emit
+from lowbit.jit.interpret import Access, Interpreter, interpret
+
+
+class Program:
+    """Machine code of one kernel for one instruction set and static arguments.
+
+    Calling it takes the number of threads, then one int for each parameter: pointers as addresses.
+    """
+
+    def __init__(self, code: bytes, name: str, isa: InstructionSet, parameters: int) -> None:
+        self.isa = isa
+        self._loaded = compiler.Loaded(code, name, isa)
+        self._address = self._loaded.address
+        self._function = threads.FUNCTION(self._address)
+        self._pack = struct.Struct(f"{parameters}q{16 * MAX_REGIONS}x").pack
+
+    def __call__(self, thread_count: int, *arguments: int) -> None:
+        # A new bytes object each time: the kernel counts its items in its tail.
+        threads.run(self._address, self._function, self._pack(*arguments), thread_count)
+
+
+class Kernel:
+    """A kernel text with its parameter types. Made by the decorator `kernel`."""
+
+    def __init__(self, text: Callable[..., None]) -> None:
+        hints = typing.get_type_hints(text, include_extras=True)
+        parameters = list(inspect.signature(text).parameters.values())[1:]
+        self.text = text
+        self.name = text.__name__
+        self.__doc__ = text.__doc__
+        self.types: dict[str, Type] = {
+            p.name: typing.get_args(hints[p.name])[1]
+            for p in parameters
+            if p.kind is not inspect.Parameter.KEYWORD_ONLY
+        }
+        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._lock = threading.Lock()
+
+    def ir(self, isa: InstructionSet, **static: Any) -> str:
+        """The LLVM IR of the text, before optimization."""
+        return str(emit(self.text, list(self.types.values()), isa, self.name, **static))
+
+    def assembly(self, isa: InstructionSet, **static: Any) -> str:
+        """The assembly that would run."""
+        return compiler.assembly(self.ir(isa, **static), isa)
+
+    def program(self, isa: InstructionSet, **static: Any) -> Program:
+        """The machine code for this instruction set: from memory, from disk, or compiled now."""
+        key = (isa.name, *sorted(static.items()))
+        found = self._programs.get(key)
+        if found is None:
+            with self._lock:
+                found = self._programs.get(key)
+                if found is None:
+                    found = self._programs[key] = self._build(isa, static)
+        return found
+
+    def _build(self, isa: InstructionSet, static: dict[str, Any]) -> Program:
+        path = cache.entry(self.name, isa.name, isa.features, sorted(static.items()))
+        code = cache.read(path)
+        if code is None:
+            code = compiler.object_code(self.ir(isa, **static), isa)
+            cache.write(path, code)
+        return Program(code, self.name, isa, len(self.types))
+
+    def interpret(
+        self,
+        isa: InstructionSet,
+        arguments: dict[str, Any],
+        trace: list[Access] | None = None,
+        **static: Any,
+    ) -> Interpreter:
+        """Run the text on NumPy arrays, every access checked; see jit.interpret."""
+        return interpret(self.text, self.types, isa, arguments, trace, **static)
+
+
+def kernel(text: Callable[..., None]) -> Kernel:
+    """Make a kernel of a text."""
+    return Kernel(text)

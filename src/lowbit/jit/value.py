@@ -1,0 +1,142 @@
+"""What kernel texts compute with: typed values that belong to a machine.
+
+The machine is either the compiler, where a value's payload is an LLVM value, or the interpreter,
+where it is a number, a NumPy vector or a checked address. The text cannot tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from lowbit.isa import generic
+from lowbit.isa.instruction import Instruction
+from lowbit.isa.types import Pointer, Scalar, Type, Vector
+
+
+class Machine(Protocol):
+    """What a reading must offer to the values in it."""
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Any: ...
+    def constant(self, value: float, type_: Type) -> Value: ...
+    def advance(self, pointer: Value, elements: Value) -> Value: ...
+    def reinterpret(self, pointer: Value, element: Scalar) -> Value: ...
+
+
+class Value:
+    """A scalar, vector, pointer or tile in a kernel text.
+
+    Python numbers mix with values and take their type. Pointers move by elements: `p + n`.
+    """
+
+    __slots__ = ("machine", "payload", "type")
+
+    def __init__(self, machine: Machine, type_: Type, payload: Any) -> None:
+        self.machine = machine
+        self.type = type_
+        self.payload = payload
+
+    def _with(self, instruction: Instruction, other: Any, swapped: bool = False) -> Value:
+        if not isinstance(other, Value):
+            other = self.machine.constant(other, self.type)
+        return instruction(other, self) if swapped else instruction(self, other)
+
+    def __add__(self, other: Any) -> Value:
+        if isinstance(self.type, Pointer):
+            return self.machine.advance(self, other)
+        return self._with(generic.add, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return self._with(generic.add, other, swapped=True)
+
+    def __sub__(self, other: Any) -> Value:
+        return self._with(generic.sub, other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self._with(generic.sub, other, swapped=True)
+
+    def __mul__(self, other: Any) -> Value:
+        return self._with(generic.mul, other)
+
+    def __rmul__(self, other: Any) -> Value:
+        return self._with(generic.mul, other, swapped=True)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self._with(generic.fdiv, other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self._with(generic.fdiv, other, swapped=True)
+
+    def __floordiv__(self, other: Any) -> Value:
+        return self._with(generic.div, other)
+
+    def __mod__(self, other: Any) -> Value:
+        return self._with(generic.rem, other)
+
+    def __and__(self, other: Any) -> Value:
+        return self._with(generic.and_, other)
+
+    def __or__(self, other: Any) -> Value:
+        return self._with(generic.or_, other)
+
+    def __xor__(self, other: Any) -> Value:
+        return self._with(generic.xor, other)
+
+    def __lshift__(self, count: int) -> Value:
+        return generic.shl(self, count)
+
+    def __rshift__(self, count: int) -> Value:
+        return generic.shr(self, count)
+
+    def __lt__(self, other: Any) -> Value:
+        return self._with(generic.lt, other)
+
+    def __gt__(self, other: Any) -> Value:
+        return self._with(generic.lt, other, swapped=True)
+
+    def equals(self, other: Any) -> Value:
+        """Lane by lane equality (`==` keeps Python's meaning)."""
+        return self._with(generic.eq, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a kernel's value has no truth while the kernel is generated; "
+            "use k.when(condition) for a branch or select(...) for a choice"
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to(self, element: Scalar) -> Value:
+        """Lane by lane to another number type."""
+        return generic.convert(self, element)
+
+    def bits(self, type_: Scalar | Vector) -> Value:
+        """The same bits under another type."""
+        return generic.bitcast(self, type_)
+
+    def splat(self, lanes: int) -> Value:
+        """A vector with this scalar in every lane."""
+        return generic.splat(self, lanes)
+
+    def load(self, lanes: int = 0) -> Value:
+        """What this pointer points to: a scalar, or a vector of `lanes`."""
+        return generic.load(self, lanes)
+
+    def store(self, value: Value) -> None:
+        """Write `value` where this pointer points to."""
+        generic.store(value, self)
+
+    def cast(self, element: Scalar) -> Value:
+        """This pointer as one to another element type; the address stays."""
+        return self.machine.reinterpret(self, element)
+
+    def __repr__(self) -> str:
+        return f"<{self.type}>"
+
+
+class Register(Protocol):
+    """A variable of a kernel text: what `k.register(initial)` returns."""
+
+    @property
+    def value(self) -> Value: ...
+    @value.setter
+    def value(self, new: Value) -> None: ...

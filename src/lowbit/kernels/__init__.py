@@ -1,0 +1,1 @@
+"""Kernels, one file each. Importing a folder of them registers what is in it."""

@@ -1,0 +1,74 @@
+"""The part of a matrix product that differs between instruction sets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Value
+
+# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
+Store = Callable[[Value, Value], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a micro-kernel is given: one block of rows times a few panels.
+
+    `a` points to the block of the packed left operand, `b` to the first panel; `panel_bytes` lie
+    between panels, `block_bytes` between two blocks of rows (of `block_rows` rows each); K takes
+    `lines` blocks of 64. Of the rows from `row` on, those before `rows` exist. `columns(panel)`
+    returns how to store the accumulators of one panel, 16 columns, or of the half of it that
+    starts at `offset`.
+    """
+
+    a: Value
+    b: Value
+    row: Value
+    rows: Value
+    lines: Value
+    block_rows: Value
+    block_bytes: Value
+    panel_bytes: Value
+    columns: Callable[..., Store]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a micro-kernel cuts the output. It keys the code.
+
+    `rows` is the rows of a block as far as the code fixes them (0: told at run time), `depth` the
+    blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
+    """
+
+    rows: int
+    depth: int
+    panels: int
+
+
+class MicroKernel(ABC):
+    """The inner loops over K, for one instruction set."""
+
+    name: str
+
+    def __init__(self, isa: str) -> None:
+        self.isa = isa
+
+    def __repr__(self) -> str:
+        return f"{self.name}/{self.isa}"
+
+    @abstractmethod
+    def shape(self, m: int) -> tuple[Shape, int]:
+        """How M rows are best cut for this kernel, and how many rows a block then has."""
+
+    def begin(self, k: Builder, shape: Shape, block_rows: Value) -> None:  # noqa: B027
+        """Emit what must happen once in each thread before the first step: as a rule, nothing."""
+
+    @abstractmethod
+    def step(self, k: Builder, shape: Shape, step: Step, panels: int) -> None:
+        """Emit the product of `shape.depth` blocks of rows with `panels` panels."""
+
+    def end(self, k: Builder) -> None:  # noqa: B027
+        """Emit what must happen once in each thread after the last step: as a rule, nothing."""

@@ -1,0 +1,29 @@
+"""Quantization arithmetic on NumPy arrays: formats, the affine map, quantized tensors.
+
+This package says what lowbit's numbers mean. It imports nothing else from lowbit, and the
+kernels are tested against it.
+"""
+
+from __future__ import annotations
+
+from lowbit.numerics.affine import (
+    affine_parameters,
+    check_finite,
+    dequantize_affine,
+    quantize_affine,
+)
+from lowbit.numerics.dynamic import quantize_rows
+from lowbit.numerics.formats import IntFormat, int_format
+from lowbit.numerics.qtensor import QTensor, quantize
+
+__all__ = [
+    "IntFormat",
+    "QTensor",
+    "affine_parameters",
+    "check_finite",
+    "dequantize_affine",
+    "int_format",
+    "quantize",
+    "quantize_affine",
+    "quantize_rows",
+]

@@ -1,0 +1,67 @@
+"""The integer formats that values are quantized to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class IntFormat:
+    """An integer format of at most eight bits, two's complement where it is signed."""
+
+    name: str
+    bits: int
+    signed: bool
+
+    @property
+    def qmin(self) -> int:
+        """The least value."""
+        return -(1 << (self.bits - 1)) if self.signed else 0
+
+    @property
+    def qmax(self) -> int:
+        """The greatest value."""
+        return self.qmin + (1 << self.bits) - 1
+
+    @property
+    def midpoint(self) -> int:
+        """The zero point of symmetric quantization: 0 if signed, else half of the range."""
+        return self.qmin + (1 << (self.bits - 1))
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The NumPy dtype that holds one value per byte: int8 or uint8."""
+        return np.dtype(np.int8 if self.signed else np.uint8)
+
+
+_FORMATS = {
+    fmt.name: fmt
+    for fmt in (
+        IntFormat("uint8", bits=8, signed=False),
+        IntFormat("int8", bits=8, signed=True),
+        IntFormat("uint4", bits=4, signed=False),
+        IntFormat("int4", bits=4, signed=True),
+    )
+}
+
+
+def int_format(name: str | IntFormat) -> IntFormat:
+    """The format of that name; a format is returned as it is.
+
+    Raises TypeError if `name` is neither, ValueError if no format has the name.
+    """
+    if isinstance(name, IntFormat):
+        return name
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a format is given by its name, got {type(name).__name__} {name!r}; "
+            f"pass one of {', '.join(map(repr, _FORMATS))}"
+        )
+    if name not in _FORMATS:
+        raise ValueError(
+            f"unknown integer format {name!r}; pass one of {', '.join(map(repr, _FORMATS))}"
+        )
+    return _FORMATS[name]

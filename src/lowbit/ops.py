@@ -1,0 +1,325 @@
+"""The public functions, one for each operation.
+
+NumPy arrays and PyTorch CPU tensors go in; what comes out is of the kind that went in on the left.
+Strides are any, sizes from 0 on. Arguments are checked before anything is computed or written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import dispatch
+from lowbit import isa as instruction_sets
+from lowbit.arguments import (
+    bytes_matrix,
+    check_depth,
+    check_inner,
+    float_matrix,
+    output,
+    padded,
+    per_column,
+    per_row,
+)
+from lowbit.dispatch import Left, Request, Right
+from lowbit.jit import threads as thread_runtime
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.pack import pack as pack_kernel
+from lowbit.numerics import QTensor
+from lowbit.packed import PackedMatrix, aligned_empty
+
+_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
+
+
+def matmul(
+    a: Any, b: Any, *, out: Any = None, threads: int | None = None, isa: str | None = None
+) -> Any:
+    """The exact integer product a @ b: int8 or uint8 [M, K] by [K, N] → int32 [M, N].
+
+    `b` may also be a PackedMatrix from `lowbit.pack`. `threads` limits the threads of this call,
+    `isa` forces an instruction set for it; neither changes the result.
+
+    TypeError: an operand is not of 8-bit integers. ValueError: shapes do not match, or K is so
+    large that int32 could overflow. RuntimeError: the machine lacks the instruction set.
+    """
+    left = bytes_matrix(a, "a")
+    right = b if isinstance(b, PackedMatrix) else bytes_matrix(b, "b")
+    check_inner(left, right.shape)
+    check_depth(left.shape[1], left.dtype, np.dtype(right.dtype))
+    shape = left.shape[0], right.shape[1]
+    result, returned = output(a, out, shape, np.dtype(np.int32), (left, right))
+    used = instruction_sets.active(isa).name
+    packed = right if isinstance(right, PackedMatrix) else pack(right, isa=isa)
+    zero = np.full(shape[0], FLIP, np.int32) if left.dtype == np.int8 else None
+    _multiply(left, packed, result, zero=zero, threads=threads, isa=used)
+    return returned
+
+
+def matmul_scaled(
+    a: Any,
+    b: PackedMatrix,
+    *,
+    a_scale: Any,
+    a_zero_point: Any = None,
+    bias: Any = None,
+    out: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """The product of quantized matrices as real numbers, float32 [M, N]:
+
+        out[m, n] = float32(Σ_k (a[m, k] − a_zero_point[m]) · (b[k, n] − z_n)) · a_scale[m] · s_n
+                    + bias[n]
+
+    a: int8 or uint8 [M, K]; b: packed from a QTensor, whose s_n and z_n it holds; a_scale and
+    a_zero_point: one number or [M]; bias: [N]. The sum is an exact int32; then each of the four
+    float operations rounds once, in the order written, on every instruction set.
+
+    Raises as `matmul` does, and ValueError if b has no scale or a parameter has another shape.
+    """
+    left = bytes_matrix(a, "a")
+    _check_scaled(b)
+    check_inner(left, b.shape)
+    rows = left.shape[0]
+    scale = per_row(a_scale, rows, np.float32, "a_scale")
+    zero = per_row(0 if a_zero_point is None else a_zero_point, rows, np.int32, "a_zero_point")
+    _check_zero_points(zero, left.dtype)
+    centred = bool(zero.any()), _centred(b)
+    check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), centred)
+    added = per_column(bias, b.N, "bias")
+    result, returned = output(a, out, (rows, b.N), np.dtype(np.float32), (left,))
+    used = instruction_sets.active(isa).name
+    stored_zero = zero + np.int32(FLIP) if left.dtype == np.int8 else zero
+    zero = stored_zero if stored_zero.any() else None
+    _multiply(left, b, result, scale=scale, zero=zero, bias=added, threads=threads, isa=used)
+    return returned
+
+
+def _multiply(
+    a: npt.NDArray[Any],
+    b: PackedMatrix,
+    out: npt.NDArray[Any],
+    *,
+    zero: npt.NDArray[np.int32] | None,
+    scale: npt.NDArray[np.float32] | None = None,
+    bias: npt.NDArray[np.float32] | None = None,
+    threads: int | None,
+    isa: str,
+) -> None:
+    """Bytes times packed bytes into `out`; what is None leaves its step out of the epilogue."""
+    if not out.size:
+        return
+    if not a.shape[1]:
+        out[...] = 0 if bias is None else bias[: b.N]
+        return
+    target = out if _rows_contiguous(out) else np.empty(out.shape, out.dtype)
+    row_stride, stride = _strides(a)
+    source = Source(_KINDS[a.dtype], contiguous=stride == 1)
+    epilogue = Epilogue(
+        a_zero=zero is not None,
+        b_zero=b.zero_points is not None,
+        scaled=scale is not None,
+        bias=bias is not None,
+    )
+    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads)
+    dispatch.plan(request).run(
+        Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
+        Right(*map(_address, (b.panels, b.column_sums, b.zero_points, b.scale, bias))),
+        _address(target),
+        target.strides[0] // 4,
+    )
+    if target is not out:
+        out[...] = target
+
+
+def linear_dynamic(
+    x: Any,
+    b: PackedMatrix,
+    bias: Any = None,
+    *,
+    symmetric: bool = False,
+    out: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """x @ b + bias with x quantized to 8 bits, row by row, on the way: float32 [M, K] → [M, N].
+
+    b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
+    range is used whole. The arithmetic is that of `numerics.quantize_rows` followed by
+    `matmul_scaled`, bit for bit. A row that holds NaN or infinity gives a row of NaN.
+
+    TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
+    """
+    left = float_matrix(x, "x")
+    _check_scaled(b)
+    check_inner(left, b.shape, "x")
+    check_depth(left.shape[1], np.dtype(np.uint8), np.dtype(b.dtype), (True, _centred(b)))
+    added = per_column(bias, b.N, "bias")
+    shape = left.shape[0], b.N
+    result, returned = output(x, out, shape, np.dtype(np.float32), (left,))
+    used = instruction_sets.active(isa).name
+    if not result.size:
+        return returned
+    if not left.shape[1]:
+        result[...] = 0 if added is None else added[: b.N]
+        return returned
+    if not _rows_contiguous(left):
+        left = np.ascontiguousarray(left)
+    target = result if _rows_contiguous(result) else np.empty(shape, np.float32)
+    epilogue = Epilogue(True, b.zero_points is not None, scaled=True, bias=added is not None)
+    source = Source("f32", symmetric=symmetric)
+    plan = dispatch.plan(Request(used, *shape, left.shape[1], source, epilogue, threads))
+    plan.run(
+        Left(_address(left), left.strides[0] // 4),
+        Right(*map(_address, (b.panels, b.column_sums, b.zero_points, b.scale, added))),
+        _address(target),
+        target.strides[0] // 4,
+    )
+    if target is not result:
+        result[...] = target
+    return returned
+
+
+_DYNAMIC = {
+    (symmetric, bias): (
+        Source("f32", symmetric=symmetric),
+        Epilogue(a_zero=True, scaled=True, bias=bias),
+    )
+    for symmetric in (False, True)
+    for bias in (False, True)
+}
+
+
+def linear_dynamic_pointers(
+    x: int,
+    M: int,
+    K: int,
+    x_stride: int,
+    panels: int,
+    column_sums: int,
+    scale: int,
+    bias: int,
+    N: int,
+    out: int,
+    out_stride: int,
+    symmetric: bool,
+) -> None:
+    """`linear_dynamic` on addresses, unchecked, for callers that hold tensors of another library.
+
+    x: float32 rows, contiguous, `x_stride` elements apart; panels, column_sums, scale: as in a
+    PackedMatrix without zero points; bias: float32 padded to whole panels, or 0; out: float32
+    rows, `out_stride` elements apart. M, N, K are at least 1.
+    """
+    source, epilogue = _DYNAMIC[symmetric, bias != 0]
+    request = Request(instruction_sets.active().name, M, N, K, source, epilogue)
+    dispatch.plan(request).run(
+        Left(x, x_stride), Right(panels, column_sums, 0, scale, bias), out, out_stride
+    )
+
+
+def pack(b: Any, *, isa: str | None = None) -> PackedMatrix:
+    """Pack a right operand once, for `matmul`, `matmul_scaled` and `linear_dynamic`.
+
+    b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
+    copy); or a QTensor of 8-bit integers [K, N] with one scale, or one for each column (axis=1).
+    The result does not depend on the instruction set.
+
+    TypeError: not of 8-bit integers. ValueError: not two-dimensional, or scales along K.
+    """
+    scale = zero = None
+    if isinstance(b, QTensor):
+        if b.values.ndim != 2 or b.axis not in (None, 1) or b.group_size is not None:
+            raise ValueError(
+                f"b has scales along axis={b.axis}, group_size={b.group_size}; a packed matrix "
+                "[K, N] takes one scale, or one for each column: lowbit.quantize(b, axis=1)"
+            )
+        columns = b.shape[1]
+        scale = padded(np.broadcast_to(b.scale, (columns,)))
+        zero = np.broadcast_to(b.zero_point, (columns,))
+    values = bytes_matrix(b.values if isinstance(b, QTensor) else b, "b")
+    depth, columns = values.shape
+    unsigned = values.dtype == np.uint8
+    if zero is None:
+        zero = np.zeros(columns, np.int32)
+    stored_zero = padded(zero - np.int32(FLIP) if unsigned else zero)
+    panels = aligned_empty((blocks(columns, PANEL), padded_k(depth) // GROUP, LINE), np.uint8)
+    sums = np.zeros(len(stored_zero), np.int32)
+    if values.size:
+        _pack_into(values, unsigned, panels, sums, isa)
+    return PackedMatrix(
+        panels=panels,
+        column_sums=sums - np.int32(depth) * stored_zero,
+        K=depth,
+        N=columns,
+        dtype=values.dtype.name,
+        scale=scale,
+        zero_points=stored_zero if stored_zero.any() else None,
+    )
+
+
+def _pack_into(
+    values: npt.NDArray[Any],
+    unsigned: bool,
+    panels: npt.NDArray[np.uint8],
+    sums: npt.NDArray[np.int32],
+    isa: str | None,
+) -> None:
+    depth, columns = values.shape
+    k_stride, n_stride = _strides(values)
+    along = "n" if n_stride == 1 else "k" if k_stride == 1 else ""
+    used = dispatch.choose(instruction_sets.active(isa))[0]
+    program = pack_kernel.program(used, along=along, unsigned=unsigned)
+    program(
+        thread_runtime.max_threads() if values.size >= 1 << 20 else 1,
+        *(_address(values), k_stride, n_stride, _address(panels), _address(sums), depth, columns),
+    )
+
+
+def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:
+    """(kernel, instruction set) that serve 8-bit products here now, by name."""
+    if op not in ("gemm", "matmul", "matmul_scaled", "linear_dynamic"):
+        raise ValueError(f"no operation is called {op!r}")
+    isa, micro = dispatch.choose(instruction_sets.active())
+    return micro.name, isa.name
+
+
+def _check_scaled(b: PackedMatrix) -> None:
+    if not isinstance(b, PackedMatrix):
+        raise TypeError(
+            f"b must be packed, got {type(b).__name__}: lowbit.pack(lowbit.quantize(b, axis=1))"
+        )
+    if b.scale is None:
+        raise ValueError("b has no scale: pack a QTensor, lowbit.pack(lowbit.quantize(b, axis=1))")
+
+
+def _centred(b: PackedMatrix) -> bool:
+    """Whether b's values have zero points of their own, not only those that make them signed."""
+    if b.zero_points is None:
+        return b.dtype == "uint8"
+    return bool((b.zero_points[: b.N] != (-FLIP if b.dtype == "uint8" else 0)).any())
+
+
+def _check_zero_points(zero: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> None:
+    limits = np.iinfo(dtype)
+    if zero.size and (zero.min() < limits.min or zero.max() > limits.max):
+        raise ValueError(
+            f"a_zero_point must lie in the range of {dtype}, {limits.min} to {limits.max}, "
+            f"got {zero.min()} to {zero.max()}"
+        )
+
+
+def _rows_contiguous(array: npt.NDArray[Any]) -> bool:
+    return array.shape[1] <= 1 or array.strides[1] == array.itemsize
+
+
+def _strides(array: npt.NDArray[Any]) -> tuple[int, ...]:
+    """Strides of bytes, where an axis of one element counts as contiguous."""
+    return tuple(s if n > 1 else 1 for s, n in zip(array.strides, array.shape, strict=True))
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else array.ctypes.data

@@ -1,0 +1,167 @@
+"""The kernel texts, interpreted: every micro-kernel on any machine, every access checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit.isa import SETS, named
+from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import LINE, blocks, padded_k
+from lowbit.kernels.cpu.pack import pack as pack_kernel
+from lowbit.kernels.cpu.product import product
+from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.registry import micro_kernels
+from lowbit.numerics import QTensor, quantize, quantize_rows
+from lowbit.ops import pack
+from lowbit.packed import PackedMatrix
+from lowbit.spec import MATMUL
+
+SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
+MICRO_KERNELS = pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
+
+
+def interpreted(
+    micro: MicroKernel, a: np.ndarray, b: PackedMatrix, out: np.ndarray, **extra: Any
+) -> None:
+    """Run the product's text on NumPy, with items small enough that there are several."""
+    m, k = a.shape
+    shape, block_rows = micro.shape(m)
+    step_rows = block_rows * shape.depth
+    source = extra.pop("source", Source("u8"))
+    epilogue = extra.pop("epilogue", Epilogue())
+    arguments = {
+        "a": a,
+        "a_row_stride": a.strides[0] // a.itemsize,
+        "a_stride": a.strides[1] // a.itemsize,
+        "packed": np.zeros((blocks(m, step_rows) * step_rows, padded_k(k)), np.uint8),
+        "row_scale": np.zeros(m, np.float32),
+        "row_zero": np.zeros(m, np.int32),
+        "row_sum": np.zeros(m, np.int32),
+        "panels": b.panels,
+        "column_sum": b.column_sums,
+        "column_zero": b.zero_points,
+        "column_scale": b.scale,
+        "bias": None,
+        "out": out,
+        "out_stride": out.strides[0] // 4,
+        "m": m,
+        "n": b.N,
+        "depth": k,
+        "block_rows": block_rows,
+        "item_steps": 2,
+        "item_panels": 3,
+        **extra,
+    }
+    product.interpret(
+        named(micro.isa), arguments, micro=micro, shape=shape, source=source, epilogue=epilogue
+    )
+
+
+@MICRO_KERNELS
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("fill", ["full", "max*min", "min*min"])
+def test_integer_product(micro: MicroKernel, sizes: tuple[int, int, int], fill: str) -> None:
+    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=1, fill=fill)
+    out = np.full(sizes[:2], 0x55555555, np.int32)
+    interpreted(micro, inputs["a"], pack(inputs["b"]), out)
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
+@MICRO_KERNELS
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_quantized_product(micro: MicroKernel, symmetric: bool) -> None:
+    """From float32 rows, a weight with zero points, bias, and rows of every awkward kind."""
+    rng = np.random.default_rng(3)
+    m, n, k = 9, 21, 70
+    x = rng.standard_normal((m, k)).astype(np.float32)
+    x[1], x[2, 5], x[3, -1], x[4], x[5] = 0, np.nan, -np.inf, np.abs(x[4]), 1e-41
+    weight = quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False)
+    bias = np.zeros(32, np.float32)
+    bias[:n] = rng.standard_normal(n)
+    out = np.full((m, n), 7, np.float32)
+    interpreted(
+        micro, x, pack(weight), out, bias=bias,
+        source=Source("f32", symmetric=symmetric),
+        epilogue=Epilogue(a_zero=True, b_zero=True, scaled=True, bias=True),
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
+
+
+def _quantized_reference(
+    x: np.ndarray, weight: QTensor, bias: np.ndarray, symmetric: bool
+) -> np.ndarray:
+    q, scale, zero = quantize_rows(x, symmetric)
+    exact = (q.astype(np.int64) - zero[:, None]) @ (
+        weight.values.astype(np.int64) - weight.zero_point
+    )
+    return exact.astype(np.float32) * scale[:, None] * weight.scale + bias
+
+
+@MICRO_KERNELS
+def test_output_rows_with_gaps(micro: MicroKernel) -> None:
+    """A sliced output: the elements between its rows are not its own, and stay untouched."""
+    case = MATMUL.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
+    inputs = case.inputs()
+    whole = np.full((5, 40), 99, np.int32)
+    out = whole[:, 3:22]
+    interpreted(micro, inputs["a"], pack(inputs["b"]), out)
+    assert case.expect(inputs).check(out).ok
+    assert (whole[:, :3] == 99).all()
+    assert (whole[:, 22:] == 99).all()
+
+
+def test_the_interpreter_sees_an_output_that_is_too_small() -> None:
+    case = MATMUL.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
+    inputs = case.inputs()
+    with pytest.raises(OutOfBoundsError, match=r"store of .* bytes at byte .* of out"):
+        interpreted(
+            micro_kernels()[0], inputs["a"], pack(inputs["b"]), np.zeros((5, 18), np.int32),
+            n=19, out_stride=19,
+        )  # fmt: skip
+
+
+def test_the_interpreter_sees_a_read_past_the_left_operand() -> None:
+    case = MATMUL.case({"M": 3, "N": 3, "K": 100}, dtypes="u8:s8:s32")
+    inputs = case.inputs()
+    wide = np.zeros((3, 200), np.uint8)
+    with pytest.raises(OutOfBoundsError, match=r"load of .* of a, "):
+        interpreted(
+            micro_kernels()[0], wide[:, :90], pack(inputs["b"]), np.zeros((3, 3), np.int32),
+            depth=100,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("unsigned", [False, True])
+@pytest.mark.parametrize(("along", "order"), [("n", "C"), ("k", "F"), ("", "sliced")])
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 16), (66, 35)])
+def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsigned: bool) -> None:
+    k, n = sizes
+    rng = np.random.default_rng(0)
+    kind = np.uint8 if unsigned else np.int8
+    whole = rng.integers(0, 256, (k, 2 * n)).astype(np.uint8).view(kind)
+    b = whole[:, ::-2] if order == "sliced" else np.array(whole[:, :n], order=order)  # type: ignore[call-overload]
+    panels = np.full((blocks(n, 16), padded_k(k) // 4, LINE), 0xEE, np.uint8)
+    sums = np.full(blocks(n, 16) * 16, 77, np.int32)
+    pack_kernel.interpret(
+        SETS["generic"],
+        {
+            "b": b, "k_stride": b.strides[0], "n_stride": b.strides[1], "panels": panels,
+            "column_sum": sums, "depth": k, "n": n,
+        },
+        along=along,
+        unsigned=unsigned,
+    )  # fmt: skip
+    packed = PackedMatrix(panels, sums, k, n, np.dtype(kind).name)
+    np.testing.assert_array_equal(packed.unpack(), b)
+    stored = b.astype(np.int64) - 128 * unsigned
+    np.testing.assert_array_equal(sums[:n], stored.sum(axis=0))
+    assert (sums[n:] == 0).all()
+    again = pack(b)
+    np.testing.assert_array_equal(again.panels, panels)

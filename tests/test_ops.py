@@ -1,0 +1,378 @@
+"""The public products, compiled: exact on every instruction set that this machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lowbit
+from lowbit.isa import SETS, available
+from lowbit.numerics import int_format, quantize_rows
+from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
+
+ISAS = pytest.mark.parametrize(
+    "isa",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(bool(one.missing()), reason=one.missing() or "-")
+        )
+        for name, one in SETS.items()
+    ],
+)
+KINDS = {"u8": np.uint8, "s8": np.int8}
+
+
+def variants(array: np.ndarray) -> dict[str, np.ndarray]:
+    """The same matrix under other strides: transposed, sliced, reversed, broadcast is not one."""
+    rows, columns = array.shape
+    wide = np.full((2 * rows + 1, 3 * columns + 2), 77, array.dtype)
+    wide[1::2, 1:-1:3] = array
+    reverse = np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1]
+    padded = np.full((rows, columns + 5), 77, array.dtype)
+    padded[:, 2 : 2 + columns] = array
+    return {
+        "contiguous": np.ascontiguousarray(array),
+        "transposed": np.asfortranarray(array),
+        "sliced": wide[1::2, 1:-1:3],
+        "reversed": reverse,
+        "rows apart": padded[:, 2 : 2 + columns],
+    }
+
+
+@ISAS
+@pytest.mark.parametrize("case", edge_cases(MATMUL, rounds=3), ids=str)
+def test_matmul_at_edge_sizes(case: Case, isa: str) -> None:
+    inputs = case.inputs(seed=7)
+    expected = case.expect(inputs)
+    for threads in (1, 2):
+        result = lowbit.matmul(**inputs, isa=isa, threads=threads)
+        verdict = expected.check(result)
+        assert verdict.ok, verdict.message
+
+
+@ISAS
+@pytest.mark.parametrize("dtypes", MATMUL.signatures)
+@pytest.mark.parametrize("fill", ["min*min", "max*min", "max*max"])
+def test_matmul_on_extreme_data(dtypes: str, fill: str, isa: str) -> None:
+    case = MATMUL.case({"M": 9, "N": 40, "K": 1000}, dtypes=dtypes)
+    inputs = case.inputs(fill=fill)
+    verdict = case.expect(inputs).check(lowbit.matmul(**inputs, isa=isa))
+    assert verdict.ok, verdict.message
+
+
+@ISAS
+@pytest.mark.parametrize("dtypes", MATMUL.signatures)
+def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
+    case = MATMUL.case({"M": 19, "N": 37, "K": 67}, dtypes=dtypes)
+    inputs = case.inputs(seed=3)
+    expected = case.expect(inputs)
+    for a in variants(inputs["a"]).values():
+        for b in variants(inputs["b"]).values():
+            verdict = expected.check(lowbit.matmul(a, b, isa=isa))
+            assert verdict.ok, f"{a.strides} {b.strides}: {verdict.message}"
+
+
+@ISAS
+@given(
+    m=st.integers(1, 70), n=st.integers(1, 90), k=st.integers(1, 200),
+    dtypes=st.sampled_from(MATMUL.signatures), threads=st.integers(1, 3), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_matmul_property(
+    isa: str, m: int, n: int, k: int, dtypes: str, threads: int, seed: int
+) -> None:
+    case = MATMUL.case({"M": m, "N": n, "K": k}, dtypes=dtypes)
+    inputs = case.inputs(seed=seed)
+    out = np.full((m, n + 3), 123, np.int32)
+    lowbit.matmul(**inputs, isa=isa, threads=threads, out=out[:, 1:-2])
+    verdict = case.expect(inputs).check(np.ascontiguousarray(out[:, 1:-2]))
+    assert verdict.ok, verdict.message
+    assert (out[:, [0, -2, -1]] == 123).all()
+
+
+@ISAS
+@pytest.mark.parametrize("dtypes", MATMUL.signatures)
+def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
+    left, right, _ = dtypes.split(":")
+    k = longest_sum(left, right)
+    info = np.iinfo(KINDS[left]), np.iinfo(KINDS[right])
+    for a_value in (info[0].min, info[0].max):
+        for b_value in (info[1].min, info[1].max):
+            a = np.full((2, k), a_value, KINDS[left])
+            b = np.full((k, 17), b_value, KINDS[right])
+            assert (lowbit.matmul(a, b, isa=isa) == a_value * b_value * k).all()
+    with pytest.raises(ValueError, match="could overflow int32"):
+        lowbit.matmul(np.zeros((1, k + 1), KINDS[left]), np.zeros((k + 1, 1), KINDS[right]))
+
+
+@ISAS
+@pytest.mark.parametrize("case", edge_cases(MATMUL_SCALED, rounds=2), ids=str)
+def test_matmul_scaled(case: Case, isa: str) -> None:
+    inputs = dict(case.inputs(seed=5))
+    expected = case.expect(inputs)
+    b = _scaled(inputs.pop("b"), inputs.pop("b_scale"), inputs.pop("b_zero_point", None))
+    first = lowbit.matmul_scaled(b=b, **inputs, isa=isa)
+    verdict = expected.check(first)
+    assert verdict.ok, verdict.message
+    # Float results, too, are the same bits on every instruction set and for any thread count.
+    again = lowbit.matmul_scaled(b=b, **inputs, isa="generic", threads=2)
+    np.testing.assert_array_equal(first, again)
+
+
+def _scaled(
+    b: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
+) -> lowbit.PackedMatrix:
+    zero = np.zeros(b.shape[1], np.int32) if zero is None else zero
+    tensor = lowbit.QTensor(b, scale, zero, int_format(b.dtype.name), axis=1)
+    return lowbit.pack(tensor)
+
+
+@ISAS
+@pytest.mark.parametrize("case", edge_cases(LINEAR_DYNAMIC, rounds=2), ids=str)
+def test_linear_dynamic(case: Case, isa: str) -> None:
+    inputs = dict(case.inputs(seed=6))
+    expected = case.expect(inputs)
+    b = _scaled(inputs.pop("b"), inputs.pop("b_scale"))
+    symmetric = "symmetric" in case.options
+    first = lowbit.linear_dynamic(b=b, **inputs, isa=isa, symmetric=symmetric)
+    verdict = expected.check(first)
+    assert verdict.ok, verdict.message
+    again = lowbit.linear_dynamic(b=b, **inputs, isa="generic", threads=2, symmetric=symmetric)
+    np.testing.assert_array_equal(first, again)
+
+
+@ISAS
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
+    """Bit for bit, on rows of every awkward kind, with strides and a weight with zero points."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((40, 129)).astype(np.float32)
+    x *= rng.choice([1e-41, 1e-30, 1, 1e30], (40, 1)).astype(np.float32)
+    x[3], x[4, 100], x[5, 0], x[6, 128] = 0, np.nan, np.inf, -np.inf
+    weight = rng.standard_normal((129, 50)) + 0.3
+    b = lowbit.pack(lowbit.quantize(weight, "uint8", axis=1, symmetric=False))
+    bias = rng.standard_normal(50).astype(np.float32)
+    q, scale, zero = quantize_rows(x, symmetric)
+    parts = lowbit.matmul_scaled(q, b, a_scale=scale, a_zero_point=zero, bias=bias, isa=isa)
+    assert np.isnan(parts[4:7]).all()
+    assert np.isfinite(np.delete(parts, [4, 5, 6], axis=0)).all()
+    for view in variants(x).values():
+        whole = lowbit.linear_dynamic(view, b, bias, symmetric=symmetric, isa=isa)
+        np.testing.assert_array_equal(whole, parts)
+
+
+def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More rows than the scratch memory holds: same result, in several calls of the kernel."""
+    from lowbit import dispatch
+
+    case = MATMUL.case({"M": 700, "N": 20, "K": 130}, dtypes="s8:u8:s32")
+    inputs = case.inputs()
+    monkeypatch.setattr(dispatch, "_WORKSPACE", 1 << 15)
+    monkeypatch.setattr(dispatch, "_plans", {})
+    assert case.expect(inputs).check(lowbit.matmul(**inputs)).ok
+    (plan,) = dispatch._plans.values()
+    assert plan.chunk_rows < 700
+
+
+class Guarded:
+    """Memory that ends, or begins, at a page that must not be touched."""
+
+    def __init__(self, size: int) -> None:
+        page = mmap.PAGESIZE
+        self.pages = -(-size // page)
+        self.map = mmap.mmap(-1, (self.pages + 2) * page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for forbidden in (start, start + (self.pages + 1) * page):
+            assert libc.mprotect(ctypes.c_void_p(forbidden), page, 0) == 0
+        self.bytes = np.frombuffer(self.map, np.uint8, self.pages * page, page)
+
+    def copy(self, array: np.ndarray, at_end: bool) -> np.ndarray:
+        raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        place = self.bytes[-len(raw) :] if at_end else self.bytes[: len(raw)]
+        place[:] = raw
+        return place.view(array.dtype).reshape(array.shape)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="guard pages need mprotect")
+@ISAS
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 17, 65), (33, 50, 127)])
+def test_nothing_outside_the_operands_is_touched(
+    sizes: tuple[int, int, int], at_end: bool, isa: str
+) -> None:
+    m, n, k = sizes
+    rng = np.random.default_rng(0)
+    a = Guarded(m * k).copy(rng.integers(0, 256, (m, k)).astype(np.uint8), at_end)
+    b = Guarded(n * k).copy(rng.integers(-128, 128, (k, n)).astype(np.int8), at_end)
+    x = Guarded(4 * m * k).copy(rng.standard_normal((m, k)).astype(np.float32), at_end)
+    out = Guarded(4 * m * n).copy(np.zeros((m, n), np.int32), at_end)
+    real = Guarded(4 * m * n).copy(np.zeros((m, n), np.float32), at_end)
+    lowbit.matmul(a, b, out=out, isa=isa)
+    np.testing.assert_array_equal(out, a.astype(np.int64) @ b)
+    lowbit.matmul(a.T.copy().T, b.T.copy().T, out=out, isa=isa)
+    np.testing.assert_array_equal(out, a.astype(np.int64) @ b)
+    packed = _scaled(b, np.ones(n, np.float32))
+    lowbit.linear_dynamic(x, packed, out=real, isa=isa)
+    np.testing.assert_array_equal(real, lowbit.linear_dynamic(x.copy(), packed))
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"), [((0, 5), (5, 4)), ((3, 0), (0, 4)), ((3, 5), (5, 0)), ((0, 0), (0, 0))]
+)
+def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int]) -> None:
+    a, b = np.zeros(a_shape, np.int8), np.zeros(b_shape, np.uint8)
+    result = lowbit.matmul(a, b)
+    assert result.shape == (a_shape[0], b_shape[1])
+    assert not result.any()
+    weight = lowbit.pack(lowbit.quantize(np.zeros(b_shape, np.float32), axis=1))
+    bias = np.arange(b_shape[1], dtype=np.float32)
+    real = lowbit.linear_dynamic(np.zeros(a_shape, np.float32), weight, bias)
+    np.testing.assert_array_equal(real, np.broadcast_to(bias, result.shape))
+
+
+def test_a_packed_operand_takes_the_place_of_b() -> None:
+    rng = np.random.default_rng(1)
+    for kind in (np.int8, np.uint8):
+        b = rng.integers(0, 256, (70, 33)).astype(np.uint8).view(kind)
+        packed = lowbit.pack(b)
+        assert packed.shape == (70, 33)
+        np.testing.assert_array_equal(packed.unpack(), b)
+        assert packed.unpack().dtype == kind
+        assert "70, 33" in repr(packed)
+        for m in (1, 5, 100):
+            a = rng.integers(-128, 128, (m, 70)).astype(np.int8)
+            np.testing.assert_array_equal(lowbit.matmul(a, packed), lowbit.matmul(a, b))
+
+
+def test_packing_does_not_depend_on_the_instruction_set() -> None:
+    b = np.random.default_rng(4).integers(-128, 128, (130, 50)).astype(np.int8)
+    for view in variants(b).values():
+        one = lowbit.pack(view)
+        for isa in available():
+            other = lowbit.pack(view, isa=isa)
+            np.testing.assert_array_equal(one.panels, other.panels)
+            np.testing.assert_array_equal(one.column_sums, other.column_sums)
+
+
+def test_torch_tensors_in_and_out() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.randint(-128, 128, (5, 20), dtype=torch.int8)
+    b = torch.randint(0, 256, (20, 7), dtype=torch.uint8)
+    result = lowbit.matmul(a, b.t().contiguous().t())
+    assert result.dtype == torch.int32
+    assert torch.equal(result.long(), a.long() @ b.long())
+    out = torch.empty(5, 7, dtype=torch.int32)
+    assert lowbit.matmul(a, b, out=out) is out
+    assert torch.equal(out, result)
+    with pytest.raises(ValueError, match="is on meta"):
+        lowbit.matmul(a.to("meta"), b)
+
+
+GOOD_A, GOOD_B = np.zeros((2, 3), np.int8), np.zeros((3, 4), np.int8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"a": np.zeros((2, 3), np.float32)}, TypeError, "int8 or uint8, got float32; quantize"),
+        ({"a": np.zeros((2, 3), np.int64)}, TypeError, "int8 or uint8, got int64; convert"),
+        ({"b": np.zeros((3, 4), np.float16)}, TypeError, "b must be of int8 or uint8, got float16"),
+        ({"b": np.zeros((4, 4), np.int8)}, ValueError, r"columns of a \(3\) must equal .* \(4\)"),
+        ({"a": np.zeros(3, np.int8)}, ValueError, r"a must have two dimensions, got shape \(3,\)"),
+        ({"a": [[1, 2, 3]]}, TypeError, "NumPy array or a PyTorch tensor, got list"),
+        ({"out": np.zeros((2, 5), np.int32)}, ValueError, r"out must be int32 \(2, 4\)"),
+        ({"out": np.zeros((2, 4), np.int64)}, ValueError, "out must be int32"),
+        ({"isa": "sse9"}, ValueError, "no instruction set is called 'sse9'; known: amx"),
+        ({"threads": 0}, ValueError, "threads must be at least 1"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lowbit.matmul(**{"a": GOOD_A, "b": GOOD_B, **arguments})
+
+
+def test_out_must_be_writeable_and_apart() -> None:
+    out = np.zeros((2, 4), np.int32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        lowbit.matmul(GOOD_A, GOOD_B, out=out)
+    memory = np.zeros(64, np.int8)
+    with pytest.raises(ValueError, match="shares memory"):
+        lowbit.matmul(
+            memory[:6].reshape(2, 3), GOOD_B, out=memory[:32].view(np.int32).reshape(2, 4)
+        )
+
+
+def test_bad_arguments_of_the_scaled_products() -> None:
+    weight = lowbit.pack(lowbit.quantize(np.ones((3, 4), np.float32), axis=1))
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match="b has no scale"):
+        lowbit.linear_dynamic(x, lowbit.pack(GOOD_B))
+    with pytest.raises(TypeError, match="b must be packed"):
+        lowbit.linear_dynamic(x, GOOD_B)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="x must be float32, got float64"):
+        lowbit.linear_dynamic(x.astype(np.float64), weight)
+    with pytest.raises(ValueError, match=r"bias must have shape \(4,\)"):
+        lowbit.linear_dynamic(x, weight, np.ones(3, np.float32))
+    with pytest.raises(ValueError, match=r"a_scale must be one number or have shape \(2,\)"):
+        lowbit.matmul_scaled(GOOD_A, weight, a_scale=np.ones(3))
+    with pytest.raises(TypeError, match="a_zero_point must be of integers"):
+        lowbit.matmul_scaled(GOOD_A, weight, a_scale=1.0, a_zero_point=0.5)
+    with pytest.raises(ValueError, match="range of int8"):
+        lowbit.matmul_scaled(GOOD_A, weight, a_scale=1.0, a_zero_point=200)
+    with pytest.raises(ValueError, match="takes one scale, or one for each column"):
+        lowbit.pack(lowbit.quantize(np.ones((3, 4), np.float32), axis=0))
+
+
+def test_an_instruction_set_that_the_machine_lacks() -> None:
+    missing = [name for name in SETS if name not in available()]
+    if not missing:
+        pytest.skip("this machine has them all")
+    with pytest.raises(RuntimeError, match=f"{missing[0]!r} cannot run here: .* machine has: "):
+        lowbit.matmul(GOOD_A, GOOD_B, isa=missing[0])
+
+
+def test_many_python_threads_at_once() -> None:
+    """Each with shapes of its own; scratch memory and plans must not mix."""
+    rng = np.random.default_rng(8)
+    jobs = []
+    for i in range(24):
+        a = rng.integers(0, 256, (7 * i + 1, 100 + i)).astype(np.uint8)
+        b = rng.integers(-128, 128, (100 + i, 150)).astype(np.int8)
+        jobs.append((a, b, a.astype(np.int64) @ b))
+
+    def work(number: int) -> bool:
+        a, b, expected = jobs[number % len(jobs)]
+        return bool((lowbit.matmul(a, b, threads=1 + number % 3) == expected).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+
+
+def _in_child(connection: Any) -> None:
+    a, b = np.full((300, 300), 3, np.uint8), np.full((300, 300), -2, np.int8)
+    connection.send(bool((lowbit.matmul(a, b, threads=2) == -1800).all()))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_computes_too() -> None:
+    """After the parent has used its threads, which a child does not have."""
+    pytest.importorskip("torch")  # with its OpenMP runtime, which would hang in the child
+    _in_child(type("Sink", (), {"send": staticmethod(lambda good: None)}))
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_in_child, args=(theirs,))
+    child.start()
+    assert ours.poll(60), "the child hangs"
+    assert ours.recv()
+    child.join(60)
+    assert child.exitcode == 0
