@@ -123,6 +123,7 @@ class Emitter(Builder):
         with self.at_entry():
             memory = self.builder.alloca(element.llvm, count)
             memory.align = 64
+            memory.type = ir.PointerType()  # llvmlite gives it a typed one, which LLVM has not
         return Value(self, Pointer(element), memory)
 
     def prefetch(self, pointer: Value) -> None:

@@ -50,18 +50,20 @@ class Widening(MicroKernel):
                     store(step.row + row, sums[row][half].value)
 
     def _multiply(self, a: Value, b: Value, sums: list[list[Register]]) -> None:
-        """Add the products of 4 k to every accumulator."""
+        """Add the products of 4 k to every accumulator.
+
+        With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask.
+        """
         multiply_add = _MULTIPLY_ADD[self.isa]
-        pairs = Vector(s16, 2 * _LANES)
-        rows = []
-        for row in range(len(sums)):
-            four = (a + row * LINE).cast(u32).load().splat(_LANES)
-            odd = four.bits(Vector(u16, pairs.lanes)) >> 8
-            rows.append(((four & 0x00FF00FF).bits(pairs), odd.bits(pairs)))
+        pairs = 2 * _LANES
+        columns = []
         for half in range(len(sums[0])):
-            columns = (b + half * _LANES * GROUP).cast(s16).load(2 * _LANES)
-            even, odd = (columns << 8) >> 8, columns >> 8
-            for row, (a_even, a_odd) in enumerate(rows):
-                sums[row][half].value = (
-                    sums[row][half].value + multiply_add(a_even, even) + multiply_add(a_odd, odd)
-                )
+            both = (b + half * _LANES * GROUP).cast(s16).load(pairs)
+            columns.append(((both << 8) >> 8, both >> 8))
+        for row, accumulators in enumerate(sums):
+            four = (a + row * LINE).cast(u32).load().splat(_LANES)
+            even = (four & 0x00FF00FF).bits(Vector(s16, pairs))
+            odd = (four.bits(Vector(u16, pairs)) >> 8).bits(Vector(s16, pairs))
+            for accumulator, (b_even, b_odd) in zip(accumulators, columns, strict=True):
+                accumulator.value = accumulator.value + multiply_add(even, b_even)
+                accumulator.value = accumulator.value + multiply_add(odd, b_odd)

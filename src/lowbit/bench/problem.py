@@ -1,0 +1,168 @@
+"""What a benchmark multiplies: shapes and dtypes as text, and the data that all are given."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, Expected, Specification
+
+Array = NDArray[Any]
+
+GEMMS = (MATMUL, MATMUL_SCALED, LINEAR_DYNAMIC)
+"""The operations that multiply two matrices; their dtypes tell them apart."""
+
+DISTRIBUTION = (
+    "integers uniform over the full range; float activations N(0, 1); weight scales log-uniform "
+    "from 1e-4 to 1e-2; one scale and one zero point for the whole activation"
+)
+"""What the data of `Problem.make` are, for the record."""
+
+_SHAPE = re.compile(r"(\d+)x(\d+):(\d+)x(\d+)")
+_EXAMPLE = "write MxK:KxN, for example 256x512:512x1024"
+
+# Reference and float copies are float64 and float32 beside operands of a byte or four.
+_REFERENCE_BYTES = 8
+
+
+def parse_shape(text: str) -> dict[str, int]:
+    """Read `MxK:KxN`, for example `256x512:512x1024`, as sizes of M, N and K.
+
+    ValueError if the text has another form, the inner sizes differ, or a size is 0.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"shape {text!r} is not understood; {_EXAMPLE}")
+    m, k, k_of_b, n = (int(number) for number in match.groups())
+    if k != k_of_b:
+        raise ValueError(f"shape {text!r}: the inner sizes differ, {k} and {k_of_b}; {_EXAMPLE}")
+    if 0 in (m, n, k):
+        raise ValueError(f"shape {text!r}: every size must be at least 1; {_EXAMPLE}")
+    return {"M": m, "N": n, "K": k}
+
+
+def find_gemm(dtypes: str) -> Specification:
+    """The operation that has these dtypes (`left:right:output`, for example `u8:s8:s32`).
+
+    ValueError lists the known ones.
+    """
+    for spec in GEMMS:
+        if dtypes in spec.signatures:
+            return spec
+    known = ", ".join(signature for spec in GEMMS for signature in spec.signatures)
+    raise ValueError(f"dtypes {dtypes!r} are not known; known are {known}")
+
+
+def gemm_case(shape: str, dtypes: str) -> Case:
+    """The case that a shape and dtypes name, without what not every peer has: a bias, and zero
+    points of the weights.
+
+    ValueError if either is not understood, the sums could overflow, or the data would not fit
+    into this machine's memory.
+    """
+    spec = find_gemm(dtypes)
+    optional = {tensor.name for tensor in spec.inputs if tensor.optional}
+    without = optional - {"a_zero_point"}
+    sizes = parse_shape(shape)
+    case = spec.case(sizes, dtypes=dtypes, without=without)
+    elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
+    needed, memory = 2 * _REFERENCE_BYTES * elements, _physical_memory()
+    if needed > memory:
+        raise ValueError(
+            f"shape {shape!r} needs about {needed / 1e9:.0f} GB with its reference, and this "
+            f"machine has {memory / 1e9:.0f} GB; give a smaller one"
+        )
+    return case
+
+
+def _physical_memory() -> float:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a problem's result should be; computed when first asked for, then kept."""
+
+    case: Case
+    inputs: Mapping[str, Array]
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.case.expect(self.inputs)
+
+    @cached_property
+    def ideal(self) -> Array:
+        """The result, int64 or float64 [M, N], with nothing quantized inside."""
+        return self.case.ideal(self.inputs)
+
+    def error(self, result: Array) -> float:
+        """The largest |result - ideal|, as a share of the largest |ideal|."""
+        largest = float(np.max(np.abs(self.ideal))) or 1.0
+        return float(np.max(np.abs(result.astype(np.float64) - self.ideal))) / largest
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One case with data, the same for every implementation.
+
+    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous.
+    a_float, b_float: what these stand for, float32, for implementations in floating point.
+    a_scale, a_zero_point: of all of a, since not every peer takes one for each row; None where
+        the operation has none. b_scale: float32 [N], or None.
+    """
+
+    case: Case
+    a: Array
+    b: Array
+    a_float: NDArray[np.float32]
+    b_float: NDArray[np.float32]
+    a_scale: float | None
+    a_zero_point: int | None
+    b_scale: NDArray[np.float32] | None
+    reference: Reference
+
+    @classmethod
+    def make(cls, case: Case, seed: int = 0) -> Problem:
+        """Draw the data of `case`; the same seed gives the same."""
+        inputs = case.inputs(seed)
+        # The specification's own data go to extremes from row to row; here they are ordinary.
+        for name in ("a_scale", "a_zero_point"):
+            if name in inputs:
+                inputs[name][:] = inputs[name][-1]
+        if "x" in inputs:
+            normal = np.random.default_rng(seed).standard_normal(inputs["x"].shape)
+            inputs["x"] = normal.astype(np.float32)
+        a, b = (inputs[name] for name in case.spec.factors)
+        a_scale = float(inputs["a_scale"][0]) if "a_scale" in inputs else None
+        a_zero_point = int(inputs["a_zero_point"][0]) if "a_zero_point" in inputs else None
+        b_scale = inputs.get("b_scale")
+        a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
+        b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
+        reference = Reference(case, inputs)
+        return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
+
+    def with_own_weights(self) -> Problem:
+        """The same problem with b and b_float at another place in memory."""
+        return replace(self, b=self.b.copy(), b_float=self.b_float.copy())
+
+    @property
+    def shape(self) -> str:
+        """The shape as text, `MxK:KxN`."""
+        return shape_of(self.case)
+
+
+def shape_of(case: Case) -> str:
+    """The sizes of a case as text, `MxK:KxN`."""
+    m, n, k = (case.sizes[dim] for dim in "MNK")
+    return f"{m}x{k}:{k}x{n}"

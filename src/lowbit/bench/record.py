@@ -1,0 +1,142 @@
+"""What a benchmark leaves behind: figures with the context that they were measured in.
+
+As JSON a record has the layout of google/benchmark (`context` and `benchmarks`), whose tools read
+it; lowbit's own fields stand beside theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where and how a record was measured. `cpu` is LLVM's name; caches are in bytes."""
+
+    date: str
+    cpu: str
+    features: tuple[str, ...]
+    num_cpus: int
+    caches: Mapping[str, int]
+    isa: str
+    kernels: Mapping[str, str]
+    threads: int
+    thread_runtime: str
+    versions: Mapping[str, str]
+    commit: str | None
+    seed: int
+    distribution: str
+    noise_limit: float
+    time_limit_seconds: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its 10th and 90th percentile."""
+
+    p10: float
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one problem with weights `warm` (in cache) or `cold` (in memory).
+
+    seconds and cpu_seconds are for one call. noise is half the 95 % interval of the median,
+    relative, None from too few rounds; `rounds` samples of `calls` calls each. error is the
+    largest difference from the ideal result as a share of its largest element. lowbit_speedup
+    is this implementation's time over lowbit's, round by round (above 1: lowbit is faster),
+    None for lowbit itself.
+    """
+
+    operation: str
+    shape: str
+    dtypes: str
+    implementation: str
+    ours: bool
+    weights: str
+    library: str
+    version: str
+    isa: str | None
+    note: str
+    seconds: Spread
+    cpu_seconds: float
+    noise: float | None
+    rounds: int
+    calls: int
+    operations: int
+    bytes_moved: int
+    error: float
+    lowbit_speedup: Spread | None
+    best_peer: bool
+
+    @property
+    def gops(self) -> float:
+        """Billions of operations a second, at the median."""
+        return self.operations / self.seconds.median / 1e9
+
+    @property
+    def name(self) -> str:
+        """The benchmark's name, unique within a record."""
+        parts = (self.operation, self.dtypes, self.shape, self.implementation, self.weights)
+        return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An implementation that was not run on a problem, and why."""
+
+    shape: str
+    dtypes: str
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """All rows of one run."""
+
+    context: Context
+    rows: tuple[Row, ...]
+    absent: tuple[Absent, ...] = ()
+
+    def to_json(self) -> str:
+        """The record as JSON text in google/benchmark's layout, times in nanoseconds."""
+        return json.dumps(
+            {
+                "context": asdict(self.context),
+                "benchmarks": [
+                    _benchmark(row, index, self.context.threads)
+                    for index, row in enumerate(self.rows)
+                ],
+                "absent": [asdict(one) for one in self.absent],
+            },
+            indent=2,
+            allow_nan=False,
+        )
+
+
+def _benchmark(row: Row, index: int, threads: int) -> dict[str, Any]:
+    """A row as google/benchmark writes an aggregate, then the fields of lowbit's own."""
+    fields = asdict(row)
+    return {
+        "name": f"{row.name}_median",
+        "family_index": index,
+        "run_name": row.name,
+        "run_type": "aggregate",
+        "aggregate_name": "median",
+        "repetitions": row.rounds,
+        "threads": threads,
+        "iterations": row.rounds * row.calls,
+        "real_time": row.seconds.median * 1e9,
+        "cpu_time": row.cpu_seconds * 1e9,
+        "time_unit": "ns",
+        "items_per_second": row.operations / row.seconds.median,
+        "bytes_per_second": row.bytes_moved / row.seconds.median,
+        **fields,
+        "gops": row.gops,
+    }

@@ -1,0 +1,259 @@
+"""The command line: parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    # This module serves the console command alone, and that has nothing else to say then.
+    raise SystemExit(
+        f"lowbit: the command line needs {missing.name}; install it with pip install 'lowbit[cli]'"
+    ) from None
+
+_DRAW_SECONDS = 0.2
+
+app = typer.Typer(
+    name="lowbit",
+    help="Few-bit matrix multiplication with kernels written in Python.",
+    epilog="Example: lowbit info",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(
+    help="Time lowbit against other libraries.",
+    epilog="Example: lowbit bench gemm 256x512:512x1024",
+    no_args_is_help=True,
+)
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """The console command `lowbit`."""
+    app()
+
+
+def _console() -> Console:
+    # A file or a pipe has no width; the tables need about this much.
+    return Console() if sys.stdout.isatty() else Console(width=140, soft_wrap=False)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        # lowbit's own messages say what to install, Python's only what is missing.
+        own = "pip install" in str(error)
+        message = str(error) if own else f"{error}; install with: pip install 'lowbit[demo]'"
+        code = 1
+    except OSError as error:
+        message, code = f"{error.filename}: {error.strerror}", 1
+    except MemoryError:
+        message, code = "out of memory; give smaller shapes", 1
+    except (ValueError, RuntimeError) as error:
+        message, code = str(error), 2
+    else:
+        return
+    print(f"lowbit: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal; elsewhere a line whenever something else begins. On stderr."""
+    if not sys.stderr.isatty():
+        said = ""
+
+        def say(what: str, share: float) -> None:
+            nonlocal said
+            if what != said:
+                print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
+                said = what
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Drawn only between rounds: a thread that draws would compete with what is being timed.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("starting", total=1.0)
+        drawn = -math.inf
+
+        def draw(what: str, share: float) -> None:
+            nonlocal drawn
+            news = what != bar.tasks[task].description
+            bar.update(task, description=what, completed=share)
+            if news or time.monotonic() - drawn > _DRAW_SECONDS:
+                bar.refresh()
+                drawn = time.monotonic()
+
+        yield draw
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lowbit import __version__
+
+        print(f"lowbit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _lowbit(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: lowbit info --json")
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """What this machine has and what lowbit uses of it: CPU, instruction sets, caches, threads."""
+    with _one_line_errors():
+        facts = _facts()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _console().print(_facts_table(facts))
+
+
+def _facts() -> dict[str, Any]:
+    from lowbit import isa, ops
+    from lowbit.bench.context import versions
+    from lowbit.bench.problem import GEMMS
+    from lowbit.jit.threads import max_threads, runtime
+
+    kernels = {op: list(ops.active_kernel(op)) for op in (spec.name for spec in GEMMS)}
+    return {
+        **isa.report(),
+        "kernels": kernels,
+        "threads": max_threads(),
+        "thread_runtime": runtime(),
+        "versions": versions(),
+    }
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("CPU", f"{facts['cpu']} ({facts['model']})")
+    for name, one in ((one["name"], one) for one in facts["instruction_sets"]):
+        state = "used" if one["used"] else "available" if one["available"] else "no: " + one["why"]
+        table.add_row(name, state)
+    table.add_row("forced", facts["forced"] or "nothing (LOWBIT_ISA is not set)")
+    table.add_row("AMX", facts["amx"])
+    for op, (kernel, instruction_set) in facts["kernels"].items():
+        table.add_row(op, f"kernel {kernel} on {instruction_set}")
+    sizes = (f"{name} {size / 1024:,.0f} KiB" for name, size in facts["caches"].items())
+    table.add_row("caches", ", ".join(sizes))
+    table.add_row("threads", f"{facts['threads']} ({facts['thread_runtime']})")
+    versions = (f"{name} {version}" for name, version in facts["versions"].items())
+    table.add_row("versions", ", ".join(versions))
+    table.add_row("features", " ".join(facts["features"]))
+    return table
+
+
+@bench_app.command(
+    epilog="Example: lowbit bench gemm 1x4096:4096x4096 256x512:512x1024 --dtype u8:s8:s32 "
+    "--threads 1 --json record.json"
+)
+def gemm(
+    shapes: Annotated[
+        list[str], typer.Argument(help="One or more shapes MxK:KxN.", show_default=False)
+    ],
+    dtype: Annotated[
+        str, typer.Option(help="Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...")
+    ] = "u8:s8:s32",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads for every implementation.", show_default="all")
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Time with weights from memory as well.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")] = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[
+        float, typer.Option(help="Stop in any case after these seconds for a shape.")
+    ] = 4.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
+    ] = None,
+) -> None:
+    """Time the product of two matrices.
+
+    All implementations get the same data and take turns in random order. Each is compared with
+    the exact result first; the table shows the largest error, as a share of the largest element.
+    """
+    with _one_line_errors():
+        from lowbit import bench
+        from lowbit.bench.table import render
+        from lowbit.jit.threads import max_threads
+
+        plan = bench.Plan(
+            cases=[bench.gemm_case(shape, dtype) for shape in shapes],
+            threads=max_threads() if threads is None else threads,
+            seed=seed,
+            peers=peers,
+            cold=cold,
+            limits=bench.Limits(noise=noise, seconds=time_limit),
+        )
+        # A file that cannot be written should say so now, not after minutes of timing.
+        output = json_file.open("w", encoding="utf-8") if json_file is not None else None
+        with _progress() as progress:
+            record = bench.run(plan, progress)
+        _console().print(render(record))
+        if output is not None:
+            with output:
+                output.write(record.to_json() + "\n")
+            print(f"record written to {json_file}")
+
+
+@app.command(epilog="Example: lowbit demo --threads 1 --json result.json")
+def demo(
+    sentences: Annotated[int, typer.Option(help="How many sentences to embed.")] = 384,
+    repeats: Annotated[int, typer.Option(help="How often to time one sentence.")] = 200,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads for every implementation.", show_default="all")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the runs.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result to a file.")
+    ] = None,
+) -> None:
+    """Quantize a pretrained sentence encoder and compare it with fp32 and PyTorch's own int8.
+
+    Prints size, latency and quality side by side. Takes one to two minutes.
+    """
+    with _one_line_errors():
+        from lowbit.demo import run
+
+        run(
+            sentences=sentences,
+            repeats=repeats,
+            threads=threads,
+            json_path=json_file,
+            seed=seed,
+            console=_console(),
+        )

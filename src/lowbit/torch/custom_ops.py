@@ -1,0 +1,151 @@
+"""The operators that PyTorch sees: `torch.ops.lowbit.*`, with fakes for tracing.
+
+They are registered with `torch.library.Library` and not with the `custom_op` decorator: a
+call then costs about 3 µs instead of 81, and one sentence makes dozens of calls. Neither
+operator has a derivative of its own; `lowbit.torch.linear` adds that around the call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowbit.ops import linear_dynamic_pointers
+from lowbit.packed import PackedMatrix
+
+ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Panels are 16 columns wide and the kernels read scale and bias in whole panels.
+PANEL_COLUMNS = 16
+
+_ALIGNMENT = 64
+
+_library = torch.library.Library("lowbit", "FRAGMENT")
+_library.define(
+    "linear_dynamic(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? bias, "
+    "int in_features, int out_features, bool symmetric) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "dequantize_weight(Tensor panels, Tensor scale, int in_features, int out_features) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _check_activation(x: Tensor, in_features: int) -> None:
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise ValueError(
+            f"this layer takes input of shape [..., {in_features}], got {list(x.shape)}"
+        )
+    if x.dtype not in ACTIVATION_DTYPES:
+        raise TypeError(
+            f"a quantized linear layer takes float32, bfloat16 or float16 input, got {x.dtype}; "
+            f"convert it with .float()"
+        )
+
+
+def _padded_bias(bias: Tensor, out_features: int) -> Tensor:
+    padded = bias.new_zeros(out_features + -out_features % PANEL_COLUMNS, dtype=torch.float32)
+    padded[:out_features] = bias
+    return padded
+
+
+def _linear_dynamic_cpu(
+    x: Tensor,
+    panels: Tensor,
+    column_sums: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    in_features: int,
+    out_features: int,
+    symmetric: bool,
+) -> Tensor:
+    dtype = x.dtype
+    shape = x.shape
+    if dtype is not torch.float32 or len(shape) == 0 or shape[-1] != in_features:
+        _check_activation(x, in_features)
+        x = x.to(torch.float32)
+    if x.is_contiguous():
+        stride = in_features
+    elif len(shape) == 2 and x.stride(1) == 1:
+        stride = x.stride(0)
+    else:
+        x = x.contiguous()
+        stride = in_features
+    if bias is not None and (
+        out_features % PANEL_COLUMNS or bias.dtype is not torch.float32 or not bias.is_contiguous()
+    ):
+        bias = _padded_bias(bias, out_features)
+    if panels.data_ptr() % _ALIGNMENT:
+        # PyTorch's CPU allocator aligns to 64 bytes, so this is memory of foreign origin.
+        panels = panels.clone()
+    out = x.new_empty(*shape[:-1], out_features)
+    rows = x.numel() // in_features
+    if rows:
+        linear_dynamic_pointers(
+            x.data_ptr(),
+            rows,
+            in_features,
+            stride,
+            panels.data_ptr(),
+            column_sums.data_ptr(),
+            scale.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out_features,
+            out.data_ptr(),
+            out_features,
+            symmetric,
+        )
+    return out if dtype is torch.float32 else out.to(dtype)
+
+
+def _dequantize_weight_cpu(
+    panels: Tensor, scale: Tensor, in_features: int, out_features: int
+) -> Tensor:
+    values = unpack_values(panels, in_features, out_features)
+    return values.to(torch.float32) * scale[:out_features, None]
+
+
+def unpack_values(panels: Tensor, in_features: int, out_features: int) -> Tensor:
+    """int8 [out_features, in_features] out of `panels`, always in memory of its own."""
+    # Column sums and scale do not take part in unpacking.
+    packed = PackedMatrix(
+        panels=panels.numpy(),
+        column_sums=np.empty(0, np.int32),
+        K=in_features,
+        N=out_features,
+        dtype="int8",
+        scale=None,
+    )
+    return torch.from_numpy(np.ascontiguousarray(packed.unpack().T))
+
+
+_library.impl("linear_dynamic", _linear_dynamic_cpu, "CPU")
+_library.impl("dequantize_weight", _dequantize_weight_cpu, "CPU")
+
+
+@torch.library.register_fake("lowbit::linear_dynamic", lib=_library)
+def _linear_dynamic_fake(
+    x: Tensor,
+    panels: Tensor,
+    column_sums: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    in_features: int,
+    out_features: int,
+    symmetric: bool,
+) -> Tensor:
+    _check_activation(x, in_features)
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("lowbit::dequantize_weight", lib=_library)
+def _dequantize_weight_fake(
+    panels: Tensor, scale: Tensor, in_features: int, out_features: int
+) -> Tensor:
+    return scale.new_empty((out_features, in_features))
+
+
+linear_dynamic = torch.ops.lowbit.linear_dynamic.default
+dequantize_weight = torch.ops.lowbit.dequantize_weight.default

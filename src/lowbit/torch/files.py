@@ -1,0 +1,266 @@
+"""Save and load models as safetensors files. Nothing is pickled or unpickled.
+
+A file holds the model's state_dict. Of a quantized layer NAME it holds `NAME.weight`, int8
+[out, in], and `NAME.weight.scale`, float32 [out]. Its metadata are
+
+    format          "lowbit.torch"
+    format_version  "1"
+    layers          JSON: the name of each quantized layer and its configuration
+    shared          JSON: keys whose tensor is stored under another key, and that key
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lowbit.torch.config import Int8DynamicConfig, config_from_json
+from lowbit.torch.linear import QuantizedLinear, become_quantized
+from lowbit.torch.quantize import is_plain_linear
+from lowbit.torch.weight import QuantizedWeight
+
+FORMAT = "lowbit.torch"
+FORMAT_VERSION = "1"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class _Header:
+    configs: dict[str, Int8DynamicConfig]  # by the key of the layer's weight
+    shared: dict[str, str]
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the state of `model`, quantized or not, to the safetensors file `path`.
+
+    The file appears complete or not at all; an older one is replaced. Tensors that share their
+    memory are stored once. TypeError if the state_dict holds something that is not a tensor.
+    """
+    configs = {
+        _weight_key(name): module.config
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, QuantizedLinear)
+    }
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    first_key: dict[Any, str] = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"{key!r} in the state_dict is a {type(value).__name__}; only tensors can be saved"
+            )
+        original = first_key.setdefault(_identity(value), key)
+        if original != key:
+            shared[key] = original
+        elif isinstance(value, QuantizedWeight):
+            tensors[key] = value.int_values()
+            tensors[_scale_key(key)] = value.scales().contiguous()
+        else:
+            # Tensors that overlap without being the same are stored as separate copies.
+            whole = value.untyped_storage().nbytes() == value.nbytes and value.is_contiguous()
+            tensors[key] = value.detach() if whole else value.detach().contiguous().clone()
+    metadata = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "layers": json.dumps({key: json.loads(c.to_json()) for key, c in configs.items()}),
+        "shared": json.dumps(shared),
+    }
+    _write(tensors, metadata, Path(os.path.realpath(path)))
+
+
+def _write(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
+    # In the same folder, since only within one file system is replacing a file atomic.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary = Path(folder, path.name)
+        save_file(tensors, temporary, metadata)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def load(model: Model, path: str | os.PathLike[str]) -> Model:
+    """Load what `save` wrote into `model`, in place, and return it.
+
+    `model` has the same architecture and is float, as its class makes it, or quantized already.
+    The layers that are quantized in the file become quantized in the model. The whole file is
+    checked before the model is touched: ValueError for a file that is truncated, not of this
+    format or of another version, and for keys, shapes or dtypes that do not match the model.
+    """
+    with _open(path) as file:
+        header = _read_header(file.metadata() or {}, path)
+        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    own = model.state_dict(keep_vars=True)
+    try:
+        _check_keys(own, stored, header)
+        layers = _match_layers(model, own, stored, header)
+        plain = {key: stored[header.shared.get(key, key)] for key in own if key not in layers}
+        _match_tensors(own, plain, header)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} does not fit this model: {error}") from None
+    # Everything that can fail comes before the first change.
+    weights: dict[str, nn.Parameter] = {}
+    for key, layer in layers.items():
+        source = header.shared.get(key, key)
+        if source not in weights:
+            weight = QuantizedWeight.from_values(
+                stored[source], stored[_scale_key(source)], layer.weight.dtype
+            )
+            weights[source] = nn.Parameter(weight, requires_grad=False)
+    for key, layer in layers.items():
+        become_quantized(layer, weights[header.shared.get(key, key)], header.configs[key])
+    with torch.no_grad():
+        for key, tensor in plain.items():
+            own[key].copy_(tensor)
+    return model
+
+
+def _open(path: str | os.PathLike[str]) -> Any:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {os.fspath(path)!r} to load a model from")
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{os.fspath(path)} is truncated or not a safetensors file ({error}); "
+            f"write it again with lowbit.torch.save"
+        ) from None
+
+
+def _read_header(metadata: dict[str, str], path: str | os.PathLike[str]) -> _Header:
+    where = os.fspath(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(
+            f"{where} was not written by lowbit.torch.save: its metadata say format "
+            f"{metadata.get('format')!r}, expected {FORMAT!r}"
+        )
+    version = metadata.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{where} has format version {version!r}; this lowbit reads {FORMAT_VERSION!r}: "
+            f"write it again with this version, or load it with the one that wrote it"
+        )
+    try:
+        layers, shared = json.loads(metadata["layers"]), json.loads(metadata["shared"])
+        configs = {key: config_from_json(json.dumps(config)) for key, config in layers.items()}
+        if not all(isinstance(key, str) for key in shared.values()):
+            raise TypeError("'shared' does not map keys to keys")
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where} has damaged metadata: {error!r}") from None
+    known: dict[str, Int8DynamicConfig] = {}
+    for key, config in configs.items():
+        if not isinstance(config, Int8DynamicConfig):
+            raise ValueError(f"{where}: {key!r} has configuration {config}, which is not for it")
+        known[key] = config
+    return _Header(known, shared)
+
+
+def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: _Header) -> None:
+    """Raise unless the file says something about each key of the model, and of no other."""
+    sources = {key for key in header.configs if key not in header.shared}
+    scales = {_scale_key(key) for key in sources}
+    content = (stored.keys() - scales) | header.shared.keys()
+    problems = []
+    if missing := own.keys() - content:
+        problems.append(f"missing in the file: {_some(missing)}")
+    if unexpected := content - own.keys():
+        problems.append(f"not in the model: {_some(unexpected)}")
+    referred = scales | sources | set(header.shared.values())
+    if dangling := referred - stored.keys():
+        problems.append(f"referred to in the file but not stored: {_some(dangling)}")
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _match_layers(
+    model: nn.Module, own: dict[str, Any], stored: dict[str, Tensor], header: _Header
+) -> dict[str, nn.Linear]:
+    """The layers of `model` that are quantized in the file, by the key of their weight."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers: dict[str, nn.Linear] = {}
+    for key in header.configs:
+        layer = modules.get(key.removesuffix("weight").removesuffix("."))
+        if layer is None or not (is_plain_linear(layer) or isinstance(layer, QuantizedLinear)):
+            raise ValueError(
+                f"{key!r} is quantized in the file, but in the model it is not the weight of "
+                f"a torch.nn.Linear"
+            )
+        assert isinstance(layer, nn.Linear)
+        if layer.weight.device.type != "cpu":
+            raise ValueError(f"{key!r} is on {str(layer.weight.device)!r}; move the model to 'cpu'")
+        source = header.shared.get(key, key)
+        if source not in header.configs:
+            raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
+        _check_tensor(source, stored[source], own[key].shape, torch.int8)
+        scale = stored[_scale_key(source)]
+        _check_tensor(_scale_key(source), scale, own[key].shape[:1], torch.float32)
+        if not bool(((scale > 0) & scale.isfinite()).all()):
+            raise ValueError(f"{_scale_key(source)!r} must be positive and finite")
+        layers[key] = layer
+    return layers
+
+
+def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Header) -> None:
+    """Raise unless each tensor of `plain` can be copied into the model's tensor of that key."""
+    source_of: dict[Any, str] = {}
+    for key, tensor in plain.items():
+        target = own[key]
+        if isinstance(target, QuantizedWeight):
+            raise ValueError(f"{key!r} is quantized in the model but not in the file")
+        if not isinstance(target, Tensor):
+            raise ValueError(f"{key!r} is a {type(target).__name__} in the model, not a tensor")
+        if target.is_meta:
+            raise ValueError(f"{key!r} is on 'meta'; give the model memory first (to_empty)")
+        _check_tensor(key, tensor, target.shape, target.dtype)
+        source = header.shared.get(key, key)
+        other = source_of.setdefault(_identity(target), source)
+        if other != source:
+            raise ValueError(f"{key!r} and {other!r} are one tensor in the model, two in the file")
+
+
+def _check_tensor(key: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ValueError(
+            f"{key!r} is {tensor.dtype} {list(tensor.shape)} in the file, "
+            f"expected {dtype} {list(shape)}"
+        )
+
+
+def _identity(tensor: Tensor) -> Any:
+    """Equal for two tensors if and only if they are the same memory, read in the same way."""
+    if isinstance(tensor, QuantizedWeight):
+        return tensor.panels.data_ptr()
+    if tensor.numel() == 0 or tensor.is_meta:
+        return id(tensor)
+    return (
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _weight_key(layer: str) -> str:
+    return f"{layer}.weight" if layer else "weight"
+
+
+def _scale_key(weight_key: str) -> str:
+    # Cannot clash: a module cannot have a parameter and a submodule, both called "weight".
+    return f"{weight_key}.scale"
+
+
+def _some(keys: Iterable[str], most: int = 5) -> str:
+    ordered = sorted(keys)
+    more = f" and {len(ordered) - most} more" if len(ordered) > most else ""
+    return ", ".join(map(repr, ordered[:most])) + more

@@ -1,0 +1,74 @@
+"""Shapes and dtypes as text, and the data of a problem."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lowbit.bench.problem import GEMMS, Problem, find_gemm, gemm_case, parse_shape, shape_of
+from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED
+
+
+def test_shape() -> None:
+    assert parse_shape("2x3:3x5") == {"M": 2, "N": 5, "K": 3}
+    assert shape_of(gemm_case("2x3:3x5", "u8:s8:s32")) == "2x3:3x5"
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("2x3", "not understood"),
+        ("2x3:3x", "not understood"),
+        ("2x3:3x5 ", "not understood"),
+        ("-2x3:3x5", "not understood"),
+        ("2x3:4x5", "inner sizes differ, 3 and 4"),
+        ("0x3:3x5", "at least 1"),
+    ],
+)
+def test_bad_shape_is_told(shape: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_shape(shape)
+    assert "for example 256x512:512x1024" in str(caught.value)
+
+
+def test_dtypes_name_the_operation() -> None:
+    assert find_gemm("s8:s8:s32") is MATMUL
+    assert find_gemm("u8:s8:f32") is MATMUL_SCALED
+    assert find_gemm("f32:s8:f32") is LINEAR_DYNAMIC
+    signatures = [signature for spec in GEMMS for signature in spec.signatures]
+    assert len(signatures) == len(set(signatures))
+    with pytest.raises(ValueError, match="known are u8:s8:s32"):
+        find_gemm("u8:s8")
+
+
+def test_too_large_is_told() -> None:
+    with pytest.raises(ValueError, match="this machine has"):
+        gemm_case("20000000x100:100x20000000", "u8:s8:s32")
+    with pytest.raises(ValueError, match="can overflow"):
+        gemm_case("1x100000:100000x1", "u8:s8:s32")
+
+
+@pytest.mark.parametrize("dtypes", [s for spec in GEMMS for s in spec.signatures])
+def test_float_version_stands_for_the_same_numbers(dtypes: str) -> None:
+    problem = Problem.make(gemm_case("6x40:40x9", dtypes), seed=2)
+    product = problem.a_float.astype(np.float64) @ problem.b_float.astype(np.float64)
+    assert problem.reference.error(product) < 1e-6
+    assert problem.a_float.dtype == problem.b_float.dtype == np.float32
+
+
+def test_own_weights_are_elsewhere() -> None:
+    problem = Problem.make(gemm_case("6x40:40x9", "u8:s8:s32"))
+    other = problem.with_own_weights()
+    assert not np.shares_memory(problem.b, other.b)
+    assert not np.shares_memory(problem.b_float, other.b_float)
+    np.testing.assert_array_equal(problem.b, other.b)
+    assert other.reference is problem.reference
+
+
+def test_error_is_a_share_of_the_largest_element() -> None:
+    problem = Problem.make(gemm_case("6x40:40x9", "u8:s8:s32"))
+    ideal = problem.reference.ideal
+    assert problem.reference.error(ideal) == 0
+    off = ideal.astype(np.float64)
+    off[0, 0] += 0.25 * np.abs(ideal).max()
+    assert problem.reference.error(off) == pytest.approx(0.25)

@@ -1,0 +1,79 @@
+"""The code that LLVM makes of the kernels: looked at, for sets that this machine need not have."""
+
+from __future__ import annotations
+
+import re
+
+import llvmlite.binding as llvm
+import pytest
+
+from lowbit.isa import named
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.product import product
+from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.registry import micro_kernels
+
+X86 = pytest.mark.skipif(
+    not llvm.get_process_triple().startswith("x86_64"), reason="LLVM here generates no x86 code"
+)
+# What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
+# registers of "generic" are a guess at what any machine has, so spilling there is no mistake.
+INNERMOST = {
+    "amx/amx": (r"tdpbusd", None),
+    "vnni/avx512_vnni": (r"vpdpbusd", r"zmm"),
+    "widening/avx2": (r"vpmaddwd", r"ymm"),
+    "widening/generic": (r"pmaddwd", None),
+}
+
+
+def _assembly(micro: MicroKernel, m: int) -> str:
+    shape, _ = micro.shape(m)
+    return product.assembly(
+        named(micro.isa),
+        micro=micro,
+        shape=shape,
+        source=Source("f32"),
+        epilogue=Epilogue(a_zero=True, scaled=True, bias=True),
+    )
+
+
+def _innermost_loop(assembly: str, instruction: str) -> list[str]:
+    """The longest run of lines between a label and the jump back to it that holds most uses."""
+    lines = [line.split("#")[0].strip() for line in assembly.splitlines()]
+    best: list[str] = []
+    labels: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        if line.endswith(":"):
+            labels[line[:-1]] = number
+        jump = re.match(r"j\w+\s+(\.\w+)$", line)
+        if jump and jump[1] in labels:
+            body = lines[labels[jump[1]] : number]
+            inner = not any(re.match(r"j\w+\s", other) for other in body)
+            count = sum(instruction in other for other in body)
+            if inner and count > sum(instruction in other for other in best):
+                best = body
+    return best
+
+
+@X86
+@pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
+@pytest.mark.parametrize("m", [1, 4, 17, 64])
+def test_the_innermost_loop_spills_nothing(micro: MicroKernel, m: int) -> None:
+    instruction, register = INNERMOST[repr(micro)]
+    loop = _innermost_loop(_assembly(micro, m), instruction)
+    assert loop, f"no loop with {instruction}"
+    if register is not None:
+        spilled = [line for line in loop if register in line and re.search(r"\(%rsp", line)]
+        assert not spilled
+
+
+@X86
+def test_shapes_use_all_accumulators() -> None:
+    """64 rows: 8 by 3 registers for VNNI, 2 by 2 tiles for AMX."""
+    by_name = {repr(micro): micro for micro in micro_kernels()}
+    vnni = _innermost_loop(_assembly(by_name["vnni/avx512_vnni"], 64), "vpdpbusd")
+    assert len({line.split(",")[-1] for line in vnni if "vpdpbusd" in line}) == 24
+    amx = _innermost_loop(_assembly(by_name["amx/amx"], 64), "tdpbusd")
+    assert len({line.split(",")[-1] for line in amx if "tdpbusd" in line}) == 4
+    assert sum("tileload" in line for line in amx) == 4

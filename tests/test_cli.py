@@ -1,0 +1,169 @@
+"""The command line, run as users do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lowbit
+from lowbit import isa
+
+
+def run_lowbit(
+    *arguments: str, without: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the console entry in a process of its own; `without` names a module to hide from it."""
+    hide = f"import sys; sys.modules[{without!r}] = None; " if without else ""
+    code = f"{hide}import sys; sys.argv[0] = 'lowbit'; from lowbit.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def error_line(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The only line on stderr of a call that failed with `code` and printed nothing else."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("lowbit: ")
+    return lines[0]
+
+
+def test_version() -> None:
+    done = run_lowbit("--version")
+    assert done.returncode == 0
+    assert done.stdout == f"lowbit {lowbit.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["bench"], ["bench", "gemm"], ["demo"]])
+def test_help_has_an_example(command: list[str]) -> None:
+    done = run_lowbit(*command, "--help")
+    assert done.returncode == 0
+    assert f"Example: {' '.join(['lowbit', *command])}" in " ".join(done.stdout.split())
+
+
+def test_info_json_holds_what_the_text_shows() -> None:
+    facts = json.loads(run_lowbit("info", "--json").stdout)
+    assert facts["active"] == isa.report()["active"]
+    assert facts["versions"]["lowbit"] == lowbit.__version__
+    done = run_lowbit("info")
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    for shown in (facts["cpu"], facts["model"], facts["amx"], facts["thread_runtime"]):
+        assert shown in text
+    for one in facts["instruction_sets"]:
+        assert one["name"] in text
+    for name, size in facts["caches"].items():
+        assert f"{name} {size / 1024:,.0f} KiB" in text
+    for name, version in facts["versions"].items():
+        assert f"{name} {version}" in text
+
+
+def test_forced_instruction_set_is_used_and_shown() -> None:
+    facts = json.loads(run_lowbit("info", "--json", LOWBIT_ISA="generic").stdout)
+    assert facts["active"] == facts["forced"] == "generic"
+
+
+@pytest.mark.parametrize("command", [["info"], ["bench", "gemm", "2x3:3x4", "--no-peers"]])
+def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
+    line = error_line(run_lowbit(*command, LOWBIT_ISA="mmx"), 2)
+    assert "LOWBIT_ISA=mmx" in line
+    assert "avx2" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["2x3"], "shape '2x3' is not understood; write MxK:KxN"),
+        (["2x3:4x5"], "the inner sizes differ, 3 and 4"),
+        (["2x0:0x5"], "every size must be at least 1"),
+        (["2x3:3x5", "x"], "shape 'x' is not understood"),
+        (["2x3:3x5", "--dtype", "u8:s8"], "known are u8:s8:s32"),
+        (["2x100000:100000x5"], "can overflow s32"),
+        (["2x3:3x5", "--threads", "0"], "threads is 0; it must be at least 1"),
+        (["2x3:3x5", "--noise", "0"], "noise is 0.0; it must be above 0"),
+        (["2x3:3x5", "--time-limit", "-1"], "seconds is -1.0; it must be above 0"),
+        (["2x3:3x5", "--no-peers", "--cold"], "leave --cold out"),
+    ],
+)
+def test_bad_bench_arguments_are_one_line(arguments: list[str], message: str) -> None:
+    # The last of them is seen only once timing has begun, and progress is told until then.
+    done = run_lowbit("bench", "gemm", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("lowbit: ")
+    assert message in last
+
+
+def test_missing_shapes_and_unknown_options_are_told() -> None:
+    for arguments in (["bench", "gemm"], ["bench", "gemm", "2x3:3x4", "--fast"], ["nothing"]):
+        done = run_lowbit(*arguments)
+        assert done.returncode == 2
+        assert "Usage: lowbit" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_unwritable_json_is_told_before_anything_runs(tmp_path: Path) -> None:
+    target = tmp_path / "missing" / "record.json"
+    done = run_lowbit("bench", "gemm", "2x3:3x4", "--no-peers", "--json", str(target))
+    line = error_line(done, 1)
+    assert str(target) in line
+    assert "No such file or directory" in line
+
+
+def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
+    target = tmp_path / "record.json"
+    arguments = ("--no-peers", "--threads", "1", "--noise", "0.5", "--seed", "3")
+    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, "--json", str(target))
+    assert done.returncode == 0, done.stderr
+    parsed = json.loads(target.read_text())
+    (row,) = parsed["benchmarks"]
+    assert row["name"] == "matmul/u8:s8:s32/5x70:70x33/lowbit/warm_median"
+    assert row["threads"] == 1
+    assert parsed["context"]["seed"] == 3
+    assert "matmul u8:s8:s32 5x70:70x33, warm weights" in done.stdout
+    assert "exact" in done.stdout
+    assert "5x70:70x33: timing" in done.stderr  # progress
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_missing_command_line_extra_is_one_line(missing: str) -> None:
+    line = error_line(run_lowbit("info", without=missing), 1)
+    assert missing in line
+    assert "pip install 'lowbit[cli]'" in line
+
+
+def test_bench_without_torch_runs_what_there_is() -> None:
+    arguments = ("--threads", "1", "--noise", "0.5")
+    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, without="torch")
+    assert done.returncode == 0, done.stderr
+    assert "not run: torch fp32: PyTorch is not installed: pip install 'lowbit[torch]'" in (
+        done.stdout
+    )
+    assert "lowbit" in done.stdout
+
+
+def test_missing_demo_extra_is_one_line() -> None:
+    line = error_line(run_lowbit("demo", without="transformers"), 1)
+    assert "transformers" in line
+    assert "pip install 'lowbit[demo]'" in line
+
+
+def test_bad_demo_arguments_are_one_line() -> None:
+    line = error_line(run_lowbit("demo", "--sentences", "3"), 2)
+    assert "sentences" in line
+    assert "got 3" in line

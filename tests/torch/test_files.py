@@ -1,0 +1,299 @@
+"""Saving and loading: what is in a file, and that nothing is half loaded."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lowbit.torch import (
+    Int8DynamicConfig,
+    QuantizedLinear,
+    QuantizedWeight,
+    load,
+    quantize_,
+    save,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path, model: nn.Module) -> Path:
+    """A file that holds `model`."""
+    save(model, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def content(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {key: file.get_tensor(key).clone() for key in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Everything that loading could change."""
+    state = {
+        key: (value.dequantize() if isinstance(value, QuantizedWeight) else value).clone()
+        for key, value in model.state_dict().items()
+    }
+    types = {name: type(module) for name, module in model.named_modules()}
+    return {"state": state, "types": types, "ids": {n: id(p) for n, p in model.named_parameters()}}
+
+
+def assert_unchanged(model: nn.Module, before: dict[str, Any]) -> None:
+    after = snapshot(model)
+    assert after["types"] == before["types"]
+    assert after["ids"] == before["ids"]
+    for key, value in before["state"].items():
+        assert torch.equal(after["state"][key], value)
+
+
+def test_into_a_float_model(
+    path: Path, model: nn.Module, float_model: nn.Module, tokens: Tensor
+) -> None:
+    fresh = type(float_model)().eval()
+    assert load(fresh, path) is fresh
+    assert torch.equal(fresh(tokens), model(tokens))
+    for name, parameter in model.named_parameters():
+        assert fresh.get_parameter(name).requires_grad == parameter.requires_grad
+
+
+def test_into_a_quantized_model(
+    path: Path, model: nn.Module, float_model: nn.Module, tokens: Tensor
+) -> None:
+    fresh = quantize_(type(float_model)(), Int8DynamicConfig(symmetric=True)).eval()
+    load(fresh, path)
+    assert torch.equal(fresh(tokens), model(tokens))
+
+
+def test_each_layer_keeps_its_configuration(
+    float_model: nn.Module, tmp_path: Path, tokens: Tensor
+) -> None:
+    fresh = type(float_model)().eval()
+    quantize_(float_model, Int8DynamicConfig(symmetric=True), lambda _, name: name == "first")
+    quantize_(float_model, Int8DynamicConfig(), lambda _, name: name == "head")
+    save(float_model, tmp_path / "file")
+    load(fresh, tmp_path / "file")
+    assert fresh.get_submodule("first").config == Int8DynamicConfig(symmetric=True)
+    assert fresh.get_submodule("head").config == Int8DynamicConfig()
+    assert type(fresh.get_submodule("second")) is nn.Linear
+    assert torch.equal(fresh(tokens), float_model(tokens))
+
+
+def test_what_is_in_the_file(path: Path, model: nn.Module) -> None:
+    tensors, metadata = content(path)
+    assert tensors.keys() == model.state_dict().keys() | {
+        f"{name}.weight.scale" for name in ("first", "second", "head")
+    }
+    assert tensors["first.weight"].dtype == torch.int8
+    assert tensors["first.weight"].shape == (70, 40)
+    assert tensors["first.weight.scale"].shape == (70,)
+    assert metadata["format"] == "lowbit.torch"
+    assert metadata["format_version"] == "1"
+    assert json.loads(metadata["layers"]) == {
+        f"{name}.weight": {"kind": "int8_dynamic", "symmetric": False}
+        for name in ("first", "second", "head")
+    }
+
+
+def test_size_is_about_a_quarter(tmp_path: Path) -> None:
+    layer = nn.Linear(512, 512)
+    save(layer, tmp_path / "float")
+    save(quantize_(layer, Int8DynamicConfig()), tmp_path / "int8")
+    sizes = [(tmp_path / name).stat().st_size for name in ("float", "int8")]
+    assert sizes[1] < 0.26 * sizes[0]
+
+
+def test_root_layer_and_float_model(tmp_path: Path) -> None:
+    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
+    save(layer, tmp_path / "float")
+    assert torch.equal(load(nn.Linear(8, 4), tmp_path / "float")(x), layer(x))
+    save(quantize_(layer, Int8DynamicConfig()), tmp_path / "int8")
+    loaded = load(nn.Linear(8, 4), tmp_path / "int8")
+    assert isinstance(loaded, QuantizedLinear)
+    assert torch.equal(loaded(x), layer(x))
+
+
+def test_half_precision_model(float_model: nn.Module, tmp_path: Path, tokens: Tensor) -> None:
+    model = quantize_(float_model.to(torch.bfloat16), Int8DynamicConfig())
+    save(model, tmp_path / "file")
+    fresh = load(type(float_model)().to(torch.bfloat16).eval(), tmp_path / "file")
+    assert fresh.get_parameter("first.weight").dtype == torch.bfloat16
+    assert torch.equal(fresh(tokens), model(tokens))
+
+
+def tied() -> nn.Sequential:
+    """Two tied linears, an embedding tied with a linear, and a buffer that is half of another."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Embedding(5, 8), nn.Linear(8, 5))
+    model[1].weight = model[0].weight
+    model[3].weight = model[2].weight
+    whole = torch.arange(6.0)
+    model[2].register_buffer("whole", whole)
+    model[2].register_buffer("part", whole[:3])
+    return model
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_shared_tensors(tmp_path: Path, quantized: bool) -> None:
+    model = tied()
+    if quantized:
+        quantize_(model, Int8DynamicConfig())
+    save(model, tmp_path / "file")
+    tensors, metadata = content(tmp_path / "file")
+    assert "1.weight" not in tensors
+    assert json.loads(metadata["shared"])["1.weight"] == "0.weight"
+    assert ("3.weight" in tensors) == quantized
+    separate = nn.Sequential(*(copy.deepcopy(layer) for layer in tied()))
+    assert separate[0].weight is not separate[1].weight
+    for fresh in (tied(), separate):
+        load(fresh, tmp_path / "file")
+        assert_same_state(fresh, model)
+        assert not quantized or fresh[0].weight is fresh[1].weight
+
+
+def assert_same_state(ours: nn.Module, theirs: nn.Module) -> None:
+    one, other = snapshot(ours)["state"], snapshot(theirs)["state"]
+    assert one.keys() == other.keys()
+    for key in one:
+        assert torch.equal(one[key], other[key]), key
+
+
+def test_file_with_two_tensors_for_one_is_refused(tmp_path: Path) -> None:
+    separate = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5, bias=False))
+    save(separate, tmp_path / "file")
+    model = copy.deepcopy(separate)
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match="one tensor in the model, two in the file"):
+        load(model, tmp_path / "file")
+
+
+def test_replaces_a_file_and_leaves_no_other(path: Path, float_model: nn.Module) -> None:
+    save(quantize_(float_model, Int8DynamicConfig(symmetric=True)), path)
+    assert os.listdir(path.parent) == [path.name]
+    assert '"symmetric": true' in content(path)[1]["layers"]
+
+
+def test_failing_to_write_keeps_the_old_file(
+    path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = path.read_bytes()
+
+    def full(tensors: Any, filename: Path, metadata: Any) -> None:
+        filename.write_bytes(b"half of it")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("lowbit.torch.files.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        save(model, path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_state_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:
+    class WithExtra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 3}
+
+    with pytest.raises(TypeError, match="'_extra_state' in the state_dict is a dict"):
+        save(WithExtra(2, 2), tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_file_and_folder(tmp_path: Path, model: nn.Module) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        load(model, tmp_path / "absent")
+    with pytest.raises(FileNotFoundError, match=tmp_path.name):
+        load(model, tmp_path)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.02, 0.5, 0.999])
+def test_truncated_file(path: Path, float_model: nn.Module, part: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    before = snapshot(float_model)
+    with pytest.raises(ValueError, match="truncated or not a safetensors file"):
+        load(float_model, path)
+    assert_unchanged(float_model, before)
+
+
+def test_other_kinds_of_file(tmp_path: Path, float_model: nn.Module) -> None:
+    path = tmp_path / "file"
+    before = snapshot(float_model)
+    path.write_bytes(os.urandom(4096))
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        load(float_model, path)
+    torch.save(float_model.state_dict(), path)
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        load(float_model, path)
+    save_file({k: v.clone() for k, v in float_model.state_dict().items()}, path, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"not written by lowbit\.torch\.save.*'pt'"):
+        load(float_model, path)
+    assert_unchanged(float_model, before)
+
+
+Change = Callable[[dict[str, Tensor], dict[str, str]], object]
+
+CHANGES: list[tuple[str, Change]] = [
+    ("format version '2'", lambda t, m: m.update(format_version="2")),
+    ("damaged metadata", lambda t, m: m.update(layers="{")),
+    ("damaged metadata", lambda t, m: m.pop("shared")),
+    ("damaged metadata", lambda t, m: m.update(layers="[1]")),
+    ("unknown configuration kind 'int1'", lambda t, m: m.update(layers='{"a": {"kind": "int1"}}')),
+    ("missing in the file: 'norm.bias'", lambda t, m: t.pop("norm.bias")),
+    ("missing in the file: 'first.weight'", lambda t, m: t.pop("first.weight")),
+    ("'first.weight.scale'", lambda t, m: t.pop("first.weight.scale")),
+    ("not in the model: 'new'", lambda t, m: t.update(new=torch.zeros(2))),
+    ("not in the model: 'new'", lambda t, m: m.update(shared='{"new": "norm.bias"}')),
+    ("not stored: 'gone'", lambda t, m: m.update(shared='{"norm.bias": "gone"}')),
+    ("'norm.bias' is .* expected", lambda t, m: t.update({"norm.bias": torch.zeros(41)})),
+    ("'norm.bias' is .*float16", lambda t, m: t.update({"norm.bias": torch.zeros(40).half()})),
+    ("'first.weight' is", lambda t, m: t.update({"first.weight": torch.zeros(70, 40)})),
+    ("'first.weight' is", lambda t, m: t.update({"first.weight": t["second.weight"].clone()})),
+    ("'first.weight.scale' is", lambda t, m: t.update({"first.weight.scale": torch.ones(1)})),
+    ("positive and finite", lambda t, m: t["first.weight.scale"].fill_(float("nan"))),
+    ("positive and finite", lambda t, m: t["first.weight.scale"].fill_(0)),
+    (
+        "not the weight of a",
+        lambda t, m: (
+            m.update(layers=m["layers"].replace("first.weight", "embedding.weight")),
+            t.update({"embedding.weight.scale": t.pop("first.weight.scale")}),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), CHANGES)
+@pytest.mark.parametrize("into", ["float", "quantized"])
+def test_wrong_content_changes_nothing(
+    path: Path, float_model: nn.Module, message: str, change: Change, into: str
+) -> None:
+    tensors, metadata = content(path)
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+    if into == "quantized":
+        quantize_(float_model, Int8DynamicConfig())
+    before = snapshot(float_model)
+    with pytest.raises(ValueError, match=message):
+        load(float_model, path)
+    assert_unchanged(float_model, before)
+
+
+def test_models_that_do_not_fit(path: Path, float_model: nn.Module, tmp_path: Path) -> None:
+    for model, message in (
+        (nn.Linear(3, 3), r"missing in the file: 'bias', 'weight'; not in .* and 4 more"),
+        (type(float_model)().to("meta"), "'meta'"),
+        (type(float_model)().double(), r"torch\.float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load(model, path)
+    save(float_model, tmp_path / "float")
+    quantize_(float_model, Int8DynamicConfig())
+    with pytest.raises(ValueError, match="quantized in the model but not in the file"):
+        load(float_model, tmp_path / "float")

@@ -1,0 +1,211 @@
+"""The layer computes what the specification says, to the bit, for whatever is put into it."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowbit.numerics import quantize, quantize_rows
+from lowbit.torch import Int8DynamicConfig, QuantizedLinear, quantize_
+
+
+def quantized_layer(
+    in_features: int, out_features: int, *, bias: bool = True, symmetric: bool = False
+) -> tuple[nn.Linear, nn.Linear]:
+    """A float layer and its quantized copy."""
+    torch.manual_seed(in_features * 1000 + out_features)
+    layer = nn.Linear(in_features, out_features, bias=bias).eval()
+    return layer, quantize_(copy.deepcopy(layer), Int8DynamicConfig(symmetric=symmetric))
+
+
+def reference(x: Tensor, layer: nn.Linear, symmetric: bool) -> npt.NDArray[np.float32]:
+    """float32 rows [M, N] from float32 rows [M, K], each step rounded by itself."""
+    weight = quantize(layer.weight.detach().float().numpy(), "int8", axis=0)
+    q, scale, zero_point = quantize_rows(x.detach().numpy(), symmetric)
+    values = weight.values.astype(np.int64)
+    product = q.astype(np.int64) @ values.T
+    product -= zero_point.astype(np.int64)[:, None] * values.sum(axis=1)
+    out = product.astype(np.float32) * scale[:, None] * weight.scale.reshape(-1)
+    return out if layer.bias is None else out + layer.bias.detach().float().numpy()
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features"),
+    [(1, 1, 1), (2, 3, 15), (3, 17, 16), (5, 63, 17), (7, 64, 33), (4, 65, 127), (33, 130, 48)],
+)
+def test_equals_the_reference_to_the_bit(
+    rows: int, in_features: int, out_features: int, bias: bool, symmetric: bool
+) -> None:
+    layer, quantized = quantized_layer(in_features, out_features, bias=bias, symmetric=symmetric)
+    x = torch.randn(rows, in_features) * torch.logspace(-3, 3, rows)[:, None] + 0.3
+    x[rows // 2] = 0
+    with torch.inference_mode():
+        out = quantized(x)
+    np.testing.assert_array_equal(out.numpy(), reference(x, layer, symmetric), strict=True)
+
+
+def test_extreme_rows() -> None:
+    layer, quantized = quantized_layer(40, 20)
+    x = torch.randn(8, 40)
+    x[0] = 3e38
+    x[1] = -3e38
+    x[2, ::2] = 3e38
+    x[2, 1::2] = -3e38
+    x[3] = 1e-42
+    x[4, 7] = float("nan")
+    x[5, 9] = float("inf")
+    x[6] = 5.0
+    with np.errstate(over="ignore", invalid="ignore"), torch.inference_mode():
+        out = quantized(x).numpy()
+        np.testing.assert_array_equal(out, reference(x, layer, False))
+    assert np.isnan(out[4:6]).all()
+    assert np.isfinite(np.delete(out, [0, 1, 2, 4, 5], axis=0)).all()
+
+
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (2, 3, 40), (2, 1, 3, 1, 40)])
+def test_leading_dimensions(shape: tuple[int, ...]) -> None:
+    layer, quantized = quantized_layer(40, 20)
+    x = torch.randn(shape)
+    with torch.inference_mode():
+        out = quantized(x)
+    assert out.shape == (*shape[:-1], 20)
+    np.testing.assert_array_equal(
+        out.reshape(-1, 20).numpy(), reference(x.reshape(-1, 40), layer, False)
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 40), (2, 0, 40), (0, 3, 40)])
+def test_empty_batch(shape: tuple[int, ...]) -> None:
+    _, quantized = quantized_layer(40, 20)
+    out = quantized(torch.empty(shape))
+    assert out.shape == (*shape[:-1], 20)
+    assert out.dtype == torch.float32
+
+
+def test_any_strides() -> None:
+    layer, quantized = quantized_layer(40, 20)
+    base = torch.randn(6, 90, 12)
+    views = [
+        base[:, :40, 3],  # last stride 12
+        base[:, ::2, 0][:, :40],
+        base.permute(2, 0, 1)[:, :, 5:45],  # strided rows, three dimensions
+        base[0].T[:, 7:47],  # transposed
+        base.reshape(6, -1)[::2, 3:43],  # row stride 2160, last stride 1
+        torch.randn(40).expand(5, 40),  # row stride 0
+        torch.randn(1, 40).as_strided((1, 40), (3, 1)),
+    ]
+    with torch.inference_mode():
+        for x in views:
+            expected = reference(x.reshape(-1, 40).contiguous(), layer, False)
+            np.testing.assert_array_equal(quantized(x).reshape(-1, 20).numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_input_is_computed_in_float32(dtype: torch.dtype) -> None:
+    layer, quantized = quantized_layer(40, 20)
+    x = torch.randn(2, 5, 40).to(dtype)
+    with torch.inference_mode():
+        out = quantized(x)
+    assert out.dtype == dtype
+    expected = torch.from_numpy(reference(x.float().reshape(-1, 40), layer, False)).to(dtype)
+    assert torch.equal(out.reshape(-1, 20), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("out_features", [20, 32])
+def test_layer_cast_to_half_precision(dtype: torch.dtype, out_features: int) -> None:
+    _, quantized = quantized_layer(40, out_features)
+    expected_weight = quantized.weight.dequantize().to(dtype)
+    x = torch.randn(5, 40).to(dtype)
+    cast = copy.deepcopy(quantized).to(dtype)
+    assert cast.weight.dtype == cast.bias.dtype == dtype
+    assert torch.equal(cast.weight.dequantize(), expected_weight)
+    with torch.inference_mode():
+        quantized.bias.copy_(quantized.bias.to(dtype))  # all that the cast has rounded
+        assert torch.equal(cast(x), quantized(x))
+
+
+def test_layer_that_was_half_precision_before() -> None:
+    layer = nn.Linear(40, 20).to(torch.bfloat16).eval()
+    quantized = quantize_(copy.deepcopy(layer), Int8DynamicConfig())
+    assert quantized.weight.dtype == torch.bfloat16
+    x = torch.randn(5, 40)
+    with torch.inference_mode():
+        np.testing.assert_array_equal(quantized(x).numpy(), reference(x, layer, False))
+
+
+def test_strided_bias() -> None:
+    layer, quantized = quantized_layer(40, 32)
+    strided = torch.randn(64)[::2]
+    layer.bias = quantized.bias = nn.Parameter(strided)
+    x = torch.randn(5, 40)
+    with torch.inference_mode():
+        np.testing.assert_array_equal(quantized(x).numpy(), reference(x, layer, False))
+
+
+def test_changes_to_the_bias_are_seen() -> None:
+    _, quantized = quantized_layer(40, 20)
+    x = torch.randn(5, 40)
+    with torch.inference_mode():
+        before = quantized(x) - quantized.bias
+        quantized.bias.add_(1)
+        torch.testing.assert_close(quantized(x) - quantized.bias, before)
+
+
+def test_wrong_input() -> None:
+    _, quantized = quantized_layer(40, 20)
+    with pytest.raises(ValueError, match=r"input of shape \[\.\.\., 40\], got \[2, 39\]"):
+        quantized(torch.randn(2, 39))
+    with pytest.raises(ValueError, match=r"got \[\]"):
+        quantized(torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"got torch\.int64"):
+        quantized(torch.zeros(2, 40, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"got torch\.float64"):
+        quantized(torch.zeros(2, 40, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("requires", ["input", "bias", "both"])
+def test_gradients_are_those_of_the_dequantized_layer(requires: str) -> None:
+    _, quantized = quantized_layer(40, 20)
+    quantized.train()
+    x = torch.randn(2, 5, 40, requires_grad=requires != "bias")
+    quantized.bias.requires_grad_(requires != "input")
+    twin = nn.Linear(40, 20)
+    twin.weight = nn.Parameter(quantized.weight.dequantize(), requires_grad=False)
+    twin.bias = nn.Parameter(quantized.bias.detach().clone(), quantized.bias.requires_grad)
+    x_twin = x.detach().clone().requires_grad_(x.requires_grad)
+    direction = torch.randn(2, 5, 20)
+    quantized(x).backward(direction)
+    twin(x_twin).backward(direction)
+    assert quantized.weight.grad is None
+    for ours, theirs in ((x, x_twin), (quantized.bias, twin.bias)):
+        assert (ours.grad is None) == (not theirs.requires_grad)
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_training_mode_and_grad_mode_do_not_change_the_result() -> None:
+    _, quantized = quantized_layer(40, 20)
+    x = torch.randn(5, 40)
+    with torch.inference_mode():
+        expected = quantized(x).clone()
+    assert torch.equal(quantized.train()(x), expected)
+    assert torch.equal(quantized.eval()(x.requires_grad_()), expected)
+
+
+def test_is_made_by_quantize_only() -> None:
+    with pytest.raises(TypeError, match="quantize_"):
+        QuantizedLinear(3, 4)
+
+
+def test_float_weight_is_refused() -> None:
+    _, quantized = quantized_layer(40, 20)
+    with pytest.raises(TypeError, match="must be a QuantizedWeight, got Parameter"):
+        quantized.weight = nn.Parameter(torch.zeros(20, 40))
