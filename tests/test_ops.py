@@ -51,7 +51,7 @@ def variants(array: np.ndarray) -> dict[str, np.ndarray]:
 @ISAS
 @pytest.mark.parametrize("case", edge_cases(MATMUL, rounds=3), ids=str)
 def test_matmul_at_edge_sizes(case: Case, isa: str) -> None:
-    inputs = case.inputs(seed=7)
+    inputs: dict[str, Any] = case.inputs(seed=7)
     expected = case.expect(inputs)
     for threads in (1, 2):
         result = lowbit.matmul(**inputs, isa=isa, threads=threads)
@@ -64,7 +64,7 @@ def test_matmul_at_edge_sizes(case: Case, isa: str) -> None:
 @pytest.mark.parametrize("fill", ["min*min", "max*min", "max*max"])
 def test_matmul_on_extreme_data(dtypes: str, fill: str, isa: str) -> None:
     case = MATMUL.case({"M": 9, "N": 40, "K": 1000}, dtypes=dtypes)
-    inputs = case.inputs(fill=fill)
+    inputs: dict[str, Any] = case.inputs(fill=fill)
     verdict = case.expect(inputs).check(lowbit.matmul(**inputs, isa=isa))
     assert verdict.ok, verdict.message
 
@@ -73,7 +73,7 @@ def test_matmul_on_extreme_data(dtypes: str, fill: str, isa: str) -> None:
 @pytest.mark.parametrize("dtypes", MATMUL.signatures)
 def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
     case = MATMUL.case({"M": 19, "N": 37, "K": 67}, dtypes=dtypes)
-    inputs = case.inputs(seed=3)
+    inputs: dict[str, Any] = case.inputs(seed=3)
     expected = case.expect(inputs)
     for a in variants(inputs["a"]).values():
         for b in variants(inputs["b"]).values():
@@ -90,7 +90,7 @@ def test_matmul_property(
     isa: str, m: int, n: int, k: int, dtypes: str, threads: int, seed: int
 ) -> None:
     case = MATMUL.case({"M": m, "N": n, "K": k}, dtypes=dtypes)
-    inputs = case.inputs(seed=seed)
+    inputs: dict[str, Any] = case.inputs(seed=seed)
     out = np.full((m, n + 3), 123, np.int32)
     lowbit.matmul(**inputs, isa=isa, threads=threads, out=out[:, 1:-2])
     verdict = case.expect(inputs).check(np.ascontiguousarray(out[:, 1:-2]))
@@ -116,7 +116,7 @@ def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
 @ISAS
 @pytest.mark.parametrize("case", edge_cases(MATMUL_SCALED, rounds=2), ids=str)
 def test_matmul_scaled(case: Case, isa: str) -> None:
-    inputs = dict(case.inputs(seed=5))
+    inputs: dict[str, Any] = dict(case.inputs(seed=5))
     expected = case.expect(inputs)
     b = _scaled(inputs.pop("b"), inputs.pop("b_scale"), inputs.pop("b_zero_point", None))
     first = lowbit.matmul_scaled(b=b, **inputs, isa=isa)
@@ -138,7 +138,7 @@ def _scaled(
 @ISAS
 @pytest.mark.parametrize("case", edge_cases(LINEAR_DYNAMIC, rounds=2), ids=str)
 def test_linear_dynamic(case: Case, isa: str) -> None:
-    inputs = dict(case.inputs(seed=6))
+    inputs: dict[str, Any] = dict(case.inputs(seed=6))
     expected = case.expect(inputs)
     b = _scaled(inputs.pop("b"), inputs.pop("b_scale"))
     symmetric = "symmetric" in case.options
@@ -174,7 +174,7 @@ def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     from lowbit import dispatch
 
     case = MATMUL.case({"M": 700, "N": 20, "K": 130}, dtypes="s8:u8:s32")
-    inputs = case.inputs()
+    inputs: dict[str, Any] = case.inputs()
     monkeypatch.setattr(dispatch, "_WORKSPACE", 1 << 15)
     monkeypatch.setattr(dispatch, "_plans", {})
     assert case.expect(inputs).check(lowbit.matmul(**inputs)).ok

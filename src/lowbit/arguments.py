@@ -72,7 +72,7 @@ def check_depth(
     k: int,
     a_dtype: np.dtype[Any],
     b_dtype: np.dtype[Any],
-    centred: tuple[bool, bool] = (False,) * 2,
+    centred: tuple[bool, bool] = (False, False),
 ) -> None:
     """K must be small enough that no sum of products can leave int32.
 

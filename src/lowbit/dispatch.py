@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from lowbit.packed import aligned_empty
 _WORK_PER_THREAD = 1 << 20
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
-_ITEMS_PER_THREAD = 3  # so that a thread that lost its core does not hold up the others
+_ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
+_STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
 _MOST_PLANS = 1 << 12
 
 
@@ -49,8 +51,7 @@ class _Workspace(threading.local):
 _workspace = _Workspace()
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What decides a plan; `threads` None is as many as there are and the work is worth."""
 
     isa: str
@@ -62,8 +63,7 @@ class Request:
     threads: int | None = None
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """Addresses of the left operand; strides count its elements.
 
     `scale`, `zero`: one entry a row, 0 where the epilogue does not use them or where they are made
@@ -77,8 +77,7 @@ class Left:
     zero: int = 0
 
 
-@dataclass(frozen=True)
-class Right:
+class Right(NamedTuple):
     """Addresses of a packed right operand and what belongs to its columns; 0 where unused."""
 
     panels: int
@@ -183,7 +182,7 @@ def _make(request: Request) -> Plan:
     if chunk_rows < request.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
-    item_steps, item_panels = _items(request.n, shape, steps, step_rows * row_bytes, count)
+    item_steps, item_panels = _items(request, shape, steps, step_rows, count)
     program = product.program(
         isa, micro=micro, shape=shape, source=request.source, epilogue=request.epilogue
     )
@@ -201,21 +200,21 @@ def _make(request: Request) -> Plan:
     )
 
 
-def _items(n: int, shape: Shape, steps: int, step_bytes: int, count: int) -> tuple[int, int]:
+def _items(
+    request: Request, shape: Shape, steps: int, step_rows: int, count: int
+) -> tuple[int, int]:
     """How many steps of rows and panels of columns make one item of work.
 
-    The rows of an item should stay in half of the second-level cache while its panels pass; and
-    there should be some items for each thread.
+    What an item reads of either operand should stay in a quarter of the second-level cache. Where
+    that leaves too few items for the threads, rows are cut finer as long as an item keeps some
+    steps for each panel that it fetches, then columns, then rows down to single steps.
     """
-    fitting = max(1, host.caches()["L2"] // 2 // step_bytes)
-    item_steps = blocks(steps, blocks(steps, fitting))
-    panels = blocks(n, PANEL)
-    if count == 1:
-        return item_steps, panels
-    groups = blocks(panels, shape.panels)
-    wanted = blocks(_ITEMS_PER_THREAD * count, blocks(steps, item_steps))
-    item_panels = blocks(groups, min(groups, wanted)) * shape.panels
-    short = blocks(_ITEMS_PER_THREAD * count, blocks(panels, item_panels))
-    if blocks(steps, item_steps) < short:
-        item_steps = blocks(steps, min(steps, short))
-    return item_steps, item_panels
+    fitting = host.caches()["L2"] // 4 // padded_k(request.k)  # rows, or columns
+    groups = blocks(request.n, PANEL * shape.panels)
+    across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
+    down = blocks(steps, max(1, fitting // step_rows))  # and below each other
+    wanted = _ITEMS_PER_THREAD * count if count > 1 else 1
+    for least_steps in (_STEPS_PER_PANEL, 1):
+        down = max(down, min(blocks(wanted, across), max(1, steps // least_steps)))
+        across = max(across, min(blocks(wanted, down), groups))
+    return blocks(steps, down), blocks(groups, across) * shape.panels

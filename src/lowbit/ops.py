@@ -128,7 +128,7 @@ def _multiply(
     request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads)
     dispatch.plan(request).run(
         Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
-        Right(*map(_address, (b.panels, b.column_sums, b.zero_points, b.scale, bias))),
+        Right(*b.addresses, bias=_address(bias)),
         _address(target),
         target.strides[0] // 4,
     )
@@ -175,7 +175,7 @@ def linear_dynamic(
     plan = dispatch.plan(Request(used, *shape, left.shape[1], source, epilogue, threads))
     plan.run(
         Left(_address(left), left.strides[0] // 4),
-        Right(*map(_address, (b.panels, b.column_sums, b.zero_points, b.scale, added))),
+        Right(*b.addresses, bias=_address(added)),
         _address(target),
         target.strides[0] // 4,
     )
@@ -322,4 +322,4 @@ def _strides(array: npt.NDArray[Any]) -> tuple[int, ...]:
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:
-    return 0 if array is None else array.ctypes.data
+    return 0 if array is None else array.__array_interface__["data"][0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class PackedMatrix:
     dtype: str
     scale: npt.NDArray[np.float32] | None = None
     zero_points: npt.NDArray[np.int32] | None = None
+    # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
+    addresses: tuple[int, int, int, int] = field(init=False)
 
     def __post_init__(self) -> None:
         expected = (blocks(self.N, PANEL), padded_k(self.K) // GROUP, LINE)
@@ -52,6 +54,9 @@ class PackedMatrix:
             )
         if not self.panels.flags.c_contiguous:
             raise ValueError("panels must be C-contiguous")
+        parts = (self.panels, self.column_sums, self.zero_points, self.scale)
+        addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
+        object.__setattr__(self, "addresses", addresses)
 
     @property
     def shape(self) -> tuple[int, int]:

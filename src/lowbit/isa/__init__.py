@@ -58,16 +58,19 @@ def get(name: str) -> InstructionSet:
 
 
 @cache
-def _active(forced: str) -> InstructionSet:
+def active(name: str | None = None) -> InstructionSet:
+    """The set to use: `name`, else the one that LOWBIT_ISA forces, else the best that runs.
+
+    The variable is read once. ValueError or RuntimeError, naming what there is, for a set that
+    is unknown or cannot run here.
+    """
+    forced = os.environ.get("LOWBIT_ISA")
+    if name or not forced:
+        return get(name or available()[0])
     try:
-        return get(forced or available()[0])
+        return get(forced)
     except (ValueError, RuntimeError) as error:
         raise type(error)(f"LOWBIT_ISA={forced}: {error}") from None
-
-
-def active(name: str | None = None) -> InstructionSet:
-    """The set to use: `name`, else the one that LOWBIT_ISA forces, else the best that runs."""
-    return get(name) if name else _active(os.environ.get("LOWBIT_ISA", ""))
 
 
 def chain(start: InstructionSet) -> tuple[InstructionSet, ...]:

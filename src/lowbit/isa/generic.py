@@ -230,8 +230,8 @@ def bitcast(a: Any, to: Scalar | Vector) -> Any:
     return viewed if isinstance(to, Vector) else viewed[0]
 
 
-def _splat(call: Call, value: ir.Value, lanes: int) -> Any:
-    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)  # type: ignore[attr-defined]
+def _splat(call: Call, value: Any, lanes: int) -> Any:
+    undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = call.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     return call.builder.shuffle_vector(first, undefined, zeros)

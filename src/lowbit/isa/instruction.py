@@ -24,21 +24,21 @@ Typing = Callable[..., "Type | None"]
 
 @dataclass(frozen=True)
 class Call:
-    """What `emit` is given: the IR builder and the types on both sides of one use."""
+    """What `emit` is given: the ir.IRBuilder (untyped) and the types on both sides of one use."""
 
-    builder: ir.IRBuilder
+    builder: Any
     types: tuple[Any, ...]
     result: Type | None
 
-    def intrinsic(self, name: str, *args: ir.Value) -> Any:
+    def intrinsic(self, name: str, *args: Any) -> Any:
         """Call the LLVM intrinsic `name` with `args`, declaring it in the module once."""
         returns = ir.VoidType() if self.result is None else self.result.llvm
         return self.intrinsic_as(name, returns, *args)
 
-    def intrinsic_as(self, name: str, returns: ir.Type, *args: ir.Value) -> Any:
+    def intrinsic_as(self, name: str, returns: ir.Type, *args: Any) -> Any:
         """As `intrinsic`, with an LLVM return type of its own."""
         module = self.builder.module
-        kind = ir.FunctionType(returns, [a.type for a in args])  # type: ignore[attr-defined]
+        kind = ir.FunctionType(returns, [a.type for a in args])
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return self.builder.call(function, args)
 

@@ -58,7 +58,7 @@ class Emitter(Builder):
         self._entry = self.function.append_basic_block("entry")
         body = self.function.append_basic_block("body")
         self._entry_end = ir.IRBuilder(self._entry).branch(body)
-        self.builder = ir.IRBuilder(body)
+        self.builder: Any = ir.IRBuilder(body)  # llvmlite's methods are untyped
         self._open = self._regions = 0
         self._parameters = 0
         self._pending: tuple[Any, ir.Value] | None = None
@@ -121,7 +121,7 @@ class Emitter(Builder):
 
     def local(self, element: Scalar, count: int) -> Value:
         with self.at_entry():
-            memory = self.builder.alloca(element.llvm, count)
+            memory: Any = self.builder.alloca(element.llvm, count)
             memory.align = 64
             memory.type = ir.PointerType()  # llvmlite gives it a typed one, which LLVM has not
         return Value(self, Pointer(element), memory)

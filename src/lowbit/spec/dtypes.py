@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ DTYPES: Mapping[str, DType] = {
 }
 
 
+@cache
 def longest_sum(
     left: str,
     right: str,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowbit.isa.generic import extract, load_head, maximum, minimum, reduce_add, select, shuffle
 from lowbit.isa.types import Vector, f32, s32, u8, u32
@@ -23,8 +24,7 @@ _MINUS_ZERO_BITS = 0x80000000
 _SMALLEST_NORMAL = 2.0**-126
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """What the left operand is before it is packed. It keys the code.
 
     `kind` is "u8", "s8", or "f32" for rows to be quantized; `symmetric` says how those are.

@@ -13,6 +13,7 @@ of this wraps modulo 2^32, so it is exact whenever the result fits in 32 bits. (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowbit.isa.generic import store_head
 from lowbit.isa.types import f32
@@ -21,8 +22,7 @@ from lowbit.jit.value import Value
 from lowbit.kernels.micro_kernel import Store
 
 
-@dataclass(frozen=True)
-class Epilogue:
+class Epilogue(NamedTuple):
     """Which steps the epilogue has. It keys the code.
 
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column.
