@@ -1,0 +1,76 @@
+"""The README and the pages of docs/: their code runs and prints what they say; links lead on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# A python block, and the text block right behind it, which is what it prints.
+_BLOCK = re.compile(
+    r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Code, the line of its page that it begins on, and what it should print."""
+
+    code: str
+    line: int
+    printed: str
+
+
+def _blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(match[1], text.count("\n", 0, match.start(1)), match[2] or "")
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p)], ids=lambda p: p.name)
+def test_code_prints_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = _blocks(page)
+    if any("torch" in block.code for block in blocks):
+        pytest.importorskip("torch")
+        pytest.importorskip("safetensors")
+    x86 = llvm.get_process_triple().startswith("x86_64")
+    if not x86 and any(".assembly(" in block.code for block in blocks):
+        pytest.skip("the page looks at x86 code, which LLVM here does not generate")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            # Blank lines in front, so that a traceback names the line of the page.
+            source = "\n" * block.line + block.code
+            exec(compile(source, str(page), "exec", dont_inherit=True), names)
+        assert printed.getvalue() == block.printed, f"{page.name}, line {block.line + 1}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = _LINK.findall(page.read_text(encoding="utf-8"))
+    local = [target.partition("#")[0] for target in targets if "://" not in target]
+    assert local, f"{page.name} should lead on to at least one other file"
+    missing = [target for target in local if not (page.parent / target).exists()]
+    assert not missing, f"{page.name} links to {missing}"
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
