@@ -21,8 +21,8 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def matrix(value: Any, name: str) -> Array:
-    """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
+def _array(value: Any, name: str) -> Array:
+    """A NumPy view of an array or a PyTorch CPU tensor."""
     if _is_torch(value):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
@@ -31,16 +31,20 @@ def matrix(value: Any, name: str) -> Array:
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
-    if value.ndim != 2:
-        raise ValueError(f"{name} must have two dimensions, got shape {value.shape}")
     if not value.dtype.isnative:
         raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
     return value
 
 
-def bytes_matrix(value: Any, name: str) -> Array:
-    """As `matrix`, for int8 and uint8 only."""
-    array = matrix(value, name)
+def matrix(value: Any, name: str) -> Array:
+    """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
+    array = _array(value, name)
+    if array.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {array.shape}")
+    return array
+
+
+def _check_bytes(array: Array, name: str) -> Array:
     if array.dtype not in _SHORT_NAMES:
         hint = (
             f"; quantize it first: lowbit.quantize({name})"
@@ -48,6 +52,19 @@ def bytes_matrix(value: Any, name: str) -> Array:
             else "; convert it with astype if its values fit"
         )
         raise TypeError(f"{name} must be of int8 or uint8, got {array.dtype}{hint}")
+    return array
+
+
+def bytes_matrix(value: Any, name: str) -> Array:
+    """As `matrix`, for int8 and uint8 only."""
+    return _check_bytes(matrix(value, name), name)
+
+
+def bytes_array(value: Any, name: str) -> Array:
+    """A stack of matrices of int8 or uint8: at least two dimensions."""
+    array = _check_bytes(_array(value, name), name)
+    if array.ndim < 2:
+        raise ValueError(f"{name} must have at least two dimensions, got shape {array.shape}")
     return array
 
 
@@ -87,7 +104,7 @@ def check_depth(
 
 
 def output(
-    like: Any, out: Any, shape: tuple[int, int], dtype: np.dtype[Any], inputs: tuple[Any, ...] = ()
+    like: Any, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: tuple[Any, ...] = ()
 ) -> tuple[Array, Any]:
     """(where to write, what to return): `out`, or a new array of the kind of `like`."""
     if out is None:
@@ -97,7 +114,7 @@ def output(
             return tensor.numpy(), tensor
         array = np.empty(shape, dtype)
         return array, array
-    array = matrix(out, "out")
+    array = _array(out, "out")
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"out must be {dtype} {shape}, got {array.dtype} {array.shape}")
     if not array.flags.writeable:

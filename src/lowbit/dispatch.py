@@ -18,7 +18,7 @@ from lowbit.isa import InstructionSet, host
 from lowbit.jit import threads
 from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel, Shape
@@ -87,6 +87,20 @@ class Right(NamedTuple):
     bias: int = 0
 
 
+class Output(NamedTuple):
+    """Addresses of the output, of what the epilogue adds to it and of how it is quantized.
+
+    Strides count elements. `residual`: float32 of the output's shape; `requantize`: float32
+    inverse scale and zero point. 0 where the epilogue does not use them.
+    """
+
+    address: int
+    row_stride: int
+    residual: int = 0
+    residual_stride: int = 0
+    requantize: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How one product runs: which program, and how its rows and panels are cut.
@@ -105,17 +119,18 @@ class Plan:
     item_panels: int
     threads: int
 
-    def run(self, left: Left, right: Right, out: int, out_stride: int) -> None:
-        """Compute. `out` is the address of the first row, `out_stride` in elements of 4 bytes."""
+    def run(self, left: Left, right: Right, out: Output) -> None:
+        """Compute, one chunk of rows after another."""
         m, n, k = self.request.m, self.request.n, self.request.k
-        chunk, element = self.chunk_rows, 4 if self.request.source.kind == "f32" else 1
+        chunk, made = self.chunk_rows, self.request.source.kind == "f32"
         scratch = _workspace.reserve(self.packed_bytes + 12 * chunk)
         rows = scratch + self.packed_bytes
-        made = self.request.source.kind == "f32"
+        left_bytes = left.row_stride * (4 if made else 1)
+        out_bytes = out.row_stride * OUTPUTS[self.request.epilogue.out].bytes
         for first in range(0, m, chunk):
             self.program(
                 self.threads,
-                left.address + first * left.row_stride * element,
+                left.address + first * left_bytes,
                 left.row_stride,
                 left.stride,
                 scratch,
@@ -127,8 +142,11 @@ class Plan:
                 right.zero,
                 right.scale,
                 right.bias,
-                out + 4 * first * out_stride,
-                out_stride,
+                out.residual + 4 * first * out.residual_stride,
+                out.residual_stride,
+                out.requantize,
+                out.address + first * out_bytes,
+                out.row_stride,
                 min(chunk, m - first),
                 n,
                 k,

@@ -6,6 +6,7 @@ Strides are any, sizes from 0 on. Arguments are checked before anything is compu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,26 @@ import numpy.typing as npt
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.arguments import (
+    bytes_array,
     bytes_matrix,
     check_depth,
     check_inner,
     float_matrix,
     output,
     padded,
-    per_column,
     per_row,
 )
-from lowbit.dispatch import Left, Request, Right
+from lowbit.dispatch import Left, Output, Request, Right
+from lowbit.finish import INTEGERS, Finish
 from lowbit.jit import threads as thread_runtime
 from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.epilogue import Epilogue, Step
 from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.pack import pack as pack_kernel
-from lowbit.numerics import QTensor
+from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix, aligned_empty
 
-_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
+_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 
 
 def matmul(
@@ -40,12 +42,16 @@ def matmul(
 ) -> Any:
     """The exact integer product a @ b: int8 or uint8 [M, K] by [K, N] → int32 [M, N].
 
-    `b` may also be a PackedMatrix from `lowbit.pack`. `threads` limits the threads of this call,
-    `isa` forces an instruction set for it; neither changes the result.
+    `b` may also be a PackedMatrix from `lowbit.pack`. Stacks of matrices, [..., M, K] by
+    [..., K, N], are multiplied pair by pair, their leading dimensions broadcast as in NumPy.
+    `threads` limits the threads of this call, `isa` forces an instruction set for it; neither
+    changes the result.
 
     TypeError: an operand is not of 8-bit integers. ValueError: shapes do not match, or K is so
     large that int32 could overflow. RuntimeError: the machine lacks the instruction set.
     """
+    if getattr(a, "ndim", 2) > 2 or getattr(b, "ndim", 2) > 2:
+        return _batched(a, b, out, threads, isa)
     left = bytes_matrix(a, "a")
     right = b if isinstance(b, PackedMatrix) else bytes_matrix(b, "b")
     check_inner(left, right.shape)
@@ -55,7 +61,27 @@ def matmul(
     used = instruction_sets.active(isa).name
     packed = right if isinstance(right, PackedMatrix) else pack(right, isa=isa)
     zero = np.full(shape[0], FLIP, np.int32) if left.dtype == np.int8 else None
-    _multiply(left, packed, result, zero=zero, threads=threads, isa=used)
+    _run(left, packed, result, zero=zero, threads=threads, isa=used)
+    return returned
+
+
+def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
+    """`matmul` of stacks. A packed or two-dimensional b serves all of a's matrices at once."""
+    left = bytes_array(a, "a")
+    if isinstance(b, PackedMatrix) or b.ndim == 2:
+        flat = left.reshape(-1, left.shape[-1])
+        columns = b.shape[1]
+        result, returned = output(a, out, (*left.shape[:-1], columns), np.dtype(np.int32))
+        result[...] = matmul(flat, b, threads=threads, isa=isa).reshape(result.shape)
+        return returned
+    right = bytes_array(b, "b")
+    leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    shape = (*leading, left.shape[-2], right.shape[-1])
+    result, returned = output(a, out, shape, np.dtype(np.int32), (left, right))
+    left = np.broadcast_to(left, (*leading, *left.shape[-2:]))
+    right = np.broadcast_to(right, (*leading, *right.shape[-2:]))
+    for index in np.ndindex(leading):
+        matmul(left[index], right[index], out=result[index], threads=threads, isa=isa)
     return returned
 
 
@@ -66,20 +92,35 @@ def matmul_scaled(
     a_scale: Any,
     a_zero_point: Any = None,
     bias: Any = None,
+    residual: Any = None,
+    steps: Sequence[Step] | None = None,
+    out_dtype: str = "float32",
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
     out: Any = None,
     threads: int | None = None,
     isa: str | None = None,
 ) -> Any:
-    """The product of quantized matrices as real numbers, float32 [M, N]:
+    """The product of quantized matrices as real numbers [M, N], and what follows it in a network.
 
-        out[m, n] = float32(Σ_k (a[m, k] − a_zero_point[m]) · (b[k, n] − z_n)) · a_scale[m] · s_n
-                    + bias[n]
+        y[m, n] = float32(Σ_k (a[m, k] − a_zero_point[m]) · (b[k, n] − z_n)) · a_scale[m] · s_n
 
     a: int8 or uint8 [M, K]; b: packed from a QTensor, whose s_n and z_n it holds; a_scale and
-    a_zero_point: one number or [M]; bias: [N]. The sum is an exact int32; then each of the four
-    float operations rounds once, in the order written, on every instruction set.
+    a_zero_point: one number or [M]. Then `steps`, in order, each a name or `Clamp(low, high)`:
 
-    Raises as `matmul` does, and ValueError if b has no scale or a parameter has another shape.
+        "bias"       y + bias[n]              "relu"       max(y, 0)
+        "residual"   y + residual[m, n]       "silu"       y·σ(y)
+        "gelu"       y·Φ(y)                   "gelu_tanh"  GELU's tanh approximation
+
+    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (the bits
+    as uint16 in NumPy, a tensor in PyTorch), or "uint8" or "int8", which are quantized:
+    clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
+
+    The sum is an exact int32; every float operation rounds once, in the order written, so the
+    result is the same bits on every instruction set and for any number of threads.
+
+    Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape, a
+    step is unknown, or a step's operand is missing.
     """
     left = bytes_matrix(a, "a")
     _check_scaled(b)
@@ -90,50 +131,21 @@ def matmul_scaled(
     _check_zero_points(zero, left.dtype)
     centred = bool(zero.any()), _centred(b)
     check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), centred)
-    added = per_column(bias, b.N, "bias")
-    result, returned = output(a, out, (rows, b.N), np.dtype(np.float32), (left,))
+    finish = Finish.of(b.N, rows, bias, residual, steps, out_dtype, out_scale, out_zero_point)
+    result, returned = output(a, out, (rows, b.N), finish.storage, (left, finish.residual))
     used = instruction_sets.active(isa).name
     stored_zero = zero + np.int32(FLIP) if left.dtype == np.int8 else zero
-    zero = stored_zero if stored_zero.any() else None
-    _multiply(left, b, result, scale=scale, zero=zero, bias=added, threads=threads, isa=used)
-    return returned
-
-
-def _multiply(
-    a: npt.NDArray[Any],
-    b: PackedMatrix,
-    out: npt.NDArray[Any],
-    *,
-    zero: npt.NDArray[np.int32] | None,
-    scale: npt.NDArray[np.float32] | None = None,
-    bias: npt.NDArray[np.float32] | None = None,
-    threads: int | None,
-    isa: str,
-) -> None:
-    """Bytes times packed bytes into `out`; what is None leaves its step out of the epilogue."""
-    if not out.size:
-        return
-    if not a.shape[1]:
-        out[...] = 0 if bias is None else bias[: b.N]
-        return
-    target = out if _rows_contiguous(out) else np.empty(out.shape, out.dtype)
-    row_stride, stride = _strides(a)
-    source = Source(_KINDS[a.dtype], contiguous=stride == 1)
-    epilogue = Epilogue(
-        a_zero=zero is not None,
-        b_zero=b.zero_points is not None,
-        scaled=scale is not None,
-        bias=bias is not None,
+    _run(
+        left,
+        b,
+        result,
+        scale=scale,
+        zero=stored_zero if stored_zero.any() else None,
+        finish=finish,
+        threads=threads,
+        isa=used,
     )
-    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads)
-    dispatch.plan(request).run(
-        Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
-        Right(*b.addresses, bias=_address(bias)),
-        _address(target),
-        target.strides[0] // 4,
-    )
-    if target is not out:
-        out[...] = target
+    return finish.reinterpreted(returned)
 
 
 def linear_dynamic(
@@ -142,6 +154,8 @@ def linear_dynamic(
     bias: Any = None,
     *,
     symmetric: bool = False,
+    residual: Any = None,
+    steps: Sequence[Step] | None = None,
     out: Any = None,
     threads: int | None = None,
     isa: str | None = None,
@@ -149,8 +163,9 @@ def linear_dynamic(
     """x @ b + bias with x quantized to 8 bits, row by row, on the way: float32 [M, K] → [M, N].
 
     b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
-    range is used whole. The arithmetic is that of `numerics.quantize_rows` followed by
-    `matmul_scaled`, bit for bit. A row that holds NaN or infinity gives a row of NaN.
+    range is used whole. `residual` and `steps` as in `matmul_scaled`. The arithmetic is that of
+    `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. A row that holds NaN or
+    infinity gives a row of NaN.
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
@@ -158,36 +173,65 @@ def linear_dynamic(
     _check_scaled(b)
     check_inner(left, b.shape, "x")
     check_depth(left.shape[1], np.dtype(np.uint8), np.dtype(b.dtype), (True, _centred(b)))
-    added = per_column(bias, b.N, "bias")
     shape = left.shape[0], b.N
-    result, returned = output(x, out, shape, np.dtype(np.float32), (left,))
+    finish = Finish.of(b.N, shape[0], bias, residual, steps)
+    result, returned = output(x, out, shape, finish.storage, (left, finish.residual))
     used = instruction_sets.active(isa).name
-    if not result.size:
-        return returned
-    if not left.shape[1]:
-        result[...] = 0 if added is None else added[: b.N]
-        return returned
     if not _rows_contiguous(left):
         left = np.ascontiguousarray(left)
-    target = result if _rows_contiguous(result) else np.empty(shape, np.float32)
-    epilogue = Epilogue(True, b.zero_points is not None, scaled=True, bias=added is not None)
-    source = Source("f32", symmetric=symmetric)
-    plan = dispatch.plan(Request(used, *shape, left.shape[1], source, epilogue, threads))
-    plan.run(
-        Left(_address(left), left.strides[0] // 4),
-        Right(*b.addresses, bias=_address(added)),
-        _address(target),
-        target.strides[0] // 4,
-    )
-    if target is not result:
-        result[...] = target
+    _run(left, b, result, finish=finish, symmetric=symmetric, threads=threads, isa=used)
     return returned
+
+
+def _run(
+    a: npt.NDArray[Any],
+    b: PackedMatrix,
+    out: npt.NDArray[Any],
+    *,
+    scale: npt.NDArray[np.float32] | None = None,
+    zero: npt.NDArray[np.int32] | None = None,
+    finish: Finish = INTEGERS,
+    symmetric: bool = False,
+    threads: int | None,
+    isa: str,
+) -> None:
+    """Checked operands into `out`; what is None leaves its step out of the epilogue."""
+    if not out.size:
+        return
+    if not a.shape[1]:  # an empty sum: one column of zeros gives the same, through all steps
+        zeros = np.zeros((1, b.N), np.int8)
+        tensor = QTensor(zeros, np.ones((), np.float32), np.zeros((), np.int32), int_format("int8"))
+        a, b, zero = np.zeros((a.shape[0], 1), a.dtype), pack(tensor), None
+    target = out if _rows_contiguous(out) else np.empty(out.shape, out.dtype)
+    floats = a.dtype == np.float32
+    row_stride, stride = (a.strides[0] // 4, 1) if floats else _strides(a)
+    source = Source(_KINDS[a.dtype], contiguous=stride == 1, symmetric=symmetric)
+    epilogue = Epilogue(
+        a_zero=floats or zero is not None,
+        b_zero=b.zero_points is not None,
+        steps=finish.steps,
+        out=finish.out,
+    )
+    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads)
+    dispatch.plan(request).run(
+        Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
+        Right(*b.addresses, bias=_address(finish.bias)),
+        Output(
+            _address(target),
+            target.strides[0] // target.itemsize,
+            _address(finish.residual),
+            0 if finish.residual is None else finish.residual.strides[0] // 4,
+            _address(finish.requantize),
+        ),
+    )
+    if target is not out:
+        out[...] = target
 
 
 _DYNAMIC = {
     (symmetric, bias): (
         Source("f32", symmetric=symmetric),
-        Epilogue(a_zero=True, scaled=True, bias=bias),
+        Epilogue(a_zero=True, steps=("bias",) if bias else (), out="f32"),
     )
     for symmetric in (False, True)
     for bias in (False, True)
@@ -217,7 +261,9 @@ def linear_dynamic_pointers(
     source, epilogue = _DYNAMIC[symmetric, bias != 0]
     request = Request(instruction_sets.active().name, M, N, K, source, epilogue)
     dispatch.plan(request).run(
-        Left(x, x_stride), Right(panels, column_sums, 0, scale, bias), out, out_stride
+        Left(x, x_stride),
+        Right(panels, column_sums, 0, scale, bias),
+        Output(out, out_stride),
     )
 
 

@@ -34,7 +34,7 @@ def _assembly(micro: MicroKernel, m: int) -> str:
         micro=micro,
         shape=shape,
         source=Source("f32"),
-        epilogue=Epilogue(a_zero=True, scaled=True, bias=True),
+        epilogue=Epilogue(a_zero=True, steps=("bias",), out="f32"),
     )
 
 

@@ -47,6 +47,9 @@ def interpreted(
         "column_zero": b.zero_points,
         "column_scale": b.scale,
         "bias": None,
+        "residual": None,
+        "residual_stride": 0,
+        "requantize": None,
         "out": out,
         "out_stride": out.strides[0] // 4,
         "m": m,
@@ -89,7 +92,7 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool) -> None:
     interpreted(
         micro, x, pack(weight), out, bias=bias,
         source=Source("f32", symmetric=symmetric),
-        epilogue=Epilogue(a_zero=True, b_zero=True, scaled=True, bias=True),
+        epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
 

@@ -13,12 +13,15 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa import host
+from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed, widened
 from lowbit.isa.avx512_vnni import AVX512_VNNI
+from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
 from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.tiles import ROW_BYTES, ROWS, TileState
 from lowbit.isa.types import Pointer, Type, s64, tile, u8
 
-ROWS, ROW_BYTES, TILES = 16, 64, 8
+TILES = 8
 
 AMX = InstructionSet(
     name="amx",
@@ -31,24 +34,16 @@ AMX = InstructionSet(
 )
 
 
-class TileState:
-    """What the interpreter keeps for one tile; undefined until a configuration gives it a shape."""
-
-    def __init__(self) -> None:
-        self.rows = self.row_bytes = 0
-        self.data = np.zeros((ROWS, ROW_BYTES), np.uint8)
-
-    def view(self) -> np.ndarray:
-        """The configured part, uint8[rows, row_bytes]."""
-        if not self.rows:
-            raise RuntimeError("a tile was used before ldtilecfg gave it a shape")
-        return self.data[: self.rows, : self.row_bytes]
-
-    def set(self, values: np.ndarray) -> None:
-        """Replace the configured part; the rest of a written tile becomes zero."""
-        shaped = self.view()
-        self.data = np.zeros_like(self.data)
-        self.data[: shaped.shape[0], : shaped.shape[1]] = values
+# What a machine with the bfloat16 product of tiles has besides; every one so far has both.
+AMX_BF16 = InstructionSet(
+    name="amx_bf16",
+    features=(*AVX512_BF16.features, "amx-tile", "amx-bf16"),
+    fallback="amx",
+    vector_bytes=64,
+    vector_registers=32,
+    tiles=TILES,
+    permission=host.tile_permission,
+)
 
 
 def _load_config(call: Call, pointer: ir.Value, *tiles: ir.Value) -> None:
@@ -122,3 +117,25 @@ def tdpbusd(c: TileState, a: TileState, b: TileState) -> None:
         )
     by_k = right.reshape(right.shape[0], -1, 4).transpose(0, 2, 1).reshape(left.shape[1], -1)
     c.set((sums + left @ by_k).view(np.uint8))
+
+
+@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbf16ps", feature="amx-bf16")
+def tdpbf16ps(c: TileState, a: TileState, b: TileState) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/2, 2n + k%2] of bfloat16 in float32.
+
+    The sums over even k and over odd k are made apart from zero, one fused step after another in
+    the order of k, then added to each other and to c. Subnormal numbers count as zero everywhere.
+    """
+    left, right = widened(a.view().view(np.uint16)), widened(b.view().view(np.uint16))
+    sums = c.view().view(np.float32)
+    if left.shape != (sums.shape[0], 2 * right.shape[0]) or right.shape[1] != 2 * sums.shape[1]:
+        raise RuntimeError(
+            f"tdpbf16ps: tile shapes {sums.shape}, {left.shape}, {right.shape} differ in M, N or K"
+        )
+    halves = [np.zeros_like(sums), np.zeros_like(sums)]
+    for pair in range(right.shape[0]):
+        for odd in range(2):
+            column, row = left[:, 2 * pair + odd, None], right[pair, odd::2]
+            halves[odd] = flushed(fma.meaning(column, row, halves[odd]))
+    total = flushed(flushed(sums) + flushed(halves[0] + halves[1]))
+    c.set(total.view(np.uint8))

@@ -1,9 +1,10 @@
 """Object code on disk, so that a kernel is compiled once for a machine.
 
 An entry is named by a hash of everything that it depends on: the source of the package's code
-generating files, LLVM's version and target, the instruction set's features, the kernel and
-its static arguments. It holds a digest of its own content; an entry that does not match is
-ignored and written anew. Entries appear by renaming, so processes may race.
+generating files, LLVM's version and target, the instruction set's features, the kernel and its
+static arguments, and for a kernel from elsewhere the file that it is written in. It holds a digest
+of its own content; an entry that does not match is ignored and written anew. Entries appear by
+renaming, so processes may race.
 
 The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit. A folder that
 cannot be written means no cache, not an error.
@@ -13,8 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
+import marshal
 import os
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -48,10 +52,21 @@ def _source_digest() -> bytes:
     return digest.digest()
 
 
-def entry(*parts: object) -> Path:
-    """The file for what `parts` (by their repr) describe."""
-    digest = hashlib.sha256(_source_digest())
-    digest.update(repr(parts).encode())
+def _origin(text: Callable[..., None]) -> bytes:
+    """What a kernel text from outside of this package is written in, as far as one can see."""
+    module = text.__module__
+    if module.split(".")[0] == lowbit.__name__:
+        return b""  # in the digest of the package
+    try:
+        return Path(inspect.getfile(text)).read_bytes()
+    except (OSError, TypeError):  # typed in at a prompt
+        return marshal.dumps(text.__code__)
+
+
+def entry(text: Callable[..., None], *parts: object) -> Path:
+    """The file for a kernel text and what else decides its code (by their repr)."""
+    digest = hashlib.sha256(_source_digest() + _origin(text))
+    digest.update(repr((text.__module__, text.__qualname__, *parts)).encode())
     return folder() / f"{digest.hexdigest()[:40]}.o"
 
 

@@ -54,7 +54,7 @@ def object_code(ir_text: str, isa: InstructionSet) -> bytes:
 
 
 def assembly(ir_text: str, isa: InstructionSet) -> str:
-    """The assembly of a module, in Intel syntax where LLVM has it, for people to read."""
+    """The assembly of a module, in the syntax that LLVM prefers (AT&T's on x86)."""
     return _target_machine(isa).emit_assembly(optimized(ir_text, isa))
 
 

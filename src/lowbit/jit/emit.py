@@ -222,7 +222,7 @@ class Emitter(Builder):
 
 
 def emit(
-    text: Callable[..., None], types: list[Type], isa: InstructionSet, name: str, **static: Any
+    text: Callable[..., None], types: list[Type], isa: InstructionSet, name: str, /, **static: Any
 ) -> ir.Module:
     """The LLVM module of a kernel text for one instruction set and its static arguments."""
     emitter = Emitter(isa, name)

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.isa.amx import TileState
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
@@ -202,6 +202,7 @@ def interpret(
     isa: InstructionSet,
     arguments: dict[str, Any],
     trace: list[Access] | None = None,
+    /,
     **static: Any,
 ) -> Interpreter:
     """Run a kernel text on arrays (for its pointers) and ints; outputs are written in place.

@@ -60,15 +60,15 @@ class Kernel:
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._lock = threading.Lock()
 
-    def ir(self, isa: InstructionSet, **static: Any) -> str:
+    def ir(self, isa: InstructionSet, /, **static: Any) -> str:
         """The LLVM IR of the text, before optimization."""
         return str(emit(self.text, list(self.types.values()), isa, self.name, **static))
 
-    def assembly(self, isa: InstructionSet, **static: Any) -> str:
+    def assembly(self, isa: InstructionSet, /, **static: Any) -> str:
         """The assembly that would run."""
         return compiler.assembly(self.ir(isa, **static), isa)
 
-    def program(self, isa: InstructionSet, **static: Any) -> Program:
+    def program(self, isa: InstructionSet, /, **static: Any) -> Program:
         """The machine code for this instruction set: from memory, from disk, or compiled now."""
         key = (isa.name, *sorted(static.items()))
         found = self._programs.get(key)
@@ -80,7 +80,7 @@ class Kernel:
         return found
 
     def _build(self, isa: InstructionSet, static: dict[str, Any]) -> Program:
-        path = cache.entry(self.name, isa.name, isa.features, sorted(static.items()))
+        path = cache.entry(self.text, isa.name, isa.features, sorted(static.items()))
         code = cache.read(path)
         if code is None:
             code = compiler.object_code(self.ir(isa, **static), isa)
@@ -92,6 +92,7 @@ class Kernel:
         isa: InstructionSet,
         arguments: dict[str, Any],
         trace: list[Access] | None = None,
+        /,
         **static: Any,
     ) -> Interpreter:
         """Run the text on NumPy arrays, every access checked; see jit.interpret."""

@@ -14,11 +14,10 @@ from lowbit.isa.generic import extract, load_head, maximum, minimum, reduce_add,
 from lowbit.isa.types import Vector, f32, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.functions import rounded
 from lowbit.kernels.cpu.layout import FLIP, LINE
 
 _LANES = 16
-_ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
-_ROUND_BITS = 0x4B400000
 _INFINITY_BITS = 0x7F800000
 _MINUS_ZERO_BITS = 0x80000000
 _SMALLEST_NORMAL = 2.0**-126
@@ -106,12 +105,6 @@ def _row_range(k: Builder, row: Row) -> tuple[Value, Value, Value]:
     return low_bits.bits(f32), high_bits.bits(f32), finite
 
 
-def _rounded(value: Value) -> Value:
-    """Round half to even, as s32, for |value| < 2^22."""
-    signed = Vector(s32, value.type.lanes) if isinstance(value.type, Vector) else s32
-    return (value + _ROUND).bits(signed) - _ROUND_BITS
-
-
 @dataclass(frozen=True)
 class _Affine:
     """One row's parameters: its scale's inverse, its zero point, and the clamp before rounding."""
@@ -136,7 +129,7 @@ def _affine(k: Builder, source: Source, row: Row, row_scale: Value, row_zero: Va
         least, greatest = k.constant(-127.0, f32), k.constant(127.0, f32)
     else:
         ideal = minimum((0.0 - low) / scale, k.constant(255.0, f32))
-        zero = select(finite, _rounded(ideal), k.constant(0, s32))
+        zero = select(finite, rounded(ideal), k.constant(0, s32))
         least, greatest = 0.0 - zero.to(f32), 255.0 - zero.to(f32)
     # A row with a NaN or an infinity in it: every q is its zero point, and the scale is NaN.
     row_scale.store(select(finite, scale, k.constant(float("nan"), f32)))
@@ -160,7 +153,7 @@ def quantize(
 
     def quantized(values: Value) -> Value:
         bounded = minimum(maximum(values * inverse, least), greatest)
-        q = _rounded(bounded) + zero
+        q = rounded(bounded) + zero
         if row_sum is not None:
             sums.value = sums.value + q
         return q.to(u8)

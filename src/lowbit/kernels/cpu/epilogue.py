@@ -15,30 +15,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import store_head
-from lowbit.isa.types import f32
+from lowbit.isa.generic import load_head, maximum, minimum, store_head
+from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
+from lowbit.kernels.cpu.functions import FUNCTIONS, clamp, rounded, to_bf16
 from lowbit.kernels.micro_kernel import Store
 
 
-class Epilogue(NamedTuple):
-    """Which steps the epilogue has. It keys the code.
+class Clamp(NamedTuple):
+    """A step that bounds values: at least `low`, at most `high`."""
 
-    `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column.
-    `scaled`: the output is float32 and each element is multiplied by its row's, then by its
-    column's scale; otherwise it is s32. `bias`: a float32 per column is added last.
+    low: float
+    high: float
+
+
+# "bias" and "residual" add an operand, the others are functions of one number.
+STEPS = ("bias", "residual", *FUNCTIONS)
+Step = str | Clamp
+
+# What the output can be, and the type that is stored.
+OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8}
+
+
+class Epilogue(NamedTuple):
+    """What the epilogue does. It keys the code.
+
+    `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column. With
+    the output "s32" nothing else happens. Otherwise sums become float32, are multiplied by their
+    row's, then by their column's scale, go through `steps` in order, and are stored as `out`:
+    "f32", "bf16", or quantized to "u8" or "s8".
     """
 
     a_zero: bool = False
     b_zero: bool = False
-    scaled: bool = False
-    bias: bool = False
+    steps: tuple[Step, ...] = ()
+    out: str = "s32"
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Where the epilogue's operands are: one entry a row, or one a column (padded to a panel)."""
+    """Where the epilogue's operands are: one entry a row, or one a column (padded to a panel).
+
+    `residual` has the output's shape; `requantize` points to the inverse of the output's scale
+    and its zero point, both float32.
+    """
 
     row_zero: Value
     row_sum: Value
@@ -47,6 +68,9 @@ class Operands:
     column_zero: Value
     column_scale: Value
     bias: Value
+    residual: Value
+    residual_stride: Value
+    requantize: Value
     out: Value
     out_stride: Value
     columns: Value
@@ -54,11 +78,24 @@ class Operands:
 
 def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> Store:
     """Load what belongs to `lanes` columns from `column` on; return how to store a row of them."""
+    scaled = epilogue.out != "s32"
     column_sum = (at.column_sum + column).load(lanes) if epilogue.a_zero else None
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
-    column_scale = (at.column_scale + column).load(lanes) if epilogue.scaled else None
-    bias = (at.bias + column).load(lanes) if epilogue.bias else None
+    column_scale = (at.column_scale + column).load(lanes) if scaled else None
+    bias = (at.bias + column).load(lanes) if "bias" in epilogue.steps else None
     left = at.columns - column
+    target = at.out.cast(OUTPUTS[epilogue.out])
+
+    def step(row: Value, value: Value, what: Step) -> Value:
+        if isinstance(what, Clamp):
+            return clamp(value, *what)
+        if what == "bias":
+            assert bias is not None
+            return value + bias
+        if what == "residual":
+            place = at.residual + (row * at.residual_stride + column)
+            return value + load_head(place, left, lanes)
+        return FUNCTIONS[what](value)
 
     def store(row: Value, accumulators: Value) -> None:
         value = accumulators
@@ -68,13 +105,25 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = value - (at.row_sum + row).load().splat(lanes) * column_zero
         if column_scale is not None:
             value = value.to(f32) * (at.row_scale + row).load().splat(lanes) * column_scale
-        if bias is not None:
-            value = value + bias
-        out = at.out.cast(f32) if epilogue.scaled else at.out
-        place = out + (row * at.out_stride + column)
+        for what in epilogue.steps:
+            value = step(row, value, what)
+        value = _converted(value, epilogue.out, at, lanes)
+        place = target + (row * at.out_stride + column)
         for _ in k.when(left > lanes - 1):
             place.store(value)
         for _ in k.when(left < lanes):
             store_head(value, place, left)
 
     return store
+
+
+def _converted(value: Value, out: str, at: Operands, lanes: int) -> Value:
+    """From float32 to what is stored. Quantizing clamps first, so that rounding cannot leave."""
+    if out == "bf16":
+        return to_bf16(value)
+    if out not in ("u8", "s8"):
+        return value
+    low, high = (0.0, 255.0) if out == "u8" else (-128.0, 127.0)
+    inverse, zero = (((at.requantize + i).load()).splat(lanes) for i in range(2))
+    steps = minimum(maximum(value * inverse, low - zero), high - zero)
+    return (rounded(steps) + rounded(zero)).to(OUTPUTS[out])

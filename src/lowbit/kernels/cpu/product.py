@@ -39,7 +39,10 @@ def product(
     column_zero: S32Pointer,
     column_scale: F32Pointer,
     bias: F32Pointer,
-    out: S32Pointer,
+    residual: F32Pointer,
+    residual_stride: Int,
+    requantize: F32Pointer,
+    out: U8Pointer,
     out_stride: Int,
     m: Int,
     n: Int,
@@ -80,8 +83,8 @@ def product(
                     activation.pack_bytes(k, source, row, sums)
 
     operands = Operands(
-        row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias, out,
-        out_stride, n,
+        row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
+        residual, residual_stride, requantize, out, out_stride, n,
     )  # fmt: skip
     step_rows = block_rows * shape.depth
     steps, all_panels = _ceil(m, step_rows), _ceil(n, PANEL)

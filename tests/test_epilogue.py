@@ -1,0 +1,206 @@
+"""What follows a product: every step and output, against float64, on every instruction set."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.isa import SETS, available
+from lowbit.isa.types import F32Pointer, Int
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.epilogue import Clamp
+from lowbit.kernels.cpu.functions import FUNCTIONS
+from lowbit.spec import epilogue as spec
+
+ISAS = pytest.mark.parametrize(
+    "isa",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(bool(one.missing()), reason=one.missing() or "-")
+        )
+        for name, one in SETS.items()
+    ],
+)
+
+
+@kernel
+def apply(k: Builder, x: F32Pointer, y: F32Pointer, n: Int, *, function: str) -> None:
+    """y = function(x), n a multiple of 16."""
+    for i in k.range(0, n, 16):
+        (y + i).store(FUNCTIONS[function]((x + i).load(16)))
+
+
+@ISAS
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_functions_over_all_floats(function: str, isa: str) -> None:
+    """A million float32 bit patterns, evenly spread over all of them."""
+    x = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32)[: 2**20 // 16 * 16]
+    x = x[: len(x) // 16 * 16].view(np.float32)
+    y = np.full_like(x, 7)
+    apply.program(SETS[isa], function=function)(1, x.ctypes.data, y.ctypes.data, len(x))
+    finite = np.isfinite(x) & (np.abs(x) < 1e30)
+    value, budget = spec.FUNCTIONS[function].apply(x[finite].astype(np.float64), np.zeros(1))
+    assert (np.abs(y[finite] - value) <= budget).all()
+    assert np.isnan(y[np.isnan(x)]).all()
+    assert not np.isnan(y[~np.isnan(x)]).any()
+    generic = np.full_like(x, 7)
+    apply.program(SETS["generic"], function=function)(1, x.ctypes.data, generic.ctypes.data, len(x))
+    np.testing.assert_array_equal(y, generic)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_ends_of_the_functions(function: str) -> None:
+    x = np.array([np.inf, -np.inf, 3e38, -3e38, 0.0, -0.0, np.nan] + [0.0] * 9, np.float32)
+    y = np.full_like(x, 7)
+    apply.interpret(SETS["generic"], {"x": x, "y": y, "n": 16}, function=function)
+    assert y[0] == np.inf
+    assert y[2] == x[2]
+    assert np.isnan(y[6])
+    np.testing.assert_allclose(y[[1, 3, 4, 5]], 0, atol=1e-35)
+
+
+SIZES = (21, 37, 70)
+STEPS: list[tuple[Any, ...]] = [
+    (),
+    ("bias",),
+    ("residual", "relu"),
+    ("bias", "gelu"),
+    ("bias", "gelu_tanh", "residual"),
+    ("silu", Clamp(-0.25, 6.0)),
+    ("bias", "residual", "silu", Clamp(0.0, 1e30)),
+]
+
+
+def _problem() -> dict[str, Any]:
+    m, n, k = SIZES
+    rng = np.random.default_rng(11)
+    weight = lowbit.quantize(rng.standard_normal((k, n)), axis=1)
+    q = rng.integers(0, 256, (m, k)).astype(np.uint8)
+    scale = rng.uniform(0.001, 0.01, m).astype(np.float32)
+    zero = rng.integers(0, 256, m).astype(np.int32)
+    exact = (q.astype(np.int64) - zero[:, None]) @ weight.values.astype(np.int64)
+    value = exact * scale[:, None].astype(np.float64) * weight.scale.astype(np.float64)
+    return {
+        "call": {"a": q, "b": lowbit.pack(weight), "a_scale": scale, "a_zero_point": zero},
+        "value": value,
+        "bias": rng.standard_normal(n).astype(np.float32),
+        "residual": rng.standard_normal((m, n)).astype(np.float32),
+    }
+
+
+PROBLEM = _problem()
+
+
+def _reference(steps: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+    value = PROBLEM["value"]
+    error = ((1 + spec.UNIT) ** 3 - 1) * np.abs(value)
+    for step in steps:
+        if isinstance(step, Clamp):
+            value, error = spec.bounded(value, error, *step)
+        elif step in ("bias", "residual"):
+            value, error = spec.added(value, error, PROBLEM[step])
+        else:
+            value, error = spec.FUNCTIONS[step].apply(value, error)
+    return value, error
+
+
+def _call(steps: tuple[Any, ...], **more: Any) -> Any:
+    operands = {name: PROBLEM[name] for name in ("bias", "residual") if name in steps}
+    return lowbit.matmul_scaled(**PROBLEM["call"], **operands, steps=steps, **more)
+
+
+@ISAS
+@pytest.mark.parametrize("steps", STEPS, ids=str)
+def test_steps(steps: tuple[Any, ...], isa: str) -> None:
+    value, budget = _reference(steps)
+    result = _call(steps, isa=isa)
+    assert result.dtype == np.float32
+    assert (np.abs(result - value) <= budget).all()
+    for other, threads in itertools.product(available(), (1, 2)):
+        np.testing.assert_array_equal(result, _call(steps, isa=other, threads=threads))
+
+
+@ISAS
+@pytest.mark.parametrize("steps", STEPS, ids=str)
+@pytest.mark.parametrize(("out_dtype", "zero"), [("uint8", 100), ("uint8", 0), ("int8", -3)])
+def test_quantized_outputs(steps: tuple[Any, ...], out_dtype: str, zero: int, isa: str) -> None:
+    """The float32 result, then the definition, to the bit; and guarded bytes around the output."""
+    real = _call(steps, isa=isa)
+    scale = np.float32(0.031)
+    limits = np.iinfo(out_dtype)
+    expected = np.clip(np.rint(real * (np.float32(1) / scale)) + zero, limits.min, limits.max)
+    around = np.full((SIZES[0], SIZES[1] + 9), 85, out_dtype)
+    out = around[:, 4:-5]
+    result = _call(
+        steps, isa=isa, out_dtype=out_dtype, out_scale=float(scale), out_zero_point=zero, out=out
+    )
+    assert result is out
+    np.testing.assert_array_equal(out, expected.astype(out_dtype))
+    assert (around[:, :4] == 85).all()
+    assert (around[:, -5:] == 85).all()
+
+
+@ISAS
+def test_bfloat16_output(isa: str) -> None:
+    torch = pytest.importorskip("torch")
+    real = _call(("bias",), isa=isa)
+    bits = _call(("bias",), isa=isa, out_dtype="bfloat16")
+    expected = torch.from_numpy(real).to(torch.bfloat16)
+    assert bits.dtype == np.uint16
+    np.testing.assert_array_equal(bits, expected.view(torch.uint16).numpy())
+
+
+def test_linear_dynamic_takes_steps() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((9, 70)).astype(np.float32)
+    b = PROBLEM["call"]["b"]
+    q, scale, zero = lowbit.numerics.quantize_rows(x, symmetric=False)
+    bias, residual = PROBLEM["bias"], PROBLEM["residual"][:9]
+    steps = ("bias", "gelu", "residual")
+    parts = lowbit.matmul_scaled(
+        q, b, a_scale=scale, a_zero_point=zero, bias=bias, residual=residual, steps=steps
+    )
+    whole = lowbit.linear_dynamic(x, b, bias, residual=residual, steps=steps)
+    np.testing.assert_array_equal(whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"steps": ("tanh",)}, "no step is called 'tanh'; known: bias, residual, relu"),
+        ({"steps": ("bias",), "bias": None}, "the step 'bias' needs the argument bias"),
+        ({"steps": (), "residual": np.zeros(SIZES[:2], np.float32)}, "residual is given, but"),
+        ({"steps": (Clamp(1, 0),)}, "wrong order"),
+        ({"residual": np.zeros((2, 2), np.float32)}, r"residual must have shape \(21, 37\)"),
+        ({"out_dtype": "float16"}, "out_dtype 'float16' is not one of float32"),
+        ({"out_dtype": "int8"}, "needs a positive, finite out_scale, got None"),
+        ({"out_dtype": "int8", "out_scale": 0.0}, "positive, finite out_scale"),
+        ({"out_dtype": "int8", "out_scale": 1.0, "out_zero_point": 200}, "outside of int8"),
+        ({"out_scale": 1.0}, "belong to a quantized out_dtype"),
+    ],
+)
+def test_bad_arguments(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lowbit.matmul_scaled(**{**PROBLEM["call"], **more})
+
+
+def test_batched_matmul() -> None:
+    rng = np.random.default_rng(5)
+    a = rng.integers(-128, 128, (2, 1, 5, 33)).astype(np.int8)
+    b = rng.integers(0, 256, (3, 33, 17)).astype(np.uint8)
+    expected = a.astype(np.int64) @ b.astype(np.int64)
+    np.testing.assert_array_equal(lowbit.matmul(a, b), expected)
+    out = np.empty(expected.shape, np.int32)
+    assert lowbit.matmul(a, b, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lowbit.matmul(a, b[0]), a.astype(np.int64) @ b[0])
+    np.testing.assert_array_equal(lowbit.matmul(a, lowbit.pack(b[1])), a.astype(np.int64) @ b[1])
+    with pytest.raises(ValueError, match="broadcast"):
+        lowbit.matmul(np.zeros((2, 3, 4), np.int8), np.zeros((3, 4, 5), np.int8))
+    with pytest.raises(ValueError, match="at least two dimensions"):
+        lowbit.matmul(a, np.zeros(33, np.int8))
