@@ -239,6 +239,26 @@ def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int]) -> N
     np.testing.assert_array_equal(real, np.broadcast_to(bias, result.shape))
 
 
+@pytest.mark.parametrize("isa", [i for i in ("avx512", "avx2") if i in available()])
+def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
+    """Chosen by proof, and exact: at the bound, just past it, and on saturating data."""
+    from lowbit import dispatch
+
+    rng = np.random.default_rng(3)
+    for kind, shift in ((np.int8, 0), (np.uint8, 128)):
+        small = rng.integers(-64, 65, (130, 50))
+        large = small.copy()
+        large[6:8, 3] = 65, 64
+        for stored, name in ((small, "narrow"), (large, "widening")):
+            b = lowbit.pack((stored + shift).astype(kind))
+            chosen = dispatch.consider(SETS[isa], 9, 50, 130, b.largest_pair)[-1]
+            assert chosen.micro is not None
+            assert chosen.micro.name == name
+            for a in (np.full((9, 130), 255, np.uint8), np.full((9, 130), -128, np.int8)):
+                expected = a.astype(np.int64) @ b.unpack().astype(np.int64)
+                np.testing.assert_array_equal(lowbit.matmul(a, b, isa=isa), expected)
+
+
 def test_a_packed_operand_takes_the_place_of_b() -> None:
     rng = np.random.default_rng(1)
     for kind in (np.int8, np.uint8):

@@ -6,19 +6,24 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
+from lowbit.kernels.cpu.epilogue import Clamp
 from lowbit.numerics import QTensor, quantize
 from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
 from lowbit.packed import PackedMatrix
+from lowbit.packed_file import load_packed, save_packed
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Clamp",
     "PackedMatrix",
     "QTensor",
     "__version__",
     "linear_dynamic",
+    "load_packed",
     "matmul",
     "matmul_scaled",
     "pack",
     "quantize",
+    "save_packed",
 ]

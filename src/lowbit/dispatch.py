@@ -19,7 +19,7 @@ from lowbit.jit import threads
 from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
@@ -31,6 +31,8 @@ _WORK_PER_THREAD = 1 << 20
 _WORKSPACE = 8 << 20
 _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
+# What a right operand that nobody has looked at must be taken for: any two may be neighbours.
+UNPROVEN = 2 * FLIP
 _MOST_PLANS = 1 << 12
 
 
@@ -61,6 +63,7 @@ class Request(NamedTuple):
     source: Source
     epilogue: Epilogue
     threads: int | None = None
+    largest_pair: int = UNPROVEN
 
 
 class Left(NamedTuple):
@@ -159,14 +162,35 @@ class Plan:
 _plans: dict[Request, Plan] = {}
 
 
-@cache
-def choose(isa: InstructionSet) -> tuple[InstructionSet, MicroKernel]:
-    """The micro-kernel of the best set at or below `isa` that has one, and that set."""
-    for candidate in instruction_sets.chain(isa):
-        for kernel in micro_kernels():
-            if kernel.isa == candidate.name:
-                return candidate, kernel
+class Candidate(NamedTuple):
+    """A micro-kernel that was looked at, and why it does not serve ("" if it does)."""
+
+    isa: InstructionSet
+    micro: MicroKernel | None
+    why: str
+
+
+def consider(
+    isa: InstructionSet, m: int, n: int, k: int, largest_pair: int = UNPROVEN
+) -> tuple[Candidate, ...]:
+    """Every micro-kernel looked at for a product, down the chain of sets; the last one serves."""
+    seen: list[Candidate] = []
+    for one in instruction_sets.chain(isa):
+        kernels = [kernel for kernel in micro_kernels() if kernel.isa == one.name]
+        if not kernels:
+            seen.append(Candidate(one, None, f"there is no kernel for {one.name}"))
+        for kernel in kernels:
+            seen.append(Candidate(one, kernel, kernel.refuses(m, n, k, largest_pair)))
+            if not seen[-1].why:
+                return tuple(seen)
     raise RuntimeError(f"no kernel for {isa.name} or what it falls back to")
+
+
+@cache
+def wants_proof(isa: str) -> bool:
+    """Whether knowing the weights could get a product on this set a faster kernel."""
+    chosen = instruction_sets.named(isa)
+    return consider(chosen, 64, 64, 64, 0)[-1] != consider(chosen, 64, 64, 64)[-1]
 
 
 def plan(request: Request) -> Plan:
@@ -190,7 +214,10 @@ def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
 
 
 def _make(request: Request) -> Plan:
-    isa, micro = choose(instruction_sets.get(request.isa))
+    asked = instruction_sets.get(request.isa)
+    sizes = request.m, request.n, request.k
+    isa, micro, _ = consider(asked, *sizes, request.largest_pair)[-1]
+    assert micro is not None
     count = thread_count(request.m, request.n, request.k, request.threads)
     row_bytes = padded_k(request.k)
     most_rows = max(LINE, _WORKSPACE // row_bytes // LINE * LINE)

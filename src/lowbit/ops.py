@@ -212,7 +212,8 @@ def _run(
         steps=finish.steps,
         out=finish.out,
     )
-    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads)
+    proven = b.largest_pair if dispatch.wants_proof(isa) else dispatch.UNPROVEN
+    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads, proven)
     dispatch.plan(request).run(
         Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
         Right(*b.addresses, bias=_address(finish.bias)),
@@ -317,8 +318,7 @@ def _pack_into(
     depth, columns = values.shape
     k_stride, n_stride = _strides(values)
     along = "n" if n_stride == 1 else "k" if k_stride == 1 else ""
-    used = dispatch.choose(instruction_sets.active(isa))[0]
-    program = pack_kernel.program(used, along=along, unsigned=unsigned)
+    program = pack_kernel.program(instruction_sets.active(isa), along=along, unsigned=unsigned)
     program(
         thread_runtime.max_threads() if values.size >= 1 << 20 else 1,
         *(_address(values), k_stride, n_stride, _address(panels), _address(sums), depth, columns),
@@ -329,8 +329,8 @@ def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:
     """(kernel, instruction set) that serve 8-bit products here now, by name."""
     if op not in ("gemm", "matmul", "matmul_scaled", "linear_dynamic"):
         raise ValueError(f"no operation is called {op!r}")
-    isa, micro = dispatch.choose(instruction_sets.active())
-    return micro.name, isa.name
+    isa, micro, _ = dispatch.consider(instruction_sets.active(), 64, 64, 64)[-1]
+    return micro.name if micro else "", isa.name
 
 
 def _check_scaled(b: PackedMatrix) -> None:

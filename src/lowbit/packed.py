@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
 
 _ALIGNMENT = 64
+_CHUNK = 1 << 20  # pairs that are looked at together
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -20,6 +22,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[A
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size].view(kind).reshape(shape)
+
+
+def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
+    """The stored values in panels, int8 [k, n], C-contiguous."""
+    stored = panels.reshape(*panels.shape[:2], PANEL, GROUP).transpose(1, 3, 0, 2)
+    rows = stored.reshape(padded_k(k), panels.shape[0] * PANEL)[:k, :n]
+    return np.ascontiguousarray(rows).view(np.int8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,7 +41,7 @@ class PackedMatrix:
     - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
 
-    Made by `lowbit.pack`.
+    Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
     """
 
     panels: npt.NDArray[np.uint8]
@@ -52,8 +61,22 @@ class PackedMatrix:
                 f"a packed {self.K}x{self.N} matrix has panels uint8 {expected}, "
                 f"got {self.panels.dtype} {self.panels.shape}"
             )
-        if not self.panels.flags.c_contiguous:
-            raise ValueError("panels must be C-contiguous")
+        if self.dtype not in ("int8", "uint8"):
+            raise ValueError(f"dtype must be int8 or uint8, got {self.dtype!r}")
+        unaligned = self.panels.size and self.panels.ctypes.data % _ALIGNMENT
+        if not self.panels.flags.c_contiguous or unaligned:
+            raise ValueError("panels must be C-contiguous and 64-byte aligned")
+        columns = blocks(self.N, PANEL) * PANEL
+        for name, kind in (
+            ("column_sums", "int32"),
+            ("scale", "float32"),
+            ("zero_points", "int32"),
+        ):
+            part = getattr(self, name)
+            if part is not None and (part.dtype != kind or part.shape != (columns,)):
+                raise ValueError(
+                    f"{name} must be {kind} ({columns},), got {part.dtype} {part.shape}"
+                )
         parts = (self.panels, self.column_sums, self.zero_points, self.scale)
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
@@ -69,13 +92,23 @@ class PackedMatrix:
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
         return sum(part.nbytes for part in parts if part is not None)
 
+    @cached_property
+    def largest_pair(self) -> int:
+        """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
+        stored values in a column, the largest sum of their positive parts, or of their negative
+        parts' magnitudes. Computed when first asked for."""
+        pairs = self.panels.view(np.int8).reshape(-1, 2)
+        largest = 0
+        for start in range(0, len(pairs), _CHUNK):
+            chunk = pairs[start : start + _CHUNK].astype(np.int16)
+            for signed in (chunk, -chunk):
+                largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
+        return largest
+
     def unpack(self) -> npt.NDArray[Any]:
         """The integers that were packed: int8 or uint8 [K, N]."""
-        stored = self.panels.reshape(*self.panels.shape[:2], PANEL, GROUP)
-        rows = stored.transpose(1, 3, 0, 2).reshape(padded_k(self.K), -1)[: self.K, : self.N]
-        if self.dtype == "uint8":
-            return rows ^ np.uint8(0x80)
-        return np.ascontiguousarray(rows).view(np.int8)
+        stored = unpack_panels(self.panels, self.K, self.N)
+        return stored.view(np.uint8) ^ np.uint8(FLIP) if self.dtype == "uint8" else stored
 
     def __repr__(self) -> str:
         extra = "" if self.scale is None else ", scaled per column"

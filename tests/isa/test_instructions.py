@@ -81,6 +81,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "sub": _integers + _floats,
     "mul": _integers + _floats,
     "fdiv": _floats,
+    "fma": [Example((W, W, W)), Example((f32, f32, f32))],
     "div": [Example((s64, s64), span=(1, 2**40))],
     "rem": [Example((s64, s64), span=(1, 2**40))],
     "and": _integers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ def interpreted(
 def test_integer_product(micro: MicroKernel, sizes: tuple[int, int, int], fill: str) -> None:
     case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
     inputs = case.inputs(seed=1, fill=fill)
+    if micro.refuses(*sizes, pack(inputs["b"]).largest_pair):
+        inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out)
     verdict = case.expect(inputs).check(out)
@@ -86,6 +89,10 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool) -> None:
     x = rng.standard_normal((m, k)).astype(np.float32)
     x[1], x[2, 5], x[3, -1], x[4], x[5] = 0, np.nan, -np.inf, np.abs(x[4]), 1e-41
     weight = quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False)
+    if micro.refuses(m, n, k, pack(weight).largest_pair):
+        weight = replace(
+            weight, values=weight.values // 2 + 64, zero_point=weight.zero_point // 2 + 64
+        )
     bias = np.zeros(32, np.float32)
     bias[:n] = rng.standard_normal(n)
     out = np.full((m, n), 7, np.float32)
@@ -112,12 +119,29 @@ def test_output_rows_with_gaps(micro: MicroKernel) -> None:
     """A sliced output: the elements between its rows are not its own, and stay untouched."""
     case = MATMUL.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
     inputs = case.inputs()
+    inputs["b"] //= 2  # which every kernel serves
     whole = np.full((5, 40), 99, np.int32)
     out = whole[:, 3:22]
     interpreted(micro, inputs["a"], pack(inputs["b"]), out)
     assert case.expect(inputs).check(out).ok
     assert (whole[:, :3] == 99).all()
     assert (whole[:, 22:] == 99).all()
+
+
+@pytest.mark.parametrize("micro", [m for m in micro_kernels() if m.name == "narrow"], ids=repr)
+def test_the_proof_is_needed(micro: MicroKernel) -> None:
+    """At the bound the narrow kernel is exact on the worst data; one past it, it is not."""
+    a = np.full((3, 8), 255, np.uint8)
+    for b_value, extra, exact in ((64, 0, True), (-64, 0, True), (64, 1, False), (-64, -1, False)):
+        b = np.full((8, 5), b_value, np.int8)
+        b[2] += extra
+        packed = pack(b)
+        assert packed.largest_pair == 128 + abs(extra)
+        assert (micro.refuses(3, 5, 8, packed.largest_pair) == "") is exact
+        out = np.zeros((3, 5), np.int32)
+        interpreted(micro, a, packed, out)
+        # 255 · 129 = 32895 saturates at 32767, and 255 · -129 = -32895 at -32768.
+        assert (out == a.astype(np.int64) @ b).all() == exact
 
 
 def test_the_interpreter_sees_an_output_that_is_too_small() -> None:

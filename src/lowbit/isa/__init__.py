@@ -13,9 +13,12 @@ from typing import Any
 from lowbit.isa import host
 from lowbit.isa.amx import AMX
 from lowbit.isa.avx2 import AVX2
+from lowbit.isa.avx2_vnni import AVX2_VNNI
+from lowbit.isa.avx512 import AVX512
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.neon import NEON_DOTPROD, NEON_I8MM
 
 __all__ = ["SETS", "Instruction", "InstructionSet", "active", "available", "chain", "get", "report"]
 
@@ -29,7 +32,9 @@ GENERIC = InstructionSet(
 )
 
 # Best first; the first that this machine can run is the one that it uses.
-SETS = {s.name: s for s in (AMX, AVX512_VNNI, AVX2, GENERIC)}
+SETS = {
+    s.name: s for s in (AMX, AVX512_VNNI, AVX2_VNNI, AVX512, AVX2, NEON_I8MM, NEON_DOTPROD, GENERIC)
+}
 
 
 @cache

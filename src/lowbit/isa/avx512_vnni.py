@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from lowbit.isa.avx2 import AVX2
+from lowbit.isa.avx512 import AVX512
 from lowbit.isa.instruction import Call, fixed, instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, s8, s32, u8
 
 AVX512_VNNI = InstructionSet(
     name="avx512_vnni",
-    features=(
-        *AVX2.features,
-        *("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vnni"),
-    ),
-    fallback="avx2",
+    features=(*AVX512.features, "avx512vnni"),
+    fallback="avx512",
     vector_bytes=64,
     vector_registers=32,
 )

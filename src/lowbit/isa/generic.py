@@ -20,6 +20,7 @@ from lowbit.isa.types import (
     Vector,
     bit,
     element_of,
+    f32,
     s16,
     s32,
     s64,
@@ -81,6 +82,38 @@ def mul(a: Any, b: Any) -> Any:
 def fdiv(a: Any, b: Any) -> Any:
     """Division of floats, rounded once."""
     return np.divide(a, b)
+
+
+def _float32s(*types: Type) -> Type:
+    if element_of(_same(*types)) != f32:
+        raise TypeError(f"float32 expected, got {types[0]}")
+    return types[0]
+
+
+def _fma(call: Call, a: ir.Value, b: ir.Value, c: ir.Value) -> Any:
+    type_ = call.types[0]
+    suffix = f"v{type_.lanes}f32" if isinstance(type_, Vector) else "f32"
+    return call.intrinsic(f"llvm.fma.{suffix}", a, b, c)
+
+
+@instruction(_float32s, _fma, feature="fma")
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """a·b + c of float32, rounded once. Needs a machine that fuses: elsewhere it is a library call.
+
+    The meaning rounds the sum in float64 to odd first, so that the second rounding, to float32,
+    is the only one that counts (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+    sums", 2008).
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    addend = np.asarray(c, np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)
+    bits = np.asarray(total).view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
+    odd = bits + np.where(inexact, np.where((error > 0) == (total > 0), 1, -1), 0)
+    rounded = odd.view(np.float64).astype(np.float32)
+    return rounded if rounded.ndim else rounded[()]
 
 
 def _divide(call: Call, a: ir.Value, b: ir.Value) -> Any:

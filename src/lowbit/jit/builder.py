@@ -62,10 +62,6 @@ class Builder(ABC):
         """Scratch memory of this thread: `count` elements, 64-byte aligned, undefined at first."""
 
     @abstractmethod
-    def prefetch(self, pointer: Value) -> None:
-        """Ask for the cache line at `pointer`; it need not be memory that may be read."""
-
-    @abstractmethod
     def _register(self, initial: Value) -> Register: ...
     @abstractmethod
     def _tile(self, number: int) -> Value: ...

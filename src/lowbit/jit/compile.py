@@ -25,9 +25,25 @@ def _initialize() -> None:
 
 
 @cache
+def _initialize_all() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _is_foreign(isa: InstructionSet) -> bool:
+    """Whether the set belongs to another architecture than this process."""
+    native = llvm.get_process_triple()
+    return isa.architecture is not None and not native.startswith(isa.architecture)
+
+
+@cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
-    _initialize()
-    triple = llvm.get_process_triple()
+    if _is_foreign(isa):
+        _initialize_all()
+        triple = f"{isa.architecture}-unknown-linux-gnu"
+    else:
+        _initialize()
+        triple = llvm.get_process_triple()
     # Tuning for a generic core would otherwise split 512-bit vectors in two.
     wide = ["-prefer-256-bit"] if isa.vector_bytes == 64 else []
     features = ",".join([f"+{name}" for name in isa.features] + wide)
@@ -49,7 +65,10 @@ def optimized(ir_text: str, isa: InstructionSet) -> llvm.ModuleRef:
 
 
 def object_code(ir_text: str, isa: InstructionSet) -> bytes:
-    """The object file of a module."""
+    """The object file of a module, for Linux where the set is another architecture's.
+
+    RuntimeError if this LLVM was built without that architecture.
+    """
     return _target_machine(isa).emit_object(optimized(ir_text, isa))
 
 
@@ -59,9 +78,14 @@ def assembly(ir_text: str, isa: InstructionSet) -> str:
 
 
 class Loaded:
-    """An object file in executable memory, for as long as this object lives."""
+    """An object file in executable memory, for as long as this object lives.
+
+    RuntimeError for code of another architecture.
+    """
 
     def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
+        if _is_foreign(isa):
+            raise RuntimeError(f"{name} cannot be loaded here: {isa.missing()}")
         _initialize()
         if sys.byteorder != "little":
             raise RuntimeError("lowbit's kernels are written for little-endian machines")

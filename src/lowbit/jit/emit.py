@@ -126,12 +126,6 @@ class Emitter(Builder):
             memory.type = ir.PointerType()  # llvmlite gives it a typed one, which LLVM has not
         return Value(self, Pointer(element), memory)
 
-    def prefetch(self, pointer: Value) -> None:
-        void = ir.FunctionType(ir.VoidType(), [ir.PointerType(), _I32, _I32, _I32])
-        name = "llvm.prefetch.p0"
-        function = self.module.globals.get(name) or ir.Function(self.module, void, name)
-        self.builder.call(function, [pointer.payload, _I32(0), _I32(3), _I32(1)])
-
     def _register(self, initial: Value) -> Register:
         return _Variable(self, initial)
 

@@ -171,9 +171,6 @@ class Interpreter(Builder):
         poison = np.full(count * element.bytes, 0xA5, np.uint8).view(element.numpy)
         return Value(self, Pointer(element), Address(Memory("local", poison), 0, element.numpy))
 
-    def prefetch(self, pointer: Value) -> None:
-        self._check_pointer(pointer)
-
     def _register(self, initial: Value) -> Register:
         return _Variable(initial)
 

@@ -80,6 +80,8 @@ class Kernel:
         return found
 
     def _build(self, isa: InstructionSet, static: dict[str, Any]) -> Program:
+        if isa.missing():  # which also asks for the permission that some sets need
+            raise RuntimeError(f"{self.name} for {isa.name} cannot run here: {isa.missing()}")
         path = cache.entry(self.text, isa.name, isa.features, sorted(static.items()))
         code = cache.read(path)
         if code is None:

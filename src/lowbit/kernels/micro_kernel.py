@@ -49,15 +49,27 @@ class Shape:
 
 
 class MicroKernel(ABC):
-    """The inner loops over K, for one instruction set."""
+    """The inner loops over K, for one instruction set.
+
+    Of several for one set, the one of the highest `preference` that does not refuse serves.
+    """
 
     name: str
+    preference = 0
 
     def __init__(self, isa: str) -> None:
         self.isa = isa
 
     def __repr__(self) -> str:
         return f"{self.name}/{self.isa}"
+
+    def refuses(self, m: int, n: int, k: int, largest_pair: int) -> str:
+        """ "" if it can serve a product of these sizes, else why not: the one place that says so.
+
+        `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of
+        one sign sum to (see PackedMatrix.largest_pair).
+        """
+        return ""
 
     @abstractmethod
     def shape(self, m: int) -> tuple[Shape, int]:

@@ -26,9 +26,9 @@ def micro_kernel(
 
 @cache
 def micro_kernels() -> tuple[MicroKernel, ...]:
-    """All micro-kernels, after importing every file of kernels/cpu."""
+    """All micro-kernels, the preferred first, after importing every file of kernels/cpu."""
     from lowbit.kernels import cpu
 
     for module in pkgutil.iter_modules(cpu.__path__):
         importlib.import_module(f"{cpu.__name__}.{module.name}")
-    return tuple(_micro_kernels)
+    return tuple(sorted(_micro_kernels, key=lambda kernel: -kernel.preference))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lowbit.ops import linear_dynamic_pointers
-from lowbit.packed import PackedMatrix
+from lowbit.packed import unpack_panels
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -109,16 +109,8 @@ def _dequantize_weight_cpu(
 
 def unpack_values(panels: Tensor, in_features: int, out_features: int) -> Tensor:
     """int8 [out_features, in_features] out of `panels`, always in memory of its own."""
-    # Column sums and scale do not take part in unpacking.
-    packed = PackedMatrix(
-        panels=panels.numpy(),
-        column_sums=np.empty(0, np.int32),
-        K=in_features,
-        N=out_features,
-        dtype="int8",
-        scale=None,
-    )
-    return torch.from_numpy(np.ascontiguousarray(packed.unpack().T))
+    stored = unpack_panels(panels.numpy(), in_features, out_features)
+    return torch.from_numpy(np.ascontiguousarray(stored.T))
 
 
 _library.impl("linear_dynamic", _linear_dynamic_cpu, "CPU")

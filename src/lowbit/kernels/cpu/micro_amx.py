@@ -81,12 +81,15 @@ class Amx(MicroKernel):
 
     @staticmethod
     def _store(k: Builder, step: Step, c_tiles: list[list[Value]]) -> None:
-        """Through scratch into the epilogue."""
-        scratch = k.local(s32, _TILE // GROUP)
-        for which in range(len(c_tiles[0])):
-            store = step.columns(which)
-            for d, tiles in enumerate(c_tiles):
-                tilestored(tiles[which], scratch, k.index(LINE))
-                first = step.row + step.block_rows * d
-                for r in k.range(0, minimum(step.block_rows, step.rows - first)):
-                    store(first + r, (scratch + r * PANEL).load(PANEL))
+        """Through scratch, all tiles at once so that none waits for another, into the epilogue."""
+        panels = range(len(c_tiles[0]))
+        scratch = [[k.local(s32, _TILE // GROUP) for _ in panels] for _ in c_tiles]
+        for d, tiles in enumerate(c_tiles):
+            for which in panels:
+                tilestored(tiles[which], scratch[d][which], k.index(LINE))
+        stores = [step.columns(which) for which in panels]
+        for d, lines in enumerate(scratch):
+            first = step.row + step.block_rows * d
+            for r in k.range(0, minimum(step.block_rows, step.rows - first)):
+                for which in panels:
+                    stores[which](first + r, (lines[which] + r * PANEL).load(PANEL))

@@ -2,8 +2,9 @@
 
 Two parallel regions. The first brings each row of the left operand into packed lines (quantizing it
 from float32 where it comes as such). The second cuts the output into items of some blocks of rows
-times some panels of columns; in an item the panels are the outer loop, so a few panels stay in the
-nearest cache while the rows stream past them. What happens inside, along K, is the micro-kernel's.
+times some panels of columns; in an item the panels are the inner loop, so the rows stay in the
+nearest cache while panels stream past them from the next, and the output is written row by row.
+What happens inside, along K, is the micro-kernel's.
 """
 
 from __future__ import annotations
@@ -116,12 +117,11 @@ def product(
         first_panel = item % items_across * item_panels
         last_panel = minimum(first_panel + item_panels, all_panels)
         whole = (last_panel - first_panel) // shape.panels * shape.panels + first_panel
-        for panel in k.range(first_panel, whole, shape.panels):
-            for index in k.range(first_step, last_step):
+        for index in k.range(first_step, last_step):
+            for panel in k.range(first_panel, whole, shape.panels):
                 one_step(index, panel, shape.panels)
-        if shape.panels > 1:
-            for panel in k.range(whole, last_panel):
-                for index in k.range(first_step, last_step):
+            if shape.panels > 1:
+                for panel in k.range(whole, last_panel):
                     one_step(index, panel, 1)
     micro.end(k)
 

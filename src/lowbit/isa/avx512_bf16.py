@@ -1,0 +1,73 @@
+"""AVX-512 with bfloat16 products: pairs along K multiplied and summed in float32.
+
+A bfloat16 is the upper half of a float32; here it travels as the u16 of its bits. Source: Intel 64
+and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from lowbit.isa.avx512_vnni import AVX512_VNNI
+from lowbit.isa.generic import fma
+from lowbit.isa.instruction import Call, fixed, instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Vector, f32, u16
+
+AVX512_BF16 = InstructionSet(
+    name="avx512_bf16",
+    features=(*AVX512_VNNI.features, "avx512bf16"),
+    fallback="avx512_vnni",
+    vector_bytes=64,
+    vector_registers=32,
+)
+
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+class _BFloat(ir.Type):
+    """LLVM's `bfloat`, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def widened(bits: Any) -> Any:
+    """bfloat16, as the uint16 of its bits, as float32; subnormal numbers become zero."""
+    return flushed((bits.astype(np.uint32) << 16).view(np.float32))
+
+
+def flushed(values: Any) -> Any:
+    """float32 with subnormal numbers made zero of their sign."""
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
+
+
+def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:
+    bfloats = ir.VectorType(_BFloat(), 32)
+    cast = call.builder.bitcast
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    return call.intrinsic(name, acc, cast(a, bfloats), cast(b, bfloats))
+
+
+@instruction(
+    fixed(Vector(f32, 16), Vector(f32, 16), Vector(u16, 32), Vector(u16, 32)),
+    _dot,
+    feature="avx512bf16",
+)
+def vdpbf16ps(acc: Any, a: Any, b: Any) -> Any:
+    """out[i] = acc[i] + a[2i+1]·b[2i+1] + a[2i]·b[2i], in this order, each step fused.
+
+    Subnormal inputs and results count as zero; rounding is to nearest even.
+    """
+    left, right = widened(a), widened(b)
+    first = flushed(fma.meaning(left[1::2], right[1::2], flushed(acc)))
+    return flushed(fma.meaning(left[0::2], right[0::2], first))
