@@ -19,7 +19,7 @@ from lowbit.kernels.micro_kernel import MicroKernel
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix
+from lowbit.packed import PackedMatrix, aligned_empty
 from lowbit.spec import MATMUL
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
@@ -174,7 +174,8 @@ def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsign
     kind = np.uint8 if unsigned else np.int8
     whole = rng.integers(0, 256, (k, 2 * n)).astype(np.uint8).view(kind)
     b = whole[:, ::-2] if order == "sliced" else np.array(whole[:, :n], order=order)  # type: ignore[call-overload]
-    panels = np.full((blocks(n, 16), padded_k(k) // 4, LINE), 0xEE, np.uint8)
+    panels = aligned_empty((blocks(n, 16), padded_k(k) // 4, LINE), np.uint8)
+    panels[...] = 0xEE
     sums = np.full(blocks(n, 16) * 16, 77, np.int32)
     pack_kernel.interpret(
         SETS["generic"],

@@ -23,13 +23,32 @@ _REQUEST_PERMISSION = 0x1023  # ARCH_REQ_XCOMP_PERM, Linux 5.16
 _TILE_DATA = 18  # the XSAVE component that holds the tiles
 
 
+# What Linux on AArch64 calls features that LLVM does not report for a host, and LLVM's own names.
+_LINUX_AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm"}
+
+
 @cache
 def features() -> frozenset[str]:
     """LLVM's names of the features that the CPU has and the operating system lets be used."""
     try:
-        return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+        known = {name for name, has in llvm.get_host_cpu_features().items() if has}
     except RuntimeError:  # LLVM does not know this host
-        return frozenset()
+        known = set()
+    return frozenset(known | _listed_by_linux(_cpuinfo("Features").split()))
+
+
+def _listed_by_linux(words: list[str]) -> set[str]:
+    return {name for word, name in _LINUX_AARCH64.items() if word in words}
+
+
+def _cpuinfo(field: str) -> str:
+    """The first value of a field of /proc/cpuinfo, "" where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    fields = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in fields if name.strip() == field), "")
 
 
 @cache
@@ -40,13 +59,7 @@ def cpu_name() -> str:
 
 def model_name() -> str:
     """The name that the operating system gives the CPU, or the architecture."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 @cache

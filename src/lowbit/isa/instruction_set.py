@@ -36,7 +36,7 @@ class InstructionSet:
 
     def missing(self) -> str:
         """ "" if this machine can run it, else the reason, fit for a message."""
-        triple = llvm.get_process_triple()
+        triple = llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
         if self.architecture is not None and not triple.startswith(self.architecture):
             return f"{self.name} is an instruction set of {self.architecture}, this is {triple}"
         absent = [f for f in self.features if f not in host.features()]

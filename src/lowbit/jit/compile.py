@@ -32,7 +32,7 @@ def _initialize_all() -> None:
 
 def _is_foreign(isa: InstructionSet) -> bool:
     """Whether the set belongs to another architecture than this process."""
-    native = llvm.get_process_triple()
+    native = llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
     return isa.architecture is not None and not native.startswith(isa.architecture)
 
 
