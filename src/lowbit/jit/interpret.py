@@ -169,7 +169,9 @@ class Interpreter(Builder):
 
     def local(self, element: Scalar, count: int) -> Value:
         poison = np.full(count * element.bytes, 0xA5, np.uint8).view(element.numpy)
-        return Value(self, Pointer(element), Address(Memory("local", poison), 0, element.numpy))
+        return Value(
+            self, Pointer(element), Address(Memory("local", poison, self.trace), 0, element.numpy)
+        )
 
     def _register(self, initial: Value) -> Register:
         return _Variable(initial)
