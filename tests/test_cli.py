@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -47,7 +48,10 @@ def test_version() -> None:
     assert done.stdout == f"lowbit {lowbit.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["bench"], ["bench", "gemm"], ["demo"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["info"], ["bench"], ["bench", "gemm"], ["explain"], ["explain", "gemm"], ["demo"]],
+)
 def test_help_has_an_example(command: list[str]) -> None:
     done = run_lowbit(*command, "--help")
     assert done.returncode == 0
@@ -95,18 +99,14 @@ def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
         (["2x3:3x5", "--threads", "0"], "threads is 0; it must be at least 1"),
         (["2x3:3x5", "--noise", "0"], "noise is 0.0; it must be above 0"),
         (["2x3:3x5", "--time-limit", "-1"], "seconds is -1.0; it must be above 0"),
-        (["2x3:3x5", "--no-peers", "--cold"], "leave --cold out"),
+        (["2x3:3x5", "--threads", "one"], "threads 'one' is not understood; write 2, or 1,2"),
+        (["2x3:3x5", "--threads", "1,"], "is not understood; write 2, or 1,2"),
+        (["--suite", "alexnet"], "no suite is called 'alexnet'; known are seed, resnet34"),
+        (["2x3:3x5", "--dtype", "u8:s8:u8", "--dtype", "u8:s8"], "known are u8:s8:s32"),
     ],
 )
 def test_bad_bench_arguments_are_one_line(arguments: list[str], message: str) -> None:
-    # The last of them is seen only once timing has begun, and progress is told until then.
-    done = run_lowbit("bench", "gemm", *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("lowbit: ")
-    assert message in last
+    assert message in error_line(run_lowbit("bench", "gemm", *arguments), 2)
 
 
 def test_missing_shapes_and_unknown_options_are_told() -> None:
@@ -117,27 +117,77 @@ def test_missing_shapes_and_unknown_options_are_told() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_unwritable_json_is_told_before_anything_runs(tmp_path: Path) -> None:
-    target = tmp_path / "missing" / "record.json"
-    done = run_lowbit("bench", "gemm", "2x3:3x4", "--no-peers", "--json", str(target))
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+def test_unwritable_file_is_told_before_anything_runs(tmp_path: Path, option: str) -> None:
+    target = tmp_path / "missing" / "record"
+    done = run_lowbit("bench", "gemm", "2x3:3x4", "--no-peers", option, str(target))
     line = error_line(done, 1)
     assert str(target) in line
     assert "No such file or directory" in line
 
 
 def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
-    target = tmp_path / "record.json"
+    target, table = tmp_path / "record.json", tmp_path / "rows.csv"
     arguments = ("--no-peers", "--threads", "1", "--noise", "0.5", "--seed", "3")
-    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, "--json", str(target))
+    files = ("--json", str(target), "--csv", str(table))
+    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, *files)
     assert done.returncode == 0, done.stderr
     parsed = json.loads(target.read_text())
     (row,) = parsed["benchmarks"]
-    assert row["name"] == "matmul/u8:s8:s32/5x70:70x33/lowbit/warm_median"
+    assert row["name"] == "matmul/u8:s8:s32/5x70:70x33/lowbit/warm/threads:1_median"
     assert row["threads"] == 1
     assert parsed["context"]["seed"] == 3
-    assert "matmul u8:s8:s32 5x70:70x33, warm weights" in done.stdout
+    (ceiling,) = parsed["ceilings"]
+    assert row["peak_share"] == pytest.approx(row["gops"] / ceiling["gops"])
+    (line,) = csv.DictReader(table.read_text().splitlines())
+    assert float(line["seconds_median"]) == row["seconds"]["median"]
+    assert "matmul u8:s8:s32 5x70:70x33, warm weights, 1 thread" in done.stdout
+    assert f"{ceiling['gops']:.0f} GOP/s of int8 ({ceiling['way']})" in done.stdout
     assert "exact" in done.stdout
-    assert "5x70:70x33: timing" in done.stderr  # progress
+    assert "5x70:70x33 u8:s8:s32, 1 thread: timing" in done.stderr  # progress
+
+
+def test_bench_runs_a_suite_with_both_outputs_and_thread_counts(tmp_path: Path) -> None:
+    target = tmp_path / "record.json"
+    arguments = ("--suite", "minilm", "--no-peers", "--no-cold", "--time-limit", "0.01")
+    done = run_lowbit("bench", "gemm", *arguments, "--threads", "1,2", "--json", str(target))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(target.read_text())["benchmarks"]
+    assert len(rows) == 6 * 2 * 2
+    assert {row["dtypes"] for row in rows} == {"u8:s8:f32", "u8:s8:u8"}
+    assert {row["threads"] for row in rows} == {1, 2}
+    for row in rows:
+        assert row["shape"] in done.stdout
+        assert row["work"].startswith("minilm: ")
+
+
+def test_explain_names_kernel_and_limit() -> None:
+    arguments = ("explain", "gemm", "70x100:100x40", "--dtype", "u8:s8:f32", "--threads", "1")
+    done = run_lowbit(*arguments)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(run_lowbit(*arguments, "--json").stdout)
+    text = " ".join(done.stdout.split())
+    assert f"kernel {found['kernel']} on {found['isa']}" in text
+    assert "70x100:100x40" in text
+    assert "predicted" in text
+    assert found["blocking"]["threads"] == 1
+    assert found["prediction"]["limit"] in ("compute", "memory")
+    assert found["measured"]["median"] > 0
+
+
+def test_explain_says_that_a_set_is_forced() -> None:
+    arguments = ("explain", "gemm", "7x10:10x4", "--json")
+    found = json.loads(run_lowbit(*arguments, LOWBIT_ISA="generic").stdout)
+    assert found["isa"] == "generic"
+    best = isa.available()[0]
+    if best != "generic":
+        assert {"isa": best, "kernel": None, "why": "generic is forced"} in found["rejected"]
+
+
+def test_bad_explain_arguments_are_one_line() -> None:
+    assert "not understood" in error_line(run_lowbit("explain", "gemm", "2x3"), 2)
+    line = error_line(run_lowbit("explain", "gemm", "2x3:3x4", "--threads", "0"), 2)
+    assert "threads is 0" in line
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

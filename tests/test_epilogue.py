@@ -15,6 +15,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.epilogue import Clamp
 from lowbit.kernels.cpu.functions import FUNCTIONS
+from lowbit.numerics import quantize_rows
 from lowbit.spec import epilogue as spec
 
 ISAS = pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_linear_dynamic_takes_steps() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((9, 70)).astype(np.float32)
     b = PROBLEM["call"]["b"]
-    q, scale, zero = lowbit.numerics.quantize_rows(x, symmetric=False)
+    q, scale, zero = quantize_rows(x, symmetric=False)
     bias, residual = PROBLEM["bias"], PROBLEM["residual"][:9]
     steps = ("bias", "gelu", "residual")
     parts = lowbit.matmul_scaled(
@@ -200,6 +201,13 @@ def test_batched_matmul() -> None:
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(lowbit.matmul(a, b[0]), a.astype(np.int64) @ b[0])
     np.testing.assert_array_equal(lowbit.matmul(a, lowbit.pack(b[1])), a.astype(np.int64) @ b[1])
+    empty = lowbit.matmul(np.zeros((2, 3, 0), np.int8), np.zeros((0, 4), np.int8))
+    assert empty.shape == (2, 3, 4)
+    assert not empty.any()
+    with pytest.raises(ValueError, match="last dimension of a must equal"):
+        lowbit.matmul(np.zeros((0, 3, 4), np.int8), np.zeros((0, 5, 4), np.int8))
+    with pytest.raises(TypeError, match="NumPy array or a PyTorch tensor, got list"):
+        lowbit.matmul(a, [[1]])
     with pytest.raises(ValueError, match="broadcast"):
         lowbit.matmul(np.zeros((2, 3, 4), np.int8), np.zeros((3, 4, 5), np.int8))
     with pytest.raises(ValueError, match="at least two dimensions"):

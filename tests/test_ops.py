@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import mmap
 import multiprocessing
 import os
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -273,6 +275,41 @@ def test_a_packed_operand_takes_the_place_of_b() -> None:
             np.testing.assert_array_equal(lowbit.matmul(a, packed), lowbit.matmul(a, b))
 
 
+def test_copies_and_pickles_stand_alone() -> None:
+    """Addresses belong to one object; a copy must not read the memory of the original."""
+    b = np.random.default_rng(0).integers(-128, 128, (40, 30)).astype(np.int8)
+    a = np.ones((2, 40), np.uint8)
+    packed = lowbit.pack(b)
+    copies = [copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))]
+    packed.panels[...] = 0
+    for one in copies:
+        assert one.addresses[0] % 64 == 0
+        np.testing.assert_array_equal(lowbit.matmul(a, one), a.astype(np.int64) @ b)
+
+
+def test_rows_that_are_not_whole_elements_apart() -> None:
+    records = np.zeros(5, dtype=[("value", "i4"), ("tag", "u1")])
+    records["tag"] = 7
+    a, b = np.full((5, 9), 3, np.uint8), np.full((9, 1), -2, np.int8)
+    lowbit.matmul(a, b, out=records["value"].reshape(5, 1))
+    assert (records["value"] == -54).all()
+    assert (records["tag"] == 7).all()
+    floats = np.zeros(5, dtype=[("value", "f4"), ("tag", "u1")])
+    floats["value"] = np.arange(5)
+    weight = lowbit.pack(lowbit.quantize(np.ones((1, 1), np.float32), axis=1))
+    np.testing.assert_array_equal(
+        lowbit.linear_dynamic(floats["value"].reshape(5, 1), weight),
+        lowbit.linear_dynamic(np.arange(5, dtype=np.float32).reshape(5, 1), weight),
+    )
+
+
+def test_more_threads_than_any_machine_has() -> None:
+    a, b = np.full((50, 40), 3, np.uint8), np.full((40, 30), -2, np.int8)
+    assert (lowbit.matmul(a, b, threads=1 << 40) == -240).all()
+    with pytest.raises(ValueError, match=r"threads must be an integer of at least 1, got 2\.0"):
+        lowbit.matmul(a, b, threads=2.0)  # type: ignore[arg-type]
+
+
 def test_packing_does_not_depend_on_the_instruction_set() -> None:
     b = np.random.default_rng(4).integers(-128, 128, (130, 50)).astype(np.int8)
     for view in variants(b).values():
@@ -312,7 +349,7 @@ GOOD_A, GOOD_B = np.zeros((2, 3), np.int8), np.zeros((3, 4), np.int8)
         ({"out": np.zeros((2, 5), np.int32)}, ValueError, r"out must be int32 \(2, 4\)"),
         ({"out": np.zeros((2, 4), np.int64)}, ValueError, "out must be int32"),
         ({"isa": "sse9"}, ValueError, "no instruction set is called 'sse9'; known: amx"),
-        ({"threads": 0}, ValueError, "threads must be at least 1"),
+        ({"threads": 0}, ValueError, "threads must be an integer of at least 1"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

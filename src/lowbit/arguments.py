@@ -26,8 +26,8 @@ def _array(value: Any, name: str) -> Array:
     if _is_torch(value):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
-        value = value.detach().numpy()
-    if not isinstance(value, np.ndarray):
+        value = value.detach().resolve_conj().resolve_neg().numpy()
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
@@ -128,6 +128,10 @@ def per_row(value: Any, rows: int, dtype: npt.DTypeLike, name: str) -> Array:
     """One number, or one for each row, as an array of one for each row."""
     array = np.asarray(value)
     kind = np.dtype(dtype)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be of real numbers, got {array.dtype}")
+    if kind.kind == "i" and array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise ValueError(f"{name} must fit in int32, got {array.min()} to {array.max()}")
     if kind.kind == "i" and not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"{name} must be of integers, got {array.dtype}")
     if array.shape not in ((), (1,), (rows,)):
@@ -139,7 +143,10 @@ def per_column(value: Any, columns: int, name: str) -> Array | None:
     """float32 for each column, padded with zeros to whole panels; None stays None."""
     if value is None:
         return None
-    array = np.asarray(value.detach() if _is_torch(value) else value, np.float32)
+    array = np.asarray(value.detach() if _is_torch(value) else value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be of real numbers, got {array.dtype}")
+    array = array.astype(np.float32)
     if array.shape != (columns,):
         raise ValueError(f"{name} must have shape ({columns},), got {array.shape}")
     return padded(array)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 try:
     import typer
@@ -38,6 +38,12 @@ bench_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(bench_app, name="bench")
+explain_app = typer.Typer(
+    help="Say which kernel serves, how, and how fast it should be.",
+    epilog="Example: lowbit explain gemm 256x512:512x256",
+    no_args_is_help=True,
+)
+app.add_typer(explain_app, name="explain")
 
 
 def main() -> None:
@@ -47,7 +53,7 @@ def main() -> None:
 
 def _console() -> Console:
     # A file or a pipe has no width; the tables need about this much.
-    return Console() if sys.stdout.isatty() else Console(width=140, soft_wrap=False)
+    return Console() if sys.stdout.isatty() else Console(width=160, soft_wrap=False)
 
 
 @contextmanager
@@ -172,62 +178,154 @@ def _facts_table(facts: dict[str, Any]) -> Table:
     return table
 
 
+# Seconds for a shape, dtype and thread count: a single one can have more time than a whole suite.
+_SHAPE_SECONDS, _SUITE_SECONDS = 4.0, 0.8
+
+
 @bench_app.command(
-    epilog="Example: lowbit bench gemm 1x4096:4096x4096 256x512:512x1024 --dtype u8:s8:s32 "
+    epilog="Example: lowbit bench gemm 1x4096:4096x4096 256x512:512x256 --dtype u8:s8:s32 "
     "--threads 1 --json record.json"
 )
 def gemm(
     shapes: Annotated[
-        list[str], typer.Argument(help="One or more shapes MxK:KxN.", show_default=False)
-    ],
+        list[str] | None, typer.Argument(help="Shapes MxK:KxN.", show_default=False)
+    ] = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="A set of shapes: seed, resnet34, vit_b16, minilm, llm, square or all.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...")
-    ] = "u8:s8:s32",
+        list[str] | None,
+        typer.Option(
+            help="Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...; may be repeated.",
+            show_default="u8:s8:s32; for a suite u8:s8:f32 and u8:s8:u8",
+        ),
+    ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads for every implementation.", show_default="all")
+        str | None,
+        typer.Option(
+            help="Threads for every implementation, or several numbers: 1,2.",
+            show_default="all; for a suite one and all",
+        ),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Time with weights from memory as well.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--cold/--no-cold",
+            help="Time with weights from memory as well.",
+            show_default="only for a suite",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")] = 0,
     noise: Annotated[
         float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
     ] = 0.01,
     time_limit: Annotated[
-        float, typer.Option(help="Stop in any case after these seconds for a shape.")
-    ] = 4.0,
+        float | None,
+        typer.Option(
+            help="Stop in any case after these seconds for a row.",
+            show_default=f"{_SHAPE_SECONDS}; for a suite {_SUITE_SECONDS}",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
     ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
+    ] = None,
 ) -> None:
-    """Time the product of two matrices.
+    """Time the product of two matrices: of the shapes given, of a suite, or of both.
 
     All implementations get the same data and take turns in random order. Each is compared with
     the exact result first; the table shows the largest error, as a share of the largest element.
     """
+    if not shapes and suite is None:
+        raise typer.BadParameter("give shapes MxK:KxN, or --suite NAME", param_hint="SHAPES")
     with _one_line_errors():
         from lowbit import bench
         from lowbit.bench.table import render
-        from lowbit.jit.threads import max_threads
 
+        whole = suite is not None
+        works = {} if suite is None else {w.shape: w.name for w in bench.works_of(suite)}
+        default_dtypes = ["u8:s8:f32", "u8:s8:u8"] if whole else ["u8:s8:s32"]
+        default_limit = _SUITE_SECONDS if whole else _SHAPE_SECONDS
+        wanted = [*(shapes or ()), *works]
         plan = bench.Plan(
-            cases=[bench.gemm_case(shape, dtype) for shape in shapes],
-            threads=max_threads() if threads is None else threads,
+            cases=[bench.gemm_case(s, d) for d in dtype or default_dtypes for s in wanted],
+            threads=_thread_counts(threads, whole),
+            works=works,
             seed=seed,
             peers=peers,
-            cold=cold,
-            limits=bench.Limits(noise=noise, seconds=time_limit),
+            cold=whole if cold is None else cold,
+            limits=bench.Limits(
+                noise=noise, seconds=default_limit if time_limit is None else time_limit
+            ),
         )
-        # A file that cannot be written should say so now, not after minutes of timing.
-        output = json_file.open("w", encoding="utf-8") if json_file is not None else None
-        with _progress() as progress:
-            record = bench.run(plan, progress)
-        _console().print(render(record))
-        if output is not None:
-            with output:
-                output.write(record.to_json() + "\n")
-            print(f"record written to {json_file}")
+        with _opened(json_file) as json_output, _opened(csv_file) as csv_output:
+            with _progress() as progress:
+                record = bench.run(plan, progress)
+            _console().print(render(record, detailed=not whole))
+            if json_output is not None:
+                json_output.write(record.to_json() + "\n")
+                print(f"record written to {json_file}")
+            if csv_output is not None:
+                csv_output.write(record.to_csv())
+                print(f"rows written to {csv_file}")
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO | None]:
+    """A file to write, opened at once: one that cannot be written should say so before minutes of
+    timing, not after."""
+    if path is None:
+        yield None
+        return
+    with path.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _thread_counts(text: str | None, several: bool) -> list[int]:
+    """The numbers in `1,2`, each once; by default all threads, with `several` one thread first."""
+    from lowbit.jit.threads import max_threads
+
+    if text is None:
+        counts = [1, max_threads()] if several else [max_threads()]
+    else:
+        try:
+            counts = [int(part) for part in text.split(",")]
+        except ValueError:
+            raise ValueError(f"threads {text!r} is not understood; write 2, or 1,2") from None
+    return list(dict.fromkeys(counts))
+
+
+@explain_app.command(
+    "gemm", epilog="Example: lowbit explain gemm 256x512:512x256 --dtype u8:s8:f32 --threads 1"
+)
+def explain_gemm(
+    shape: Annotated[str, typer.Argument(help="A shape MxK:KxN.", show_default=False)],
+    dtype: Annotated[
+        str, typer.Option(help="Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...")
+    ] = "u8:s8:f32",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads.", show_default="what the work is worth")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
+    time predicted from the measured limits of this machine beside the measured one."""
+    with _one_line_errors():
+        from lowbit.lab.explain import explain_gemm as explain
+        from lowbit.lab.explain_text import render
+
+        found = explain(shape, dtype, threads)
+    if as_json:
+        print(found.to_json())
+    else:
+        _console().print(render(found))
 
 
 @app.command(epilog="Example: lowbit demo --threads 1 --json result.json")

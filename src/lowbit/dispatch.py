@@ -33,6 +33,7 @@ _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up th
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
 # What a right operand that nobody has looked at must be taken for: any two may be neighbours.
 UNPROVEN = 2 * FLIP
+_MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 _MOST_PLANS = 1 << 12
 
 
@@ -206,9 +207,9 @@ def plan(request: Request) -> Plan:
 def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
     """How many threads a product uses: `wanted`, or as many as there are and the work is worth."""
     if wanted is not None:
-        if wanted < 1:
-            raise ValueError(f"threads must be at least 1, got {wanted}")
-        return wanted
+        if not isinstance(wanted, int) or wanted < 1:
+            raise ValueError(f"threads must be an integer of at least 1, got {wanted!r}")
+        return min(wanted, _MOST_THREADS)
     worth = m * n * k // _WORK_PER_THREAD
     return 1 if worth < 2 else min(threads.max_threads(), worth)
 

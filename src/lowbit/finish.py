@@ -47,6 +47,8 @@ class Finish:
         out_zero_point: int = 0,
     ) -> Finish:
         """From the arguments of the public functions; raises what they document."""
+        if isinstance(steps, str):
+            raise TypeError(f"steps must be a sequence of steps: ({steps!r},)")
         given = {"bias": bias, "residual": residual}
         order = tuple(n for n in given if given[n] is not None) if steps is None else tuple(steps)
         _check_steps(order, given)
@@ -101,6 +103,8 @@ def _requantize(
     if scale is None or not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"a quantized output needs a positive, finite out_scale, got {scale}")
     limits = np.iinfo(storage)
+    if not isinstance(zero_point, int | np.integer):
+        raise TypeError(f"out_zero_point must be an integer, got {zero_point!r}")
     if not limits.min <= zero_point <= limits.max:
         raise ValueError(f"out_zero_point {zero_point} is outside of {storage}")
     inverse = np.float32(1) / np.float32(scale)

@@ -6,6 +6,7 @@ Strides are any, sizes from 0 on. Arguments are checked before anything is compu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,20 +62,26 @@ def matmul(
     used = instruction_sets.active(isa).name
     packed = right if isinstance(right, PackedMatrix) else pack(right, isa=isa)
     zero = np.full(shape[0], FLIP, np.int32) if left.dtype == np.int8 else None
-    _run(left, packed, result, zero=zero, threads=threads, isa=used)
+    # Proving what weights allow takes longer than one product: only for those packed for many.
+    _run(left, packed, result, zero=zero, threads=threads, isa=used, prove=packed is b)
     return returned
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
     """`matmul` of stacks. A packed or two-dimensional b serves all of a's matrices at once."""
     left = bytes_array(a, "a")
-    if isinstance(b, PackedMatrix) or b.ndim == 2:
-        flat = left.reshape(-1, left.shape[-1])
-        columns = b.shape[1]
+    right = b if isinstance(b, PackedMatrix) else bytes_array(b, "b")
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError(
+            f"a has shape {left.shape} and b {right.shape}: the last dimension of a must equal "
+            "the last but one of b"
+        )
+    if isinstance(right, PackedMatrix) or right.ndim == 2:
+        flat = left.reshape(math.prod(left.shape[:-1]), left.shape[-1])
+        columns = right.shape[1]
         result, returned = output(a, out, (*left.shape[:-1], columns), np.dtype(np.int32))
-        result[...] = matmul(flat, b, threads=threads, isa=isa).reshape(result.shape)
+        result[...] = matmul(flat, right, threads=threads, isa=isa).reshape(result.shape)
         return returned
-    right = bytes_array(b, "b")
     leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     shape = (*leading, left.shape[-2], right.shape[-1])
     result, returned = output(a, out, shape, np.dtype(np.int32), (left, right))
@@ -192,6 +199,7 @@ def _run(
     zero: npt.NDArray[np.int32] | None = None,
     finish: Finish = INTEGERS,
     symmetric: bool = False,
+    prove: bool = True,
     threads: int | None,
     isa: str,
 ) -> None:
@@ -212,7 +220,8 @@ def _run(
         steps=finish.steps,
         out=finish.out,
     )
-    proven = b.largest_pair if dispatch.wants_proof(isa) else dispatch.UNPROVEN
+    wanted = prove and dispatch.wants_proof(isa)
+    proven = b.largest_pair if wanted else dispatch.UNPROVEN
     request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads, proven)
     dispatch.plan(request).run(
         Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
@@ -359,7 +368,9 @@ def _check_zero_points(zero: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> Non
 
 
 def _rows_contiguous(array: npt.NDArray[Any]) -> bool:
-    return array.shape[1] <= 1 or array.strides[1] == array.itemsize
+    """Whether rows are contiguous and whole elements apart, as the kernels need it."""
+    apart = array.strides[0] % array.itemsize == 0
+    return apart and (array.shape[1] <= 1 or array.strides[1] == array.itemsize)
 
 
 def _strides(array: npt.NDArray[Any]) -> tuple[int, ...]:

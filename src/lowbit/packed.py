@@ -73,13 +73,20 @@ class PackedMatrix:
             ("zero_points", "int32"),
         ):
             part = getattr(self, name)
-            if part is not None and (part.dtype != kind or part.shape != (columns,)):
+            if part is None:
+                continue
+            if part.dtype != kind or part.shape != (columns,) or not part.flags.c_contiguous:
                 raise ValueError(
                     f"{name} must be {kind} ({columns},), got {part.dtype} {part.shape}"
                 )
         parts = (self.panels, self.column_sums, self.zero_points, self.scale)
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made anew, since addresses hold for one object only."""
+        parts = (self.panels, self.column_sums, self.K, self.N, self.dtype)
+        return _restored, (*parts, self.scale, self.zero_points)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,3 +120,10 @@ class PackedMatrix:
     def __repr__(self) -> str:
         extra = "" if self.scale is None else ", scaled per column"
         return f"PackedMatrix({self.dtype} [{self.K}, {self.N}]{extra}, {self.nbytes:,} bytes)"
+
+
+def _restored(panels: npt.NDArray[np.uint8], *parts: Any) -> PackedMatrix:
+    """A PackedMatrix of arrays that have been copied, to wherever memory was free."""
+    aligned = aligned_empty(panels.shape, np.uint8)
+    aligned[...] = panels
+    return PackedMatrix(aligned, *parts)

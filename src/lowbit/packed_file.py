@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ def save_packed(matrix: PackedMatrix, path: str | os.PathLike[str]) -> None:
     }
     text = json.dumps(header).encode()
     target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+    # Opened by name, not by tempfile, so that the file's permissions are the user's usual ones.
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
+    with open(unfinished, "xb") as file:
         try:
             length = len(text).to_bytes(_LENGTH_BYTES, "little")
             file.write(_MAGIC + length + hashlib.sha256(text).digest() + text)
@@ -52,9 +54,9 @@ def save_packed(matrix: PackedMatrix, path: str | os.PathLike[str]) -> None:
                 file.seek(_aligned(file.tell()))
                 file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
             file.close()
-            os.replace(file.name, target)
+            os.replace(unfinished, target)
         except BaseException:
-            os.unlink(file.name)
+            os.unlink(unfinished)
             raise
 
 
@@ -77,14 +79,15 @@ def load_packed(path: str | os.PathLike[str]) -> PackedMatrix:
     try:
         header = json.loads(text)
         shapes = {part: tuple(int(n) for n in header["arrays"][part]) for part in header["arrays"]}
-        fields = {"K": int(header["K"]), "N": int(header["N"]), "dtype": str(header["dtype"])}
+        fields: dict[str, Any] = {name: int(header[name]) for name in ("K", "N")}
+        fields["dtype"] = str(header["dtype"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} has a damaged header: {error}") from None
     if set(shapes) - set(_ARRAYS) or not {"panels", "column_sums"} <= set(shapes):
         raise ValueError(f"{name} has a damaged header: it lists {sorted(shapes)}")
-    arrays = _mapped(name, _START + length, size, shapes)
+    fields.update(_mapped(name, _START + length, size, shapes))
     try:
-        return PackedMatrix(**fields, **arrays)
+        return PackedMatrix(**fields)
     except ValueError as error:
         raise ValueError(f"{name} does not hold together: {error}") from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +15,13 @@ import pytest
 from rich.console import Console
 
 from lowbit import ops
-from lowbit.bench import Limits, Plan, peers, probe, run, suite
-from lowbit.bench.peers import Lowbit, NumpyFloat, Prepared, find, implementations
+from lowbit.bench import Limits, Plan, implementation, peak, probe, run, suite
+from lowbit.bench.implementation import Implementation, Prepared, find, implementations
+from lowbit.bench.peers.numpy_float import NumpyFloat
+from lowbit.bench.peers.own import Lowbit
 from lowbit.bench.problem import GEMMS, Problem, Reference, gemm_case
-from lowbit.bench.record import Absent, Record, Row, Spread
+from lowbit.bench.record import COLD, Absent, Record, Row, Spread
+from lowbit.bench.requantized import quantization_of
 from lowbit.bench.table import (
     format_error,
     format_ratio,
@@ -59,7 +64,7 @@ def known_in_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a child process know this file's implementations, through a start-up file."""
     lines = (
         "import importlib.util",
-        "from lowbit.bench.peers import implementation",
+        "from lowbit.bench.implementation import implementation",
         f"spec = importlib.util.spec_from_file_location('extra', {__file__!r})",
         "extra = importlib.util.module_from_spec(spec)",
         "spec.loader.exec_module(extra)",
@@ -99,12 +104,16 @@ def small_weights(problem: Problem) -> Problem:
     inputs = dict(problem.reference.inputs)
     inputs["b"] = inputs["b"] // 4
     b_float = inputs["b"].astype(np.float32) * inputs.get("b_scale", np.float32(1))
+    if problem.quantizes:
+        scale, zero_point = quantization_of(problem.a_float @ b_float)
+        inputs["out_scale"] = np.array(scale, np.float32)
+        inputs["out_zero_point"] = np.array(zero_point, np.int32)
     reference = Reference(problem.case, inputs)
     return replace(problem, b=inputs["b"], b_float=b_float, reference=reference)
 
 
 @pytest.mark.parametrize("one", implementations(), ids=lambda one: one.name)
-def test_every_implementation_multiplies(one: peers.Implementation) -> None:
+def test_every_implementation_multiplies(one: Implementation) -> None:
     reasons: dict[str, str | None] = {}
     for signature in SIGNATURES:
         case = gemm_case(SHAPE, signature)
@@ -128,22 +137,24 @@ def test_names_are_unique_and_looked_up() -> None:
     assert len(names) == len(set(names))
     assert find("lowbit").ours
     with pytest.raises(ValueError, match="known are lowbit"):
-        find("mkl")
+        find("no such library")
     with pytest.raises(ValueError, match="two implementations are called 'lowbit'"):
-        peers.implementation(Lowbit)
+        implementation.implementation(Lowbit)
 
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only lowbit and NumPy, which need no other process."""
+    """Only lowbit and NumPy, which need no other process, on a machine with a tiny cache."""
     chosen = (find("lowbit"), find("numpy fp32"))
     monkeypatch.setattr(suite, "implementations", lambda: chosen)
+    caches = {"L1d": 1 << 10, "L2": 1 << 11, "L3": 1 << 12}
+    monkeypatch.setattr(peak.host, "caches", lambda: caches)
 
 
 @pytest.fixture
 def record(two: None) -> Record:
     cases = [gemm_case(SHAPE, "u8:s8:s32"), gemm_case("1x64:64x64", "u8:s8:s32")]
-    return run(Plan(cases, threads=1, seed=7, limits=QUICK))
+    return run(Plan(cases, threads=[1], seed=7, limits=QUICK))
 
 
 def test_record_holds_rows_and_context(record: Record) -> None:
@@ -190,9 +201,38 @@ def test_json_holds_what_the_table_shows(record: Record) -> None:
     assert len(names) == len(set(names))
 
 
+def test_csv_holds_a_line_for_each_row(record: Record) -> None:
+    lines = list(csv.DictReader(io.StringIO(record.to_csv())))
+    assert [line["implementation"] for line in lines] == [r.implementation for r in record.rows]
+    for line, row in zip(lines, record.rows, strict=True):
+        assert float(line["seconds_median"]) == row.seconds.median
+        assert float(line["gops"]) == row.gops
+        assert (line["lowbit_speedup_median"] == "") == (row.lowbit_speedup is None)
+
+
+def test_every_thread_count_has_its_rows_and_limits(two: None) -> None:
+    plan = Plan(
+        [gemm_case(SHAPE, "u8:s8:u8")], threads=[1, 2], works={SHAPE: "a layer"}, limits=QUICK
+    )
+    record = run(plan)
+    assert [(row.threads, row.implementation) for row in record.rows] == [
+        (1, "lowbit"),
+        (1, "numpy fp32"),
+        (2, "lowbit"),
+        (2, "numpy fp32"),
+    ]
+    assert {row.work for row in record.rows} == {"a layer"}
+    assert [one.threads for one in record.ceilings] == [1, 2]
+    for row in record.rows:
+        ceiling = record.ceilings[row.threads - 1]
+        assert row.peak_share == pytest.approx(row.gops / ceiling.gops)
+    assert len({row.name for row in record.rows}) == 4
+
+
 def test_cold_weights_are_rows_of_their_own(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "_cold_copies", lambda weights, caches: 3)
-    plan = Plan([gemm_case(SHAPE, "f32:s8:f32")], threads=1, cold=True, limits=QUICK)
+    monkeypatch.setattr(suite, "_cold_copies", lambda size: 3)
+    monkeypatch.setattr(suite, "_COLD_SHARE", 0.0)
+    plan = Plan([gemm_case(SHAPE, "f32:s8:f32")], threads=[1], cold=True, limits=QUICK)
     rows = run(plan).rows
     assert [(row.implementation, row.weights) for row in rows] == [
         ("lowbit", "warm"),
@@ -203,14 +243,37 @@ def test_cold_weights_are_rows_of_their_own(two: None, monkeypatch: pytest.Monke
     assert {row.calls for row in rows if row.weights == "cold"} == {1}
 
 
-def test_cold_copies_exceed_the_cache() -> None:
+def test_cold_weights_that_cannot_be_seen_are_left_out(
+    two: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "_COLD_SHARE", 1e9)
+    plan = Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=[1], cold=True, limits=QUICK)
+    record = run(plan)
+    assert {row.weights for row in record.rows} == {"warm"}
+    assert [one.implementation for one in record.absent] == [COLD]
+    assert "reading them from memory would take less than" in record.absent[0].reason
+
+
+def test_one_row_is_compared_with_a_plain_read(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "_COLD_SHARE", 0.0)
+    cases = [gemm_case("1x512:512x512", "u8:s8:s32"), gemm_case(SHAPE, "u8:s8:s32")]
+    rows = run(Plan(cases, threads=[1], cold=True, limits=QUICK)).rows
+    assert {(row.shape, row.weights) for row in rows if row.read_share is not None} == {
+        ("1x512:512x512", "warm"),
+        ("1x512:512x512", "cold"),
+    }
+    assert suite._READ not in {row.implementation for row in rows}
+
+
+def test_cold_copies_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"L1d": 1 << 10, "L3": 1 << 20}
+    monkeypatch.setattr(suite.isa, "report", lambda: {"caches": caches})
     for weights in (1000, 1 << 19, 1 << 22):
-        copies = suite._cold_copies(weights, caches)
+        copies = suite._cold_copies(weights)
         # Whichever copy is next, at least one cacheful of others was read since its last turn.
         assert (copies - 1) * weights >= 2 * caches["L3"]
-    with pytest.raises(ValueError, match="leave --cold out"):
-        suite._cold_copies(16, caches)
+    with pytest.raises(ValueError, match="a larger shape needs fewer"):
+        suite._cold_copies(16)
 
 
 def test_wrong_kernel_is_not_timed(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,14 +288,14 @@ def test_wrong_kernel_is_not_timed(two: None, monkeypatch: pytest.MonkeyPatch) -
     timed: list[str] = []
     with pytest.raises(RuntimeError, match=r"lowbit computes matmul .* wrongly: 1 of 297"):
         run(
-            Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=1, limits=QUICK),
+            Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=[1], limits=QUICK),
             lambda what, share: timed.append(what),
         )
     assert not any("timing" in what for what in timed)
 
 
 def test_no_peers_runs_lowbit_alone() -> None:
-    plan = Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=1, peers=False, limits=QUICK)
+    plan = Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=[1], peers=False, limits=QUICK)
     record = run(plan)
     assert [row.implementation for row in record.rows] == ["lowbit"]
     assert not record.absent
@@ -240,7 +303,7 @@ def test_no_peers_runs_lowbit_alone() -> None:
 
 def test_progress_grows_to_the_end(two: None) -> None:
     shares: list[float] = []
-    plan = Plan([gemm_case(SHAPE, s) for s in ("u8:s8:s32",) * 2], threads=1, limits=QUICK)
+    plan = Plan([gemm_case(SHAPE, s) for s in ("u8:s8:s32",) * 2], threads=[1], limits=QUICK)
     run(plan, lambda what, share: shares.append(share))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -249,8 +312,9 @@ def test_progress_grows_to_the_end(two: None) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Plan([], threads=1), "at least one shape"),
-        (lambda: Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=0), "threads is 0"),
+        (lambda: Plan([], threads=[1]), "at least one shape"),
+        (lambda: Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=[]), "give at least one"),
+        (lambda: Plan([gemm_case(SHAPE, "u8:s8:s32")], threads=[1, 0]), "threads is 0"),
     ],
 )
 def test_bad_plan_is_told(make: Callable[[], object], message: str) -> None:
@@ -270,6 +334,17 @@ def test_reasons_and_few_rounds_are_shown(record: Record) -> None:
     assert json.loads(Record(record.context, (row,), absent).to_json())["absent"] == [
         vars(absent[0])
     ]
+
+
+def test_overview_has_a_line_for_each_shape(record: Record) -> None:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(render(record, detailed=False))
+    lines = captured.get().splitlines()
+    for shape in (SHAPE, "1x64:64x64"):
+        (line,) = (line for line in lines if line.strip().startswith(shape))
+        assert "numpy fp32" in line
+    assert any("geometric mean" in line for line in lines)
 
 
 def test_formats() -> None:

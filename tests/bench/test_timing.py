@@ -18,9 +18,14 @@ class Clock:
     """A clock that moves only when something is called on it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now = self.slept = 0.0
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(timing.time, "process_time", lambda: 2 * self.now)
+        monkeypatch.setattr(timing.time, "process_time", lambda: 2 * (self.now - self.slept))
+        monkeypatch.setattr(timing.time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += seconds
 
     def taking(self, *seconds: float, log: list[float] | None = None) -> Callable[[], None]:
         """A call that takes these times, one after another and again."""
@@ -75,7 +80,7 @@ def test_time_limit_ends_it(clock: Clock) -> None:
 
 def test_short_calls_are_timed_many_at_once(clock: Clock) -> None:
     taken = interleave({"a": [clock.taking(1e-6)]}, Limits(seconds=100))
-    assert taken["a"].calls == 300
+    assert taken["a"].calls == pytest.approx(300, abs=1)
     assert taken["a"].median == pytest.approx(1e-6)
 
 
@@ -86,6 +91,56 @@ def test_straggler_stops_and_the_others_go_on(clock: Clock) -> None:
     assert len(taken["fast"].seconds) == 11
     assert math.isinf(taken["slow"].noise)
     assert paired_ratio(taken["slow"], taken["fast"])[1] == pytest.approx(500)
+
+
+def test_hopeless_one_stops_after_its_first_turn(clock: Clock) -> None:
+    calls = {str(t): [clock.taking(t)] for t in (0.010, 0.012, 0.5)}
+    taken = interleave(calls, Limits(noise=0.01, seconds=10, least_rounds=11))
+    assert len(taken["0.5"].seconds) == 1
+    assert len(taken["0.01"].seconds) == len(taken["0.012"].seconds) == 11
+
+
+def test_one_that_is_much_slower_but_quick_goes_on(clock: Clock) -> None:
+    calls = {str(t): [clock.taking(t)] for t in (0.001, 0.0012, 0.005)}
+    taken = interleave(calls, Limits(noise=0.01, seconds=100, least_rounds=11))
+    assert {len(one.seconds) for one in taken.values()} == {11}
+
+
+def test_there_is_a_spread_even_past_the_time_limit(clock: Clock) -> None:
+    taken = interleave({"a": [clock.taking(5.0)]}, Limits(seconds=1))
+    assert len(taken["a"].seconds) == 3
+
+
+def test_long_calls_need_none_before_them(clock: Clock) -> None:
+    log: list[float] = []
+    calls = {"a": [clock.taking(0.1, log=log)]}
+    taken = interleave(calls, Limits(noise=0.01, seconds=100, least_rounds=11))
+    # One to warm up, one before the first sample, and the samples.
+    assert len(log) == 2 + len(taken["a"].seconds)
+
+
+def test_other_threads_are_given_time_to_sleep(clock: Clock) -> None:
+    calls = {name: [clock.taking(0.001)] for name in ("a", "b")}
+    limits = Limits(noise=0.01, seconds=100, least_rounds=11)
+    interleave(calls, limits, pools={"a": "one", "b": "one"})
+    together = clock.slept
+    interleave(calls, limits, pools={"a": "one", "b": "other"})
+    assert clock.slept - together > together
+
+
+def test_settling_waits_until_the_process_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, busy_until = 0.0, 0.05
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(timing.time, "sleep", sleep)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(timing.time, "process_time", lambda: min(now, busy_until))
+    assert timing.settle() == pytest.approx(0.05, abs=0.002)
+    busy_until = 1e9
+    assert timing.settle() < 1
 
 
 def test_order_is_random_but_repeatable(clock: Clock) -> None:

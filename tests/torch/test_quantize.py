@@ -201,3 +201,10 @@ def test_wrong_arguments(float_model: nn.Module) -> None:
         quantize_(float_model.state_dict(), CONFIG)  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"expected a configuration .* got 'int8'"):
         quantize_(float_model, "int8")  # type: ignore[arg-type]
+
+
+def test_a_layer_whose_sums_could_overflow_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(70000, 2))
+    with pytest.raises(ValueError, match="could overflow int32; at most 65793"):
+        quantize_(model, Int8DynamicConfig())
+    assert type(model[0]) is nn.Linear

@@ -19,7 +19,7 @@ from lowbit.bench.record import Context
 from lowbit.bench.timing import Limits
 from lowbit.jit.threads import runtime
 
-_LIBRARIES = ("numpy", "llvmlite", "torch", "threadpoolctl")
+_LIBRARIES = ("numpy", "llvmlite", "torch", "threadpoolctl", "mkl", "numkong")
 
 
 def versions() -> dict[str, str]:
@@ -44,7 +44,7 @@ def commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def gather(threads: int, seed: int, limits: Limits) -> Context:
+def gather(threads: tuple[int, ...], seed: int, limits: Limits) -> Context:
     """The context of a run that starts now."""
     report = isa.report()
     return Context(
@@ -82,4 +82,6 @@ def thread_count(threads: int) -> Iterator[None]:
 
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
+        # Now, before a peer brings another OpenMP runtime into the process.
+        runtime()
         yield

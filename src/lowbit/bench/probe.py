@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowbit.bench.peers import Implementation, find
+from lowbit.bench.implementation import Implementation, find
 from lowbit.bench.problem import Problem, gemm_case, shape_of
 from lowbit.spec import Case
 

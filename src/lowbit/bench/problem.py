@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.bench.requantized import MATMUL_REQUANTIZED, quantization_of, quantized
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, Expected, Specification
 
 Array = NDArray[Any]
 
-GEMMS = (MATMUL, MATMUL_SCALED, LINEAR_DYNAMIC)
+GEMMS = (MATMUL, MATMUL_SCALED, MATMUL_REQUANTIZED, LINEAR_DYNAMIC)
 """The operations that multiply two matrices; their dtypes tell them apart."""
 
 DISTRIBUTION = (
     "integers uniform over the full range; float activations N(0, 1); weight scales log-uniform "
-    "from 1e-4 to 1e-2; one scale and one zero point for the whole activation"
+    "from 1e-4 to 1e-2; one scale and one zero point for the whole activation, and for an output "
+    "of 8 bits, spread over its range"
 )
 """What the data of `Problem.make` are, for the record."""
 
@@ -149,6 +151,10 @@ class Problem:
         b_scale = inputs.get("b_scale")
         a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
         b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
+        if case.spec is MATMUL_REQUANTIZED:
+            scale, zero_point = quantization_of(a_float @ b_float)
+            inputs["out_scale"] = np.array(scale, np.float32)
+            inputs["out_zero_point"] = np.array(zero_point, np.int32)
         reference = Reference(case, inputs)
         return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
 
@@ -160,6 +166,32 @@ class Problem:
     def shape(self) -> str:
         """The shape as text, `MxK:KxN`."""
         return shape_of(self.case)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the result is of 8 bits."""
+        return self.case.spec is MATMUL_REQUANTIZED
+
+    @property
+    def out_quantization(self) -> tuple[float, int]:
+        """Scale and zero point of a result of 8 bits: what the case says, or what would fit."""
+        inputs = self.reference.inputs
+        if self.quantizes:
+            return float(inputs["out_scale"]), int(inputs["out_zero_point"])
+        return quantization_of(self.reference.ideal)
+
+    def from_real(self, result: Array) -> Array:
+        """The result [M, N] of the case from real numbers, for an implementation that stops
+        there: 8 bits where the case says so."""
+        return quantized(result, *self.out_quantization) if self.quantizes else result
+
+    def from_sums(self, sums: Array) -> Array:
+        """The result of the case from integer sums of a[m, k] * b[k, n]."""
+        if self.a_scale is None or self.b_scale is None:
+            return sums
+        columns = self.b.sum(axis=0, dtype=np.int64)
+        real = (sums - (self.a_zero_point or 0) * columns) * np.float64(self.a_scale)
+        return self.from_real(real * self.b_scale)
 
 
 def shape_of(case: Case) -> str:

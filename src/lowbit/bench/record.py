@@ -6,10 +6,16 @@ it; lowbit's own fields stand beside theirs.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
+
+from lowbit.bench.peak import Ceiling
+from lowbit.bench.summary import Summary, summarize
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Context:
     caches: Mapping[str, int]
     isa: str
     kernels: Mapping[str, str]
-    threads: int
+    threads: tuple[int, ...]
     thread_runtime: str
     versions: Mapping[str, str]
     commit: str | None
@@ -46,16 +52,21 @@ class Spread:
 class Row:
     """One implementation on one problem with weights `warm` (in cache) or `cold` (in memory).
 
+    work says what the product is part of, "" if that was not said.
     seconds and cpu_seconds are for one call. noise is half the 95 % interval of the median,
     relative, None from too few rounds; `rounds` samples of `calls` calls each. error is the
     largest difference from the ideal result as a share of its largest element. lowbit_speedup
     is this implementation's time over lowbit's, round by round (above 1: lowbit is faster),
-    None for lowbit itself.
+    None for lowbit itself. peak_share is gops over the int8 peak of lowbit's instruction set with
+    as many threads, as measured in this run. read_share, for M = 1, is the time of a plain read
+    of N·K bytes, warm or cold like the weights, over this implementation's, round by round.
     """
 
     operation: str
+    work: str
     shape: str
     dtypes: str
+    threads: int
     implementation: str
     ours: bool
     weights: str
@@ -73,6 +84,8 @@ class Row:
     error: float
     lowbit_speedup: Spread | None
     best_peer: bool
+    peak_share: float | None = None
+    read_share: Spread | None = None
 
     @property
     def gops(self) -> float:
@@ -82,13 +95,18 @@ class Row:
     @property
     def name(self) -> str:
         """The benchmark's name, unique within a record."""
+        threads = f"threads:{self.threads}"
         parts = (self.operation, self.dtypes, self.shape, self.implementation, self.weights)
-        return "/".join(parts)
+        return "/".join((*parts, threads))
+
+
+COLD = "cold weights"
 
 
 @dataclass(frozen=True)
 class Absent:
-    """An implementation that was not run on a problem, and why."""
+    """An implementation that was not run on a problem, and why. Where it is `COLD`, nobody was
+    timed with cold weights."""
 
     shape: str
     dtypes: str
@@ -98,29 +116,56 @@ class Absent:
 
 @dataclass(frozen=True)
 class Record:
-    """All rows of one run."""
+    """All rows of one run, and the limits of the machine as measured in it."""
 
     context: Context
     rows: tuple[Row, ...]
     absent: tuple[Absent, ...] = ()
+    ceilings: tuple[Ceiling, ...] = ()
+
+    @cached_property
+    def summaries(self) -> tuple[Summary, ...]:
+        """lowbit against the best peer of each row, brought together."""
+        return summarize(self.rows)
 
     def to_json(self) -> str:
         """The record as JSON text in google/benchmark's layout, times in nanoseconds."""
         return json.dumps(
             {
                 "context": asdict(self.context),
-                "benchmarks": [
-                    _benchmark(row, index, self.context.threads)
-                    for index, row in enumerate(self.rows)
-                ],
+                "ceilings": [asdict(one) for one in self.ceilings],
+                "benchmarks": [_benchmark(row, index) for index, row in enumerate(self.rows)],
                 "absent": [asdict(one) for one in self.absent],
+                "summaries": [asdict(one) for one in self.summaries],
             },
             indent=2,
             allow_nan=False,
         )
 
+    def to_csv(self) -> str:
+        """The rows as CSV text with a line of headings; times in seconds, nothing where a row has
+        no such figure."""
+        lines = [_flat(row) for row in self.rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(lines[0]) if lines else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
 
-def _benchmark(row: Row, index: int, threads: int) -> dict[str, Any]:
+
+def _flat(row: Row) -> dict[str, Any]:
+    """The fields of a row, a spread as three."""
+    fields: dict[str, Any] = {}
+    for name, value in {**asdict(row), "gops": row.gops}.items():
+        if name in ("seconds", "lowbit_speedup", "read_share"):
+            for part in ("p10", "median", "p90"):
+                fields[f"{name}_{part}"] = None if value is None else value[part]
+        else:
+            fields[name] = value
+    return fields
+
+
+def _benchmark(row: Row, index: int) -> dict[str, Any]:
     """A row as google/benchmark writes an aggregate, then the fields of lowbit's own."""
     fields = asdict(row)
     return {
@@ -130,7 +175,6 @@ def _benchmark(row: Row, index: int, threads: int) -> dict[str, Any]:
         "run_type": "aggregate",
         "aggregate_name": "median",
         "repetitions": row.rounds,
-        "threads": threads,
         "iterations": row.rounds * row.calls,
         "real_time": row.seconds.median * 1e9,
         "cpu_time": row.cpu_seconds * 1e9,

@@ -2,55 +2,105 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.bench.peak import Ceiling
 from lowbit.bench.record import Context, Record, Row, Spread
+from lowbit.bench.summary import ALL, Summary
 
 
-def render(record: Record) -> RenderableType:
-    """One table for each shape and state of the weights, between the context and the rest."""
-    keys = dict.fromkeys((row.shape, row.dtypes, row.weights) for row in record.rows)
-    parts: list[RenderableType] = [_context_line(record.context), ""]
-    for key in keys:
-        rows = [row for row in record.rows if (row.shape, row.dtypes, row.weights) == key]
-        parts += [_table(rows), *_summary(rows), ""]
-    reasons = dict.fromkeys((one.implementation, one.reason) for one in record.absent)
-    parts += [Text(f"not run: {name}: {reason}", style="dim") for name, reason in reasons]
+def render(record: Record, *, detailed: bool = True) -> RenderableType:
+    """The context, the rows, what they sum up to, and what did not run.
+
+    `detailed` gives each shape a table with every implementation; otherwise each is one line, of
+    lowbit and the best peer.
+    """
+    parts: list[RenderableType] = [_context_line(record.context), *map(_limits, record.ceilings)]
+    parts += ["", *(_details(record.rows) if detailed else _overview(record.rows))]
+    if len(record.summaries) > 1 or not detailed:
+        parts += [_summaries(record.summaries), ""]
+    reasons: dict[tuple[str, str], int] = {}
+    for one in record.absent:
+        key = one.implementation, one.reason
+        reasons[key] = reasons.get(key, 0) + 1
+    for (name, reason), count in reasons.items():
+        times = f" ({count} rows)" if count > 1 else ""
+        parts.append(Text(f"not run: {name}: {reason}{times}", style="dim"))
     return Group(*parts)
 
 
+def _thread_text(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
 def _context_line(where: Context) -> Text:
-    threads = f"{where.threads} thread{'s' if where.threads > 1 else ''}"
+    threads = " and ".join(_thread_text(threads) for threads in where.threads)
     versions = ", ".join(f"{name} {version}" for name, version in where.versions.items())
     return Text(f"{where.cpu}, {where.isa}, {threads} ({where.thread_runtime}); {versions}")
 
 
+def _limits(ceiling: Ceiling) -> Text:
+    """What the machine can do, as measured."""
+    reads = ", ".join(f"{level} {rate:.0f}" for level, rate in ceiling.read_gbs.items())
+    return Text(
+        f"limits with {_thread_text(ceiling.threads)}: {ceiling.gops:.0f} GOP/s of int8 "
+        f"({ceiling.way}); reading, GB/s: {reads}"
+    )
+
+
+def _group(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
+    """The rows that agree in these fields together, in the order of their first."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, field) for field in fields), []).append(row)
+    return list(groups.values())
+
+
+def _details(rows: Sequence[Row]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for group in _group(rows, "shape", "dtypes", "threads", "weights"):
+        parts += [_table(group), *_notes(group), ""]
+    return parts
+
+
 def _table(rows: list[Row]) -> Table:
     first = rows[0]
-    title = f"{first.operation} {first.dtypes} {first.shape}, {first.weights} weights"
+    threads = _thread_text(first.threads)
+    title = f"{first.operation} {first.dtypes} {first.shape}, {first.weights} weights, {threads}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("implementation")
     table.add_column("runs on", overflow="fold")
-    for heading in ("time", "p10 to p90", "GOP/s", "error", "time / lowbit's"):
+    headings = ["time", "p10 to p90", "GOP/s", "% of peak", "error", "time / lowbit's"]
+    if first.read_share is not None:
+        headings.append("% of read rate")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: row.seconds.median):
-        table.add_row(
-            row.implementation,
-            row.isa or "not told",
+        cells = [
             format_seconds(row.seconds.median),
             format_spread(row.seconds),
             three_digits(row.gops),
+            format_share(row.peak_share),
             format_error(row.error),
             "" if row.lowbit_speedup is None else format_ratio(row.lowbit_speedup),
-            style="bold" if row.ours else None,
-        )
+        ]
+        if first.read_share is not None:
+            cells.append(_read_share(row))
+        style = "bold" if row.ours else None
+        table.add_row(row.implementation, row.isa or "not told", *cells, style=style)
     return table
 
 
-def _summary(rows: list[Row]) -> list[Text]:
+def _read_share(row: Row) -> str:
+    return format_share(None if row.read_share is None else row.read_share.median)
+
+
+def _notes(rows: list[Row]) -> list[Text]:
     lines = []
     best = next((row for row in rows if row.best_peer), None)
     if best is not None and best.lowbit_speedup is not None:
@@ -64,6 +114,69 @@ def _summary(rows: list[Row]) -> list[Text]:
             lines.append(Text(f"{row.implementation}: only {row.rounds} rounds in the time limit"))
     notes = [f"{row.implementation}: {row.note}" for row in rows if row.note]
     return lines + [Text(note, style="dim") for note in notes]
+
+
+def _overview(rows: Sequence[Row]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for group in _group(rows, "threads", "dtypes", "weights"):
+        parts += [_lines(group), ""]
+    notes = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
+    return [*parts, *(Text(note, style="dim") for note in notes), ""]
+
+
+def _lines(rows: list[Row]) -> Table:
+    """One line for each shape."""
+    first = rows[0]
+    title = f"{first.dtypes}, {first.weights} weights, {_thread_text(first.threads)}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for heading in ("work", "shape"):
+        table.add_column(heading, overflow="fold")
+    headings = ["time", "GOP/s", "% of peak", "error"]
+    reads = any(row.read_share is not None for row in rows)
+    for heading in [*headings, "% of read rate"] if reads else headings:
+        table.add_column(heading, justify="right")
+    table.add_column("best peer")
+    for heading in ("its GOP/s", "its error", "lowbit is times as fast"):
+        table.add_column(heading, justify="right")
+    for group in _group(rows, "shape"):
+        ours = next(row for row in group if row.ours)
+        best = next((row for row in group if row.best_peer), None)
+        cells = [
+            format_seconds(ours.seconds.median),
+            three_digits(ours.gops),
+            format_share(ours.peak_share),
+            format_error(ours.error),
+        ]
+        if reads:
+            cells.append(_read_share(ours))
+        if best is not None and best.lowbit_speedup is not None:
+            cells += [best.implementation, three_digits(best.gops), format_error(best.error)]
+            cells.append(format_ratio(best.lowbit_speedup))
+        table.add_row(ours.work, ours.shape, *cells)
+    return table
+
+
+def _summaries(summaries: Sequence[Summary]) -> Table:
+    title = "lowbit against the best peer of each row"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for heading in ("threads", "dtypes", "weights", "rows", "geometric mean", "worst", "which"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("least % of peak, sizes from 1024", "least % of read rate, M = 1"):
+        table.add_column(heading, justify="right")
+    for one in summaries:
+        table.add_row(
+            str(one.threads),
+            one.dtypes,
+            one.weights,
+            str(one.rows),
+            three_digits(one.geometric_mean),
+            three_digits(one.worst),
+            f"{one.worst_case}, {one.worst_peer}",
+            format_share(one.large_peak_share),
+            format_share(one.read_share),
+            style="bold" if one.dtypes == ALL else None,
+        )
+    return table
 
 
 def format_seconds(seconds: float) -> str:
@@ -86,6 +199,11 @@ def _unit(seconds: float) -> tuple[str, float]:
 def format_error(error: float) -> str:
     """An error relative to the largest element of the result."""
     return "exact" if error == 0 else f"{error:.1e}"
+
+
+def format_share(share: float | None) -> str:
+    """A share in per cent, "" for none."""
+    return "" if share is None else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
 def format_ratio(ratio: Spread) -> str:

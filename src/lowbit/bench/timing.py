@@ -29,6 +29,19 @@ _MOST_CALLS = 1000
 # One that takes this share of a round would leave the others no time; it stops after a few turns.
 _STRAGGLER_SHARE = 0.9
 _STRAGGLER_ROUNDS = 3
+# Even past the time limit, so that there is a spread.
+_LEAST_ROUNDS = 3
+# One that is this many times slower than the second fastest, and too slow for its part of the time
+# limit, stops after its first turn.
+_HOPELESS = 3.0
+
+# A call as long as this has the caches to itself soon enough, and needs none before it.
+_LONG_SECONDS = 20e-3
+# Threads that wait for work spin on their cores first: libgomp's for some 10 ms, OpenBLAS's for
+# 100 ms and more. They are asleep when this long a pause costs the process next to nothing.
+_PAUSE_SECONDS = 1e-3
+_SPINNING = 0.3
+_LONGEST_SPIN_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -100,10 +113,26 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def settle() -> float:
+    """Wait until threads that this process has used are asleep; how long that took, in seconds."""
+    start = time.perf_counter()
+    while True:
+        before = time.process_time()
+        time.sleep(_PAUSE_SECONDS)
+        waited = time.perf_counter() - start
+        if time.process_time() - before < _SPINNING * _PAUSE_SECONDS:
+            return waited
+        if waited > _LONGEST_SPIN_SECONDS:
+            return waited
+
+
 def _calls_per_sample(calls: Sequence[Call]) -> int:
     """How often to call for one sample of a useful length; also the warm-up."""
+    start = time.perf_counter()
     for call in calls:
         call()
+    if (time.perf_counter() - start) / len(calls) > _LONG_SECONDS:
+        return 1
     start = time.perf_counter()
     done = 0
     while done < 3 or (time.perf_counter() - start < 20 * _SAMPLE_SECONDS and done < _MOST_CALLS):
@@ -116,11 +145,13 @@ def _calls_per_sample(calls: Sequence[Call]) -> int:
 class _Turn:
     """One implementation taking its turns, over one call or over a rotation of them."""
 
-    def __init__(self, name: str, calls: Sequence[Call]) -> None:
+    def __init__(self, name: str, calls: Sequence[Call], pool: str) -> None:
         self.name = name
+        self.pool = pool
         self.calls = calls
         # Over a rotation each copy must be cold again, so a sample is a single call.
         self.rotates = len(calls) > 1
+        self.settling = 0.0
         self.per_sample = 1 if self.rotates else _calls_per_sample(calls)
         self.next = 0
         self.seconds: list[float] = []
@@ -129,7 +160,7 @@ class _Turn:
     def take(self) -> None:
         call = self.calls[self.next]
         self.next = (self.next + 1) % len(self.calls)
-        if not self.rotates:
+        if not (self.rotates or (self.seconds and self.cost > _LONG_SECONDS)):
             call()
         cpu_start = time.process_time()
         start = time.perf_counter()
@@ -145,8 +176,13 @@ class _Turn:
         return median_noise(np.array(self.seconds))
 
     @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
     def cost(self) -> float:
-        return float(np.median(self.seconds)) * self.per_sample
+        """Seconds that a sample takes, with those until the threads that it used are asleep."""
+        return self.median * self.per_sample + self.settling
 
     def samples(self) -> Samples:
         return Samples(
@@ -160,35 +196,53 @@ def interleave(
     *,
     seed: int = 0,
     on_round: Callable[[float], None] | None = None,
+    pools: Mapping[str, str] | None = None,
 ) -> dict[str, Samples]:
     """Time every implementation, by name, in rounds of random order.
 
     Each has one call, or several that do the same on other memory: those take turns, and none is
     run just before it is timed, so that what they read comes from memory. One that takes nearly
-    all the time stops after three rounds. `on_round` is told after every round how much of the
-    time limit is used, 0 to 1.
+    all the time stops after three rounds, one that is far slower than two others and would use up
+    the time limit after one. `on_round` is told after every round how much of the time limit is
+    used, 0 to 1. `pools` names the threads that each implementation runs on, where it is several:
+    when they change, those of the one before are given time to go to sleep.
     """
     if not calls:
         raise ValueError("there is nothing to time; give at least one implementation")
     with _no_garbage_collection():
-        turns = [_Turn(name, each) for name, each in calls.items()]
-        going = list(turns)
+        turns = []
+        for name, each in calls.items():
+            settle()
+            turns.append(_Turn(name, each, (pools or {}).get(name, "")))
+        going, last = list(turns), turns[-1]
         order = random.Random(seed)
         start = time.perf_counter()
         rounds, used = 0, 0.0
-        while used < 1:
+        while used < 1 or rounds < _LEAST_ROUNDS:
             for turn in order.sample(going, len(going)):
+                if turn.pool != last.pool:
+                    last.settling = settle()
                 turn.take()
+                last = turn
             rounds += 1
             used = (time.perf_counter() - start) / limits.seconds
             if on_round is not None:
                 on_round(min(used, 1.0))
             if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
                 break
+            if rounds == 1:
+                going = _hopeful(turns, limits)
             if rounds == _STRAGGLER_ROUNDS:
                 total = sum(turn.cost for turn in turns)
-                going = [t for t in turns if t.cost <= _STRAGGLER_SHARE * total] or turns
+                going = [t for t in going if t.cost <= _STRAGGLER_SHARE * total] or going
         return {turn.name: turn.samples() for turn in turns}
+
+
+def _hopeful(turns: Sequence[_Turn], limits: Limits) -> list[_Turn]:
+    """Those that can be among the fastest two, or are quick enough to be timed all the same."""
+    second = sorted(turn.median for turn in turns)[min(1, len(turns) - 1)]
+    part = limits.seconds / (len(turns) * limits.least_rounds)
+    return [turn for turn in turns if turn.median <= _HOPELESS * second or turn.cost <= part]
 
 
 def paired_ratio(slower: Samples, faster: Samples) -> tuple[float, float, float]:

@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64
+from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.jit.value import Register, Value
 
 # Two 64-bit counters for each parallel region of a kernel follow its arguments in memory.
@@ -29,6 +30,10 @@ MAX_REGIONS = 4
 
 class RegisterPressureError(Exception):
     """A kernel text asks for more registers or tiles than its instruction set has."""
+
+
+def _signed(bits: int) -> tuple[int, int]:
+    return -(2 ** (bits - 1)), 2 ** (bits - 1)
 
 
 class Builder(ABC):
@@ -69,8 +74,38 @@ class Builder(ABC):
     # What they share.
 
     def index(self, value: Value | int) -> Value:
-        """A Python int as an s64; a value as it is."""
-        return value if isinstance(value, Value) else self.constant(value, s64)
+        """A Python int as an s64; a value as it is. TypeError for one of another type."""
+        if not isinstance(value, Value):
+            return self.constant(value, s64)
+        if value.type != s64:
+            raise TypeError(f"an s64 is expected, got {value.type}; convert it with .to(s64)")
+        return value
+
+    def typed(self, instruction: Instruction, operands: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+        """(operand types, payloads, result type) of one use; TypeError if it may not be."""
+        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
+        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
+        if instruction.feature and instruction.feature not in self.isa.features:
+            raise TypeError(
+                f"{instruction.name} needs {instruction.feature}, which {self.isa.name} lacks"
+            )
+        try:
+            return types, payloads, instruction.typing(*types)
+        except TypeError as error:
+            raise TypeError(f"{instruction.name}: {error}") from None
+
+    @staticmethod
+    def _check_constant(value: float, type_: Type) -> None:
+        element = element_of(type_)
+        if element.kind in "su":
+            low, high = (0, 2**element.bits) if element.kind == "u" else _signed(element.bits)
+            if not low <= value < high:
+                raise ValueError(f"{value} is no {element}: from {low} to {high - 1}")
+
+    @staticmethod
+    def _check_step(step: Value | int) -> None:
+        if isinstance(step, int) and step < 1:
+            raise ValueError(f"the step of a k.range must be positive, got {step}")
 
     def zeros(self, element: Scalar, lanes: int) -> Value:
         """A vector of zeros."""

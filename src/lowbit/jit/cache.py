@@ -2,9 +2,9 @@
 
 An entry is named by a hash of everything that it depends on: the source of the package's code
 generating files, LLVM's version and target, the instruction set's features, the kernel and its
-static arguments, and for a kernel from elsewhere the file that it is written in. It holds a digest
-of its own content; an entry that does not match is ignored and written anew. Entries appear by
-renaming, so processes may race.
+static arguments; a kernel from elsewhere, whose text may depend on anything, by its LLVM IR. It
+holds a digest of its own content; an entry that does not match is ignored and written anew. Entries
+appear by renaming, so processes may race.
 
 The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit. A folder that
 cannot be written means no cache, not an error.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
-import marshal
 import os
 import tempfile
 from collections.abc import Callable
@@ -38,7 +36,10 @@ def folder() -> Path:
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lowbit"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "lowbit"
+    except RuntimeError:  # a user without a home
+        return Path(os.devnull) / "lowbit"  # which cannot be written
 
 
 @cache
@@ -52,21 +53,15 @@ def _source_digest() -> bytes:
     return digest.digest()
 
 
-def _origin(text: Callable[..., None]) -> bytes:
-    """What a kernel text from outside of this package is written in, as far as one can see."""
-    module = text.__module__
-    if module.split(".")[0] == lowbit.__name__:
-        return b""  # in the digest of the package
-    try:
-        return Path(inspect.getfile(text)).read_bytes()
-    except (OSError, TypeError):  # typed in at a prompt
-        return marshal.dumps(text.__code__)
+def is_known(text: Callable[..., None]) -> bool:
+    """Whether the digest of this package's source covers a kernel text."""
+    return text.__module__.split(".")[0] == lowbit.__name__
 
 
-def entry(text: Callable[..., None], *parts: object) -> Path:
-    """The file for a kernel text and what else decides its code (by their repr)."""
-    digest = hashlib.sha256(_source_digest() + _origin(text))
-    digest.update(repr((text.__module__, text.__qualname__, *parts)).encode())
+def entry(*parts: object) -> Path:
+    """The file for what `parts` (by their repr) and this package's source describe."""
+    digest = hashlib.sha256(_source_digest())
+    digest.update(repr(parts).encode())
     return folder() / f"{digest.hexdigest()[:40]}.o"
 
 
@@ -90,9 +85,10 @@ def write(path: Path, code: bytes) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-        try:
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
+            try:
+                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                file.close()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+                raise

@@ -91,18 +91,12 @@ class Emitter(Builder):
         self.builder.position_at_end(block)
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
-        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
-        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
-        try:
-            result = instruction.typing(*types)
-        except TypeError as error:
-            raise TypeError(f"{instruction.name}: {error}") from None
-        if instruction.feature and instruction.feature not in self.isa.features:
-            raise TypeError(f"{instruction.name} needs {instruction.feature}, not in {self.isa}")
+        types, payloads, result = self.typed(instruction, operands)
         value = instruction.emit(Call(self.builder, types, result), *payloads)
         return None if result is None else Value(self, result, value)
 
     def constant(self, value: float, type_: Type) -> Value:
+        self._check_constant(value, type_)
         if isinstance(type_, Vector):
             element = ir.Constant(type_.element.llvm, value)
             return Value(self, type_, ir.Constant(type_.llvm, [element] * type_.lanes))
@@ -135,6 +129,7 @@ class Emitter(Builder):
     def range(
         self, start: Value | int, stop: Value | int, step: Value | int = 1
     ) -> Iterator[Value]:
+        self._check_step(step)
         first, end, by = self.index(start), self.index(stop), self.index(step)
         b = self.builder
         before, body, after = b.block, b.append_basic_block(), b.append_basic_block()
@@ -162,6 +157,8 @@ class Emitter(Builder):
         b.position_at_end(after)
 
     def parallel(self, items: Value) -> Iterator[Value]:
+        if self._open:
+            raise RuntimeError("k.parallel inside of another body: its items are counted only once")
         self._wait()
         b, taken = self.builder, self._counter(0)
         done = self._counter(1)
@@ -197,7 +194,7 @@ class Emitter(Builder):
         b.position_at_end(spin)
         spins = b.phi(_I64)
         spins.add_incoming(_I64(0), before)
-        finished = b.icmp_signed("==", b.load_atomic(done, "acquire", 8, typ=_I64), items)
+        finished = b.icmp_signed(">=", b.load_atomic(done, "acquire", 8, typ=_I64), items)
         tired = b.append_basic_block()
         again = b.append_basic_block()
         b.cbranch(finished, after, tired)

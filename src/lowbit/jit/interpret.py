@@ -136,17 +136,13 @@ class Interpreter(Builder):
         self.executed: dict[str, int] = {}
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
-        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
-        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
-        try:
-            result = instruction.typing(*types)
-        except TypeError as error:
-            raise TypeError(f"{instruction.name}: {error}") from None
+        _, payloads, result = self.typed(instruction, operands)
         self.executed[instruction.name] = self.executed.get(instruction.name, 0) + 1
         value = instruction.meaning(*payloads)
         return None if result is None else Value(self, result, value)
 
     def constant(self, value: float, type_: Type) -> Value:
+        self._check_constant(value, type_)
         if isinstance(type_, Vector):
             return Value(self, type_, np.full(type_.lanes, value).astype(type_.element.numpy))
         assert isinstance(type_, Scalar)
@@ -182,6 +178,7 @@ class Interpreter(Builder):
     def range(
         self, start: Value | int, stop: Value | int, step: Value | int = 1
     ) -> Iterator[Value]:
+        self._check_step(step)
         first, end, by = (int(self.index(v).payload) for v in (start, stop, step))
         for i in range(first, end, by):
             yield Value(self, s64, i)

@@ -82,7 +82,9 @@ class Kernel:
     def _build(self, isa: InstructionSet, static: dict[str, Any]) -> Program:
         if isa.missing():  # which also asks for the permission that some sets need
             raise RuntimeError(f"{self.name} for {isa.name} cannot run here: {isa.missing()}")
-        path = cache.entry(self.text, isa.name, isa.features, sorted(static.items()))
+        name = f"{self.text.__module__}.{self.text.__qualname__}"
+        text = name if cache.is_known(self.text) else self.ir(isa, **static)
+        path = cache.entry(text, self.name, isa.name, isa.features, sorted(static.items()))
         code = cache.read(path)
         if code is None:
             code = compiler.object_code(self.ir(isa, **static), isa)

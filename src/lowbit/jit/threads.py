@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 Kernel = Callable[[bytes], None]
@@ -55,7 +55,8 @@ class _PythonThreads:
 
     def max_threads(self) -> int:
         with contextlib.suppress(ValueError):
-            return max(1, int(os.environ.get("OMP_NUM_THREADS", "")))
+            first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+            return max(1, int(first))
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
     def run(self, address: int, slots: bytes, threads: int) -> None:
@@ -63,10 +64,21 @@ class _PythonThreads:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "lowbit")
-        waiting = [self._pool.submit(function, slots) for _ in range(threads - 1)]
+        waiting: list[Future[None]] = []
+        # While the interpreter shuts down no work is taken any more: this thread does it all.
+        with contextlib.suppress(RuntimeError):
+            for _ in range(threads - 1):
+                waiting.append(self._pool.submit(function, slots))
         function(slots)
-        for future in waiting:
-            future.result()
+        # All items are taken by now. An interrupt must not free memory that others still write.
+        interrupted: BaseException | None = None
+        while not all(future.done() for future in waiting):
+            try:
+                wait(waiting)
+            except BaseException as error:
+                interrupted = error
+        if interrupted is not None:
+            raise interrupted
 
 
 # How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
@@ -83,8 +95,12 @@ def _loaded_openmp() -> _OpenMP | None:
     except OSError:
         return None
     paths = {line.split(maxsplit=5)[5] for line in lines if ".so" in line and "/" in line}
+    torch = sys.modules.get("torch")
+    # Of several, the one that PyTorch brought: it is the one whose threads run.
+    home = str(Path(torch.__file__).parent.parent) if torch and torch.__file__ else "/"
+    ordered = sorted(paths, key=lambda path: (not path.startswith(home), path))
     for wanted in _OPENMP_NAMES:
-        for path in sorted(paths):
+        for path in ordered:
             if Path(path).name.startswith(wanted):
                 with contextlib.suppress(OSError, AttributeError):
                     return _OpenMP(ctypes.CDLL(path), Path(path).name)
@@ -111,7 +127,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def max_threads() -> int:
-    """How many threads a call may use: what OpenMP or OMP_NUM_THREADS says, else all cores."""
+    """How many threads a call may use: what PyTorch or else OMP_NUM_THREADS says, or all cores."""
+    torch = sys.modules.get("torch")
+    if torch is not None:  # OpenMP's own setting is one for each thread, PyTorch's is not
+        return torch.get_num_threads()
     return _runtime().max_threads()
 
 

@@ -94,7 +94,7 @@ class Value:
         return self._with(generic.lt, other, swapped=True)
 
     def equals(self, other: Any) -> Value:
-        """Lane by lane equality (`==` keeps Python's meaning)."""
+        """Lane by lane equality."""
         return self._with(generic.eq, other)
 
     def __bool__(self) -> bool:
@@ -102,6 +102,9 @@ class Value:
             "a kernel's value has no truth while the kernel is generated; "
             "use k.when(condition) for a branch or select(...) for a choice"
         )
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("use a.equals(b): == would compare Python objects, not what they hold")
 
     __hash__ = None  # type: ignore[assignment]
 

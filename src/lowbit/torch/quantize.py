@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from lowbit.spec import longest_sum
 from lowbit.torch.config import Int8DynamicConfig, QuantizeConfig
 from lowbit.torch.custom_ops import ACTIVATION_DTYPES
 from lowbit.torch.linear import QuantizedLinear, become_quantized
@@ -82,6 +83,12 @@ def _quantized_weight(name: str, layer: nn.Linear) -> nn.Parameter:
         raise TypeError(
             f"layer {where}: expected a plain torch.nn.Parameter as weight, got "
             f"{type(layer.weight).__name__}; remove weight_norm or other wrappers first"
+        )
+    most = longest_sum("u8", "s8", shifted=(True, False))
+    if layer.in_features > most:
+        raise ValueError(
+            f"layer {where}: a sum over {layer.in_features} inputs could overflow int32; at most "
+            f"{most} cannot: leave it out with filter_fn"
         )
     try:
         weight = QuantizedWeight.from_float(layer.weight)

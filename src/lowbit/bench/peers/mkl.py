@@ -1,0 +1,109 @@
+"""MKL's own integer product, from the package `mkl`, called through ctypes.
+
+Source: Intel oneMKL developer reference for C, cblas_gemm_s8u8s32 and its _pack, _compute forms
+(with row-major operands the left one is unsigned and the right one signed).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+
+import numpy as np
+
+from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.peers.torch_products import sums_note
+from lowbit.bench.problem import Problem
+from lowbit.packed import aligned_empty
+from lowbit.spec import Case
+
+# Values of the enumerations in mkl_cblas.h and mkl_service.h.
+_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
+_GNU_THREADS = 3
+
+_INT, _FLOAT, _BYTE, _POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_int8, ctypes.c_void_p
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """MKL, told to use the OpenMP runtime that torch has loaded."""
+    files = metadata.files("mkl") or []
+    path = next(file.locate() for file in files if "libmkl_rt" in file.name)
+    library = ctypes.CDLL(str(path))
+    library.MKL_Set_Threading_Layer(_GNU_THREADS)
+    library.cblas_gemm_s8u8s32_pack_get_size.restype = ctypes.c_size_t
+    library.cblas_gemm_s8u8s32_pack_get_size.argtypes = [_INT] * 4
+    library.cblas_gemm_s8u8s32_pack.restype = None
+    library.cblas_gemm_s8u8s32_pack.argtypes = [_INT] * 6 + [_POINTER, _INT, _POINTER]
+    library.cblas_gemm_s8u8s32_compute.restype = None
+    operand = [_POINTER, _INT, _BYTE]
+    library.cblas_gemm_s8u8s32_compute.argtypes = (
+        [_INT] * 7 + [_FLOAT] + operand * 2 + [_FLOAT, _POINTER, _INT, _POINTER]
+    )
+    return library
+
+
+@implementation
+class MklIntegers:
+    """`cblas_gemm_s8u8s32_compute` on packed weights."""
+
+    name = "MKL s8u8s32"
+    ours = False
+    isolated = True
+    pool = "OpenMP of torch"
+
+    def available(self, case: Case) -> str | None:
+        if not case.dtypes.startswith("u8:s8:"):
+            return f"multiplies u8 by s8 only, not {case.dtypes}"
+        try:
+            metadata.version("mkl")
+        except metadata.PackageNotFoundError:
+            return "the package mkl is not installed: pip install 'lowbit[peers]'"
+        if importlib.util.find_spec("torch") is None:
+            return "it shares the threads of PyTorch, which is not installed"
+        return None
+
+    def library(self) -> tuple[str, str]:
+        return "MKL", metadata.version("mkl")
+
+    def isa(self, case: Case) -> str | None:
+        return None
+
+    def note(self, case: Case) -> str:
+        return sums_note(case)
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch  # noqa: F401 - loads the OpenMP runtime
+
+        library = _library()
+        library.MKL_Set_Num_Threads(threads)
+        m, n, k = (problem.case.sizes[dim] for dim in "MNK")
+        size = library.cblas_gemm_s8u8s32_pack_get_size(_B_MATRIX, m, n, k)
+        packed = aligned_empty((size,), np.uint8)
+        library.cblas_gemm_s8u8s32_pack(
+            *(_ROW_MAJOR, _B_MATRIX, _NO_TRANSPOSE, m, n, k),
+            *(problem.b.ctypes.data, n, packed.ctypes.data),
+        )
+        return Prepared(_call(library, problem.a, packed, n), problem.from_sums)
+
+
+def _call(library: ctypes.CDLL, a: Array, packed: Array, n: int) -> Callable[[], Array]:
+    """The product of a [M, K] with `packed` as a function that allocates its result."""
+    m, k = a.shape
+    offset = np.zeros(1, np.int32)
+    at = a.ctypes.data, packed.ctypes.data, offset.ctypes.data
+
+    def call() -> Array:
+        sums = np.empty((m, n), np.int32)
+        library.cblas_gemm_s8u8s32_compute(
+            *(_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _ONE_OFFSET, m, n, k, 1.0),
+            *(at[0], k, 0, at[1], n, 0, 0.0, sums.ctypes.data, n, at[2]),
+        )
+        return sums
+
+    # The addresses stand for arrays that must live as long as the call.
+    call.__dict__["operands"] = (a, packed, offset)
+    return call

@@ -1,0 +1,59 @@
+"""NumKong's packed product of signed bytes, from the package `numkong`."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.peers.torch_products import only_u8_or_s8_by_s8, sums_note
+from lowbit.bench.problem import Problem
+from lowbit.spec import Case
+
+_FLIP = 128
+
+
+@implementation
+class NumKong:
+    """`numkong.dots_packed`. It multiplies bytes of one sign, so a left operand of u8 is given to
+    it with 128 taken away; what that adds to the sums is added when the result is read."""
+
+    name = "NumKong i8"
+    ours = False
+    isolated = True
+    pool = "OpenMP of numkong"
+
+    def available(self, case: Case) -> str | None:
+        if importlib.util.find_spec("numkong") is None:
+            return "the package numkong is not installed: pip install 'lowbit[bench]'"
+        return only_u8_or_s8_by_s8(case)
+
+    def library(self) -> tuple[str, str]:
+        return "NumKong", metadata.version("numkong")
+
+    def isa(self, case: Case) -> str | None:
+        return None
+
+    def note(self, case: Case) -> str:
+        shifted = ["left bytes made signed beforehand"] if case.dtypes.startswith("u8") else []
+        return sums_note(case, *shifted)
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        numkong: Any = importlib.import_module("numkong")
+        packed = numkong.dots_pack(np.ascontiguousarray(problem.b.T))
+        unsigned = problem.a.dtype == np.uint8
+        left = (problem.a ^ np.uint8(_FLIP)).view(np.int8) if unsigned else problem.a
+        # Asked for one thread it would still enter a parallel region.
+        options = {"threads": threads} if threads > 1 else {}
+
+        def read(result: Any) -> Array:
+            sums = np.asarray(result).astype(np.int64)
+            if unsigned:
+                sums += _FLIP * problem.b.sum(axis=0, dtype=np.int64)
+            return problem.from_sums(sums)
+
+        return Prepared(partial(numkong.dots_packed, left, packed, **options), read)

@@ -1,0 +1,43 @@
+"""NumPy's float32 product: OpenBLAS, in the packages that NumPy's project builds."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import numpy as np
+
+from lowbit.bench.implementation import Prepared, implementation
+from lowbit.bench.problem import Problem
+from lowbit.spec import Case
+
+
+@implementation
+class NumpyFloat:
+    """The product of the float version of the data."""
+
+    name = "numpy fp32"
+    ours = False
+    isolated = False
+    pool = "BLAS of numpy"
+
+    def available(self, case: Case) -> str | None:
+        if importlib.util.find_spec("threadpoolctl") is None:
+            return "its threads cannot be set; install threadpoolctl"
+        return None
+
+    def library(self) -> tuple[str, str]:
+        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return str(blas["name"]), f"{blas['version']} in numpy {np.__version__}"
+
+    def isa(self, case: Case) -> str | None:
+        from threadpoolctl import threadpool_info
+
+        names = [pool.get("architecture") for pool in threadpool_info()]
+        return next((name for name in names if name), None)
+
+    def note(self, case: Case) -> str:
+        return "float32 data and result"
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        return Prepared(partial(np.matmul, problem.a_float, problem.b_float), problem.from_real)

@@ -1,0 +1,68 @@
+"""lowbit itself, through its public functions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import lowbit
+from lowbit import dispatch, ops
+from lowbit import isa as instruction_sets
+from lowbit.bench.implementation import Prepared, implementation
+from lowbit.bench.problem import Problem
+from lowbit.numerics import QTensor, int_format
+from lowbit.packed import PackedMatrix
+from lowbit.spec import LINEAR_DYNAMIC, Case
+
+
+def packed_weight(problem: Problem) -> PackedMatrix:
+    """The right operand of a problem, packed."""
+    if problem.b_scale is None:
+        return ops.pack(problem.b)
+    zero = np.zeros(problem.b_scale.shape, np.int32)
+    fmt = int_format(problem.b.dtype.name)
+    return ops.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
+
+
+@implementation
+class Lowbit:
+    """This library."""
+
+    name = "lowbit"
+    ours = True
+    isolated = False
+    pool = "OpenMP of torch"
+
+    def available(self, case: Case) -> str | None:
+        return None
+
+    def library(self) -> tuple[str, str]:
+        return "lowbit", lowbit.__version__
+
+    def isa(self, case: Case) -> str | None:
+        m, n, k = (case.sizes[dim] for dim in "MNK")
+        return dispatch.consider(instruction_sets.active(), m, n, k)[-1].isa.name
+
+    def note(self, case: Case) -> str:
+        return ""
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        packed = packed_weight(problem)
+        if problem.b_scale is None:
+            return Prepared(partial(ops.matmul, problem.a, packed, threads=threads))
+        if problem.case.spec is LINEAR_DYNAMIC:
+            return Prepared(partial(ops.linear_dynamic, problem.a, packed, threads=threads))
+        call = partial(
+            ops.matmul_scaled,
+            problem.a,
+            packed,
+            a_scale=problem.a_scale,
+            a_zero_point=problem.a_zero_point,
+            threads=threads,
+        )
+        if not problem.quantizes:
+            return Prepared(call)
+        scale, zero_point = problem.out_quantization
+        out = {"out_dtype": "uint8", "out_scale": scale, "out_zero_point": zero_point}
+        return Prepared(partial(call, **out))

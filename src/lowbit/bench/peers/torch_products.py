@@ -1,0 +1,114 @@
+"""What PyTorch multiplies without quantized layers: float32, and 8-bit integers to sums."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import partial
+
+import numpy as np
+
+from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.problem import Problem
+from lowbit.spec import LINEAR_DYNAMIC, MATMUL, Case
+
+MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
+ONEDNN = ("oneDNN", r"MKL-DNN v(\S+)")
+FBGEMM = ("FBGEMM", r"FBGEMM v(\S+)")
+
+SUMS_ONLY = "32-bit sums, neither scaled nor rounded"
+"""The note of an implementation that stops at the integer sums where the case goes on."""
+
+
+def sums_note(case: Case, *more: str) -> str:
+    """The note of an implementation that only sums, and what else is to be said of it."""
+    return "; ".join((*([] if case.spec is MATMUL else [SUMS_ONLY]), *more))
+
+
+def only_u8_or_s8_by_s8(case: Case) -> str | None:
+    """The reason against a case that is not of u8 or s8 by s8; None for one that is."""
+    left, right, _ = case.dtypes.split(":")
+    if case.spec is LINEAR_DYNAMIC or left not in ("u8", "s8") or right != "s8":
+        return f"multiplies u8 or s8 by s8 only, not {case.dtypes}"
+    return None
+
+
+class Torch:
+    """What the peers inside PyTorch share."""
+
+    ours = False
+    isolated = True
+    pool = "OpenMP of torch"
+    component: tuple[str, str] | None = None
+    """Name and pattern of its version in torch's build configuration."""
+    engine: str = ""
+    """The engine of torch's quantized operators that it needs, "" if none."""
+
+    def available(self, case: Case) -> str | None:
+        if importlib.util.find_spec("torch") is None:
+            return "PyTorch is not installed: pip install 'lowbit[torch]'"
+        import torch
+
+        engines = torch.backends.quantized.supported_engines
+        if self.engine and self.engine not in engines:
+            return f"this PyTorch has no engine {self.engine}; it has {', '.join(engines)}"
+        return None
+
+    def library(self) -> tuple[str, str]:
+        import torch
+
+        inside = f"torch {torch.__version__}"
+        if self.component is None:
+            return "torch", str(torch.__version__)
+        name, pattern = self.component
+        match = re.search(pattern, torch.__config__.show())
+        return name, f"{match[1]} in {inside}" if match else f"in {inside}"
+
+    def isa(self, case: Case) -> str | None:
+        return None
+
+    def note(self, case: Case) -> str:
+        return ""
+
+
+@implementation
+class TorchFloat(Torch):
+    """PyTorch's float32 product on the float version of the data: MKL on x86-64."""
+
+    name = "torch fp32"
+    isolated = False
+    component = MKL
+
+    def note(self, case: Case) -> str:
+        return "float32 data and result"
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch
+
+        a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float)
+
+        def read(result: torch.Tensor) -> Array:
+            return problem.from_real(result.numpy())
+
+        return Prepared(partial(torch.mm, a, b), read)
+
+
+@implementation
+class TorchIntMm(Torch):
+    """`torch._int_mm`: 8-bit integers to int32, weights not packed in advance."""
+
+    name = "torch _int_mm"
+    component = ONEDNN
+
+    def available(self, case: Case) -> str | None:
+        return only_u8_or_s8_by_s8(case) or super().available(case)
+
+    def note(self, case: Case) -> str:
+        return sums_note(case, "weights not packed")
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch
+
+        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
+        call = partial(torch.ops.aten._int_mm.default, a, b)
+        return Prepared(call, lambda result: problem.from_sums(np.asarray(result)))

@@ -1,0 +1,174 @@
+"""PyTorch's quantized linear layers: on oneDNN and on FBGEMM, static and dynamic."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.peers.torch_products import FBGEMM, ONEDNN, Torch, only_u8_or_s8_by_s8
+from lowbit.bench.problem import Problem
+from lowbit.spec import LINEAR_DYNAMIC, Case
+
+if TYPE_CHECKING:
+    import torch
+
+
+@implementation
+class OnednnLinear(Torch):
+    """oneDNN through torch's qlinear: 8-bit integers to float32 or to 8 bits, weights packed."""
+
+    name = "oneDNN qlinear"
+    component = ONEDNN
+    engine = "onednn"
+
+    def available(self, case: Case) -> str | None:
+        return only_u8_or_s8_by_s8(case) or super().available(case)
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch
+
+        m, n, k = (problem.case.sizes[dim] for dim in "MNK")
+        weight = torch.from_numpy(np.ascontiguousarray(problem.b.T))
+        scale, zero_point = problem.out_quantization if problem.quantizes else (1.0, 0)
+        call = partial(
+            torch.ops.onednn.qlinear_pointwise.default,
+            torch.from_numpy(problem.a),
+            problem.a_scale or 1.0,
+            problem.a_zero_point or 0,
+            torch.ops.onednn.qlinear_prepack(weight, [m, k]),
+            torch.from_numpy(_scales(problem)),
+            torch.zeros(n, dtype=torch.int32),
+            None,
+            scale,
+            zero_point,
+            torch.uint8 if problem.quantizes else torch.float32,
+            "none",
+            [],
+            "",
+        )
+        return Prepared(call)
+
+
+@implementation
+class FbgemmLinear(Torch):
+    """FBGEMM through torch's quantized linear, which makes 8 bits of the result again.
+
+    torch has no FBGEMM layer from 8 bits to float32. Where that is asked for, this does the same
+    work but for the last store, of a quarter of the bytes, which is in its favour.
+    """
+
+    name = "FBGEMM qlinear"
+    component = FBGEMM
+    engine = "fbgemm"
+
+    def available(self, case: Case) -> str | None:
+        left, right, _ = case.dtypes.split(":")
+        if (left, right) != ("u8", "s8"):
+            return f"multiplies u8 by s8 only, not {case.dtypes}"
+        return super().available(case)
+
+    def note(self, case: Case) -> str:
+        return "" if case.dtypes.endswith(":u8") else "u8 result"
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch
+
+        scale, zero_point = problem.out_quantization
+        with _quantized_tensors("fbgemm"):
+            x = torch.quantize_per_tensor(
+                torch.from_numpy(problem.a_float),
+                problem.a_scale or 1.0,
+                problem.a_zero_point or 0,
+                torch.quint8,
+            )
+        linear = torch.ops.quantized.linear.default
+        call = partial(linear, x, _packed_linear(problem, "fbgemm"), scale, zero_point)
+
+        def read(result: torch.Tensor) -> Array:
+            return (result.int_repr() if problem.quantizes else result.dequantize()).numpy()
+
+        return Prepared(call, read)
+
+
+class _TorchDynamic(Torch):
+    """torch's dynamic linear: one scale for the whole activation, found in each call."""
+
+    def available(self, case: Case) -> str | None:
+        if case.spec is not LINEAR_DYNAMIC:
+            return f"multiplies f32 by s8 only, not {case.dtypes}"
+        return super().available(case)
+
+    def note(self, case: Case) -> str:
+        return "one scale for all rows"
+
+    def prepare(self, problem: Problem, threads: int) -> Prepared:
+        import torch
+
+        weight = _packed_linear(problem, self.engine)
+        x = torch.from_numpy(problem.a)
+        return Prepared(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
+
+
+@implementation
+class OnednnDynamic(_TorchDynamic):
+    """torch's dynamic linear on oneDNN."""
+
+    name = "oneDNN dynamic"
+    component = ONEDNN
+    engine = "onednn"
+
+
+@implementation
+class FbgemmDynamic(_TorchDynamic):
+    """torch's dynamic linear on FBGEMM."""
+
+    name = "FBGEMM dynamic"
+    component = FBGEMM
+    engine = "fbgemm"
+
+
+def _scales(problem: Problem) -> NDArray[np.float32]:
+    """The weight's scale per output channel: 1 where the operation has none."""
+    if problem.b_scale is None:
+        return np.ones(problem.b.shape[1], np.float32)
+    return problem.b_scale
+
+
+@contextmanager
+def _quantized_tensors(engine: str) -> Iterator[None]:
+    """torch's quantized operators on `engine`, without the notice that their tensors will go."""
+    import torch
+
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = engine
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*")
+            yield
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def _packed_linear(problem: Problem, engine: str) -> torch.ScriptObject:
+    """The weight as torch's quantized operators take it, packed for `engine`.
+
+    Rounding b_float / scale gives b again, exactly: float32 keeps far more than its 8 bits.
+    """
+    import torch
+
+    with _quantized_tensors(engine):
+        weight = torch.quantize_per_channel(
+            torch.from_numpy(np.ascontiguousarray(problem.b_float.T)),
+            torch.from_numpy(_scales(problem)),
+            torch.zeros(problem.b.shape[1], dtype=torch.int64),
+            0,
+            torch.qint8,
+        )
+        return torch.ops.quantized.linear_prepack(weight, None)

@@ -1,0 +1,96 @@
+"""The measured limits: that what is timed does what is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit import isa
+from lowbit.bench import peak
+from lowbit.isa import named
+from lowbit.kernels.cpu import peak as kernels
+
+OWN = [name for name, way in kernels.WAYS.items() if not named(way.isa).missing()]
+ROUNDS, ITEMS = 3, 2
+
+
+def arguments(seed: int = 0) -> dict[str, Any]:
+    values = np.random.default_rng(seed).integers(0, 256, kernels.OPERAND_BYTES, dtype=np.uint8)
+    out = np.full(ITEMS * kernels.OUT_BYTES // 4, 7, np.int32)
+    return {"values": values, "out": out, "rounds": ROUNDS, "items": ITEMS}
+
+
+@pytest.mark.parametrize("way", OWN)
+def test_compiled_and_interpreted_agree(way: str) -> None:
+    one = named(kernels.WAYS[way].isa)
+    meant, made = arguments(), arguments()
+    kernels.multiply.interpret(one, meant, way=way)
+    addresses = [made[name].ctypes.data for name in ("values", "out")]
+    kernels.multiply.program(one, way=way)(1, *addresses, ROUNDS, ITEMS)
+    np.testing.assert_array_equal(made["out"], meant["out"])
+
+
+@pytest.mark.parametrize("way", ["vpdpbusd zmm", "vpdpbusd ymm", "tdpbusd", "sdot"])
+def test_products_are_as_many_as_counted(way: str) -> None:
+    """With ones on both sides, every product adds one to one of the sums."""
+    given = arguments()
+    given["values"][:] = 1
+    kernels.multiply.interpret(named(kernels.WAYS[way].isa), given, way=way)
+    sums = given["out"].reshape(ITEMS, -1)
+    stored = sums[0][sums[0] != 7].sum(dtype=np.int64)
+    # Tiles are not added up in the end: one of them is stored.
+    all_sums = stored * (kernels.WAYS[way].accumulators if way == "tdpbusd" else 1)
+    assert all_sums == ROUNDS * kernels.products_of(way)
+
+
+def test_every_instruction_set_has_a_way_or_falls_back_to_one() -> None:
+    for one in isa.SETS.values():
+        served, ways = peak._ways(one)
+        assert served in isa.chain(one)
+        assert ways
+        assert all(kernels.WAYS[way].isa == served.name for way in ways)
+
+
+@pytest.mark.parametrize("name", isa.available())
+def test_read_reads_every_byte_and_no_other(name: str) -> None:
+    """A bit that is set anywhere shows up in the or of its chunk; beside it memory is guarded."""
+    chunk, chunks = 2 * kernels.READ_STEP, 3
+    width = named(name).vector_bytes
+    for position in np.random.default_rng(1).integers(0, chunk * chunks, 20):
+        source = np.zeros(chunk * chunks, np.uint8)
+        source[position] = 0x40
+        out = np.full(64 * chunks, 7, np.uint8)
+        given = {"source": source, "out": out, "chunk": chunk, "chunks": chunks, "repeats": 2}
+        kernels.read.interpret(named(name), given)
+        seen = out.reshape(chunks, 64)[:, :width]
+        assert [bool(row.any()) for row in seen] == [i == position // chunk for i in range(chunks)]
+        assert seen.max() == 0x40
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_measured_limits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = {"L1d": 1 << 12, "L2": 1 << 13, "L3": 1 << 14}
+    monkeypatch.setattr(peak.host, "caches", lambda: caches)
+    ceiling = peak.measure("generic", threads)
+    assert ceiling.isa == "generic"
+    assert ceiling.threads == threads
+    assert ceiling.gops == max(ceiling.ways.values()) == ceiling.ways[ceiling.way]
+    assert 0 < ceiling.gops_median <= ceiling.gops
+    assert list(ceiling.read_gbs) == ["L1d", "L2", "L3", "memory"]
+    assert all(rate > 0 for rate in ceiling.read_gbs.values())
+    assert not peak.measure("generic", threads, reads=False).read_gbs
+
+
+def test_reader_rounds_up() -> None:
+    one = isa.get("generic")
+    assert peak.Reader(one, 1, 1).nbytes == kernels.READ_STEP
+    assert peak.Reader(one, 10_000_000, 2).nbytes >= 10_000_000
+
+
+def test_bad_arguments_are_told() -> None:
+    with pytest.raises(ValueError, match="threads is 0"):
+        peak.measure("generic", 0)
+    with pytest.raises(ValueError, match="known: amx"):
+        peak.measure("mmx", 1)

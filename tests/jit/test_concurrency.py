@@ -1,0 +1,187 @@
+"""Kernels at work beside other threads, another runtime, a fork: results stay, nobody waits."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from lowbit.isa import active
+from lowbit.isa.types import Int, S32Pointer, s32
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+
+NEEDS_TORCH = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+)
+NEEDS_FORK = pytest.mark.skipif(sys.platform != "linux", reason="fork is used on Linux")
+
+# A product cut into many items, checked; then what ran it.
+PRODUCT = """
+import os, sys
+import numpy as np
+import lowbit
+from lowbit.jit import threads
+rng = np.random.default_rng(0)
+a = rng.integers(0, 256, (129, 200)).astype(np.uint8)
+b = rng.integers(-128, 128, (200, 333)).astype(np.int8)
+exact = a.astype(np.int64) @ b
+def check(count):
+    assert (lowbit.matmul(a, b, threads=count) == exact).all(), count
+"""
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def finished(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_more_python_threads_than_the_pool_has() -> None:
+    code = (
+        PRODUCT
+        + """
+for count in (2, 3, 8, 40):
+    check(count)
+print("torch" in sys.modules)
+"""
+    )
+    assert finished(run_python(code)) == ["False"]
+
+
+@pytest.mark.parametrize("odd", ["", "many", "0", "-3"])
+def test_an_odd_omp_num_threads_is_no_obstacle(odd: str) -> None:
+    code = PRODUCT + "check(None)\nprint(threads.max_threads() >= 1)"
+    assert finished(run_python(code, OMP_NUM_THREADS=odd)) == ["True"]
+
+
+@NEEDS_TORCH
+def test_the_openmp_runtime_of_torch_serves() -> None:
+    """Also when torch is imported after the first product."""
+    code = (
+        PRODUCT
+        + """
+check(2)
+before = threads.runtime()
+import torch
+check(2)
+print(before.replace(" ", "-"), threads.runtime())
+for count in (1, 2, 3):
+    torch.set_num_threads(count)
+    assert threads.max_threads() == count
+    check(None)
+    check(8)
+"""
+    )
+    before, after = finished(run_python(code))
+    assert before == "Python-threads"
+    assert "omp" in after
+
+
+FORKED = """
+check(2)
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        try:
+            check(2)
+            check(5)
+            print(threads.runtime().replace(" ", "-"), flush=True)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    check(2)
+"""
+
+
+@NEEDS_FORK
+@NEEDS_TORCH
+def test_a_child_of_fork_computes_where_openmp_ran() -> None:
+    assert finished(run_python("import torch" + PRODUCT + FORKED)) == ["Python-threads"] * 3
+
+
+@NEEDS_FORK
+def test_a_child_of_fork_computes_where_python_threads_ran() -> None:
+    """The parent's pool has no threads in the child: it must not be waited for."""
+    assert finished(run_python(PRODUCT + FORKED)) == ["Python-threads"] * 3
+
+
+@kernel
+def long_chain(k: Builder, out: S32Pointer, steps: Int) -> None:
+    """A chain of multiplications that no compiler shortens, once for each of eight items."""
+    for item in k.parallel(k.index(8)):
+        state = k.register(item.to(s32))
+        for _ in k.range(0, steps):
+            state.value = (state.value ^ 0x55) * 1664525 + 1013904223
+        (out + item).store(state.value)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_gil_is_released(count: int) -> None:
+    """Another thread counts on while a kernel runs.
+
+    With so long a switch interval it could not, unless the kernel's thread let go of the GIL.
+    """
+    counted, stop = [0], threading.Event()
+
+    def count_on() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+            time.sleep(0)  # lets go of the GIL
+
+    program, out = long_chain.program(active()), np.zeros(8, np.int32)
+    other, interval = threading.Thread(target=count_on), sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        other.start()
+        progress = []
+        while not any(progress) and len(progress) < 20:
+            before = counted[0]
+            program(count, out.ctypes.data, 1 << 23)
+            progress.append(counted[0] - before)
+    finally:
+        stop.set()
+        other.join()
+        sys.setswitchinterval(interval)
+    assert any(progress), "the other thread stood still while the kernel ran"
+
+
+def test_many_python_threads_enter_one_program() -> None:
+    """Each call has counters of its own, so calls at the same time do not share items."""
+    program, steps = long_chain.program(active()), 1000
+    expected = np.zeros(8, np.int32)
+    program(1, expected.ctypes.data, steps)
+    wrong: list[np.ndarray] = []
+
+    def call_often(count: int) -> None:
+        for _ in range(50):
+            out = np.zeros(8, np.int32)
+            program(count, out.ctypes.data, steps)
+            if (out != expected).any():
+                wrong.append(out)
+
+    callers = [threading.Thread(target=call_often, args=(1 + i % 4,)) for i in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong

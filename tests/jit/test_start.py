@@ -1,0 +1,87 @@
+"""The instruction set that LOWBIT_ISA forces, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lowbit.isa import SETS, available
+
+# Every value of both types, odd sizes, a strided operand; prints the set that ran and the sums.
+PRODUCTS = """
+import hashlib
+import numpy as np
+import lowbit
+from lowbit.ops import active_kernel
+digest = hashlib.sha256()
+every = np.arange(256, dtype=np.uint8)
+for m, n, k in [(1, 1, 1), (3, 129, 17), (65, 15, 127), (256, 33, 256)]:
+    rng = np.random.default_rng(m)
+    a = rng.permutation(np.resize(every, m * k)).reshape(m, k)
+    b = rng.permutation(np.resize(every, 2 * k * n)).reshape(k, 2 * n)[:, ::-2].view(np.int8)
+    for left in (a, a.view(np.int8)):
+        for threads in (1, 2):
+            sums = lowbit.matmul(left, b, threads=threads)
+            assert (sums == left.astype(np.int64) @ b).all()
+            digest.update(sums.tobytes())
+print(active_kernel()[1], digest.hexdigest())
+"""
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_every_forced_set_gives_the_same_integers() -> None:
+    results = {name: run_python(PRODUCTS, LOWBIT_ISA=name) for name in available()}
+    results[""] = run_python(PRODUCTS)
+    for name, done in results.items():
+        assert done.returncode == 0, (name, done.stderr)
+    used = {name: done.stdout.split()[0] for name, done in results.items()}
+    assert used == {name: name or available()[0] for name in results}
+    assert len({done.stdout.split()[1] for done in results.values()}) == 1
+
+
+@pytest.mark.parametrize("forced", ["sse9", "AVX2", "avx2 "])
+def test_an_unknown_forced_set_is_told(forced: str) -> None:
+    done = run_python(PRODUCTS, LOWBIT_ISA=forced)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ValueError: LOWBIT_ISA={forced}: no instruction set is called")
+    assert all(name in last for name in SETS)
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("forced", sorted(SETS.keys() - set(available())))
+def test_a_forced_set_that_the_machine_lacks_is_told(forced: str) -> None:
+    done = run_python(PRODUCTS, LOWBIT_ISA=forced)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"RuntimeError: LOWBIT_ISA={forced}: instruction set {forced!r} cannot run here: "
+    )
+    assert last.endswith(f"this machine has: {', '.join(available())}")
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))])
+@pytest.mark.parametrize("command", ["info", "bench gemm 8x8:8x8"])
+def test_the_command_line_says_it_in_one_line(forced: str, command: str) -> None:
+    pytest.importorskip("typer")
+    code = f"import sys; sys.argv[1:] = {command.split()!r}; from lowbit.cli import main; main()"
+    done = run_python(code, LOWBIT_ISA=forced)
+    assert done.returncode != 0
+    (line,) = done.stderr.strip().splitlines()
+    assert f"LOWBIT_ISA={forced}: " in line

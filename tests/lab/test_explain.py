@@ -1,0 +1,128 @@
+"""Explanations: that they tell what really runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lowbit import dispatch, isa
+from lowbit.bench import peak
+from lowbit.bench.peers.own import Lowbit, packed_weight
+from lowbit.bench.problem import GEMMS, Problem, gemm_case
+from lowbit.dispatch import Request
+from lowbit.isa import named
+from lowbit.lab import explain
+from lowbit.lab.explain import Explanation, explain_gemm, request_of
+from lowbit.lab.explain_text import render
+
+SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
+
+
+@pytest.mark.parametrize("dtypes", SIGNATURES)
+def test_the_request_is_the_one_that_the_operation_makes(
+    dtypes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem.make(gemm_case("9x70:70x33", dtypes), seed=3)
+    asked: list[Request] = []
+    plan = dispatch.plan
+
+    def remembered(request: Request) -> Any:
+        asked.append(request)
+        return plan(request)
+
+    monkeypatch.setattr(dispatch, "plan", remembered)
+    Lowbit().prepare(problem, 2).call()
+    assert asked == [request_of(problem, packed_weight(problem), 2)]
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    monkeypatch.setattr(explain, "_LIMITS", explain.Limits(noise=0.5, seconds=0.2))
+    return explain_gemm("70x100:100x40", "u8:s8:f32", 1)
+
+
+def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
+    seen = dispatch.consider(isa.active(), 70, 40, 100)
+    assert seen[-1].micro is not None
+    assert (found.kernel, found.isa) == (seen[-1].micro.name, seen[-1].isa.name)
+    assert [(r.isa, r.why) for r in found.rejected if r.isa in {c.isa.name for c in seen}] == [
+        (one.isa.name, one.why) for one in seen[:-1]
+    ]
+    for one in found.rejected:
+        assert one.why
+        if one.kernel is None and one.isa not in {c.isa.name for c in seen}:
+            assert one.why == named(one.isa).missing()
+
+
+def test_sizes_follow_from_layout_and_blocking(found: Explanation) -> None:
+    cut = found.blocking
+    step = cut.block_rows * cut.depth
+    rows = -(-70 // step) * step
+    assert found.left.given_bytes == 70 * 100
+    assert found.left.packed_bytes == rows * 128
+    assert found.right.given_bytes == 100 * 40
+    assert found.right.packed_bytes == 128 * 48
+    assert found.right.padding == pytest.approx(1 - 4000 / (128 * 48))
+    assert found.beside_right_bytes == 2 * 4 * 48
+    guess = found.prediction
+    assert guess.operations == 2 * rows * 128 * 48
+    assert guess.moved_bytes == 7000 + 2 * rows * 128 + 128 * 48 + 2 * 4 * 48 + 4 * 70 * 40
+    assert cut.items * cut.item_steps * step >= rows
+    assert cut.threads == 1
+
+
+def test_the_limit_is_the_larger_time(found: Explanation) -> None:
+    guess = found.prediction
+    assert guess.compute_seconds == guess.operations / (found.ceiling.gops * 1e9)
+    rate = found.ceiling.read_gbs[guess.level]
+    assert guess.memory_seconds == guess.moved_bytes / (rate * 1e9)
+    larger = {"compute": guess.compute_seconds, "memory": guess.memory_seconds}[guess.limit]
+    assert guess.seconds == larger == max(guess.compute_seconds, guess.memory_seconds)
+    assert found.reached == guess.seconds / found.measured.median
+
+
+def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    caches = {"L1d": 10, "L2": 100, "L3": 1000}
+    monkeypatch.setattr(explain.host, "caches", lambda: caches)
+    levels = [explain._level(size, threads) for threads in (1, 2) for size in (10, 11, 200, 1001)]
+    assert levels == ["L1d", "L2", "L3", "memory", "L1d", "L1d", "L2", "memory"]
+
+
+def test_chunks_are_rounded_up_one_by_one() -> None:
+    problem = Problem.make(gemm_case("1x64:64x16", "u8:s8:s32"))
+    request = request_of(problem, packed_weight(problem), 1)._replace(m=5000, k=8192)
+    plan = dispatch.plan(request)
+    step = plan.block_rows * plan.shape.depth
+    assert plan.chunk_rows < 5000
+    chunks = [plan.chunk_rows] * (5000 // plan.chunk_rows) + [5000 % plan.chunk_rows]
+    assert explain._packed_rows(plan) == sum(-(-rows // step) * step for rows in chunks)
+
+
+def test_text_and_json_tell_the_same(found: Explanation) -> None:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(render(found))
+    text = captured.get()
+    parsed = json.loads(found.to_json())
+    assert parsed["kernel"] in text
+    assert parsed["isa"] in text
+    for one in parsed["rejected"]:
+        assert one["why"] in text
+    for operand in (parsed["left"], parsed["right"]):
+        assert f"{operand['packed_bytes']:,}" in text
+    assert f"limited by {parsed['prediction']['limit']}" in text
+    assert f"{parsed['ceiling']['gops']:.0f} GOP/s" in text
+    assert parsed["prediction"]["seconds"] == found.prediction.seconds
+
+
+def test_bad_arguments_are_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "measure", lambda *args: pytest.fail("measured"))
+    with pytest.raises(ValueError, match="is not understood"):
+        explain_gemm("70", "u8:s8:f32")
+    with pytest.raises(ValueError, match="known are"):
+        explain_gemm("2x3:3x4", "u8:s9:f32")
+    with pytest.raises(ValueError, match="threads is 0"):
+        explain_gemm("2x3:3x4", "u8:s8:f32", 0)

@@ -1,0 +1,228 @@
+"""Plans: every part of the output is made exactly once, by the best kernel that may serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from itertools import product as combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowbit import dispatch
+from lowbit.dispatch import Plan, Request
+from lowbit.isa import SETS, active, available, chain, get, host
+from lowbit.jit import threads
+from lowbit.jit.interpret import Access
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.product import product
+from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.ops import pack
+
+INTEGER = Source("u8"), Epilogue()
+SIZES = st.one_of(st.integers(1, 40), st.integers(1, 5000))
+
+
+def plan(isa: str, m: int, n: int, k: int, threads: int | None = 1) -> Plan:
+    return dispatch.plan(Request(isa, m, n, k, *INTEGER, threads))
+
+
+def items(plan: Plan, rows: int) -> Iterator[tuple[range, range]]:
+    """The (rows, panels) of each item of a chunk, as the frame in product.py cuts them."""
+    step_rows = plan.block_rows * plan.shape.depth
+    steps, panels = blocks(rows, step_rows), blocks(plan.request.n, PANEL)
+    across = blocks(panels, plan.item_panels)
+    for item in range(blocks(steps, plan.item_steps) * across):
+        first_step, first_panel = item // across * plan.item_steps, item % across * plan.item_panels
+        last_step = min(first_step + plan.item_steps, steps)
+        yield (
+            range(first_step * step_rows, min(last_step * step_rows, rows)),
+            range(first_panel, min(first_panel + plan.item_panels, panels)),
+        )
+
+
+@given(
+    isa=st.sampled_from(available()), m=SIZES, n=SIZES, k=SIZES, threads=st.sampled_from([1, 2, 7])
+)
+def test_items_cover_the_output_once(isa: str, m: int, n: int, k: int, threads: int) -> None:
+    made = plan(isa, m, n, k, threads)
+    panels = blocks(n, PANEL)
+    first, seen = 0, np.zeros((m, panels), np.int8)
+    while first < m:
+        rows = min(made.chunk_rows, m - first)
+        for some_rows, some_panels in items(made, rows):
+            assert some_rows
+            assert some_panels
+            seen[
+                first + some_rows.start : first + some_rows.stop,
+                some_panels.start : some_panels.stop,
+            ] += 1
+        first += rows
+    assert (seen == 1).all()
+
+
+@given(
+    isa=st.sampled_from(available()), m=SIZES, n=SIZES, k=SIZES, threads=st.sampled_from([1, 2, 7])
+)
+def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) -> None:
+    made = plan(isa, m, n, k, threads)
+    step_rows = made.block_rows * made.shape.depth
+    assert made.item_panels % made.shape.panels == 0
+    assert made.shape.rows in (0, made.block_rows)
+    assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
+    packed_rows = blocks(made.chunk_rows, step_rows) * step_rows
+    assert made.packed_bytes == packed_rows * padded_k(k)
+    assert made.micro.refuses(m, n, k, dispatch.UNPROVEN) == ""
+    assert made.micro.isa in [one.name for one in chain(get(isa))]
+
+
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 40, 5), (33, 17, 64), (37, 100, 9)])
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_kernel_stores_each_element_once(
+    isa: str, sizes: tuple[int, int, int], threads: int
+) -> None:
+    """The text itself, cut as the plan says, in the interpreter that records every access."""
+    m, n, k = sizes
+    made = plan(isa, m, n, k, threads)
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (m, k)).astype(np.uint8)
+    b = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    packed, out, trace = pack(b), np.full((m, n), -1, np.int32), list[Access]()
+    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "requantize"))
+    arguments = {
+        **unused,
+        "a": a, "a_row_stride": k, "a_stride": 1,
+        "packed": np.zeros(made.packed_bytes, np.uint8),
+        "row_scale": None, "row_zero": None, "row_sum": None,
+        "panels": packed.panels, "column_sum": packed.column_sums,
+        "residual_stride": 0, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "block_rows": made.block_rows, "item_steps": made.item_steps,
+        "item_panels": made.item_panels,
+    }  # fmt: skip
+    source, epilogue = INTEGER
+    product.interpret(
+        get(made.micro.isa), arguments, trace,
+        micro=made.micro, shape=made.shape, source=source, epilogue=epilogue,
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
+    stored = np.zeros(out.nbytes, np.int8)
+    for access in trace:
+        if access.array == "out":
+            assert access.kind == "store"
+            stored[access.offset : access.offset + access.size] += 1
+    assert (stored == 1).all()
+
+
+def test_long_left_operands_are_served_in_chunks() -> None:
+    """What is packed at a time stays near a bound, unless K alone exceeds it."""
+    name, k = active().name, 60_000
+    made = plan(name, 5000, 16, k)
+    assert made.chunk_rows < 5000
+    assert made.packed_bytes <= dispatch._WORKSPACE
+    huge = plan(name, 5000, 16, dispatch._WORKSPACE)
+    assert 1 <= huge.chunk_rows <= LINE
+    assert plan(name, 5000, 16, 64).chunk_rows == 5000
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1, 4096, 4096), (4096, 16, 512)])
+def test_there_is_work_for_every_thread(sizes: tuple[int, int, int], count: int) -> None:
+    made = plan(active().name, *sizes, count)
+    assert len(list(items(made, made.chunk_rows))) >= count
+
+
+def test_one_thread_gets_no_more_items_than_its_cache_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 1 << 20, "L2": 1 << 30, "L3": 1 << 30})
+    monkeypatch.setattr(dispatch, "_plans", {})
+    assert len(list(items(plan(active().name, 500, 500, 500), 500))) == 1
+
+
+def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "max_threads", lambda: 6)
+    assert dispatch.thread_count(1, 1, 1) == 1
+    assert dispatch.thread_count(64, 64, 64) == 1
+    counts = [dispatch.thread_count(m, 256, 256) for m in range(1, 400)]
+    assert counts == sorted(counts)
+    assert set(counts) == set(range(1, 7))
+    assert dispatch.thread_count(4096, 4096, 4096) == 6
+
+
+def test_a_wanted_number_of_threads_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "max_threads", lambda: 6)
+    for wanted, size in combinations((1, 2, 6), (1, 4096)):
+        assert dispatch.thread_count(size, size, size, wanted) == wanted
+    for wanted in (0, -1):
+        with pytest.raises(ValueError, match=f"of at least 1, got {wanted}"):
+            dispatch.thread_count(8, 8, 8, wanted)
+
+
+def test_plans_are_kept_and_do_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_plans", {})
+    monkeypatch.setattr(dispatch, "_MOST_PLANS", 10)
+    name = active().name
+    first = plan(name, 7, 7, 7)
+    assert plan(name, 7, 7, 7) is first
+    assert plan(name, 7, 7, 7, 2) is not first
+    for m in range(1, 100):
+        assert plan(name, m, 7, 7).request.m == m
+        assert len(dispatch._plans) <= 10
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *sets: str) -> tuple[MicroKernel, ...]:
+    """Take the kernels of these sets away; returns what is left."""
+    left = tuple(micro for micro in dispatch.micro_kernels() if micro.isa not in sets)
+    monkeypatch.setattr(dispatch, "micro_kernels", lambda: left)
+    return left
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_without_kernels_is_served_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Down the whole chain, one set after another; for sets that this machine lacks, too."""
+    sets = chain(SETS[name])
+    assert dispatch.consider(sets[0], 8, 8, 8)[-1].isa is sets[0]
+    gone = []
+    for upper, lower in pairwise(sets):
+        gone.append(upper.name)
+        without(monkeypatch, *gone)
+        seen = dispatch.consider(sets[0], 8, 8, 8)
+        assert [c.why for c in seen if c.isa is upper] == [f"there is no kernel for {upper.name}"]
+        assert (seen[-1].isa, seen[-1].why) == (lower, "")
+        assert seen[-1].micro
+        assert seen[-1].micro.isa == lower.name
+    without(monkeypatch, *SETS)
+    with pytest.raises(RuntimeError, match=f"no kernel for {name} or what it falls back to"):
+        dispatch.consider(sets[0], 8, 8, 8)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_kernel_that_refuses_says_why_and_does_not_serve(name: str) -> None:
+    """Those for weights that are proven not to saturate come first, and only for such weights."""
+    proven = dispatch.consider(SETS[name], 64, 64, 64, 0)
+    unproven = dispatch.consider(SETS[name], 64, 64, 64)
+    refused = [c for c in unproven if c.micro and c.why]
+    assert all("16-bit sums could saturate" in c.why for c in refused)
+    assert dispatch.wants_proof(name) is (proven[-1] != unproven[-1])
+    assert (proven[-1].micro in [c.micro for c in refused]) is dispatch.wants_proof(name)
+
+
+def test_the_next_set_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole product when the best set has lost its kernels."""
+    from lowbit import matmul
+
+    monkeypatch.setattr(dispatch, "_plans", {})
+    left = without(monkeypatch, *(name for name in SETS if name != "generic"))
+    rng = np.random.default_rng(1)
+    a = rng.integers(0, 256, (19, 70)).astype(np.uint8)
+    b = rng.integers(-128, 128, (70, 33)).astype(np.int8)
+    np.testing.assert_array_equal(matmul(a, b), a.astype(np.int32) @ b)
+    assert {p.micro for p in dispatch._plans.values()} <= set(left)
+    assert len(dispatch._plans) == 1

@@ -1,0 +1,266 @@
+"""gemm: against float64 within Higham's bound, on every instruction set, layout and type."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from lowbit import isa as instruction_sets
+from lowbit.gemm import _prepared, gemm
+from lowbit.isa import host
+
+SETS = pytest.mark.parametrize("isa", instruction_sets.available())
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F32 = np.dtype(np.float32)
+SHAPES = [
+    (1, 1, 1), (1, 130, 33), (2, 3, 65), (17, 15, 16), (15, 17, 129), (63, 65, 40), (127, 2, 63),
+    (3, 300, 17),
+]  # fmt: skip
+
+
+def drawn(shape: tuple[int, int], seed: int, dtype: np.dtype[Any] = F32, lies: str = "C") -> Any:
+    """Random numbers, by rows ("C"), by columns ("F"), or in every third place, backwards ("S")."""
+    values = np.random.default_rng(seed).standard_normal(shape).astype(F32).astype(dtype)
+    if lies == "S":
+        wide = np.zeros((2 * shape[0], 3 * shape[1]), dtype)
+        wide[::-2, ::3] = values
+        return wide[::-2, ::3]
+    return np.array(values, order=lies)  # type: ignore[call-overload]
+
+
+def check(
+    out: np.ndarray, a: Any, b: Any, c: Any = None, alpha: float = 1.0, beta: float = 0.0
+) -> None:
+    """|error| <= gamma_(K+4) (|alpha| |A| |B| + |beta| |C|), and one rounding to the output's type.
+
+    K products, the additions of their sums, and the factors round at most K + 4 times on the way of
+    each term (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), wherever K is
+    cut and whether products are fused or not.
+    """
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    added = beta * c.astype(np.float64) if beta else np.zeros(out.shape)
+    exact = alpha * (left @ right) + added
+    steps = (a.shape[1] + 4) * 2.0**-24
+    budget = steps / (1 - steps) * (abs(alpha) * (np.abs(left) @ np.abs(right)) + np.abs(added))
+    if out.dtype == BF16:
+        budget = budget + 2.0**-8 * (np.abs(exact) + budget)
+    assert (np.abs(out.astype(np.float64) - exact) <= budget).all()
+
+
+@SETS
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products(isa: str, dtype: np.dtype[Any], shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    for number, (lies_a, lies_b) in enumerate([("C", "C"), ("C", "F"), ("F", "C"), ("S", "S")]):
+        a, b = drawn((m, k), 1, dtype, lies_a), drawn((k, n), 2, dtype, lies_b)
+        out = gemm(a, b, isa=isa, threads=1 + number % 2)
+        assert out.dtype == F32
+        check(out, a, b)
+
+
+@SETS
+@pytest.mark.parametrize("out_dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("c_dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("lies", ["C", "F", "S"])
+def test_factors(isa: str, out_dtype: Any, c_dtype: Any, lies: str) -> None:
+    """alpha·A·B + beta·C, with an output that lies in any way and keeps what is between."""
+    for (m, n, k), (alpha, beta) in itertools.product(
+        [(5, 40, 33), (40, 5, 33)], [(1.0, 1.0), (-1.5, 0.25), (0.0, 2.0), (2.0, 0.0)]
+    ):
+        a, b = drawn((m, k), 1), drawn((k, n), 2)
+        c, out = drawn((m, n), 3, c_dtype, "C"), drawn((m, n), 4, out_dtype, lies)
+        around = out if out.base is None else out.base
+        marks = np.ones(around.shape, bool)
+        marks[::-2, ::3] = lies != "S"
+        before = around.astype(F32)
+        assert gemm(a, b, c, alpha=alpha, beta=beta, out=out, isa=isa) is out
+        check(out, a, b, c, alpha, beta)
+        if lies == "S":
+            np.testing.assert_array_equal(around.astype(F32)[marks], before[marks])
+
+
+@pytest.mark.parametrize("lies", ["C", "F", "S"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("shape", [(9, 40, 70), (40, 3, 70), (3, 40, 70)])
+def test_in_place(lies: str, dtype: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b, c = drawn((m, k), 1), drawn((k, n), 2), drawn((m, n), 3, dtype, lies)
+    before = c.copy()
+    assert gemm(a, b, c, alpha=0.5, beta=2.0, out=c) is c
+    check(c, a, b, before, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("lies", ["C", "F"])
+def test_c_that_overlaps_the_output(lies: str) -> None:
+    """Shifted by a row against the output: what is written must not be read as c."""
+    wide = drawn((10, 40), 3, F32, lies)
+    a, b, before = drawn((9, 70), 1), drawn((70, 40), 2), wide.copy()
+    gemm(a, b, wide[:-1], beta=1.0, out=wide[1:])
+    check(wide[1:], a, b, before[:-1], 1.0, 1.0)
+
+
+def test_what_has_no_part_is_not_read() -> None:
+    nan = np.full((3, 3), np.nan, np.float32)
+    a, b, c = (drawn((3, 3), seed) for seed in range(3))
+    check(gemm(a, b, nan, beta=0.0), a, b)
+    np.testing.assert_array_equal(gemm(nan, b, c, alpha=0.0, beta=2.0), 2 * c)
+    out = nan.copy()
+    gemm(a, b, out=out)
+    check(out, a, b)
+
+
+@SETS
+def test_nothing_to_multiply(isa: str) -> None:
+    empty = np.zeros((3, 0), np.float32)
+    c = drawn((3, 4), 1)
+    np.testing.assert_array_equal(gemm(empty, empty.T[:, :2], isa=isa), np.zeros((3, 2)))
+    scaled = gemm(empty, np.zeros((0, 4), np.float32), c, beta=3.0, isa=isa)
+    np.testing.assert_array_equal(scaled, np.float32(3) * c)
+    assert gemm(empty.T, drawn((3, 4), 2), isa=isa).shape == (0, 4)
+    assert gemm(c, empty.T[:0, :].reshape(4, 0), isa=isa).shape == (3, 0)
+
+
+@SETS
+@pytest.mark.parametrize("shape", [(2, 40, 50), (40, 40, 50), (20, 3, 50)])
+@pytest.mark.parametrize("lies", ["C", "F"])
+def test_nan_and_infinity_reach_their_rows_and_columns_only(
+    isa: str, shape: tuple[int, int, int], lies: str
+) -> None:
+    m, n, k = shape
+    a, b = drawn((m, k), 1), drawn((k, n), 2, F32, lies)
+    a[1, k - 1], b[3, n - 1] = np.nan, np.inf
+    out = gemm(a, b, isa=isa)
+    assert np.isnan(out[1]).all()
+    others = np.arange(m) != 1
+    np.testing.assert_array_equal(out[others, n - 1], np.copysign(np.inf, a[others, 3]))
+    assert np.isfinite(out[others, : n - 1]).all()
+
+
+@SETS
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(("lies_a", "lies_b"), [("C", "C"), ("C", "F"), ("F", "C")])
+def test_threads_do_not_change_a_bit(isa: str, dtype: Any, lies_a: str, lies_b: str) -> None:
+    for m, n, k in [(1, 500, 300), (70, 90, 600), (200, 7, 100)]:
+        a, b = drawn((m, k), 1, dtype, lies_a), drawn((k, n), 2, dtype, lies_b)
+        one = gemm(a, b, threads=1, isa=isa)
+        for threads in (2, 3, 5):
+            np.testing.assert_array_equal(gemm(a, b, threads=threads, isa=isa), one)
+
+
+@SETS
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("out_dtype", [F32, BF16], ids=str)
+def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiny caches everything is cut: rows, columns and K, in blocks and in chunks."""
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 1 << 10, "L2": 4 << 10, "L3": 16 << 10})
+    _prepared.cache_clear()
+    for lies_a, lies_b in itertools.product("CF", "CF"):
+        a, b = drawn((75, 330), 1, dtype, lies_a), drawn((330, 110), 2, dtype, lies_b)
+        c = drawn((75, 110), 3)
+        for rows in (3, 75):
+            some = a[:rows], b, c[:rows]
+            out = gemm(*some, alpha=0.5, beta=1.0, out_dtype=out_dtype.name, isa=isa, threads=2)
+            check(out, *some, 0.5, 1.0)
+    _prepared.cache_clear()
+
+
+@SETS
+def test_bfloat16_with_subnormal_numbers(isa: str) -> None:
+    """Machines that multiply pairs of bfloat16 take subnormal ones for zero, others do not; each
+    error is at most the term itself."""
+    a = drawn((20, 64), 1, BF16)
+    a[:, ::2] = np.float32(2.0**-130)
+    b = drawn((64, 40), 2, BF16)
+    out = gemm(a, b, isa=isa)
+    left, right = np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))
+    lost = np.where(left < 2.0**-126, left, 0) @ right
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert (np.abs(out - exact) <= 70 * 2.0**-24 * (left @ right) + lost).all()
+
+
+def test_bfloat16_results_round_half_to_even() -> None:
+    a = np.array([[1 + 2.0**-8], [1 + 3 * 2.0**-8], [np.nan], [np.inf], [3.4e38]], np.float32)
+    for columns in (1, 20):
+        b = np.ones((1, columns), np.float32)
+        out = gemm(a, b, out_dtype="bfloat16").astype(np.float32)
+        expected = [1, 1 + 2.0**-6, np.nan, np.inf, np.inf]
+        np.testing.assert_array_equal(out, np.repeat(expected, columns).reshape(5, columns))
+        # Where nothing is multiplied the same rounding is done elsewhere.
+        c = np.repeat(a, columns, axis=1)
+        scaled = gemm(a, b, c, alpha=0.0, beta=1.0, out_dtype="bfloat16")
+        np.testing.assert_array_equal(scaled.astype(np.float32), out)
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    for kind, out_kind in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+        a = torch.from_numpy(drawn((5, 40), 1)).to(kind)
+        weight = torch.from_numpy(drawn((30, 40), 2)).to(kind).requires_grad_()
+        c = torch.from_numpy(drawn((5, 30), 3)).to(out_kind)
+        out = gemm(a, weight.T, c, beta=0.5, out_dtype=out_kind)
+        assert out.dtype == out_kind
+        assert not out.requires_grad
+        result = out.float().numpy()
+        if out_kind == torch.bfloat16:
+            result = result.astype(BF16)
+        check(result, a.float().numpy(), weight.T.detach().float().numpy(), c.float().numpy(),
+              1.0, 0.5)  # fmt: skip
+        tall = gemm(weight, a.T)
+        check(tall.numpy(), weight.detach().float().numpy(), a.T.float().numpy())
+
+
+def test_readonly_operands() -> None:
+    a, b = drawn((3, 40), 1), drawn((40, 20), 2)
+    a.flags.writeable = b.flags.writeable = False
+    check(gemm(a, b), a, b)
+
+
+A, B = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"b": np.ones((2, 4), np.float32)}, ValueError, r"columns of a \(3\) must equal the rows"),
+        ({"a": A.astype(np.float64)}, TypeError, "a must be float32 or bfloat16, got float64"),
+        ({"a": A.astype(">f4")}, TypeError, "foreign order"),
+        ({"a": A[0]}, ValueError, "a must have two dimensions"),
+        ({"a": A.tolist()}, TypeError, "NumPy array or a PyTorch tensor, got list"),
+        ({"b": B.astype(BF16)}, TypeError, "a is float32 and b is bfloat16"),
+        ({"beta": 1.0}, ValueError, "beta is given without c"),
+        ({"c": B, "beta": 1.0}, ValueError, r"c must have shape \(2, 4\), got \(3, 4\)"),
+        ({"out": B}, ValueError, r"out must have shape \(2, 4\), got \(3, 4\)"),
+        ({"out": np.ones((2, 4))}, TypeError, "out must be float32 or bfloat16"),
+        ({"out": np.ones((2, 4), F32), "out_dtype": "bfloat16"}, ValueError, "but out_dtype is"),
+        ({"out_dtype": "float16"}, ValueError, "out_dtype must be float32 or bfloat16"),
+        ({"alpha": "much"}, TypeError, "alpha must be a number, got 'much'"),
+        ({"alpha": 1e39}, ValueError, "1e\\+39 is too large"),
+        ({"threads": 0}, ValueError, "threads must be"),
+        ({"isa": "sse9"}, ValueError, "no instruction set is called 'sse9'"),
+        (
+            {"a": np.ndarray((2, 3), F32, bytes(64), 0, (14, 4))},
+            ValueError,
+            "strides of .* bytes, no multiples",
+        ),
+    ],
+)
+def test_bad_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gemm(**{"a": A, "b": B, **arguments})
+
+
+def test_outputs_that_must_not_be_written() -> None:
+    square = drawn((4, 4), 1)
+    with pytest.raises(ValueError, match="out shares memory with a or b"):
+        gemm(square, drawn((4, 4), 2), out=square)
+    with pytest.raises(ValueError, match="out shares memory with a or b"):
+        gemm(drawn((4, 4), 2), square.T, out=square)
+    fixed = np.zeros((4, 4), np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        gemm(square, square, out=fixed)
