@@ -384,8 +384,12 @@ def test_bad_arguments_of_the_scaled_products() -> None:
         lowbit.matmul_scaled(GOOD_A, weight, a_scale=np.ones(3))
     with pytest.raises(TypeError, match="a_zero_point must be of integers"):
         lowbit.matmul_scaled(GOOD_A, weight, a_scale=1.0, a_zero_point=0.5)
-    with pytest.raises(ValueError, match="range of int8"):
+    with pytest.raises(ValueError, match="a_zero_point must lie between -128 and 127, got 200"):
         lowbit.matmul_scaled(GOOD_A, weight, a_scale=1.0, a_zero_point=200)
+    with pytest.raises(ValueError, match="got 0 to 4294967301"):
+        lowbit.matmul_scaled(GOOD_A, weight, a_scale=1.0, a_zero_point=np.array([0, 2**32 + 5]))
+    with pytest.raises(TypeError, match="a_scale must be of real numbers, got complex128"):
+        lowbit.matmul_scaled(GOOD_A, weight, a_scale=1j)
     with pytest.raises(ValueError, match="takes one scale, or one for each column"):
         lowbit.pack(lowbit.quantize(np.ones((3, 4), np.float32), axis=0))
 

@@ -28,7 +28,7 @@ def test_round_trip(matrix: lowbit.PackedMatrix, tmp_path: Path) -> None:
     lowbit.save_packed(matrix, path)
     back = lowbit.load_packed(path)
     assert repr(back) == repr(matrix)
-    assert back.addresses[0] % 64 == 0
+    assert not back.panels.size or back.addresses[0] % 64 == 0
     for name in ("panels", "column_sums", "scale", "zero_points"):
         np.testing.assert_array_equal(getattr(back, name), getattr(matrix, name))
     a = np.random.default_rng(3).integers(0, 256, (9, matrix.K)).astype(np.uint8)

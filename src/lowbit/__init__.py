@@ -6,6 +6,7 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
+from lowbit.gemm import gemm
 from lowbit.kernels.cpu.epilogue import Clamp
 from lowbit.numerics import QTensor, quantize
 from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
@@ -19,6 +20,7 @@ __all__ = [
     "PackedMatrix",
     "QTensor",
     "__version__",
+    "gemm",
     "linear_dynamic",
     "load_packed",
     "matmul",

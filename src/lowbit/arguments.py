@@ -124,19 +124,37 @@ def output(
     return array, out
 
 
-def per_row(value: Any, rows: int, dtype: npt.DTypeLike, name: str) -> Array:
-    """One number, or one for each row, as an array of one for each row."""
-    array = np.asarray(value)
-    kind = np.dtype(dtype)
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be of real numbers, got {array.dtype}")
-    if kind.kind == "i" and array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
-        raise ValueError(f"{name} must fit in int32, got {array.min()} to {array.max()}")
-    if kind.kind == "i" and not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name} must be of integers, got {array.dtype}")
-    if array.shape not in ((), (1,), (rows,)):
-        raise ValueError(f"{name} must be one number or have shape ({rows},), got {array.shape}")
-    return np.ascontiguousarray(np.broadcast_to(array.astype(kind), (rows,)))
+def per_row(
+    value: Any, rows: int, dtype: np.dtype[Any], name: str, limits: tuple[int, int] | None = None
+) -> Array:
+    """One number, or one for each row, as an array of one for each row.
+
+    `limits`: the least and the greatest that an integer may be.
+    """
+    if isinstance(value, float | int) and (limits is None or isinstance(value, int)):
+        least = greatest = value
+        array = np.full(rows, value if limits is None else 0, dtype)
+    else:
+        given = np.asarray(value)
+        if given.dtype.kind not in ("iu" if limits else "iuf"):
+            what = "integers" if limits else "real numbers"
+            raise TypeError(f"{name} must be of {what}, got {given.dtype}")
+        if given.shape not in ((), (1,), (rows,)):
+            raise ValueError(
+                f"{name} must be one number or have shape ({rows},), got {given.shape}"
+            )
+        array = np.empty(rows, dtype)
+        if limits is None:
+            array[...] = given
+            return array
+        least, greatest = (int(given.min()), int(given.max())) if given.size else limits
+    if limits is not None:
+        if not limits[0] <= least <= greatest <= limits[1]:
+            raise ValueError(
+                f"{name} must lie between {limits[0]} and {limits[1]}, got {least} to {greatest}"
+            )
+        array[...] = value
+    return array
 
 
 def per_column(value: Any, columns: int, name: str) -> Array | None:

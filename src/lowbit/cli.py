@@ -179,7 +179,7 @@ def _facts_table(facts: dict[str, Any]) -> Table:
 
 
 # Seconds for a shape, dtype and thread count: a single one can have more time than a whole suite.
-_SHAPE_SECONDS, _SUITE_SECONDS = 4.0, 0.8
+_SHAPE_SECONDS, _SUITE_SECONDS = 4.0, 0.6
 
 
 @bench_app.command(

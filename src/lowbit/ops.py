@@ -35,6 +35,8 @@ from lowbit.kernels.cpu.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix, aligned_empty
 
+_FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
+_LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
 
 
@@ -133,21 +135,23 @@ def matmul_scaled(
     _check_scaled(b)
     check_inner(left, b.shape)
     rows = left.shape[0]
-    scale = per_row(a_scale, rows, np.float32, "a_scale")
-    zero = per_row(0 if a_zero_point is None else a_zero_point, rows, np.int32, "a_zero_point")
-    _check_zero_points(zero, left.dtype)
-    centred = bool(zero.any()), _centred(b)
+    scale = per_row(a_scale, rows, _FLOAT32, "a_scale")
+    zero = None
+    if a_zero_point is not None:
+        zero = per_row(a_zero_point, rows, _INT32, "a_zero_point", _LIMITS[left.dtype])
+    centred = zero is not None and bool(zero.any()), _centred(b)
     check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), centred)
     finish = Finish.of(b.N, rows, bias, residual, steps, out_dtype, out_scale, out_zero_point)
     result, returned = output(a, out, (rows, b.N), finish.storage, (left, finish.residual))
     used = instruction_sets.active(isa).name
-    stored_zero = zero + np.int32(FLIP) if left.dtype == np.int8 else zero
+    if left.dtype == np.int8:  # stored as unsigned
+        zero = np.full(rows, FLIP, np.int32) if zero is None else zero + np.int32(FLIP)
     _run(
         left,
         b,
         result,
         scale=scale,
-        zero=stored_zero if stored_zero.any() else None,
+        zero=zero,
         finish=finish,
         threads=threads,
         isa=used,
@@ -356,15 +360,6 @@ def _centred(b: PackedMatrix) -> bool:
     if b.zero_points is None:
         return b.dtype == "uint8"
     return bool((b.zero_points[: b.N] != (-FLIP if b.dtype == "uint8" else 0)).any())
-
-
-def _check_zero_points(zero: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> None:
-    limits = np.iinfo(dtype)
-    if zero.size and (zero.min() < limits.min or zero.max() > limits.max):
-        raise ValueError(
-            f"a_zero_point must lie in the range of {dtype}, {limits.min} to {limits.max}, "
-            f"got {zero.min()} to {zero.max()}"
-        )
 
 
 def _rows_contiguous(array: npt.NDArray[Any]) -> bool:

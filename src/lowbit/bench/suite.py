@@ -78,12 +78,13 @@ def run(plan: Plan, progress: Progress = lambda what, share: None) -> Record:
                 absent.append(Absent(shape_of(case), case.dtypes, one.name, trial.reason))
         usable = {one: trial for one, trial in tried.items() if trial.reason is None}
         problem: Problem | None = None
+        errors: dict[Implementation, float] = {}
         for turn, threads in enumerate(plan.threads):
             at = (index * len(plan.threads) + turn) / (len(plan.cases) * len(plan.threads))
             part = _Part(plan, case, ceilings[threads], at, progress)
             problem = problem or part.make()
             with context.thread_count(threads):
-                rows.extend(part.run(problem, usable, absent))
+                rows.extend(part.run(problem, usable, errors, absent))
     progress("done", 1.0)
     # Only now are all libraries loaded, and with them the thread runtime that was used.
     where = context.gather(tuple(plan.threads), plan.seed, plan.limits)
@@ -151,13 +152,24 @@ class _Part:
         self._tell("making data", 0.0)
         return Problem.make(self.case, self.plan.seed)
 
-    def run(self, problem: Problem, trials: Trials, absent: list[Absent]) -> list[Row]:
-        """The rows with warm weights, then those with cold ones; `absent` learns of what was
-        left out."""
+    def run(
+        self,
+        problem: Problem,
+        trials: Trials,
+        errors: dict[Implementation, float],
+        absent: list[Absent],
+    ) -> list[Row]:
+        """The rows with warm weights, then those with cold ones.
+
+        `errors` holds what is known of other numbers of threads and learns the rest: lowbit is
+        checked with each, the peers with the first. `absent` learns of what was left out.
+        """
         plan = self.plan
         self._tell("packing and checking", 0.0)
         prepared = {one: one.prepare(problem, self.ceiling.threads) for one in trials}
-        errors = {one: _error(one, each, problem) for one, each in prepared.items()}
+        for one, each in prepared.items():
+            if one.ours or one not in errors:
+                errors[one] = _error(one, each, problem)
         calls = {one.name: [each.call] for one, each in prepared.items()}
         warm_share = 0.5 if plan.cold else 1.0
         warm = self._time(calls, "timing", 0.0, warm_share)

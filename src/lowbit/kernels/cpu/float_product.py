@@ -99,42 +99,26 @@ def float_product(
     if left.packed or right.packed:
         _pack(k, work, blocks, panels)
 
+    calls = _Calls(
+        c=c,
+        c_stride=c_stride,
+        reads_c=reads_c,
+        partial=partial,
+        partial_stride=partial_stride,
+        out=out.cast(f32 if out_kind == "f32" else u16),
+        out_stride=out_stride,
+        factors=(float_of(alpha), float_of(beta)),
+        first=first,
+        last=last,
+    )
     items_across = _ceil(panels, item_panels)
-    factors = float_of(alpha), float_of(beta)
     micro.begin(k)
     for item in k.parallel(_ceil(blocks, item_blocks) * items_across):
         rows_from = item // items_across * item_blocks
-        rows_to = minimum(rows_from + item_blocks, blocks)
         panels_from = item % items_across * item_panels
-        panels_to = minimum(panels_from + item_panels, panels)
-        for unit in k.range(0, work.units, work.block_units):
-            begins = first.equals(1) & unit.equals(0)
-            ends = last.equals(1) & (work.units < unit + work.block_units + 1)
-            source = k.register(partial)
-            for _ in k.when(begins):
-                source.value = c
-            finish = Finish(
-                source=source.value,
-                source_stride=select(begins, c_stride, partial_stride),
-                reads=select(begins, reads_c, k.index(1)) > 0,
-                factors=(factors[0], select(begins, factors[1], k.constant(1.0, f32))),
-                partial=partial,
-                partial_stride=partial_stride,
-                out=out.cast(f32 if out_kind == "f32" else u16),
-                out_stride=out_stride,
-                ends=ends,
-                m=m,
-                n=n,
-            )
-            whole_panels = panels_to
-            if shape.tail:
-                whole_panels = minimum(panels_to, panels - 1)
-            for block in k.range(rows_from, rows_to):
-                for panel in k.range(panels_from, whole_panels):
-                    _step(k, work, finish, block, panel, unit, shape.vectors)
-                if shape.tail:
-                    for _ in k.when(whole_panels < panels_to):
-                        _step(k, work, finish, block, whole_panels, unit, shape.tail)
+        rows = rows_from, minimum(rows_from + item_blocks, blocks)
+        columns = panels_from, minimum(panels_from + item_panels, panels)
+        _multiply(k, work, calls, rows, columns, panels)
     micro.end(k)
 
 
@@ -160,6 +144,22 @@ class _Work:
     units: Value
     block_units: Value
     scratch: Value
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Where a call of the kernel gets c and leaves sums, by the names of its parameters."""
+
+    c: Value
+    c_stride: Value
+    reads_c: Value
+    partial: Value
+    partial_stride: Value
+    out: Value
+    out_stride: Value
+    factors: tuple[Value, Value]
+    first: Value
+    last: Value
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,48 @@ def _pack(k: Builder, work: _Work, blocks: Value, panels: Value) -> None:
                 target = work.packed[1] + panel * work.units * width
                 part = Part(panel * width, width, first, last, target)
                 pack_units(k, work.sources[1], part, work.micro.lanes)
+
+
+def _multiply(
+    k: Builder,
+    work: _Work,
+    calls: _Calls,
+    rows: tuple[Value, Value],
+    columns: tuple[Value, Value],
+    panels: Value,
+) -> None:
+    """One item: blocks of rows from, to; panels of columns from, to; over all of this call's K."""
+    tail = work.shape.tail
+    whole = minimum(columns[1], panels - 1) if tail else columns[1]
+    for unit in k.range(0, work.units, work.block_units):
+        finish = _finish(k, work, calls, unit)
+        for block in k.range(*rows):
+            for panel in k.range(columns[0], whole):
+                _step(k, work, finish, block, panel, unit, work.shape.vectors)
+            if tail:
+                for _ in k.when(whole < columns[1]):
+                    _step(k, work, finish, block, whole, unit, tail)
+
+
+def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
+    """What follows the block of K that begins at `unit`."""
+    begins = calls.first.equals(1) & unit.equals(0)
+    source = k.register(calls.partial)
+    for _ in k.when(begins):
+        source.value = calls.c
+    return Finish(
+        source=source.value,
+        source_stride=select(begins, calls.c_stride, calls.partial_stride),
+        reads=select(begins, calls.reads_c, k.index(1)) > 0,
+        factors=(calls.factors[0], select(begins, calls.factors[1], k.constant(1.0, f32))),
+        partial=calls.partial,
+        partial_stride=calls.partial_stride,
+        out=calls.out,
+        out_stride=calls.out_stride,
+        ends=calls.last.equals(1) & (work.units < unit + work.block_units + 1),
+        m=work.sources[0].extent,
+        n=work.sources[1].extent,
+    )
 
 
 def _step(
