@@ -33,13 +33,18 @@ def render(one: Explanation) -> RenderableType:
 
 
 def _add_blocking(table: Table, cut: Blocking) -> None:
-    panels = f"{cut.panels} panel{'s' if cut.panels > 1 else ''} of 16 columns"
-    blocks = f"{cut.depth} block{'s' if cut.depth > 1 else ''}"
-    table.add_row("step", f"{blocks} of {cut.block_rows} rows by {panels}")
-    item = f"{cut.item_steps} steps by {cut.item_panels} panels"
-    threads = f"{cut.threads} thread{'s' if cut.threads > 1 else ''}"
-    table.add_row("item", f"{item}; {cut.items} items for {threads}")
-    table.add_row("chunk", f"{cut.chunk_rows} rows in one call of the machine code")
+    panels = f"{_count(cut.panels, 'panel')} of 16 columns"
+    blocks = f"{_count(cut.depth, 'block')} of {_count(cut.block_rows, 'row')}"
+    table.add_row("step", f"{blocks} by {panels}")
+    item = f"{_count(cut.item_steps, 'step')} by {_count(cut.item_panels, 'panel')}"
+    share = f"{_count(cut.items, 'item')} for {_count(cut.threads, 'thread')}"
+    table.add_row("item", f"{item}; {share}")
+    rows = _count(cut.chunk_rows, "row")
+    table.add_row("chunk", f"{rows} in one call of the machine code")
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"
 
 
 def _operand(one: Operand) -> str:
