@@ -281,6 +281,9 @@ def test_copies_and_pickles_stand_alone() -> None:
     a = np.ones((2, 40), np.uint8)
     packed = lowbit.pack(b)
     copies = [copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))]
+    with pytest.raises(ValueError, match="read-only"):
+        packed.panels[...] = 0
+    packed.panels.flags.writeable = True
     packed.panels[...] = 0
     for one in copies:
         assert one.addresses[0] % 64 == 0

@@ -9,20 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.kernels.cpu.layout import PANEL, blocks
+from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
 Array = npt.NDArray[Any]
 
+_FLOAT32 = np.dtype(np.float32)
+_LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
 
 
 def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _array(value: Any, name: str) -> Array:
-    """A NumPy view of an array or a PyTorch CPU tensor."""
+def array(value: Any, name: str) -> Array:
+    """A NumPy view of an array or a PyTorch CPU tensor, of any shape and type."""
     if _is_torch(value):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
@@ -33,47 +36,49 @@ def _array(value: Any, name: str) -> Array:
         )
     if not value.dtype.isnative:
         raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
-    return value
+    return (
+        value if type(value) is np.ndarray else np.asarray(value)
+    )  # no subclass, whose indexing may mean something else
 
 
 def matrix(value: Any, name: str) -> Array:
     """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
-    array = _array(value, name)
-    if array.ndim != 2:
-        raise ValueError(f"{name} must have two dimensions, got shape {array.shape}")
-    return array
+    given = array(value, name)
+    if given.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {given.shape}")
+    return given
 
 
-def _check_bytes(array: Array, name: str) -> Array:
-    if array.dtype not in _SHORT_NAMES:
+def check_bytes(given: Array, name: str) -> Array:
+    if given.dtype not in _SHORT_NAMES:
         hint = (
             f"; quantize it first: lowbit.quantize({name})"
-            if np.issubdtype(array.dtype, np.floating)
+            if np.issubdtype(given.dtype, np.floating)
             else "; convert it with astype if its values fit"
         )
-        raise TypeError(f"{name} must be of int8 or uint8, got {array.dtype}{hint}")
-    return array
+        raise TypeError(f"{name} must be of int8 or uint8, got {given.dtype}{hint}")
+    return given
 
 
 def bytes_matrix(value: Any, name: str) -> Array:
     """As `matrix`, for int8 and uint8 only."""
-    return _check_bytes(matrix(value, name), name)
+    return check_bytes(matrix(value, name), name)
 
 
 def bytes_array(value: Any, name: str) -> Array:
     """A stack of matrices of int8 or uint8: at least two dimensions."""
-    array = _check_bytes(_array(value, name), name)
-    if array.ndim < 2:
-        raise ValueError(f"{name} must have at least two dimensions, got shape {array.shape}")
-    return array
+    given = check_bytes(array(value, name), name)
+    if given.ndim < 2:
+        raise ValueError(f"{name} must have at least two dimensions, got shape {given.shape}")
+    return given
 
 
 def float_matrix(value: Any, name: str) -> Array:
     """As `matrix`, for float32 only."""
-    array = matrix(value, name)
-    if array.dtype != np.float32:
-        raise TypeError(f"{name} must be float32, got {array.dtype}; convert it first")
-    return array
+    given = matrix(value, name)
+    if given.dtype != np.float32:
+        raise TypeError(f"{name} must be float32, got {given.dtype}; convert it first")
+    return given
 
 
 def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
@@ -83,6 +88,16 @@ def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
             f"{name} is {a.shape[0]}x{a.shape[1]} and b is {b_shape[0]}x{b_shape[1]}: "
             f"the columns of {name} ({a.shape[1]}) must equal the rows of b ({b_shape[0]})"
         )
+
+
+def check_scaled(b: Any) -> None:
+    """b must be packed from a QTensor."""
+    if not isinstance(b, PackedMatrix):
+        raise TypeError(
+            f"b must be packed, got {type(b).__name__}: lowbit.pack(lowbit.quantize(b, axis=1))"
+        )
+    if b.scale is None:
+        raise ValueError("b has no scale: pack a QTensor, lowbit.pack(lowbit.quantize(b, axis=1))")
 
 
 def check_depth(
@@ -104,74 +119,91 @@ def check_depth(
 
 
 def output(
-    like: Any, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: tuple[Any, ...] = ()
+    like: Any,
+    out: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    inputs: tuple[Array | None, ...] = (),
 ) -> tuple[Array, Any]:
     """(where to write, what to return): `out`, or a new array of the kind of `like`."""
     if out is None:
-        if _is_torch(like):
+        if type(like) is not np.ndarray and _is_torch(like):
             torch = sys.modules["torch"]
             tensor = torch.empty(shape, dtype=getattr(torch, dtype.name))
             return tensor.numpy(), tensor
-        array = np.empty(shape, dtype)
-        return array, array
-    array = _array(out, "out")
-    if array.shape != shape or array.dtype != dtype:
-        raise ValueError(f"out must be {dtype} {shape}, got {array.dtype} {array.shape}")
-    if not array.flags.writeable:
+        fresh = np.empty(shape, dtype)
+        return fresh, fresh
+    target = array(out, "out")
+    if target.shape != shape or target.dtype != dtype:
+        raise ValueError(f"out must be {dtype} {shape}, got {target.dtype} {target.shape}")
+    if not target.flags.writeable:
         raise ValueError("out is read-only")
-    if any(isinstance(i, np.ndarray) and np.may_share_memory(array, i) for i in inputs):
+    if any(one is not None and np.may_share_memory(target, one) for one in inputs):
         raise ValueError("out shares memory with an operand, which would be overwritten while read")
-    return array, out
+    return target, out
 
 
-def per_row(
-    value: Any, rows: int, dtype: np.dtype[Any], name: str, limits: tuple[int, int] | None = None
-) -> Array:
-    """One number, or one for each row, as an array of one for each row.
+def per_row(value: Any, rows: int, name: str) -> Array:
+    """One real number, or one for each row, as float32 [rows], C-contiguous."""
+    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.shape == (rows,):
+        return np.ascontiguousarray(value)
+    each = np.empty(rows, _FLOAT32)
+    each[...] = value if isinstance(value, float | int) else _numbers(value, name, "iuf", rows)
+    return each
 
-    `limits`: the least and the greatest that an integer may be.
-    """
-    if isinstance(value, float | int) and (limits is None or isinstance(value, int)):
+
+def zero_points(value: Any, rows: int, dtype: np.dtype[Any], name: str, shift: int) -> Array:
+    """One zero point of `dtype`, or one for each row, plus `shift`, as int32 [rows]."""
+    low, high = _LIMITS[dtype]
+    each = np.empty(rows, np.int32)
+    if isinstance(value, int):
+        if low <= value <= high:
+            each.fill(value + shift)
+            return each
         least = greatest = value
-        array = np.full(rows, value if limits is None else 0, dtype)
     else:
-        given = np.asarray(value)
-        if given.dtype.kind not in ("iu" if limits else "iuf"):
-            what = "integers" if limits else "real numbers"
-            raise TypeError(f"{name} must be of {what}, got {given.dtype}")
-        if given.shape not in ((), (1,), (rows,)):
-            raise ValueError(
-                f"{name} must be one number or have shape ({rows},), got {given.shape}"
-            )
-        array = np.empty(rows, dtype)
-        if limits is None:
-            array[...] = given
-            return array
-        least, greatest = (int(given.min()), int(given.max())) if given.size else limits
-    if limits is not None:
-        if not limits[0] <= least <= greatest <= limits[1]:
-            raise ValueError(
-                f"{name} must lie between {limits[0]} and {limits[1]}, got {least} to {greatest}"
-            )
-        array[...] = value
-    return array
+        value = _numbers(value, name, "iu", rows)
+        least, greatest = (int(value.min()), int(value.max())) if value.size else (low, high)
+    if not low <= least <= greatest <= high:
+        raise ValueError(f"{name} must lie between {low} and {high}, got {least} to {greatest}")
+    each[...] = value
+    if shift:
+        each += shift
+    return each
 
 
-def per_column(value: Any, columns: int, name: str) -> Array | None:
-    """float32 for each column, padded with zeros to whole panels; None stays None."""
-    if value is None:
-        return None
-    array = np.asarray(value.detach() if _is_torch(value) else value)
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be of real numbers, got {array.dtype}")
-    array = array.astype(np.float32)
-    if array.shape != (columns,):
-        raise ValueError(f"{name} must have shape ({columns},), got {array.shape}")
-    return padded(array)
+def _numbers(value: Any, name: str, kinds: str, rows: int) -> Array:
+    given = np.asarray(value)
+    if given.dtype.kind not in kinds:
+        what = "real numbers" if "f" in kinds else "integers"
+        raise TypeError(f"{name} must be of {what}, got {given.dtype}")
+    if given.shape not in ((), (1,), (rows,)):
+        raise ValueError(f"{name} must be one number or have shape ({rows},), got {given.shape}")
+    return given
 
 
-def padded(array: Array) -> Array:
+def per_column(value: Any, columns: int, name: str) -> Array:
+    """Real numbers for each column as float32, padded with zeros to whole panels."""
+    given = np.asarray(value.detach() if _is_torch(value) else value)
+    if given.dtype.kind not in "iuf":
+        raise TypeError(f"{name} must be of real numbers, got {given.dtype}")
+    if given.shape != (columns,):
+        raise ValueError(f"{name} must have shape ({columns},), got {given.shape}")
+    if columns % PANEL == 0 and given.dtype is _FLOAT32 and given.flags.c_contiguous:
+        return given
+    return padded(given.astype(np.float32))
+
+
+def per_element(value: Any, shape: tuple[int, int], name: str) -> Array:
+    """float32 of a given shape, C-contiguous."""
+    given = np.ascontiguousarray(float_matrix(value, name))
+    if given.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {given.shape}")
+    return given
+
+
+def padded(vector: Array) -> Array:
     """A copy of a vector over the columns, filled with zeros to whole panels."""
-    result = np.zeros(blocks(len(array), PANEL) * PANEL, array.dtype)
-    result[: len(array)] = array
+    result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
+    result[: len(vector)] = vector
     return result

@@ -6,24 +6,24 @@ second call with the same ones costs a dictionary look-up.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import InstructionSet, host
 from lowbit.jit import threads
 from lowbit.jit.kernel import Program
+from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
-from lowbit.packed import aligned_empty
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
 _WORK_PER_THREAD = 1 << 20
@@ -37,25 +37,8 @@ _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are
 _MOST_PLANS = 1 << 12
 
 
-class _Workspace(threading.local):
-    """Scratch memory of one Python thread, grown when a call needs more."""
-
-    def __init__(self) -> None:
-        self.size = self.address = 0
-
-    def reserve(self, size: int) -> int:
-        """The address of at least `size` bytes, aligned to 64, until the next call."""
-        if size > self.size:
-            self.memory = aligned_empty((size,), np.uint8)
-            self.size, self.address = size, self.memory.ctypes.data
-        return self.address
-
-
-_workspace = _Workspace()
-
-
 class Request(NamedTuple):
-    """What decides a plan; `threads` None is as many as there are and the work is worth."""
+    """What decides a plan; `threads` None is as many as there are now and the work is worth."""
 
     isa: str
     m: int
@@ -67,42 +50,17 @@ class Request(NamedTuple):
     largest_pair: int = UNPROVEN
 
 
-class Left(NamedTuple):
-    """Addresses of the left operand; strides count its elements.
-
-    `scale`, `zero`: one entry a row, 0 where the epilogue does not use them or where they are made
-    from a float32 operand on the way.
-    """
-
-    address: int
-    row_stride: int
-    stride: int = 1
-    scale: int = 0
-    zero: int = 0
+# An array, its address, or None where it is not used.
+Address = npt.NDArray[Any] | int | None
 
 
-class Right(NamedTuple):
-    """Addresses of a packed right operand and what belongs to its columns; 0 where unused."""
-
-    panels: int
-    sums: int
-    zero: int = 0
-    scale: int = 0
-    bias: int = 0
-
-
-class Output(NamedTuple):
-    """Addresses of the output, of what the epilogue adds to it and of how it is quantized.
-
-    Strides count elements. `residual`: float32 of the output's shape; `requantize`: float32
-    inverse scale and zero point. 0 where the epilogue does not use them.
-    """
-
-    address: int
-    row_stride: int
-    residual: int = 0
-    residual_stride: int = 0
-    requantize: int = 0
+def _moved(address: Address, distance: int) -> Address:
+    """The place `distance` bytes further; nowhere stays nowhere."""
+    if not distance or address is None:
+        return address
+    if isinstance(address, np.ndarray):
+        address = int(address.__array_interface__["data"][0])
+    return address + distance
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,42 +80,80 @@ class Plan:
     item_steps: int
     item_panels: int
     threads: int
+    makes_rows: bool  # whether scales and zero points come from the rows of a themselves
+    n: int
+    k: int
 
-    def run(self, left: Left, right: Right, out: Output) -> None:
-        """Compute, one chunk of rows after another."""
-        m, n, k = self.request.m, self.request.n, self.request.k
-        chunk, made = self.chunk_rows, self.request.source.kind == "f32"
-        scratch = _workspace.reserve(self.packed_bytes + 12 * chunk)
-        rows = scratch + self.packed_bytes
-        left_bytes = left.row_stride * (4 if made else 1)
-        out_bytes = out.row_stride * OUTPUTS[self.request.epilogue.out].bytes
-        for first in range(0, m, chunk):
-            self.program(
-                self.threads,
-                left.address + first * left_bytes,
-                left.row_stride,
-                left.stride,
-                scratch,
-                rows if made else left.scale + 4 * first,
-                rows + 4 * chunk if made else left.zero + 4 * first,
-                rows + 8 * chunk,
-                right.panels,
-                right.sums,
-                right.zero,
-                right.scale,
-                right.bias,
-                out.residual + 4 * first * out.residual_stride,
-                out.residual_stride,
-                out.requantize,
-                out.address + first * out_bytes,
-                out.row_stride,
-                min(chunk, m - first),
-                n,
-                k,
-                self.block_rows,
-                self.item_steps,
-                self.item_panels,
+    def run(
+        self,
+        a: Address,
+        strides: tuple[int, int],
+        right: tuple[int, int, int, int],
+        out: Address,
+        out_stride: int,
+        *,
+        scale: Address = None,
+        zero: Address = None,
+        bias: Address = None,
+        residual: Address = None,
+        requantize: Address = None,
+    ) -> None:
+        """Compute. Operands that the epilogue does not use are None; strides count elements.
+
+        a: the left operand, `strides` apart from row to row and within one; scale, zero: float32
+        and int32, one entry a row of a, or None where they are made from float32 rows.
+        right: a PackedMatrix's addresses. out: rows, contiguous, `out_stride` apart. bias: float32
+        for each column, padded to whole panels; residual: float32 [M, N], contiguous; requantize:
+        float32 (1 / scale, zero point) of a quantized output.
+        """
+        rows = self.request.m
+        if self.chunk_rows >= rows:
+            self._run_rows(rows, a, strides, right, out, out_stride, scale, zero, bias, residual,
+                           requantize)  # fmt: skip
+            return
+        element = 4 if self.makes_rows else 1
+        out_element = OUTPUTS[self.request.epilogue.out].bytes
+        for first in range(0, rows, self.chunk_rows):
+            self._run_rows(
+                min(self.chunk_rows, rows - first),
+                _moved(a, first * strides[0] * element),
+                strides,
+                right,
+                _moved(out, first * out_stride * out_element),
+                out_stride,
+                _moved(scale, 4 * first),
+                _moved(zero, 4 * first),
+                bias,
+                _moved(residual, 4 * first * self.request.n),
+                requantize,
             )
+
+    def _run_rows(
+        self,
+        rows: int,
+        a: Address,
+        strides: tuple[int, int],
+        right: tuple[int, int, int, int],
+        out: Address,
+        out_stride: int,
+        scale: Address,
+        zero: Address,
+        bias: Address,
+        residual: Address,
+        requantize: Address,
+    ) -> None:
+        """One call of the program. What it makes for each row follows the packed rows."""
+        packed = workspace.reserve(self.packed_bytes + 12 * self.chunk_rows)
+        made = packed + self.packed_bytes
+        if self.makes_rows:
+            scale, zero = made, made + 4 * self.chunk_rows
+        row_stride, stride = strides
+        panels, sums, zeros, scales = right
+        self.program(
+            self.threads, a, row_stride, stride, packed, scale, zero, made + 8 * self.chunk_rows,
+            panels, sums, zeros, scales, bias, residual, self.n, requantize, out, out_stride,
+            rows, self.n, self.k, self.block_rows, self.item_steps, self.item_panels,
+        )  # fmt: skip
 
 
 _plans: dict[Request, Plan] = {}
@@ -196,6 +192,9 @@ def wants_proof(isa: str) -> bool:
 
 def plan(request: Request) -> Plan:
     """The plan for a request: the one made before, or a new one."""
+    if request.threads is None:
+        count = thread_count(request.m, request.n, request.k)
+        request = request._replace(threads=count)
     found = _plans.get(request)
     if found is None:
         if len(_plans) >= _MOST_PLANS:
@@ -243,6 +242,9 @@ def _make(request: Request) -> Plan:
         item_steps=item_steps,
         item_panels=item_panels,
         threads=count,
+        makes_rows=request.source.kind == "f32",
+        n=request.n,
+        k=request.k,
     )
 
 

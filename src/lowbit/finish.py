@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arguments import float_matrix, per_column
 from lowbit.kernels.cpu.epilogue import STEPS, Clamp, Step
 
 # Names for users, the epilogue's outputs, and how NumPy holds them.
@@ -25,69 +24,65 @@ _OUT_DTYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Finish:
-    """The steps and the output of an epilogue, with their operands: padded, contiguous, float32."""
+    """The steps and the output of an epilogue.
+
+    `storage`: how NumPy holds the output. `requantize`: float32 (1 / scale, zero point) of a
+    quantized one.
+    """
 
     out: str
     storage: np.dtype[Any]
     steps: tuple[Step, ...] = ()
-    bias: npt.NDArray[np.float32] | None = None
-    residual: npt.NDArray[np.float32] | None = None
     requantize: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def of(
         cls,
-        columns: int,
-        rows: int,
-        bias: Any,
-        residual: Any,
-        steps: Sequence[Step] | None,
+        given: tuple[str, ...],
+        steps: tuple[Step, ...] | None,
         out_dtype: str = "float32",
         out_scale: float | None = None,
         out_zero_point: int = 0,
     ) -> Finish:
-        """From the arguments of the public functions; raises what they document."""
-        if isinstance(steps, str):
-            raise TypeError(f"steps must be a sequence of steps: ({steps!r},)")
-        given = {"bias": bias, "residual": residual}
-        order = tuple(n for n in given if given[n] is not None) if steps is None else tuple(steps)
+        """From the arguments of the public functions; raises what they document.
+
+        `given`: which of "bias" and "residual" there are.
+        """
+        order = given if steps is None else steps
         _check_steps(order, given)
         if out_dtype not in _OUT_DTYPES:
             raise ValueError(f"out_dtype {out_dtype!r} is not one of {', '.join(_OUT_DTYPES)}")
         out, storage = _OUT_DTYPES[out_dtype]
-        if residual is not None:
-            residual = np.ascontiguousarray(float_matrix(residual, "residual"))
-            if residual.shape != (rows, columns):
-                raise ValueError(
-                    f"residual must have shape ({rows}, {columns}), got {residual.shape}"
-                )
-        return cls(
-            out=out,
-            storage=storage,
-            steps=order,
-            bias=per_column(bias, columns, "bias"),
-            residual=residual,
-            requantize=_requantize(out, storage, out_scale, out_zero_point),
-        )
-
-    def reinterpreted(self, result: Any) -> Any:
-        """A PyTorch result of bfloat16 as such; NumPy has only its bits."""
-        torch = sys.modules.get("torch")
-        if self.out == "bf16" and torch is not None and isinstance(result, torch.Tensor):
-            return result.view(torch.bfloat16)
-        return result
+        return cls(out, storage, order, _requantize(out, storage, out_scale, out_zero_point))
 
 
-def _check_steps(steps: tuple[Step, ...], given: dict[str, Any]) -> None:
+def reinterpreted(result: Any) -> Any:
+    """Bits of bfloat16 as such, where they are a tensor; NumPy has only the bits."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(result, torch.Tensor):
+        return result.view(torch.bfloat16)
+    return result
+
+
+def steps_tuple(steps: Sequence[Step] | None) -> tuple[Step, ...] | None:
+    """The steps as what can be a key. TypeError: a single name."""
+    if steps is None or type(steps) is tuple:
+        return steps
+    if isinstance(steps, str):
+        raise TypeError(f"steps must be a sequence of steps: ({steps!r},)")
+    return tuple(steps)
+
+
+def _check_steps(steps: tuple[Step, ...], given: tuple[str, ...]) -> None:
     for step in steps:
         if isinstance(step, Clamp):
             if not step.low <= step.high:
                 raise ValueError(f"{step} has its bounds in the wrong order")
         elif step not in STEPS:
             raise ValueError(f"no step is called {step!r}; known: {', '.join(STEPS)}, Clamp")
-        elif step in given and given[step] is None:
+        elif step in ("bias", "residual") and step not in given:
             raise ValueError(f"the step {step!r} needs the argument {step}")
-    unused = [name for name, value in given.items() if value is not None and name not in steps]
+    unused = [name for name in given if name not in steps]
     if unused:
         raise ValueError(f"{unused[0]} is given, but {unused[0]!r} is not among the steps {steps}")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.arguments import matrix
+from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float_call import (
     BYTES,
     Layout,
@@ -29,7 +29,6 @@ from lowbit.kernels.cpu.float_call import (
     request_of,
 )
 from lowbit.kernels.cpu.float_plan import MOST_DOT_ROWS, make, make_dots
-from lowbit.packed import aligned_empty
 
 Array = npt.NDArray[Any]
 
@@ -294,23 +293,6 @@ class _Detour:
             _array(given.out)[...] = _array(out)
 
 
-class _Scratch(threading.local):
-    """Scratch memory of one Python thread, grown when a call needs more."""
-
-    def __init__(self) -> None:
-        self.size = self.address = 0
-
-    def reserve(self, size: int) -> int:
-        """The address of at least `size` bytes, aligned to 64, until the next call."""
-        if size > self.size:
-            self.memory = aligned_empty((size,), np.uint8)
-            self.size, self.address = size, self.memory.ctypes.data
-        return self.address
-
-
-_scratch = _Scratch()
-
-
 _KNOWN_BITS = {0.0: 0, 1.0: 0x3F800000}
 
 
@@ -368,4 +350,4 @@ class _Product:
         dots = make_dots(request)
         if dots is not None:
             return dots_call(self.layouts, dots, request)
-        return product_call(self.layouts, make(request), _scratch.reserve)
+        return product_call(self.layouts, make(request), workspace.reserve)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,28 +17,29 @@ import numpy.typing as npt
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.arguments import (
+    array,
     bytes_array,
     bytes_matrix,
     check_depth,
     check_inner,
+    check_scaled,
     float_matrix,
     output,
-    padded,
+    per_column,
+    per_element,
     per_row,
+    zero_points,
 )
-from lowbit.dispatch import Left, Output, Request, Right
-from lowbit.finish import INTEGERS, Finish
-from lowbit.jit import threads as thread_runtime
+from lowbit.finish import INTEGERS, Finish, reinterpreted, steps_tuple
+from lowbit.forms import Form, keep, threads_key
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue, Step
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
-from lowbit.kernels.cpu.pack import pack as pack_kernel
-from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix, aligned_empty
+from lowbit.kernels.cpu.layout import FLIP
+from lowbit.packed import PackedMatrix
+from lowbit.packing import pack
 
-_FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
-_LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
-_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
+_INT32 = np.dtype(np.int32)
+_ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
 
 def matmul(
@@ -53,20 +55,58 @@ def matmul(
     TypeError: an operand is not of 8-bit integers. ValueError: shapes do not match, or K is so
     large that int32 could overflow. RuntimeError: the machine lacks the instruction set.
     """
+    if not isinstance(b, PackedMatrix):
+        return _matmul_unpacked(a, b, out, threads, isa)
+    left = a if type(a) is np.ndarray else array(a, "a")
+    key = ("integers", left.shape, left.strides, left.dtype, threads_key(threads), isa)
+    form = b.forms.get(key)
+    if form is None:
+        if left.ndim > 2:
+            return _batched(a, b, out, threads, isa)
+        form = _integer_form(key, a, b, threads, isa)
+    result, returned = output(a, out, form.shape, _INT32, (left,))
+    form.run(left, result, zero=_flips(left))
+    return returned
+
+
+def _matmul_unpacked(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
+    """`matmul` of what is packed for this one product."""
     if getattr(a, "ndim", 2) > 2 or getattr(b, "ndim", 2) > 2:
         return _batched(a, b, out, threads, isa)
-    left = bytes_matrix(a, "a")
-    right = b if isinstance(b, PackedMatrix) else bytes_matrix(b, "b")
+    left, right = bytes_matrix(a, "a"), bytes_matrix(b, "b")
     check_inner(left, right.shape)
-    check_depth(left.shape[1], left.dtype, np.dtype(right.dtype))
+    check_depth(left.shape[1], left.dtype, right.dtype)
     shape = left.shape[0], right.shape[1]
-    result, returned = output(a, out, shape, np.dtype(np.int32), (left, right))
+    result, returned = output(a, out, shape, _INT32, (left, right))
     used = instruction_sets.active(isa).name
-    packed = right if isinstance(right, PackedMatrix) else pack(right, isa=isa)
-    zero = np.full(shape[0], FLIP, np.int32) if left.dtype == np.int8 else None
-    # Proving what weights allow takes longer than one product: only for those packed for many.
-    _run(left, packed, result, zero=zero, threads=threads, isa=used, prove=packed is b)
+    # Proving what weights allow takes longer than one product.
+    form = _integer_form((), left, pack(right, isa=used), threads, used, prove=False)
+    form.run(left, result, zero=_flips(left))
     return returned
+
+
+def _integer_form(
+    key: tuple[Any, ...],
+    a: Any,
+    b: PackedMatrix,
+    threads: int | None,
+    isa: str | None,
+    prove: bool = True,
+) -> Form:
+    left = bytes_matrix(a, "a")
+    check_inner(left, b.shape)
+    check_depth(left.shape[1], left.dtype, np.dtype(b.dtype))
+    signed = left.dtype == np.int8
+    return keep(key, b, left, INTEGERS, a_zero=signed, threads=threads, isa=isa, prove=prove)
+
+
+def _flips(left: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
+    """The zero points that signed left operands have once they are stored as unsigned ones."""
+    if left.dtype == np.uint8:
+        return None
+    zeros = np.empty(left.shape[0], np.int32)
+    zeros.fill(FLIP)
+    return zeros
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -131,32 +171,35 @@ def matmul_scaled(
     Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape, a
     step is unknown, or a step's operand is missing.
     """
-    left = bytes_matrix(a, "a")
-    _check_scaled(b)
-    check_inner(left, b.shape)
-    rows = left.shape[0]
-    scale = per_row(a_scale, rows, _FLOAT32, "a_scale")
-    zero = None
-    if a_zero_point is not None:
-        zero = per_row(a_zero_point, rows, _INT32, "a_zero_point", _LIMITS[left.dtype])
-    centred = zero is not None and bool(zero.any()), _centred(b)
-    check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), centred)
-    finish = Finish.of(b.N, rows, bias, residual, steps, out_dtype, out_scale, out_zero_point)
-    result, returned = output(a, out, (rows, b.N), finish.storage, (left, finish.residual))
-    used = instruction_sets.active(isa).name
-    if left.dtype == np.int8:  # stored as unsigned
-        zero = np.full(rows, FLIP, np.int32) if zero is None else zero + np.int32(FLIP)
-    _run(
-        left,
-        b,
-        result,
-        scale=scale,
-        zero=zero,
-        finish=finish,
-        threads=threads,
-        isa=used,
-    )
-    return finish.reinterpreted(returned)
+    left = a if type(a) is np.ndarray else array(a, "a")
+    if type(b) is not PackedMatrix or b.scale is None:
+        check_scaled(b)
+    if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
+        a_zero_point = None
+    chosen = (a_zero_point is None, bias is None, residual is None, steps_tuple(steps))
+    key = (left.shape, left.strides, left.dtype, threads_key(threads), isa, *chosen,
+           out_dtype, out_scale, out_zero_point)  # fmt: skip
+    form = b.forms.get(key)
+    if form is None:
+        check_inner(bytes_matrix(left, "a"), b.shape)
+        given = tuple(n for n, v in (("bias", bias), ("residual", residual)) if v is not None)
+        finish = Finish.of(given, steps_tuple(steps), out_dtype, out_scale, out_zero_point)
+        shifted = a_zero_point is not None, b.centred
+        check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), shifted)
+        a_zero = a_zero_point is not None or left.dtype == np.int8
+        form = keep(key, b, left, finish, a_zero=a_zero, threads=threads, isa=isa)
+    rows = form.shape[0]
+    scale = per_row(a_scale, rows, "a_scale")
+    if a_zero_point is None:
+        zero = _flips(left)
+    else:
+        shift = FLIP if left.dtype == np.int8 else 0
+        zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
+    added = None if bias is None else per_column(bias, b.N, "bias")
+    beside = None if residual is None else per_element(residual, form.shape, "residual")
+    result, returned = output(a, out, form.shape, form.finish.storage, (left, beside))
+    form.run(left, result, scale, zero, added, beside)
+    return returned if form.finish.out != "bf16" else reinterpreted(returned)
 
 
 def linear_dynamic(
@@ -180,76 +223,49 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
-    left = float_matrix(x, "x")
-    _check_scaled(b)
-    check_inner(left, b.shape, "x")
-    check_depth(left.shape[1], np.dtype(np.uint8), np.dtype(b.dtype), (True, _centred(b)))
-    shape = left.shape[0], b.N
-    finish = Finish.of(b.N, shape[0], bias, residual, steps)
-    result, returned = output(x, out, shape, finish.storage, (left, finish.residual))
-    used = instruction_sets.active(isa).name
-    if not _rows_contiguous(left):
-        left = np.ascontiguousarray(left)
-    _run(left, b, result, finish=finish, symmetric=symmetric, threads=threads, isa=used)
+    left = x if type(x) is np.ndarray else array(x, "x")
+    if type(b) is not PackedMatrix or b.scale is None:
+        check_scaled(b)
+    order = steps_tuple(steps)
+    key = (left.shape, left.strides, left.dtype, threads_key(threads), isa, symmetric,
+           bias is None, residual is None, order)  # fmt: skip
+    form = b.forms.get(key)
+    if form is None:
+        check_inner(float_matrix(left, "x"), b.shape, "x")
+        unsigned = np.dtype(np.uint8)
+        check_depth(left.shape[1], unsigned, np.dtype(b.dtype), (True, b.centred))
+        given = tuple(n for n, v in (("bias", bias), ("residual", residual)) if v is not None)
+        form = keep(key, b, left, Finish.of(given, order), a_zero=True, threads=threads, isa=isa,
+                    symmetric=symmetric)  # fmt: skip
+    added = None if bias is None else per_column(bias, b.N, "bias")
+    beside = None if residual is None else per_element(residual, form.shape, "residual")
+    result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))
+    form.run(left, result, bias=added, residual=beside)
     return returned
 
 
-def _run(
-    a: npt.NDArray[Any],
-    b: PackedMatrix,
-    out: npt.NDArray[Any],
-    *,
-    scale: npt.NDArray[np.float32] | None = None,
-    zero: npt.NDArray[np.int32] | None = None,
-    finish: Finish = INTEGERS,
-    symmetric: bool = False,
-    prove: bool = True,
-    threads: int | None,
-    isa: str,
-) -> None:
-    """Checked operands into `out`; what is None leaves its step out of the epilogue."""
-    if not out.size:
-        return
-    if not a.shape[1]:  # an empty sum: one column of zeros gives the same, through all steps
-        zeros = np.zeros((1, b.N), np.int8)
-        tensor = QTensor(zeros, np.ones((), np.float32), np.zeros((), np.int32), int_format("int8"))
-        a, b, zero = np.zeros((a.shape[0], 1), a.dtype), pack(tensor), None
-    target = out if _rows_contiguous(out) else np.empty(out.shape, out.dtype)
-    floats = a.dtype == np.float32
-    row_stride, stride = (a.strides[0] // 4, 1) if floats else _strides(a)
-    source = Source(_KINDS[a.dtype], contiguous=stride == 1, symmetric=symmetric)
-    epilogue = Epilogue(
-        a_zero=floats or zero is not None,
-        b_zero=b.zero_points is not None,
-        steps=finish.steps,
-        out=finish.out,
-    )
-    wanted = prove and dispatch.wants_proof(isa)
-    proven = b.largest_pair if wanted else dispatch.UNPROVEN
-    request = Request(isa, a.shape[0], b.N, a.shape[1], source, epilogue, threads, proven)
-    dispatch.plan(request).run(
-        Left(_address(a), row_stride, stride, _address(scale), _address(zero)),
-        Right(*b.addresses, bias=_address(finish.bias)),
-        Output(
-            _address(target),
-            target.strides[0] // target.itemsize,
-            _address(finish.residual),
-            0 if finish.residual is None else finish.residual.strides[0] // 4,
-            _address(finish.requantize),
-        ),
-    )
-    if target is not out:
-        out[...] = target
+class _Pointers(NamedTuple):
+    """What decides a product of `linear_dynamic_pointers`."""
+
+    m: int
+    n: int
+    k: int
+    symmetric: bool
+    biased: bool
+    threads: int
 
 
-_DYNAMIC = {
-    (symmetric, bias): (
-        Source("f32", symmetric=symmetric),
-        Epilogue(a_zero=True, steps=("bias",) if bias else (), out="f32"),
+@lru_cache(maxsize=1 << 12)
+def _pointers_plan(of: _Pointers) -> dispatch.Plan:
+    request = dispatch.Request(
+        isa=instruction_sets.active().name,
+        m=of.m,
+        n=of.n,
+        k=of.k,
+        source=Source("f32", symmetric=of.symmetric),
+        epilogue=Epilogue(a_zero=True, steps=("bias",) if of.biased else (), out="f32"),
     )
-    for symmetric in (False, True)
-    for bias in (False, True)
-}
+    return dispatch.plan(request)
 
 
 def linear_dynamic_pointers(
@@ -272,70 +288,8 @@ def linear_dynamic_pointers(
     PackedMatrix without zero points; bias: float32 padded to whole panels, or 0; out: float32
     rows, `out_stride` elements apart. M, N, K are at least 1.
     """
-    source, epilogue = _DYNAMIC[symmetric, bias != 0]
-    request = Request(instruction_sets.active().name, M, N, K, source, epilogue)
-    dispatch.plan(request).run(
-        Left(x, x_stride),
-        Right(panels, column_sums, 0, scale, bias),
-        Output(out, out_stride),
-    )
-
-
-def pack(b: Any, *, isa: str | None = None) -> PackedMatrix:
-    """Pack a right operand once, for `matmul`, `matmul_scaled` and `linear_dynamic`.
-
-    b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
-    copy); or a QTensor of 8-bit integers [K, N] with one scale, or one for each column (axis=1).
-    The result does not depend on the instruction set.
-
-    TypeError: not of 8-bit integers. ValueError: not two-dimensional, or scales along K.
-    """
-    scale = zero = None
-    if isinstance(b, QTensor):
-        if b.values.ndim != 2 or b.axis not in (None, 1) or b.group_size is not None:
-            raise ValueError(
-                f"b has scales along axis={b.axis}, group_size={b.group_size}; a packed matrix "
-                "[K, N] takes one scale, or one for each column: lowbit.quantize(b, axis=1)"
-            )
-        columns = b.shape[1]
-        scale = padded(np.broadcast_to(b.scale, (columns,)))
-        zero = np.broadcast_to(b.zero_point, (columns,))
-    values = bytes_matrix(b.values if isinstance(b, QTensor) else b, "b")
-    depth, columns = values.shape
-    unsigned = values.dtype == np.uint8
-    if zero is None:
-        zero = np.zeros(columns, np.int32)
-    stored_zero = padded(zero - np.int32(FLIP) if unsigned else zero)
-    panels = aligned_empty((blocks(columns, PANEL), padded_k(depth) // GROUP, LINE), np.uint8)
-    sums = np.zeros(len(stored_zero), np.int32)
-    if values.size:
-        _pack_into(values, unsigned, panels, sums, isa)
-    return PackedMatrix(
-        panels=panels,
-        column_sums=sums - np.int32(depth) * stored_zero,
-        K=depth,
-        N=columns,
-        dtype=values.dtype.name,
-        scale=scale,
-        zero_points=stored_zero if stored_zero.any() else None,
-    )
-
-
-def _pack_into(
-    values: npt.NDArray[Any],
-    unsigned: bool,
-    panels: npt.NDArray[np.uint8],
-    sums: npt.NDArray[np.int32],
-    isa: str | None,
-) -> None:
-    depth, columns = values.shape
-    k_stride, n_stride = _strides(values)
-    along = "n" if n_stride == 1 else "k" if k_stride == 1 else ""
-    program = pack_kernel.program(instruction_sets.active(isa), along=along, unsigned=unsigned)
-    program(
-        thread_runtime.max_threads() if values.size >= 1 << 20 else 1,
-        *(_address(values), k_stride, n_stride, _address(panels), _address(sums), depth, columns),
-    )
+    plan = _pointers_plan(_Pointers(M, N, K, symmetric, bias != 0, threads_key(None)))
+    plan.run(x, (x_stride, 1), (panels, column_sums, 0, scale), out, out_stride, bias=bias)
 
 
 def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:
@@ -344,34 +298,3 @@ def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:
         raise ValueError(f"no operation is called {op!r}")
     isa, micro, _ = dispatch.consider(instruction_sets.active(), 64, 64, 64)[-1]
     return micro.name if micro else "", isa.name
-
-
-def _check_scaled(b: PackedMatrix) -> None:
-    if not isinstance(b, PackedMatrix):
-        raise TypeError(
-            f"b must be packed, got {type(b).__name__}: lowbit.pack(lowbit.quantize(b, axis=1))"
-        )
-    if b.scale is None:
-        raise ValueError("b has no scale: pack a QTensor, lowbit.pack(lowbit.quantize(b, axis=1))")
-
-
-def _centred(b: PackedMatrix) -> bool:
-    """Whether b's values have zero points of their own, not only those that make them signed."""
-    if b.zero_points is None:
-        return b.dtype == "uint8"
-    return bool((b.zero_points[: b.N] != (-FLIP if b.dtype == "uint8" else 0)).any())
-
-
-def _rows_contiguous(array: npt.NDArray[Any]) -> bool:
-    """Whether rows are contiguous and whole elements apart, as the kernels need it."""
-    apart = array.strides[0] % array.itemsize == 0
-    return apart and (array.shape[1] <= 1 or array.strides[1] == array.itemsize)
-
-
-def _strides(array: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Strides of bytes, where an axis of one element counts as contiguous."""
-    return tuple(s if n > 1 else 1 for s, n in zip(array.strides, array.shape, strict=True))
-
-
-def _address(array: npt.NDArray[Any] | None) -> int:
-    return 0 if array is None else array.__array_interface__["data"][0]

@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
 
-_ALIGNMENT = 64
 _CHUNK = 1 << 20  # pairs that are looked at together
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array whose first byte is at a multiple of 64."""
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(kind).reshape(shape)
 
 
 def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
@@ -53,6 +44,8 @@ class PackedMatrix:
     zero_points: npt.NDArray[np.int32] | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: tuple[int, int, int, int] = field(init=False)
+    # Products that were asked for before, by everything about them but the numbers; see forms.py.
+    forms: dict[Any, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         expected = (blocks(self.N, PANEL), padded_k(self.K) // GROUP, LINE)
@@ -63,9 +56,10 @@ class PackedMatrix:
             )
         if self.dtype not in ("int8", "uint8"):
             raise ValueError(f"dtype must be int8 or uint8, got {self.dtype!r}")
-        unaligned = self.panels.size and self.panels.ctypes.data % _ALIGNMENT
+        unaligned = self.panels.size and self.panels.ctypes.data % ALIGNMENT
         if not self.panels.flags.c_contiguous or unaligned:
             raise ValueError("panels must be C-contiguous and 64-byte aligned")
+        self._protect("panels", self.panels)
         columns = blocks(self.N, PANEL) * PANEL
         for name, kind in (
             ("column_sums", "int32"),
@@ -75,6 +69,7 @@ class PackedMatrix:
             part = getattr(self, name)
             if part is None:
                 continue
+            self._protect(name, part)
             if part.dtype != kind or part.shape != (columns,) or not part.flags.c_contiguous:
                 raise ValueError(
                     f"{name} must be {kind} ({columns},), got {part.dtype} {part.shape}"
@@ -82,6 +77,12 @@ class PackedMatrix:
         parts = (self.panels, self.column_sums, self.zero_points, self.scale)
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
+
+    def _protect(self, name: str, part: npt.NDArray[Any]) -> None:
+        """Keep a view that cannot be written: what has been found out about it must stay true."""
+        view = part.view()
+        view.flags.writeable = False
+        object.__setattr__(self, name, view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made anew, since addresses hold for one object only."""
@@ -98,6 +99,14 @@ class PackedMatrix:
         """Bytes held, padding included."""
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @cached_property
+    def centred(self) -> bool:
+        """Whether values have zero points of their own, not only those that make them signed."""
+        signed = -FLIP if self.dtype == "uint8" else 0
+        if self.zero_points is None:
+            return signed != 0
+        return bool((self.zero_points[: self.N] != signed).any())
 
     @cached_property
     def largest_pair(self) -> int:

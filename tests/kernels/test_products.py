@@ -10,6 +10,7 @@ import pytest
 
 from lowbit.isa import SETS, named
 from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.layout import LINE, blocks, padded_k
@@ -19,7 +20,7 @@ from lowbit.kernels.micro_kernel import MicroKernel
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix, aligned_empty
+from lowbit.packed import PackedMatrix
 from lowbit.spec import MATMUL
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]

@@ -150,7 +150,10 @@ class Emulator:
         result, start = returned.read_bytes(), 0
         for array in arrays:
             part = np.frombuffer(result[start : start + array.nbytes], array.dtype)
-            array[...] = part.reshape(array.shape)
+            if array.flags.writeable:
+                array[...] = part.reshape(array.shape)
+            else:
+                assert (part.reshape(array.shape) == array).all()
             start += array.nbytes
         assert start == len(result)
 

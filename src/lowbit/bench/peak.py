@@ -15,8 +15,8 @@ import numpy as np
 from lowbit import isa as instruction_sets
 from lowbit.bench.timing import settle
 from lowbit.isa import InstructionSet, host
+from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu import peak as kernels
-from lowbit.packed import aligned_empty
 
 _SAMPLE_SECONDS = 2e-3
 _BURSTS, _SAMPLES = 5, 3  # so many times so many samples in a row

@@ -127,12 +127,13 @@ def settle() -> float:
 
 
 def _calls_per_sample(calls: Sequence[Call]) -> int:
-    """How often to call for one sample of a useful length; also the warm-up."""
+    """How often to call for one sample of a useful length; also the warm-up. 0: a single call is
+    so long that it needs none before it."""
     start = time.perf_counter()
     for call in calls:
         call()
     if (time.perf_counter() - start) / len(calls) > _LONG_SECONDS:
-        return 1
+        return 0
     start = time.perf_counter()
     done = 0
     while done < 3 or (time.perf_counter() - start < 20 * _SAMPLE_SECONDS and done < _MOST_CALLS):
@@ -149,10 +150,12 @@ class _Turn:
         self.name = name
         self.pool = pool
         self.calls = calls
-        # Over a rotation each copy must be cold again, so a sample is a single call.
+        # Over a rotation each copy must be cold again, so a sample is a single call, with none
+        # before it.
         self.rotates = len(calls) > 1
         self.settling = 0.0
-        self.per_sample = 1 if self.rotates else _calls_per_sample(calls)
+        wanted = 1 if self.rotates else _calls_per_sample(calls)
+        self.per_sample, self.warms = max(1, wanted), wanted > 0 and not self.rotates
         self.next = 0
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
@@ -160,7 +163,7 @@ class _Turn:
     def take(self) -> None:
         call = self.calls[self.next]
         self.next = (self.next + 1) % len(self.calls)
-        if not (self.rotates or (self.seconds and self.cost > _LONG_SECONDS)):
+        if self.warms:
             call()
         cpu_start = time.process_time()
         start = time.perf_counter()

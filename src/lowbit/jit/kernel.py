@@ -10,37 +10,39 @@ static: each combination of them is a program of its own.
 from __future__ import annotations
 
 import inspect
-import struct
 import threading
 import typing
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lowbit.isa import InstructionSet
 from lowbit.isa.types import Type
 from lowbit.jit import cache, threads
 from lowbit.jit import compile as compiler
-from lowbit.jit.builder import MAX_REGIONS
 from lowbit.jit.emit import emit
+from lowbit.jit.entry import enter
 from lowbit.jit.interpret import Access, Interpreter, interpret
 
 
 class Program:
     """Machine code of one kernel for one instruction set and static arguments.
 
-    Calling it takes the number of threads, then one int for each parameter: pointers as addresses.
+    Calling it takes the number of threads, then one argument for each parameter: an int, a NumPy
+    array for a pointer to its first element, or None for 0.
     """
 
-    def __init__(self, code: bytes, name: str, isa: InstructionSet, parameters: int) -> None:
+    def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
         self.isa = isa
         self._loaded = compiler.Loaded(code, name, isa)
         self._address = self._loaded.address
-        self._function = threads.FUNCTION(self._address)
-        self._pack = struct.Struct(f"{parameters}q{16 * MAX_REGIONS}x").pack
+        self._alone = partial(enter(), self._address, 0, 1)
 
-    def __call__(self, thread_count: int, *arguments: int) -> None:
-        # A new bytes object each time: the kernel counts its items in its tail.
-        threads.run(self._address, self._function, self._pack(*arguments), thread_count)
+    def __call__(self, thread_count: int, *arguments: Any) -> None:
+        if thread_count == 1:
+            self._alone(*arguments)
+        else:
+            threads.run(self._address, thread_count, arguments)
 
 
 class Kernel:
@@ -89,7 +91,7 @@ class Kernel:
         if code is None:
             code = compiler.object_code(self.ir(isa, **static), isa)
             cache.write(path, code)
-        return Program(code, self.name, isa, len(self.types))
+        return Program(code, self.name, isa)
 
     def interpret(
         self,

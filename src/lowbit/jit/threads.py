@@ -14,11 +14,12 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
-Kernel = Callable[[bytes], None]
+from lowbit.jit.entry import FUNCTION, enter, slots
+
 _OPENMP_NAMES = ("libgomp", "libiomp5", "libomp")
 
 
@@ -27,21 +28,14 @@ class _OpenMP:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
-        self._parallel = library.GOMP_parallel
-        self._parallel.restype = None
-        self._parallel.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_char_p,
-            ctypes.c_uint,
-            ctypes.c_uint,
-        ]
+        self._parallel = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
         self._max_threads = library.omp_get_max_threads
 
     def max_threads(self) -> int:
         return self._max_threads()
 
-    def run(self, address: int, slots: bytes, threads: int) -> None:
-        self._parallel(address, slots, threads, 0)
+    def run(self, address: int, threads: int, arguments: tuple[Any, ...]) -> None:
+        enter()(address, self._parallel, threads, *arguments)
 
 
 class _PythonThreads:
@@ -59,8 +53,8 @@ class _PythonThreads:
             return max(1, int(first))
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
-    def run(self, address: int, slots: bytes, threads: int) -> None:
-        function = FUNCTION(address)
+    def run(self, address: int, threads: int, arguments: tuple[Any, ...]) -> None:
+        function, memory = FUNCTION(address), slots(arguments)
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "lowbit")
@@ -68,8 +62,8 @@ class _PythonThreads:
         # While the interpreter shuts down no work is taken any more: this thread does it all.
         with contextlib.suppress(RuntimeError):
             for _ in range(threads - 1):
-                waiting.append(self._pool.submit(function, slots))
-        function(slots)
+                waiting.append(self._pool.submit(function, memory))
+        function(memory)
         # All items are taken by now. An interrupt must not free memory that others still write.
         interrupted: BaseException | None = None
         while not all(future.done() for future in waiting):
@@ -80,9 +74,6 @@ class _PythonThreads:
         if interrupted is not None:
             raise interrupted
 
-
-# How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
-FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _found: _OpenMP | _PythonThreads | None = None
 _searched_with_torch = False
@@ -139,9 +130,6 @@ def runtime() -> str:
     return _runtime().name
 
 
-def run(address: int, function: Kernel, slots: bytes, threads: int) -> None:
-    """Enter the kernel at `address` (callable as `function`) from `threads` threads; wait."""
-    if threads <= 1:
-        function(slots)
-    else:
-        _runtime().run(address, slots, threads)
+def run(address: int, threads: int, arguments: tuple[Any, ...]) -> None:
+    """Enter the kernel at `address` from `threads` threads at once, and wait for them."""
+    _runtime().run(address, threads, arguments)

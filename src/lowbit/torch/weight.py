@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.numerics import quantize
-from lowbit.ops import pack
+from lowbit.packing import panels_and_sums
 from lowbit.torch.custom_ops import PANEL_COLUMNS, dequantize_weight, unpack_values
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -84,12 +84,12 @@ class QuantizedWeight(Tensor):
         cls, values: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32
     ) -> QuantizedWeight:
         """Pack int8 `values` [out, in] and their float32 `scale` [out]; dtype is what it shows."""
-        packed = pack(values.numpy().T)
+        panels, sums = panels_and_sums(values.numpy().T)
         padded = torch.zeros(scale.numel() + -scale.numel() % PANEL_COLUMNS)
         padded[: scale.numel()] = scale
         return cls(
-            torch.from_numpy(packed.panels),
-            torch.from_numpy(packed.column_sums),
+            torch.from_numpy(panels),
+            torch.from_numpy(sums),
             padded,
             tuple(values.shape),
             dtype,

@@ -17,7 +17,7 @@ import numpy as np
 from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.peers.torch_products import sums_note
 from lowbit.bench.problem import Problem
-from lowbit.packed import aligned_empty
+from lowbit.jit.workspace import aligned_empty
 from lowbit.spec import Case
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.

@@ -1,0 +1,153 @@
+"""What the arguments of a product decide before any number is looked at, found once and kept.
+
+Everything about a call but its numbers (shapes, strides, types, steps, threads) is a key. Behind it
+stands a form: checked, planned, with its machine code. A packed matrix keeps the forms of the
+products that it took part in, so a second call of the same kind costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import dispatch
+from lowbit import isa as instruction_sets
+from lowbit.dispatch import UNPROVEN, Plan, Request
+from lowbit.finish import Finish
+from lowbit.jit import threads as thread_runtime
+from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
+from lowbit.packed import PackedMatrix
+
+Array = npt.NDArray[Any]
+
+_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
+_MOST_FORMS = 256  # of one packed matrix
+
+
+class Form(NamedTuple):
+    """How products of one kind run. `plan` is None where there is nothing to compute.
+
+    `brings` makes of the left operand what the plan takes, where that is not the operand itself;
+    `right` is the packed operand whose addresses the plan is given.
+    """
+
+    plan: Plan | None
+    finish: Finish
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    right: PackedMatrix
+    brings: Callable[[Array], Array] | None
+
+    def run(
+        self,
+        left: Array,
+        out: Array,
+        scale: Array | None = None,
+        zero: Array | None = None,
+        bias: Array | None = None,
+        residual: Array | None = None,
+    ) -> None:
+        """Compute into `out`, of the form's shape and type, with any strides."""
+        if self.plan is None:
+            return
+        if self.brings is not None:
+            left = self.brings(left)
+        target, item = out, self.finish.storage.itemsize
+        row, step = out.strides
+        if row % item or (step != item and out.shape[1] > 1):  # the kernels take whole rows
+            target = np.empty(out.shape, out.dtype)
+            row = target.strides[0]
+        self.plan.run(
+            left,
+            self.strides,
+            self.right.addresses,
+            target,
+            row // item,
+            scale=scale,
+            zero=zero,
+            bias=bias,
+            residual=residual,
+            requantize=self.finish.requantize,
+        )
+        if target is not out:
+            out[...] = target
+
+
+def threads_key(threads: int | None) -> int:
+    """What a key says of the threads: the number asked for, or as many as there are now."""
+    return -thread_runtime.max_threads() if threads is None else threads
+
+
+def keep(
+    key: tuple[Any, ...],
+    b: PackedMatrix,
+    left: Array,
+    finish: Finish,
+    *,
+    a_zero: bool,
+    threads: int | None,
+    isa: str | None,
+    symmetric: bool = False,
+    prove: bool = True,
+) -> Form:
+    """Make the form of products of `left`'s kind with b, and keep it in b under `key`.
+
+    `a_zero`: the left operand has zero points. `prove`: whether it is worth looking at all of b for
+    what makes a faster kernel possible. Raises what the choice of a kernel may raise.
+    """
+    used = instruction_sets.active(isa).name
+    count = dispatch.thread_count(left.shape[0], b.N, left.shape[1], threads)
+    right, brings = b, None
+    if not left.shape[1]:  # an empty sum: one column of zeros gives the same, through all steps
+        right, brings = _empty_sum(b), _column_of_zeros
+    elif left.dtype == np.float32 and not rows_contiguous(left):
+        brings = np.ascontiguousarray
+    kind = left if brings is None else brings(left)
+    (rows, depth), item = kind.shape, kind.itemsize
+    # An axis of one element counts as contiguous.
+    row_stride, stride = (
+        s // item if n > 1 else 1 for s, n in zip(kind.strides, kind.shape, strict=True)
+    )
+    plan = None
+    if rows and b.N:
+        proven = right.largest_pair if prove and dispatch.wants_proof(used) else UNPROVEN
+        source = Source(_KINDS[left.dtype], contiguous=stride == 1, symmetric=symmetric)
+        epilogue = Epilogue(a_zero, right.zero_points is not None, finish.steps, finish.out)
+        plan = dispatch.plan(Request(used, rows, b.N, depth, source, epilogue, count, proven))
+    form = Form(plan, finish, (rows, b.N), (row_stride, stride), right, brings)
+    if len(b.forms) >= _MOST_FORMS:
+        b.forms.clear()
+    b.forms[key] = form
+    return form
+
+
+def rows_contiguous(given: Array) -> bool:
+    """Whether rows are contiguous and whole elements apart, as the kernels need it."""
+    apart = given.strides[0] % given.itemsize == 0
+    return apart and (given.shape[1] <= 1 or given.strides[1] == given.itemsize)
+
+
+def _column_of_zeros(left: Array) -> Array:
+    return np.zeros((left.shape[0], 1), left.dtype)
+
+
+def _empty_sum(b: PackedMatrix) -> PackedMatrix:
+    """What b, which has no rows, may be replaced by: one row of zeros."""
+    panels = blocks(b.N, PANEL)
+    columns = panels * PANEL
+    zeros = aligned_empty((panels, LINE // GROUP, LINE), np.uint8)
+    zeros[...] = 0
+    return PackedMatrix(
+        panels=zeros,
+        column_sums=np.zeros(columns, np.int32),
+        K=1,
+        N=b.N,
+        dtype="int8",
+        scale=None if b.scale is None else np.ones(columns, np.float32),
+    )
