@@ -74,8 +74,8 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
     assert made.item_panels % made.shape.panels == 0
     assert made.shape.rows in (0, made.block_rows)
     assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
-    packed_rows = blocks(made.chunk_rows, step_rows) * step_rows
-    assert made.packed_bytes == packed_rows * padded_k(k)
+    assert made.chunk_rows == m
+    assert (made.packed_bytes, made.private_bytes) == (0, step_rows * padded_k(k))
     assert made.micro.refuses(m, n, k, dispatch.UNPROVEN) == ""
     assert made.micro.isa in [one.name for one in chain(get(isa))]
 
@@ -103,11 +103,12 @@ def test_the_kernel_stores_each_element_once(
         "residual_stride": 0, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
         "block_rows": made.block_rows, "item_steps": made.item_steps,
         "item_panels": made.item_panels,
+        "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
     }  # fmt: skip
     source, epilogue = INTEGER
     product.interpret(
         get(made.micro.isa), arguments, trace,
-        micro=made.micro, shape=made.shape, source=source, epilogue=epilogue,
+        micro=made.micro, shape=made.shape, source=source, epilogue=epilogue, fused=True,
     )  # fmt: skip
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
     stored = np.zeros(out.nbytes, np.int8)
@@ -119,14 +120,18 @@ def test_the_kernel_stores_each_element_once(
 
 
 def test_long_left_operands_are_served_in_chunks() -> None:
-    """What is packed at a time stays near a bound, unless K alone exceeds it."""
+    """What is quantized at a time stays near a bound, unless K alone exceeds it."""
     name, k = active().name, 60_000
-    made = plan(name, 5000, 16, k)
+    source, epilogue = Source("f32"), Epilogue(a_zero=True, out="f32")
+
+    def of(m: int, k: int) -> dispatch.Plan:
+        return dispatch.plan(dispatch.Request(name, m, 16, k, source, epilogue))
+
+    made = of(5000, k)
     assert made.chunk_rows < 5000
     assert made.packed_bytes <= dispatch._WORKSPACE
-    huge = plan(name, 5000, 16, dispatch._WORKSPACE)
-    assert 1 <= huge.chunk_rows <= LINE
-    assert plan(name, 5000, 16, 64).chunk_rows == 5000
+    assert 1 <= of(5000, dispatch._WORKSPACE).chunk_rows <= LINE
+    assert of(5000, 64).chunk_rows == 5000
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.layout import PANEL, blocks
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
 Array = npt.NDArray[Any]
 
+_LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
@@ -131,7 +134,8 @@ def output(
             torch = sys.modules["torch"]
             tensor = torch.empty(shape, dtype=getattr(torch, dtype.name))
             return tensor.numpy(), tensor
-        fresh = np.empty(shape, dtype)
+        size = math.prod(shape) * dtype.itemsize
+        fresh = np.empty(shape, dtype) if size < _LARGE else aligned_empty(shape, dtype)
         return fresh, fresh
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:

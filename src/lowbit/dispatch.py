@@ -20,7 +20,7 @@ from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
@@ -48,6 +48,7 @@ class Request(NamedTuple):
     epilogue: Epilogue
     threads: int | None = None
     largest_pair: int = UNPROVEN
+    weight: str = "s8"
 
 
 # An array, its address, or None where it is not used.
@@ -79,6 +80,7 @@ class Plan:
     block_rows: int
     item_steps: int
     item_panels: int
+    private_bytes: int  # of each thread
     threads: int
     makes_rows: bool  # whether scales and zero points come from the rows of a themselves
     n: int
@@ -143,8 +145,11 @@ class Plan:
         requantize: Address,
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
-        packed = workspace.reserve(self.packed_bytes + 12 * self.chunk_rows)
-        made = packed + self.packed_bytes
+        packed = workspace.reserve(
+            self.packed_bytes + self.threads * self.private_bytes + 12 * self.chunk_rows
+        )
+        private = packed + self.packed_bytes
+        made = private + self.threads * self.private_bytes
         if self.makes_rows:
             scale, zero = made, made + 4 * self.chunk_rows
         row_stride, stride = strides
@@ -153,6 +158,7 @@ class Plan:
             self.threads, a, row_stride, stride, packed, scale, zero, made + 8 * self.chunk_rows,
             panels, sums, zeros, scales, bias, residual, self.n, requantize, out, out_stride,
             rows, self.n, self.k, self.block_rows, self.item_steps, self.item_panels,
+            private, self.private_bytes,
         )  # fmt: skip
 
 
@@ -219,28 +225,44 @@ def _make(request: Request) -> Plan:
     isa, micro, _ = consider(asked, *sizes, request.largest_pair)[-1]
     assert micro is not None
     count = thread_count(request.m, request.n, request.k, request.threads)
-    row_bytes = padded_k(request.k)
-    most_rows = max(LINE, _WORKSPACE // row_bytes // LINE * LINE)
-    chunk_rows = min(request.m, most_rows)
-    shape, block_rows = micro.shape(chunk_rows)
+    row_bytes, lines = padded_k(request.k), blocks(request.k, LINE)
+    # Rows of bytes are packed as fast as they are copied; quantizing them again for each item
+    # beside would take longer than a barrier.
+    fused = request.source.kind != "f32"
+    chunk_rows = request.m
+    if not fused:
+        chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
+    shape, block_rows = micro.shape(chunk_rows, lines)
     step_rows = block_rows * shape.depth
     if chunk_rows < request.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
-    item_steps, item_panels = _items(request, shape, steps, step_rows, count)
+    item_steps, item_panels = _items(request, shape, steps, step_rows, count, fused)
     program = product.program(
-        isa, micro=micro, shape=shape, source=request.source, epilogue=request.epilogue
+        isa,
+        micro=micro,
+        shape=shape,
+        source=request.source,
+        epilogue=request.epilogue,
+        weight=request.weight,
+        fused=fused,
     )
+    private_bytes = 0
+    if fused:  # the rows of a step
+        private_bytes += step_rows * row_bytes
+    if request.weight != "s8":  # panels as bytes
+        private_bytes += item_panels * lines * PANEL_LINE
     return Plan(
         request=request,
         program=program,
         micro=micro,
         shape=shape,
         chunk_rows=chunk_rows,
-        packed_bytes=steps * step_rows * row_bytes,
+        packed_bytes=0 if fused else steps * step_rows * row_bytes,
         block_rows=block_rows,
         item_steps=item_steps,
         item_panels=item_panels,
+        private_bytes=private_bytes,
         threads=count,
         makes_rows=request.source.kind == "f32",
         n=request.n,
@@ -249,18 +271,19 @@ def _make(request: Request) -> Plan:
 
 
 def _items(
-    request: Request, shape: Shape, steps: int, step_rows: int, count: int
+    request: Request, shape: Shape, steps: int, step_rows: int, count: int, fused: bool
 ) -> tuple[int, int]:
     """How many steps of rows and panels of columns make one item of work.
 
-    What an item reads of either operand should stay in a quarter of the second-level cache. Where
-    that leaves too few items for the threads, rows are cut finer as long as an item keeps some
-    steps for each panel that it fetches, then columns, then rows down to single steps.
+    The panels of an item are read again for each step, so they should stay in half of the
+    second-level cache; so should the rows, where the items beside read them again, a quarter each.
+    Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
+    some steps for each panel that it fetches, then columns, then rows down to single steps.
     """
-    fitting = host.caches()["L2"] // 4 // padded_k(request.k)  # rows, or columns
+    fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
-    down = blocks(steps, max(1, fitting // step_rows))  # and below each other
+    down = 1 if fused else blocks(steps, max(1, fitting // step_rows))  # and below each other
     wanted = _ITEMS_PER_THREAD * count if count > 1 else 1
     for least_steps in (_STEPS_PER_PANEL, 1):
         down = max(down, min(blocks(wanted, across), max(1, steps // least_steps)))

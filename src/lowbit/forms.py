@@ -17,6 +17,7 @@ from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.dispatch import UNPROVEN, Plan, Request
 from lowbit.finish import Finish
+from lowbit.isa import host
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.activation import Source
@@ -33,11 +34,13 @@ _MOST_FORMS = 256  # of one packed matrix
 class Form(NamedTuple):
     """How products of one kind run. `plan` is None where there is nothing to compute.
 
+    `streaming` is the plan for outputs that lie on cache lines and are too large for the caches.
     `brings` makes of the left operand what the plan takes, where that is not the operand itself;
     `right` is the packed operand whose addresses the plan is given.
     """
 
     plan: Plan | None
+    streaming: Plan | None
     finish: Finish
     shape: tuple[int, int]
     strides: tuple[int, int]
@@ -63,7 +66,10 @@ class Form(NamedTuple):
         if row % item or (step != item and out.shape[1] > 1):  # the kernels take whole rows
             target = np.empty(out.shape, out.dtype)
             row = target.strides[0]
-        self.plan.run(
+        plan = self.plan
+        if self.streaming is not None and not (row % LINE or target.ctypes.data % LINE):
+            plan = self.streaming
+        plan.run(
             left,
             self.strides,
             self.right.addresses,
@@ -114,13 +120,16 @@ def keep(
     row_stride, stride = (
         s // item if n > 1 else 1 for s, n in zip(kind.strides, kind.shape, strict=True)
     )
-    plan = None
+    plan = streaming = None
     if rows and b.N:
         proven = right.largest_pair if prove and dispatch.wants_proof(used) else UNPROVEN
         source = Source(_KINDS[left.dtype], contiguous=stride == 1, symmetric=symmetric)
         epilogue = Epilogue(a_zero, right.zero_points is not None, finish.steps, finish.out)
-        plan = dispatch.plan(Request(used, rows, b.N, depth, source, epilogue, count, proven))
-    form = Form(plan, finish, (rows, b.N), (row_stride, stride), right, brings)
+        request = Request(used, rows, b.N, depth, source, epilogue, count, proven)
+        plan = dispatch.plan(request)
+        if rows * b.N * finish.storage.itemsize > host.caches()["L2"]:
+            streaming = dispatch.plan(request._replace(epilogue=epilogue._replace(streams=True)))
+    form = Form(plan, streaming, finish, (rows, b.N), (row_stride, stride), right, brings)
     if len(b.forms) >= _MOST_FORMS:
         b.forms.clear()
     b.forms[key] = form

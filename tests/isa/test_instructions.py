@@ -36,6 +36,7 @@ from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
 from lowbit.jit.kernel import Program
 from lowbit.jit.value import Value
+from lowbit.jit.workspace import aligned_empty
 
 ROUNDS = 50
 
@@ -134,6 +135,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((f32, Pointer(f32))),
         Example((BYTES, Pointer(u8))),
     ],
+    "stream": [Example((V, Pointer(s32))), Example((BYTES, Pointer(u8)))],
     "load_head": [
         Example((Pointer(f32), s64), (16,), span=(-2, 20)),
         Example((Pointer(s32), s64), (8,), span=(-2, 20)),
@@ -199,6 +201,13 @@ def _text(instruction: Instruction, example: Example) -> Any:
     return text
 
 
+def _aligned_copy(array: np.ndarray) -> np.ndarray:
+    """As some instructions want their memory."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
 def _memory(type_: Type) -> Pointer:
     """A pointer to where an operand lies; bits lie as bytes."""
     return Pointer(u8 if element_of(type_) == bit else element_of(type_))
@@ -247,7 +256,7 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
     for _ in range(ROUNDS):
         data = [_draw(rng, type_, example.span) for type_ in example.operands]
         data.append(np.full(512, 0xEE, np.uint8))
-        compiled, interpreted = ([array.copy() for array in data] for _ in range(2))
+        compiled, interpreted = ([_aligned_copy(array) for array in data] for _ in range(2))
         program(1, *(array.ctypes.data for array in compiled))
         types: dict[str, Type] = dict(zip(names, pointers, strict=True))
         interpret(text, types, isa, dict(zip(names, interpreted, strict=True)))

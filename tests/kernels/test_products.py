@@ -13,7 +13,7 @@ from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, blocks, padded_k
+from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.pack import pack as pack_kernel
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel
@@ -32,9 +32,13 @@ def interpreted(
 ) -> None:
     """Run the product's text on NumPy, with items small enough that there are several."""
     m, k = a.shape
-    shape, block_rows = micro.shape(m)
+    lines = blocks(k, LINE)
+    shape, block_rows = micro.shape(m, lines)
     step_rows = block_rows * shape.depth
+    private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE
     source = extra.pop("source", Source("u8"))
+    fused = extra.pop("fused", False)
+    weight = extra.pop("weight", "s8")
     epilogue = extra.pop("epilogue", Epilogue())
     arguments = {
         "a": a,
@@ -60,30 +64,37 @@ def interpreted(
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
+        "private": np.zeros(private_bytes, np.uint8),
+        "private_bytes": private_bytes,
         **extra,
     }
     product.interpret(
-        named(micro.isa), arguments, micro=micro, shape=shape, source=source, epilogue=epilogue
-    )
+        named(micro.isa), arguments, micro=micro, shape=shape, source=source, epilogue=epilogue,
+        fused=fused, weight=weight,
+    )  # fmt: skip
 
 
 @MICRO_KERNELS
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("fill", ["full", "max*min", "min*min"])
-def test_integer_product(micro: MicroKernel, sizes: tuple[int, int, int], fill: str) -> None:
+@pytest.mark.parametrize(
+    ("fill", "fused"), [("full", False), ("full", True), ("max*min", False), ("min*min", False)]
+)
+def test_integer_product(
+    micro: MicroKernel, sizes: tuple[int, int, int], fill: str, fused: bool
+) -> None:
     case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
     inputs = case.inputs(seed=1, fill=fill)
     if micro.refuses(*sizes, pack(inputs["b"]).largest_pair):
         inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
-    interpreted(micro, inputs["a"], pack(inputs["b"]), out)
+    interpreted(micro, inputs["a"], pack(inputs["b"]), out, fused=fused)
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message
 
 
 @MICRO_KERNELS
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_quantized_product(micro: MicroKernel, symmetric: bool) -> None:
+@pytest.mark.parametrize(("symmetric", "fused"), [(False, False), (True, False), (False, True)])
+def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> None:
     """From float32 rows, a weight with zero points, bias, and rows of every awkward kind."""
     rng = np.random.default_rng(3)
     m, n, k = 9, 21, 70
@@ -99,7 +110,7 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool) -> None:
     out = np.full((m, n), 7, np.float32)
     interpreted(
         micro, x, pack(weight), out, bias=bias,
-        source=Source("f32", symmetric=symmetric),
+        source=Source("f32", symmetric=symmetric), fused=fused,
         epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))

@@ -20,14 +20,14 @@ from lowbit.isa import named, neon
 from lowbit.isa.instruction import Instruction, Signature
 from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
-from lowbit.jit.builder import MAX_REGIONS
+from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import blocks, padded_k
+from lowbit.kernels.cpu.layout import LINE, blocks, padded_k
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import quantize
 from lowbit.ops import pack
@@ -135,7 +135,7 @@ class Emulator:
             program = self._folder / f"program{number}"
             self._tool(COMPILER, "-static", self._driver, object_file, "-pthread", "-o", program)
             self._programs[code] = program
-        data = [struct.pack("3q", threads, len(arguments), 2 * MAX_REGIONS)]
+        data = [struct.pack("3q", threads, len(arguments), COUNTERS)]
         arrays = []
         for argument in arguments:
             if isinstance(argument, np.ndarray):
@@ -168,7 +168,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """The product's arguments for contiguous operands, in items small enough for several."""
     m, k = a.shape
-    shape, block_rows = micro.shape(m)
+    shape, block_rows = micro.shape(m, blocks(k, LINE))
     step_rows = block_rows * shape.depth
     nothing = np.zeros(0, np.float32)
     return {
@@ -195,15 +195,27 @@ def _arguments(
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
+        "private": np.zeros(0, np.uint8),
+        "private_bytes": 0,
     }
 
 
-def _code(micro: MicroKernel, m: int, **static: Any) -> bytes:
+def _shape(micro: MicroKernel, m: int, k: int) -> Shape:
+    return micro.shape(m, blocks(k, LINE))[0]
+
+
+def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:
     """The object file of the product for M rows, its function called `kernel`."""
     isa = named(micro.isa)
     types = list(product.types.values())
     module = emit(
-        product.text, types, isa, "kernel", micro=micro, shape=micro.shape(m)[0], **static
+        product.text,
+        types,
+        isa,
+        "kernel",
+        micro=micro,
+        shape=_shape(micro, m, k),
+        **static,
     )
     return compiler.object_code(str(module), isa)
 
@@ -214,7 +226,7 @@ def test_integer_product(
     emulator: Emulator, micro: MicroKernel, sizes: tuple[int, int, int]
 ) -> None:
     case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
-    code = _code(micro, sizes[0], source=Source("u8"), epilogue=Epilogue())
+    code = _code(micro, sizes[0], sizes[2], source=Source("u8"), epilogue=Epilogue())
     for fill, threads in (("full", 1), ("full", 3), ("max*min", 1), ("min*min", 1)):
         inputs = case.inputs(seed=2, fill=fill)
         out = np.full(sizes[:2], 0x55555555, np.int32)
@@ -240,12 +252,12 @@ def test_quantized_product(emulator: Emulator, micro: MicroKernel) -> None:
     }
     emulated, interpreted = (np.full((m, n), 7, np.float32) for _ in range(2))
     arguments = _arguments(micro, x, weight, emulated, bias)
-    emulator.run(_code(micro, m, **static), list(arguments.values()))
+    emulator.run(_code(micro, m, k, **static), list(arguments.values()))
     product.interpret(
         named(micro.isa),
         _arguments(micro, x, weight, interpreted, bias),
         micro=micro,
-        shape=micro.shape(m)[0],
+        shape=_shape(micro, m, k),
         **static,
     )
     assert np.isfinite(interpreted[[0, 1, 4]]).all()

@@ -331,6 +331,22 @@ def store(value: Any, address: Any) -> None:
     address.store(np.atleast_1d(value))
 
 
+def _stream(call: Call, value: ir.Value, pointer: ir.Value) -> None:
+    kind = call.types[0]
+    stored = call.builder.store(value, pointer, align=kind.bytes)
+    one = ir.Constant(ir.IntType(32), 1)
+    stored.set_metadata("nontemporal", call.builder.module.add_metadata([one]))
+
+
+@instruction(_stored, _stream)
+def stream(value: Any, address: Any) -> None:
+    """As `store`, past the caches; the address must be a multiple of the value's size."""
+    values = np.atleast_1d(value)
+    if address.offset % values.nbytes:
+        raise RuntimeError(f"stream of {values.nbytes} bytes to byte {address.offset}")
+    address.store(values)
+
+
 def _head_mask(call: Call, lanes: int, count: ir.Value) -> Any:
     """One bit for each of the first `count` lanes."""
     lane_type = ir.IntType(32)

@@ -24,8 +24,10 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.jit.value import Register, Value
 
-# Two 64-bit counters for each parallel region of a kernel follow its arguments in memory.
+# A kernel's arguments are followed in memory by 64-bit counters: two for each parallel region, and
+# one of the threads that have asked for a number.
 MAX_REGIONS = 4
+COUNTERS = 2 * MAX_REGIONS + 1
 
 
 class RegisterPressureError(Exception):
@@ -62,6 +64,11 @@ class Builder(ABC):
     def when(self, condition: Value) -> Iterator[None]: ...
     @abstractmethod
     def parallel(self, items: Value) -> Iterator[Value]: ...
+    @abstractmethod
+    def thread(self) -> Value:
+        """A number that no other thread of this call has, from 0 on without gaps. To be asked for
+        once, at the top of a text."""
+
     @abstractmethod
     def local(self, element: Scalar, count: int) -> Value:
         """Scratch memory of this thread: `count` elements, 64-byte aligned, undefined at first."""

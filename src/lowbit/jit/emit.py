@@ -18,7 +18,7 @@ from llvmlite import ir
 from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
-from lowbit.jit.builder import MAX_REGIONS, Builder
+from lowbit.jit.builder import COUNTERS, MAX_REGIONS, Builder
 from lowbit.jit.value import Register, Value
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -176,6 +176,13 @@ class Emitter(Builder):
         b.branch(head)
         b.position_at_end(after)
         self._pending = (done, items.payload)
+
+    def thread(self) -> Value:
+        if self._open:
+            raise RuntimeError("k.thread inside of another body: a thread has one number")
+        slot = self._parameters + COUNTERS - 1
+        place = self.builder.gep(self.function.args[0], [_I64(slot)], source_etype=_I64)
+        return Value(self, s64, self.builder.atomic_rmw("add", place, _I64(1), "monotonic"))
 
     def _counter(self, which: int) -> Any:
         if self._regions >= MAX_REGIONS:

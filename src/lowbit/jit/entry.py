@@ -25,12 +25,11 @@ from llvmlite import ir
 from lowbit.isa import get
 from lowbit.jit import cache as disk
 from lowbit.jit import compile as compiler
-from lowbit.jit.builder import MAX_REGIONS
+from lowbit.jit.builder import COUNTERS
 
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
 _HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
-_COUNTERS = 2 * MAX_REGIONS
 _FIRST = 3  # arguments before the kernel's own
 
 # (kernel's address, address of a GOMP_parallel or 0, threads, the kernel's arguments) -> None
@@ -52,12 +51,12 @@ class _Method(ctypes.Structure):
 
 
 def slots(arguments: tuple[Any, ...]) -> bytes:
-    """The memory that a kernel takes: its arguments, and the counters of its regions at zero.
+    """The memory that a kernel takes: its arguments, and counters at zero.
 
     A new object each time, since the kernel counts in it.
     """
     values = [_address(a) if isinstance(a, np.ndarray) else a or 0 for a in arguments]
-    return struct.pack(f"{len(values)}q{8 * _COUNTERS}x", *values)
+    return struct.pack(f"{len(values)}q{8 * COUNTERS}x", *values)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
@@ -80,7 +79,7 @@ def enter() -> Enter:
     if sys.implementation.name != "cpython" or not _layout_is_known():
         return _through_ctypes
     isa = get("generic")
-    path = disk.entry(_NAME, _HEADER)
+    path = disk.entry(_NAME, _HEADER, COUNTERS)
     code = disk.read(path)
     if code is None:
         code = compiler.object_code(_text(), isa)
@@ -128,7 +127,7 @@ def _text() -> str:
     b: Any = ir.IRBuilder(function.append_basic_block("entry"))
     null = ir.Constant(pointer, None)
     own = b.sub(count, word(_FIRST))
-    memory = b.alloca(word, b.add(own, word(_COUNTERS)))
+    memory = b.alloca(word, b.add(own, word(COUNTERS)))
     memory.align, memory.type = 64, pointer
 
     def at(base: Any, index: Any, element: ir.Type = word) -> Any:
@@ -137,7 +136,7 @@ def _text() -> str:
     def number(index: Any) -> Any:
         return b.call(as_long, [b.load(at(args, index), typ=pointer)])
 
-    for counter in range(_COUNTERS):
+    for counter in range(COUNTERS):
         b.store(word(0), at(memory, b.add(own, word(counter))))
     entry = b.block
     head, body, done = (function.append_basic_block(n) for n in ("head", "body", "done"))

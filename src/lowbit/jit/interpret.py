@@ -163,6 +163,9 @@ class Interpreter(Builder):
         address = pointer.payload
         return Value(self, Pointer(element), Address(address.memory, address.offset, element.numpy))
 
+    def thread(self) -> Value:
+        return Value(self, s64, 0)
+
     def local(self, element: Scalar, count: int) -> Value:
         poison = np.full(count * element.bytes, 0xA5, np.uint8).view(element.numpy)
         return Value(

@@ -5,34 +5,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
+# (panel, first column in it, columns) -> how to store accumulators of so many columns.
+Columns = Callable[[Value, int, int], Store]
 
 
 @dataclass(frozen=True)
 class Step:
     """What a micro-kernel is given: one block of rows times a few panels.
 
-    `a` points to the block of the packed left operand, `b` to the first panel; `panel_bytes` lie
-    between panels, `block_bytes` between two blocks of rows (of `block_rows` rows each); K takes
-    `lines` blocks of 64. Of the rows from `row` on, those before `rows` exist. `columns(panel)`
-    returns how to store the accumulators of one panel, 16 columns, or of the half of it that
-    starts at `offset`.
+    `a` points to the block of the packed left operand, `b` to the first panel, which is number
+    `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
+    `block_rows` rows each). K takes `lines` blocks of 64. Of the rows from `row` on, those before
+    `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
+    panel, 16 columns, or of the part of it that starts at `offset`.
     """
 
     a: Value
     b: Value
     row: Value
     rows: Value
+    panel: Value
     lines: Value
     block_rows: Value
     block_bytes: Value
     panel_bytes: Value
-    columns: Callable[..., Store]
+    columns: Columns
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,14 @@ class Shape:
 
     `rows` is the rows of a block as far as the code fixes them (0: told at run time), `depth` the
     blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
+    `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
+    that does that.
     """
 
     rows: int
     depth: int
     panels: int
+    interleave: int = 0
 
 
 class MicroKernel(ABC):
@@ -72,15 +79,20 @@ class MicroKernel(ABC):
         return ""
 
     @abstractmethod
-    def shape(self, m: int) -> tuple[Shape, int]:
-        """How M rows are best cut for this kernel, and how many rows a block then has."""
+    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
+        """How M rows are best cut for this kernel, and how many rows a block then has. K takes
+        `lines` blocks of 64."""
 
-    def begin(self, k: Builder, shape: Shape, block_rows: Value) -> None:  # noqa: B027
-        """Emit what must happen once in each thread before the first step: as a rule, nothing."""
+    def begin(self, k: Builder, shape: Shape, block_rows: Value) -> Any:  # noqa: B027
+        """Emit what must happen once in each thread before the first step: as a rule, nothing.
+        What it returns is given to every step."""
 
     @abstractmethod
-    def step(self, k: Builder, shape: Shape, step: Step, panels: int) -> None:
+    def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         """Emit the product of `shape.depth` blocks of rows with `panels` panels."""
+
+    def drain(self, k: Builder, session: Any, shape: Shape, columns: Columns) -> None:  # noqa: B027
+        """Emit what completes the steps so far: as a rule, nothing."""
 
     def end(self, k: Builder) -> None:  # noqa: B027
         """Emit what must happen once in each thread after the last step: as a rule, nothing."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import load_head, maximum, minimum, store_head
+from lowbit.isa.generic import load_head, maximum, minimum, store_head, stream
 from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.functions import FUNCTIONS, clamp, rounded, to_bf16
+from lowbit.kernels.cpu.layout import LINE
 from lowbit.kernels.micro_kernel import Store
 
 
@@ -44,13 +45,15 @@ class Epilogue(NamedTuple):
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column. With
     the output "s32" nothing else happens. Otherwise sums become float32, are multiplied by their
     row's, then by their column's scale, go through `steps` in order, and are stored as `out`:
-    "f32", "bf16", or quantized to "u8" or "s8".
+    "f32", "bf16", or quantized to "u8" or "s8". `streams`: past the caches, for outputs that these
+    could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
     """
 
     a_zero: bool = False
     b_zero: bool = False
     steps: tuple[Step, ...] = ()
     out: str = "s32"
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,12 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = step(row, value, what)
         value = _converted(value, epilogue.out, at, lanes)
         place = target + (row * at.out_stride + column)
+        whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
         for _ in k.when(left > lanes - 1):
-            place.store(value)
+            if epilogue.streams and whole_line:
+                stream(value, place)
+            else:
+                place.store(value)
         for _ in k.when(left < lanes):
             store_head(value, place, left)
 

@@ -13,6 +13,9 @@ The left operand a[M, K] is cut into blocks of R rows and 64 k. A block holds R 
 a line being 64 consecutive k of one row; the blocks of the same rows follow each other. R is the
 number of rows that a micro-kernel takes at once, so it reads one block after another.
 
+A panel of 4-bit values has K/8 lines of 64 bytes, each of them two lines in one: the low nibbles
+are the bytes of the first, the high ones those of the second. Signed values have 8 added.
+
 K is padded to 64 and N to 16 with zeros. Lines start at multiples of 64 bytes. Values are stored
 as u8 on the left and s8 on the right, whatever their own sign: 128 is added or taken away, and
 accounted for as a zero point.
@@ -23,6 +26,7 @@ from __future__ import annotations
 PANEL = 16  # columns in a panel
 GROUP = 4  # consecutive k of one column that lie together
 LINE = PANEL * GROUP  # bytes in a line; also the k in a block of the left operand
+PANEL_LINE = PANEL * LINE  # bytes of a panel for 64 k; also those of 16 columns of int32, 16 rows
 FLIP = 128  # what changes a signed byte into an unsigned one and back
 
 

@@ -35,6 +35,8 @@ instructions": SDOT, USDOT and USMMLA as often a cycle as there are pipes, laten
 
 from __future__ import annotations
 
+from typing import Any
+
 from lowbit.isa.generic import shuffle
 from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
@@ -84,18 +86,18 @@ class Dot(MicroKernel):
         super().__init__(isa)
         self._mixed = isa == "neon_i8mm"
 
-    def shape(self, m: int) -> tuple[Shape, int]:
+    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
         rows = _rows(m, multiple=1)
         depth = 1 if self._mixed else min(_SHARING, blocks(m, rows))
         return Shape(rows, depth=depth, panels=1), rows
 
-    def step(self, k: Builder, shape: Shape, step: Step, panels: int) -> None:
+    def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         column_sums = [] if self._mixed else _accumulators(k, _VECTORS)
         # Several blocks need the sums of b before they start, a single one makes them in passing.
         shared = shape.depth > 1
         if shared:
             self._sweep(k, step, step.a, [], column_sums)
-        store = step.columns(0)
+        store = step.columns(step.panel, 0, PANEL)
         for block in k.range(0, shape.depth):
             first = step.row + block * shape.rows
             for _ in k.when(first < step.rows):
@@ -165,18 +167,18 @@ class Matrix(MicroKernel):
     def refuses(self, m: int, n: int, k: int, largest_pair: int) -> str:
         return "" if m > 1 else "rows go in pairs, and one row would waste half of each product"
 
-    def shape(self, m: int) -> tuple[Shape, int]:
+    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
         rows = _rows(m, multiple=2)
         return Shape(rows, depth=1, panels=1), rows
 
-    def step(self, k: Builder, shape: Shape, step: Step, panels: int) -> None:
+    def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         sums = [_accumulators(k, PANEL // 2) for _ in range(0, shape.rows, 2)]
         for line in k.range(0, step.lines):
             left = step.a + line * (shape.rows * LINE)
             right = step.b + line * _BLOCK_LINES
             for at in k.range(0, LINE, _MATRIX_K):
                 self._multiply(left + at, right + at * PANEL, sums)
-        store = step.columns(0)
+        store = step.columns(step.panel, 0, PANEL)
         for row in range(shape.rows):
             for _ in k.when(step.row + row < step.rows):
                 store(step.row + row, self._row(sums[row // 2], row % 2))

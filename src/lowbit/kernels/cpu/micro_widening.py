@@ -12,11 +12,11 @@ from __future__ import annotations
 from lowbit.isa.avx2 import vpmaddwd
 from lowbit.isa.avx512 import vpmaddwd_512
 from lowbit.isa.generic import madd16
-from lowbit.isa.types import Vector, s16, s32, u16, u32
+from lowbit.isa.types import Vector, s16, u16, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
-from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
+from lowbit.kernels.cpu.layout import GROUP, LINE
+from lowbit.kernels.cpu.vectors import VectorKernel
 from lowbit.kernels.registry import micro_kernel
 
 # Instruction, columns in a vector, most rows, panels.
@@ -28,52 +28,27 @@ _VARIANTS = {
 
 
 @micro_kernel("avx512", "avx2", "generic")
-class Widening(MicroKernel):
+class Widening(VectorKernel):
     """A few rows by one or two panels."""
 
     name = "widening"
 
     def __init__(self, isa: str) -> None:
-        super().__init__(isa)
-        self._multiply_add, self._lanes, self._most_rows, self._panels = _VARIANTS[isa]
-        self._halves = range(0, PANEL, self._lanes)
+        self._multiply_add, *sizes = _VARIANTS[isa]
+        super().__init__(isa, *sizes)
 
-    def shape(self, m: int) -> tuple[Shape, int]:
-        rows = min(range(1, self._most_rows + 1), key=lambda r: (blocks(m, r) * (r + 1), -r))
-        return Shape(rows, depth=1, panels=self._panels), rows
-
-    def step(self, k: Builder, shape: Shape, step: Step, panels: int) -> None:
-        vectors = panels * len(self._halves)
-        sums = [
-            [k.register(k.zeros(s32, self._lanes)) for _ in range(vectors)]
-            for _ in range(shape.rows)
-        ]
-        for line in k.range(0, step.lines):
-            a = step.a + line * (shape.rows * LINE)
-            b = step.b + line * (LINE * LINE // GROUP)
-            for quad in k.range(0, LINE // GROUP):
-                lines = [b + (step.panel_bytes * p + quad * LINE) for p in range(panels)]
-                self._multiply(a + quad * GROUP, lines, sums)
-        for number in range(vectors):
-            panel, half = divmod(number, len(self._halves))
-            store = step.columns(panel, self._halves[half], self._lanes)
-            for row in range(shape.rows):
-                for _ in k.when(step.row + row < step.rows):
-                    store(step.row + row, sums[row][number].value)
-
-    def _multiply(self, a: Value, lines: list[Value], sums: list[list[Register]]) -> None:
-        """Add the products of 4 k to every accumulator.
-
-        With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask.
-        """
-        pairs = 2 * self._lanes
+    def multiply(
+        self, k: Builder, a: Value, lines: list[Value], sums: list[list[Register]]
+    ) -> None:
+        """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
+        pairs = 2 * self.lanes
         columns = []
         for line in lines:
-            for half in self._halves:
-                both = (line + half * GROUP).cast(s16).load(pairs)
+            for at in self.offsets:
+                both = (line + at * GROUP).cast(s16).load(pairs)
                 columns.append(((both << 8) >> 8, both >> 8))
         for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self._lanes)
+            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
             even = (four & 0x00FF00FF).bits(Vector(s16, pairs))
             odd = (four.bits(Vector(u16, pairs)) >> 8).bits(Vector(s16, pairs))
             for accumulator, (b_even, b_odd) in zip(accumulators, columns, strict=True):
