@@ -14,16 +14,24 @@ from lowbit.numerics.affine import (
 )
 from lowbit.numerics.dynamic import quantize_rows
 from lowbit.numerics.formats import IntFormat, int_format
+from lowbit.numerics.gptq import GPTQLayer, read_gptq
+from lowbit.numerics.nibbles import from_int32, pack_nibbles, to_int32, unpack_nibbles
 from lowbit.numerics.qtensor import QTensor, quantize
 
 __all__ = [
+    "GPTQLayer",
     "IntFormat",
     "QTensor",
     "affine_parameters",
     "check_finite",
     "dequantize_affine",
+    "from_int32",
     "int_format",
+    "pack_nibbles",
     "quantize",
     "quantize_affine",
     "quantize_rows",
+    "read_gptq",
+    "to_int32",
+    "unpack_nibbles",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,18 @@ def int_format(name: str | IntFormat) -> IntFormat:
             f"unknown integer format {name!r}; pass one of {', '.join(map(repr, _FORMATS))}"
         )
     return _FORMATS[name]
+
+
+def check_values(values: npt.NDArray[Any], fmt: IntFormat, name: str) -> None:
+    """Raise ValueError naming the first of the integers `values`, in C order, outside of `fmt`.
+
+    `name` says in the message what the values are.
+    """
+    if values.size == 0 or (values.min() >= fmt.qmin and values.max() <= fmt.qmax):
+        return
+    outside = (values < fmt.qmin) | (values > fmt.qmax)
+    index = tuple(int(i) for i in np.unravel_index(int(outside.argmax()), values.shape))
+    raise ValueError(
+        f"expected {name} within {fmt.name}, {fmt.qmin} to {fmt.qmax}, "
+        f"found {int(values[index])} at index {index}"
+    )

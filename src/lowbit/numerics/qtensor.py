@@ -14,7 +14,7 @@ from lowbit.numerics.affine import (
     dequantize_affine,
     quantize_affine,
 )
-from lowbit.numerics.formats import IntFormat, int_format
+from lowbit.numerics.formats import IntFormat, check_values, int_format
 
 Axis = int | tuple[int, ...] | None
 
@@ -24,11 +24,15 @@ class QTensor:
     """Integers with their scales and zero points; r ≈ scale · (values − zero_point).
 
     - values: integers of dtype `format.storage`, one per byte also for 4-bit formats.
-    - scale, zero_point: float32 and int32, both of shape (*sizes of `axis`, groups); with
-      neither axis nor group_size that is the shape (), with axis=0 it is (values.shape[0],).
+    - scale, zero_point: float32 and int32, both of the shape of `values` without the axes that
+      share a scale, and with the number of groups in place of the size of `group_axis`. With
+      neither axis nor group_size that is the shape (), with axis=0 it is (values.shape[0],),
+      and for a weight [K, N] with axis=1 and groups along K it is [groups, N].
     - axis: the axis or the ascending axes that have a scale per index. None: no axis has.
-    - group_size: how many consecutive elements of the last axis share a scale; the last
-      group may be shorter. None: all of them do, unless the last axis is in `axis`.
+    - group_size: how many consecutive elements of `group_axis` share a scale; the last
+      group may be shorter. None: there are no groups.
+    - group_axis: the axis that is cut into groups; the last one if it is left out. None
+      without groups.
 
     Raises TypeError or ValueError if the parts do not fit together.
     """
@@ -39,13 +43,20 @@ class QTensor:
     format: IntFormat
     axis: Axis = None
     group_size: int | None = None
+    group_axis: int | None = None
 
     def __post_init__(self) -> None:
         fmt, values = self.format, self.values
         if _normalized_axis(self.axis, values.ndim) != self.axis:
             raise ValueError(f"expected non-negative ascending axes, got axis={self.axis!r}")
-        _check_group_size(self.group_size, self.axis, values.ndim)
-        expected = _parameter_shape(values.shape, self.axis, self.group_size)
+        group_axis = _normalized_group_axis(
+            self.group_axis, self.group_size, self.axis, values.ndim
+        )
+        if self.group_axis not in (None, group_axis):
+            raise ValueError(f"expected a non-negative axis, got group_axis={self.group_axis}")
+        # The way to fill in a field of a frozen dataclass.
+        object.__setattr__(self, "group_axis", group_axis)
+        expected = _parameter_shape(values.shape, self.axis, self.group_size, group_axis)
         parts = (
             ("values", values, fmt.storage, values.shape),
             ("scale", self.scale, np.dtype(np.float32), expected),
@@ -58,12 +69,8 @@ class QTensor:
                 raise ValueError(f"expected {name} of shape {shape}, got {array.shape}")
         if not (np.isfinite(self.scale) & (self.scale > 0)).all():
             raise ValueError("expected scales that are positive and finite")
-        for name, array in (("values", values), ("zero_point", self.zero_point)):
-            if ((array < fmt.qmin) | (array > fmt.qmax)).any():
-                raise ValueError(
-                    f"expected {name} within {fmt.name}, {fmt.qmin} to {fmt.qmax}, "
-                    f"got {array.min()} to {array.max()}"
-                )
+        check_values(values, fmt, "values")
+        check_values(self.zero_point, fmt, "zero_point")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,7 +85,7 @@ class QTensor:
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The real values, float32, in the tensor's shape."""
         scale, zero_point = (
-            _spread(part, self.shape, self.axis, self.group_size)
+            _spread(part, self.shape, self.axis, self.group_size, self.group_axis)
             for part in (self.scale, self.zero_point)
         )
         return dequantize_affine(self.values, scale, zero_point)
@@ -89,6 +96,8 @@ class QTensor:
             parts.append(f"scale={self.scale:.6g}, zero_point={self.zero_point}")
         else:
             parts.append(f"axis={self.axis}, group_size={self.group_size}")
+            if self.group_axis not in (None, len(self.shape) - 1):
+                parts.append(f"group_axis={self.group_axis}")
             parts.append(f"scales {list(self.scale.shape)}")
             if self.scale.size:
                 parts[-1] += f" from {self.scale.min():.6g} to {self.scale.max():.6g}"
@@ -101,6 +110,7 @@ def quantize(
     *,
     axis: Axis = None,
     group_size: int | None = None,
+    group_axis: int | None = None,
     symmetric: bool = True,
 ) -> QTensor:
     """Quantize floating-point numbers to integers of the format `dtype`.
@@ -113,25 +123,28 @@ def quantize(
     - axis=None: one for the whole array;
     - axis=i: one per index of axis i (a weight [out, in], per output channel: axis=0; an
       activation [M, K], per token: axis=0); a tuple of axes: one per combination of indices;
-    - group_size=g: in addition, one per g consecutive elements of the last axis.
+    - group_size=g: in addition, one per g consecutive elements of the last axis, or of
+      `group_axis`. Where g does not divide the axis, the last group is shorter. (A weight
+      [K, N] in groups of 128 along K: axis=1, group_size=128, group_axis=0.)
 
     With `symmetric` the zero point is the middle of the format (0 for int8, 128 for uint8).
 
-    Raises TypeError if `array` is not of such a float type or `axis` or `group_size` is not an
-    integer; ValueError for NaN or infinity (naming the first), values beyond float32, an
-    unknown format, an axis that the array does not have, or a group size that does not fit.
+    Raises TypeError if `array` is not of such a float type or `axis`, `group_size` or
+    `group_axis` is not an integer; ValueError for NaN or infinity (naming the first), values
+    beyond float32, an unknown format, an axis that the array does not have, or a group size
+    or axis that does not fit.
     """
     fmt = int_format(dtype)
     x = _float_array(array)
     axis = _normalized_axis(axis, x.ndim)
-    _check_group_size(group_size, axis, x.ndim)
+    group_axis = _normalized_group_axis(group_axis, group_size, axis, x.ndim)
     check_finite(x)
-    low, high = _ranges(x, axis, group_size)
+    low, high = _ranges(x, axis, group_size, group_axis)
     scale, zero_point = affine_parameters(low, high, fmt, symmetric)
-    spread_scale = _spread(scale, x.shape, axis, group_size)
-    spread_zero_point = _spread(zero_point, x.shape, axis, group_size)
+    spread_scale = _spread(scale, x.shape, axis, group_size, group_axis)
+    spread_zero_point = _spread(zero_point, x.shape, axis, group_size, group_axis)
     values = quantize_affine(x, spread_scale, spread_zero_point, fmt)
-    return QTensor(values, scale, zero_point, fmt, axis, group_size)
+    return QTensor(values, scale, zero_point, fmt, axis, group_size, group_axis)
 
 
 def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -168,20 +181,37 @@ def _normalized_axis(axis: Axis, ndim: int) -> Axis:
     return resolved if isinstance(axis, tuple) else resolved[0]
 
 
-def _check_group_size(group_size: int | None, axis: Axis, ndim: int) -> None:
+def _normalized_group_axis(
+    group_axis: int | None, group_size: int | None, axis: Axis, ndim: int
+) -> int | None:
+    """The axis that groups cut, not negative, the last one by default; None without groups."""
     if group_size is None:
-        return
+        if group_axis is not None:
+            raise ValueError(
+                f"group_axis={group_axis!r} needs a group_size; pass both or leave both out"
+            )
+        return None
     if isinstance(group_size, bool) or not isinstance(group_size, int):
         raise TypeError(f"expected group_size to be None or an int, got {group_size!r}")
     if group_size < 1:
-        raise ValueError(f"expected group_size to be at least 1, got {group_size}")
-    if ndim == 0:
-        raise ValueError("group_size cuts the last axis, and this array has no axis; leave it out")
-    if ndim - 1 in _kept(axis):
         raise ValueError(
-            f"group_size cuts the last axis, {ndim - 1}, which has a scale per index already "
-            f"with axis={axis!r}; leave one of the two out"
+            f"expected group_size to be at least 1, got {group_size}; leave it out where the "
+            "whole of an axis shares a scale"
         )
+    if ndim == 0:
+        raise ValueError("group_size cuts an axis, and this array has no axis; leave it out")
+    given = -1 if group_axis is None else group_axis
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"expected group_axis to be None or an int, got {group_axis!r}")
+    if not -ndim <= given < ndim:
+        raise ValueError(f"group_axis {given} does not exist in an array of {ndim} dimensions")
+    resolved = given % ndim
+    if resolved in _kept(axis):
+        raise ValueError(
+            f"group_size cuts axis {resolved}, which has a scale per index already with "
+            f"axis={axis!r}; leave one of the two out, or cut another axis with group_axis"
+        )
+    return resolved
 
 
 def _kept(axis: Axis) -> tuple[int, ...]:
@@ -190,22 +220,25 @@ def _kept(axis: Axis) -> tuple[int, ...]:
     return axis if isinstance(axis, tuple) else (axis,)
 
 
-def _parameter_shape(shape: tuple[int, ...], axis: Axis, group_size: int | None) -> tuple[int, ...]:
-    kept = tuple(shape[i] for i in _kept(axis))
-    return kept if group_size is None else (*kept, -(-shape[-1] // group_size))
+def _parameter_shape(
+    shape: tuple[int, ...], axis: Axis, group_size: int | None, group_axis: int | None
+) -> tuple[int, ...]:
+    sizes = {i: shape[i] for i in _kept(axis)}
+    if group_size is not None and group_axis is not None:
+        sizes[group_axis] = -(-shape[group_axis] // group_size)
+    return tuple(sizes[i] for i in sorted(sizes))
 
 
 def _ranges(
-    x: npt.NDArray[Any], axis: Axis, group_size: int | None
+    x: npt.NDArray[Any], axis: Axis, group_size: int | None, group_axis: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Least and greatest value of what shares a scale, the range widened to hold 0."""
-    kept = _kept(axis) if group_size is None else (*_kept(axis), x.ndim - 1)
-    others = tuple(i for i in range(x.ndim) if i not in kept)
+    others = tuple(i for i in range(x.ndim) if i not in (*_kept(axis), group_axis))
     low = high = x
-    if group_size is not None and x.shape[-1] > 0:
-        starts = np.arange(0, x.shape[-1], group_size)
-        low = np.minimum.reduceat(x, starts, axis=-1)
-        high = np.maximum.reduceat(x, starts, axis=-1)
+    if group_size is not None and group_axis is not None and x.shape[group_axis] > 0:
+        starts = np.arange(0, x.shape[group_axis], group_size)
+        low = np.minimum.reduceat(x, starts, axis=group_axis)
+        high = np.maximum.reduceat(x, starts, axis=group_axis)
     # Starting from 0 widens the range to hold it, and gives an empty range a meaning.
     low = np.minimum.reduce(low, axis=others, initial=0)
     high = np.maximum.reduce(high, axis=others, initial=0)
@@ -213,12 +246,17 @@ def _ranges(
 
 
 def _spread(
-    part: npt.NDArray[Any], shape: tuple[int, ...], axis: Axis, group_size: int | None
+    part: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    axis: Axis,
+    group_size: int | None,
+    group_axis: int | None,
 ) -> npt.NDArray[Any]:
     """A scale or zero point array in a shape that broadcasts against the values."""
     kept = _kept(axis)
     ones = [shape[i] if i in kept else 1 for i in range(len(shape))]
-    if group_size is None:
+    if group_size is None or group_axis is None:
         return part.reshape(ones)
-    ones[-1] = part.shape[-1]
-    return np.repeat(part.reshape(ones), group_size, axis=-1)[..., : shape[-1]]
+    ones[group_axis] = -(-shape[group_axis] // group_size)
+    group_of = np.arange(shape[group_axis]) // group_size
+    return np.take(part.reshape(ones), group_of, axis=group_axis)
