@@ -125,7 +125,7 @@ def keep(
         proven = right.largest_pair if prove and dispatch.wants_proof(used) else UNPROVEN
         source = Source(_KINDS[left.dtype], contiguous=stride == 1, symmetric=symmetric)
         epilogue = Epilogue(a_zero, right.zero_points is not None, finish.steps, finish.out)
-        request = Request(used, rows, b.N, depth, source, epilogue, count, proven)
+        request = Request(used, rows, b.N, depth, source, epilogue, count, proven, right.weight)
         plan = dispatch.plan(request)
         if rows * b.N * finish.storage.itemsize > host.caches()["L2"]:
             streaming = dispatch.plan(request._replace(epilogue=epilogue._replace(streams=True)))

@@ -75,7 +75,7 @@ def _matmul_unpacked(a: Any, b: Any, out: Any, threads: int | None, isa: str | N
         return _batched(a, b, out, threads, isa)
     left, right = bytes_matrix(a, "a"), bytes_matrix(b, "b")
     check_inner(left, right.shape)
-    check_depth(left.shape[1], left.dtype, right.dtype)
+    check_depth(left.shape[1], left.dtype, right.dtype.name)
     shape = left.shape[0], right.shape[1]
     result, returned = output(a, out, shape, _INT32, (left, right))
     used = instruction_sets.active(isa).name
@@ -95,7 +95,7 @@ def _integer_form(
 ) -> Form:
     left = bytes_matrix(a, "a")
     check_inner(left, b.shape)
-    check_depth(left.shape[1], left.dtype, np.dtype(b.dtype))
+    check_depth(left.shape[1], left.dtype, b.dtype)
     signed = left.dtype == np.int8
     return keep(key, b, left, INTEGERS, a_zero=signed, threads=threads, isa=isa, prove=prove)
 
@@ -185,7 +185,7 @@ def matmul_scaled(
         given = tuple(n for n, v in (("bias", bias), ("residual", residual)) if v is not None)
         finish = Finish.of(given, steps_tuple(steps), out_dtype, out_scale, out_zero_point)
         shifted = a_zero_point is not None, b.centred
-        check_depth(left.shape[1], left.dtype, np.dtype(b.dtype), shifted)
+        check_depth(left.shape[1], left.dtype, b.dtype, shifted)
         a_zero = a_zero_point is not None or left.dtype == np.int8
         form = keep(key, b, left, finish, a_zero=a_zero, threads=threads, isa=isa)
     rows = form.shape[0]
@@ -233,7 +233,7 @@ def linear_dynamic(
     if form is None:
         check_inner(float_matrix(left, "x"), b.shape, "x")
         unsigned = np.dtype(np.uint8)
-        check_depth(left.shape[1], unsigned, np.dtype(b.dtype), (True, b.centred))
+        check_depth(left.shape[1], unsigned, b.dtype, (True, b.centred))
         given = tuple(n for n, v in (("bias", bias), ("residual", residual)) if v is not None)
         form = keep(key, b, left, Finish.of(given, order), a_zero=True, threads=threads, isa=isa,
                     symmetric=symmetric)  # fmt: skip

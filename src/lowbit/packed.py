@@ -10,9 +10,33 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 
 _CHUNK = 1 << 20  # pairs that are looked at together
+NIBBLE_MASK = 15
+# What users call the integers, and what the panels hold.
+WEIGHTS = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
+
+
+def bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
+    """Panels of 4-bit values in bytes as panels of nibbles; see layout.py."""
+    panel_count, lines, _ = panels.shape
+    pairs = panels.reshape(panel_count, lines // 2, 2, LINE)
+    flip = NIBBLE_FLIP if signed else 0
+    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8)
+    np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
+    result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(NIBBLE_MASK)
+    return result
+
+
+def nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
+    """What `bytes_to_nibbles` was given."""
+    panel_count, lines, _ = panels.shape
+    pairs = np.empty((panel_count, lines, 2, LINE), np.uint8)
+    pairs[:, :, 0], pairs[:, :, 1] = panels & np.uint8(NIBBLE_MASK), panels >> 4
+    if signed:
+        pairs -= np.uint8(NIBBLE_FLIP)
+    return pairs.reshape(panel_count, 2 * lines, LINE)
 
 
 def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
@@ -24,11 +48,13 @@ def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedMatrix:
-    """The matrix b[K, N] of 8-bit integers in panels, as kernels/cpu/layout.py draws them.
+    """The matrix b[K, N] of 8-bit or 4-bit integers in panels, as kernels/cpu/layout.py draws them.
 
-    - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned.
+    - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned; of
+      4-bit integers half as many lines.
     - column_sums: int32 [ceil(N/16)·16], Σ_k of the stored values less their zero point.
-    - dtype: "int8" or "uint8", what `unpack` gives back.
+    - dtype: "int8", "uint8", "int4" or "uint4", what `unpack` gives back (4-bit integers one to
+      an int8 or uint8).
     - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
 
@@ -48,14 +74,15 @@ class PackedMatrix:
     forms: dict[Any, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        expected = (blocks(self.N, PANEL), padded_k(self.K) // GROUP, LINE)
+        if self.dtype not in WEIGHTS:
+            raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
+        expected = (blocks(self.N, PANEL), lines, LINE)
         if self.panels.shape != expected or self.panels.dtype != np.uint8:
             raise ValueError(
                 f"a packed {self.K}x{self.N} matrix has panels uint8 {expected}, "
                 f"got {self.panels.dtype} {self.panels.shape}"
             )
-        if self.dtype not in ("int8", "uint8"):
-            raise ValueError(f"dtype must be int8 or uint8, got {self.dtype!r}")
         unaligned = self.panels.size and self.panels.ctypes.data % ALIGNMENT
         if not self.panels.flags.c_contiguous or unaligned:
             raise ValueError("panels must be C-contiguous and 64-byte aligned")
@@ -95,6 +122,11 @@ class PackedMatrix:
         return self.K, self.N
 
     @property
+    def weight(self) -> str:
+        """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
+        return WEIGHTS[self.dtype]
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
@@ -112,7 +144,9 @@ class PackedMatrix:
     def largest_pair(self) -> int:
         """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
         stored values in a column, the largest sum of their positive parts, or of their negative
-        parts' magnitudes. Computed when first asked for."""
+        parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
+        if self.weight != "s8":
+            return 2 * NIBBLE_MASK
         pairs = self.panels.view(np.int8).reshape(-1, 2)
         largest = 0
         for start in range(0, len(pairs), _CHUNK):
@@ -123,7 +157,12 @@ class PackedMatrix:
 
     def unpack(self) -> npt.NDArray[Any]:
         """The integers that were packed: int8 or uint8 [K, N]."""
-        stored = unpack_panels(self.panels, self.K, self.N)
+        panels = self.panels
+        if self.weight != "s8":
+            panels = nibbles_to_bytes(panels, self.weight == "s4")
+        stored = unpack_panels(panels, self.K, self.N)
+        if self.dtype == "uint4":
+            return stored.view(np.uint8)
         return stored.view(np.uint8) ^ np.uint8(FLIP) if self.dtype == "uint8" else stored
 
     def __repr__(self) -> str:

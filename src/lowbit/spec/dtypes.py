@@ -49,6 +49,8 @@ DTYPES: Mapping[str, DType] = {
     for dtype in (
         DType.integer("u8", "uint8"),
         DType.integer("s8", "int8"),
+        DType.integer("u4", "uint4"),
+        DType.integer("s4", "int4"),
         DType("s32", _INT32.bits, np.dtype(np.int32), int(_INT32.min), int(_INT32.max)),
         DType("f32", np.finfo(np.float32).bits, np.dtype(np.float32)),
     )
