@@ -29,7 +29,11 @@ from lowbit.kernels.registry import micro_kernels
 _WORK_PER_THREAD = 1 << 20
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
-_ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
+# Several items for each thread, so that one that lost its core does not hold up the others; but
+# each of so much work (multiply-adds) that what other cores' caches hold of it does not matter.
+_ITEMS_PER_THREAD = 4
+_WORK_PER_ITEM = 1 << 27
+_FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
 # What a right operand that nobody has looked at must be taken for: any two may be neighbours.
 UNPROVEN = 2 * FLIP
@@ -226,9 +230,10 @@ def _make(request: Request) -> Plan:
     assert micro is not None
     count = thread_count(request.m, request.n, request.k, request.threads)
     row_bytes, lines = padded_k(request.k), blocks(request.k, LINE)
-    # Rows of bytes are packed as fast as they are copied; quantizing them again for each item
-    # beside would take longer than a barrier.
-    fused = request.source.kind != "f32"
+    # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
+    # item beside, if that is wide; quantizing them again would take longer than a barrier.
+    width = host.caches()["L2"] // 2 // row_bytes
+    fused = request.source.kind != "f32" and width >= min(request.n, _FUSED_COLUMNS)
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
@@ -284,7 +289,8 @@ def _items(
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     down = 1 if fused else blocks(steps, max(1, fitting // step_rows))  # and below each other
-    wanted = _ITEMS_PER_THREAD * count if count > 1 else 1
+    each = request.m * request.n * request.k // count // _WORK_PER_ITEM
+    wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
     for least_steps in (_STEPS_PER_PANEL, 1):
         down = max(down, min(blocks(wanted, across), max(1, steps // least_steps)))
         across = max(across, min(blocks(wanted, down), groups))

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import extract, load_head, maximum, minimum, reduce_add, select, shuffle
+from lowbit.isa.generic import (
+    extract,
+    load_head,
+    maximum,
+    minimum,
+    reduce_add,
+    select,
+    shuffle,
+    store_head,
+)
 from lowbit.isa.types import Vector, f32, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
@@ -18,6 +27,7 @@ from lowbit.kernels.cpu.functions import rounded
 from lowbit.kernels.cpu.layout import FLIP, LINE
 
 _LANES = 16
+_WORD = 8  # bytes that are copied together, where a whole line would be too many
 _INFINITY_BITS = 0x7F800000
 _MINUS_ZERO_BITS = 0x80000000
 _SMALLEST_NORMAL = 2.0**-126
@@ -57,18 +67,37 @@ def pack_bytes(k: Builder, source: Source, row: Row, row_sum: Value | None) -> N
             (row.lines + line * row.line_stride).store(values)
             if row_sum is not None:
                 total.value = total.value + reduce_add(values.to(s32))
-    first = whole if source.contiguous else k.index(0)
-    for line in k.range(first, (row.length + (LINE - 1)) // LINE):
-        target = row.lines + line * row.line_stride
-        target.store(k.zeros(u8, LINE))
-        begin = line * LINE
-        for i in k.range(begin, minimum(begin + LINE, row.length)):
-            value = (row.source + i * row.stride).load() ^ flip
-            (target + (i - begin)).store(value)
+        for _ in k.when(whole * LINE < row.length):
+            begin = whole * LINE
+            target = row.lines + whole * row.line_stride
+            _pack_tail(k, flip, row.source + begin, row.length - begin, target)
             if row_sum is not None:
-                total.value = total.value + value.to(s32)
+                total.value = total.value + reduce_add(target.load(LINE).to(s32))
+    else:
+        for line in k.range(0, (row.length + (LINE - 1)) // LINE):
+            target = row.lines + line * row.line_stride
+            target.store(k.zeros(u8, LINE))
+            begin = line * LINE
+            for i in k.range(begin, minimum(begin + LINE, row.length)):
+                value = (row.source + i * row.stride).load() ^ flip
+                (target + (i - begin)).store(value)
+                if row_sum is not None:
+                    total.value = total.value + value.to(s32)
     if row_sum is not None:
         row_sum.store(total.value)
+
+
+def _pack_tail(k: Builder, flip: int, source: Value, length: Value, target: Value) -> None:
+    """The last line of a row, whose `length` bytes are followed by zeros."""
+    target.store(k.zeros(u8, LINE))
+    if k.isa.vector_bytes == LINE:  # which has masks for its bytes
+        store_head(load_head(source, length, LINE) ^ flip, target, length)
+        return
+    whole = length // _WORD * _WORD
+    for i in k.range(0, whole, _WORD):
+        (target + i).store((source + i).load(_WORD) ^ flip)
+    for i in k.range(whole, length):
+        (target + i).store((source + i).load() ^ flip)
 
 
 def _across(vector: Value, combine: Callable[[Value, Value], Value]) -> Value:

@@ -12,6 +12,7 @@ of this wraps modulo 2^32, so it is exact whenever the result fits in 32 bits. (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,6 +87,7 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
     column_scale = (at.column_scale + column).load(lanes) if scaled else None
     bias = (at.bias + column).load(lanes) if "bias" in epilogue.steps else None
+    convert = _conversion(epilogue.out, at, lanes)
     left = at.columns - column
     target = at.out.cast(OUTPUTS[epilogue.out])
 
@@ -110,7 +112,7 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = value.to(f32) * (at.row_scale + row).load().splat(lanes) * column_scale
         for what in epilogue.steps:
             value = step(row, value, what)
-        value = _converted(value, epilogue.out, at, lanes)
+        value = convert(value)
         place = target + (row * at.out_stride + column)
         whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
         for _ in k.when(left > lanes - 1):
@@ -124,13 +126,18 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     return store
 
 
-def _converted(value: Value, out: str, at: Operands, lanes: int) -> Value:
+def _conversion(out: str, at: Operands, lanes: int) -> Callable[[Value], Value]:
     """From float32 to what is stored. Quantizing clamps first, so that rounding cannot leave."""
     if out == "bf16":
-        return to_bf16(value)
+        return to_bf16
     if out not in ("u8", "s8"):
-        return value
-    low, high = (0.0, 255.0) if out == "u8" else (-128.0, 127.0)
+        return lambda value: value
     inverse, zero = (((at.requantize + i).load()).splat(lanes) for i in range(2))
-    steps = minimum(maximum(value * inverse, low - zero), high - zero)
-    return (rounded(steps) + rounded(zero)).to(OUTPUTS[out])
+    least, greatest = (limit - zero for limit in ((0.0, 255.0) if out == "u8" else (-128.0, 127.0)))
+    whole_zero = rounded(zero)
+
+    def quantized(value: Value) -> Value:
+        steps = minimum(maximum(value * inverse, least), greatest)
+        return (rounded(steps) + whole_zero).to(OUTPUTS[out])
+
+    return quantized
