@@ -11,6 +11,7 @@ from lowbit import dispatch, ops
 from lowbit import isa as instruction_sets
 from lowbit.bench.implementation import Prepared, implementation
 from lowbit.bench.problem import Problem
+from lowbit.jit.threads import max_threads
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case
@@ -49,17 +50,19 @@ class Lowbit:
 
     def prepare(self, problem: Problem, threads: int) -> Prepared:
         packed = packed_weight(problem)
+        # As the peers: told how many threads there are, free to use fewer for little work.
+        limit = None if max_threads() == threads else threads
         if problem.b_scale is None:
-            return Prepared(partial(ops.matmul, problem.a, packed, threads=threads))
+            return Prepared(partial(ops.matmul, problem.a, packed, threads=limit))
         if problem.case.spec is LINEAR_DYNAMIC:
-            return Prepared(partial(ops.linear_dynamic, problem.a, packed, threads=threads))
+            return Prepared(partial(ops.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
             ops.matmul_scaled,
             problem.a,
             packed,
             a_scale=problem.a_scale,
             a_zero_point=problem.a_zero_point,
-            threads=threads,
+            threads=limit,
         )
         if not problem.quantizes:
             return Prepared(call)
