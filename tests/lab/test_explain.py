@@ -92,7 +92,7 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
-    problem = Problem.make(gemm_case("1x64:64x16", "u8:s8:s32"))
+    problem = Problem.make(gemm_case("1x64:64x16", "f32:s8:f32"))
     request = request_of(problem, packed_weight(problem), 1)._replace(m=5000, k=8192)
     plan = dispatch.plan(request)
     step = plan.block_rows * plan.shape.depth
