@@ -205,3 +205,23 @@ def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsign
     assert (sums[n:] == 0).all()
     again = pack(b)
     np.testing.assert_array_equal(again.panels, panels)
+
+
+@MICRO_KERNELS
+def test_group_maxima(micro: MicroKernel) -> None:
+    """The greatest of each 8 columns; those past the last one count as −∞."""
+    rng = np.random.default_rng(6)
+    m, n, k = 19, 37, 70
+    a = rng.integers(0, 256, (m, k)).astype(np.uint8)
+    weight = quantize(rng.standard_normal((k, n)).astype(np.float32), "int4", axis=1)
+    packed = pack(weight)
+    out = np.full((m, 6), 7, np.float32)
+    scale = rng.uniform(0.5, 2, m).astype(np.float32)
+    interpreted(
+        micro, a, packed, out, row_scale=scale, weight=packed.weight, fused=True,
+        epilogue=Epilogue(out="max8"),
+    )  # fmt: skip
+    sums = a.astype(np.int64) @ weight.values.astype(np.int64)
+    scores = np.full((m, 48), -np.inf, np.float32)
+    scores[:, :n] = sums.astype(np.float32) * scale[:, None] * weight.scale
+    np.testing.assert_array_equal(out, scores.reshape(m, 6, 8).max(axis=2))

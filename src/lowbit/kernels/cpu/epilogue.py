@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import load_head, maximum, minimum, store_head, stream
+from lowbit.isa.generic import extract, load_head, maximum, minimum, shuffle, store_head, stream
 from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
@@ -37,7 +37,8 @@ STEPS = ("bias", "residual", *FUNCTIONS)
 Step = str | Clamp
 
 # What the output can be, and the type that is stored.
-OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8}
+OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8, "max8": f32}
+MAX_GROUP = 8  # columns that share one maximum
 
 
 class Epilogue(NamedTuple):
@@ -46,8 +47,10 @@ class Epilogue(NamedTuple):
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column. With
     the output "s32" nothing else happens. Otherwise sums become float32, are multiplied by their
     row's, then by their column's scale, go through `steps` in order, and are stored as `out`:
-    "f32", "bf16", or quantized to "u8" or "s8". `streams`: past the caches, for outputs that these
-    could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
+    "f32", "bf16", quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8 columns,
+    two for a panel, where columns that do not exist count as −∞. `streams`: past the caches, for
+    outputs that these could not hold; the output's rows then begin at multiples of a cache line,
+    64 bytes.
     """
 
     a_zero: bool = False
@@ -112,6 +115,10 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = value.to(f32) * (at.row_scale + row).load().splat(lanes) * column_scale
         for what in epilogue.steps:
             value = step(row, value, what)
+        if epilogue.out == "max8":
+            with k.scope():
+                _store_maxima(k, value, lanes, target + row * at.out_stride, column, left)
+            return
         value = convert(value)
         place = target + (row * at.out_stride + column)
         whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
@@ -124,6 +131,34 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             store_head(value, place, left)
 
     return store
+
+
+def _store_maxima(
+    k: Builder, value: Value, lanes: int, out: Value, column: Value, left: Value
+) -> None:
+    """Store the greatest number of each 8 lanes, of which the first `left` count.
+
+    Of fewer lanes than 8, the later ones add to what the earlier ones, stored before, left.
+    """
+    counted = k.register(value)
+    for _ in k.when(left < lanes):
+        # There are no constants that differ from lane to lane, so memory makes the blend.
+        blend = k.local(f32, lanes)
+        blend.store(k.constant(float("-inf"), f32).splat(lanes))
+        store_head(value, blend, left)
+        counted.value = blend.load(lanes)
+    together = min(lanes, MAX_GROUP)
+    greatest, half = counted.value, together // 2
+    while half:
+        turned = shuffle(greatest, greatest, tuple(lane ^ half for lane in range(lanes)))
+        greatest, half = maximum(greatest, turned), half // 2
+    place = out + column // MAX_GROUP
+    for group in range(lanes // together):
+        best = k.register(extract(greatest, group * together))
+        if lanes < MAX_GROUP:
+            for _ in k.when(column % MAX_GROUP > 0):
+                best.value = maximum(best.value, place.load())
+        (place + group).store(best.value)
 
 
 def _conversion(out: str, at: Operands, lanes: int) -> Callable[[Value], Value]:
