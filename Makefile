@@ -50,5 +50,5 @@ $(STAMP): $(INPUTS)
 	@echo "Setting up $(VENV); the first time this downloads several hundred MB and takes minutes."
 	@"$(PYTHON)" -m venv $(FRESH) $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --upgrade pip -c constraints.txt
-	@$(BIN)/python -m pip install -e '.[demo,dev]' -c constraints.txt
+	@$(BIN)/python -m pip install -e '.[demo,lab,dev]' -c constraints.txt
 	@printf '%s\n' "$(CURDIR)" > $(STAMP)

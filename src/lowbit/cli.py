@@ -16,6 +16,8 @@ try:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
+
+    from lowbit.lab.cli_check import check
 except ModuleNotFoundError as missing:
     # This module serves the console command alone, and that has nothing else to say then.
     raise SystemExit(
@@ -44,6 +46,7 @@ explain_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(explain_app, name="explain")
+app.command("check", epilog="Example: lowbit check long_softmax --json report.json")(check)
 
 
 def main() -> None:

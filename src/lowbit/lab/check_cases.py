@@ -1,0 +1,148 @@
+"""What a kernel is tried on: sizes, data and layouts, all from the annotations."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.spec.typed import Array, Operation, Sizes, TensorType
+
+Layout = Literal["contiguous", "padded", "transposed"]
+FILLS = ("normal", "zeros", "negative", "large", "tiny")
+"""Standard normal values; half of them zeros of both signs; all negative; 200 times as large, so
+that exp overflows; and subnormal ones. Integers: any bits; half zeros; all bits one; the two
+limits; 0 and 1."""
+
+_PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
+# The most steps of all loops together, for two sizes; the interpreter walks through them, and the
+# more sizes there are, the fewer of them are lanes of a block.
+_MOST_WORK = 100_000
+_TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-130, "float32": 2.0**-140, "float64": 2.0**-1040}
+_LARGE = 200.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: sizes, kind of data, and how tensors lie where the kernel takes their strides."""
+
+    sizes: Mapping[str, int]
+    fill: str
+    layout: Layout = "contiguous"
+
+    def inputs(self, operation: Operation, seed: int) -> dict[str, Array]:
+        """The input arrays, in storage dtypes (uint16 for bfloat16)."""
+        key = repr((operation.name, sorted(self.sizes.items()), self.fill, seed))
+        rng = np.random.default_rng(zlib.crc32(key.encode()))
+        return {t.name: draw(t, t.shape(self.sizes), self.fill, rng) for t in operation.inputs}
+
+
+def cases_of(operation: Operation, blocks: Sequence[int], strided: bool) -> list[Case]:
+    """The cases of an operation for a kernel with these block sizes.
+
+    The exercise's sizes with every fill; size one, sizes of primes, one block, one less and one
+    more, and each size one while the others are not, with two fills each in turn.
+    """
+    first, *rest = size_sets(operation, blocks)
+    cases = [Case(first, fill) for fill in FILLS]
+    for number, sizes in enumerate(rest):
+        cases += [Case(sizes, "normal"), Case(sizes, FILLS[1 + number % (len(FILLS) - 1)])]
+    if strided:
+        cases += [Case(s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED]
+    return cases
+
+
+_STRIDED: tuple[Layout, ...] = ("padded", "transposed")
+
+
+def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes worth trying, the exercise's first, without repetition."""
+    names = operation.names
+    exercise = dict(operation.exercise or dict.fromkeys(names, 40))
+    wanted = [dict.fromkeys(names, 1)]
+    wanted += [dict(zip(names, _cycled(primes, len(names)), strict=True)) for primes in _PRIMES]
+    fitting = sorted({b for b in blocks if 2 <= b <= 256}) or [32]
+    for block in fitting:
+        wanted += [dict.fromkeys(names, size) for size in (block, block - 1, block + 1, 3 * block)]
+    for name in names if len(names) > 1 else ():
+        wanted.append({**dict.fromkeys(names, 19), name: 1})
+        wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})
+    sets = [operation.complete(exercise), *(_legal(operation, sizes) for sizes in wanted)]
+    return list({tuple(sizes.items()): sizes for sizes in sets}.values())
+
+
+def _cycled(values: Sequence[int], count: int) -> list[int]:
+    return [values[i % len(values)] for i in range(count)]
+
+
+def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:
+    """The sizes rounded up to their multiples; too much work is cut at the largest size."""
+    rounded = dict(sizes)
+    most = _MOST_WORK // 5 ** max(0, len(rounded) - 2)
+    while math.prod(rounded.values()) > most:
+        largest = max(rounded, key=lambda name: rounded[name])
+        rounded[largest] = max(1, rounded[largest] // 2 + rounded[largest] % 2)
+    for name, step in operation.multiple_of.items():
+        # Small sizes stay small: 19 of something in steps of 64 is as good as one of it.
+        rounded[name] = -(-rounded[name] // step) * step
+    return operation.complete(rounded)
+
+
+def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.Generator) -> Array:
+    """Data of one of FILLS for a tensor."""
+    if tensor.is_float:
+        values = rng.standard_normal(shape)
+        if fill == "zeros":
+            values = np.where(rng.random(shape) < 0.5, values, np.copysign(0.0, values))
+        elif fill == "negative":
+            values = -np.abs(values)
+        elif fill == "large":
+            values = values * _LARGE
+        elif fill == "tiny":
+            values = values * _TINY[tensor.dtype]
+        return stored(values, tensor.dtype)
+    dtype = np.dtype(tensor.dtype)
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    makers: dict[str, Callable[[], NDArray[Any]]] = {
+        "zeros": lambda: rng.integers(low, high, shape, np.int64, True) * rng.integers(0, 2, shape),
+        "negative": lambda: np.full(shape, -1 if low < 0 else high),
+        "large": lambda: rng.choice(np.array([low, high]), shape),
+        "tiny": lambda: rng.integers(0, 2, shape),
+    }
+    if fill in makers:
+        return makers[fill]().astype(dtype)
+    return rng.integers(low, high, shape, dtype, endpoint=True)
+
+
+def stored(values: NDArray[np.float64], dtype: str) -> Array:
+    """Floats as they are stored: bfloat16 as the upper half of a float32, rounded to even."""
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(values: Array, dtype: str) -> Array:
+    """What stored elements mean: float64, int64 or bool."""
+    if dtype == "bfloat16":
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if values.dtype.kind == "b":
+        return values
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+
+
+def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Strides in elements. "padded": gaps between elements and rows; "transposed": the axes lie
+    in reverse order, with a gap."""
+    order = range(len(shape)) if layout == "transposed" else range(len(shape) - 1, -1, -1)
+    strides = [0] * len(shape)
+    step = 2 if layout == "padded" else 1
+    for axis in order:
+        strides[axis] = step
+        step = step * shape[axis] + (0 if layout == "contiguous" else 3)
+    return tuple(strides)

@@ -1,0 +1,109 @@
+"""The same kernel on the GPU: the same inputs, with a guard zone around every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowbit.lab.check_bind import TensorArgument
+from lowbit.lab.check_cases import Case, widened
+from lowbit.lab.check_memory import CheckedTensor
+from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.report import Finding
+from lowbit.spec.typed import Array, Expected
+
+if TYPE_CHECKING:
+    from lowbit.lab.check_run import Reading, Run, Subject
+
+_GUARD = 4096
+_PATTERN = 0x5A
+
+
+def wanted(device: str | None, reading: Reading) -> bool:
+    """Whether to run on the GPU. ValueError or RuntimeError if that is asked for in vain."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; it must be cpu or cuda")
+    if not isinstance(reading, TritonKernel) and device == "cuda":
+        raise ValueError("only Triton kernels are run on the GPU; check this one with device cpu")
+    if device == "cpu" or not isinstance(reading, TritonKernel):
+        return False
+    try:
+        import torch
+    except ModuleNotFoundError:
+        available = False
+    else:
+        available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise RuntimeError("there is no GPU that PyTorch can use; check with device cpu")
+    return available
+
+
+def compare(
+    subject: Subject, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
+) -> list[Finding]:
+    """Run on the GPU and compare with the reference, the interpreter and the guard zones."""
+    import torch
+
+    from lowbit.lab.check_run import wrong_values
+
+    reading = subject.reading
+    assert isinstance(reading, TritonKernel)
+    fresh = subject.memory(case, inputs, False, False).tensors
+    held = {name: _guarded(tensor) for name, tensor in fresh.items()}
+    arguments = subject.binding.arguments(
+        case.sizes, {name: tensor.strides for name, tensor in fresh.items()}
+    )
+    values = {
+        name: _view(held[value.name], fresh[value.name])
+        if isinstance(value, TensorArgument)
+        else value
+        for name, value in reading.decided(arguments).items()
+    }
+    try:
+        reading.jitted[subject.grid_at(case.sizes)](**values)
+        torch.cuda.synchronize()
+    except Exception as error:  # what Triton's compiler or the driver raises has no common kind
+        text = str(error).strip().splitlines() or ["without a message"]
+        return [Finding("crash", f"{type(error).__name__}: {text[0]}", device="cuda")]
+    findings: list[Finding] = []
+    for name, tensor in fresh.items():
+        after = held[name].cpu().numpy()
+        if _overwritten(after, tensor):
+            message = f"bytes around or between the elements of {name} were changed"
+            findings.append(Finding("guard-overwritten", message, tensor=name, device="cuda"))
+    output = fresh[run.output.name]
+    output.storage[:] = held[output.name].cpu().numpy()[_GUARD : _GUARD + output.storage.size]
+    got = widened(output.values, output.type.dtype)
+    wrong = expected.wrong(got)
+    if wrong.any():
+        alike = expected.wrong(run.result)[wrong].all()
+        kind = "wrong-values" if alike else "device-disagrees"
+        findings.append(wrong_values(kind, output, expected, got, wrong, None, "cuda"))
+    return findings
+
+
+def _guarded(tensor: CheckedTensor) -> Any:
+    import torch
+
+    whole = np.full(2 * _GUARD + tensor.storage.size, _PATTERN, np.uint8)
+    whole[_GUARD : _GUARD + tensor.storage.size] = tensor.storage
+    return torch.from_numpy(whole).cuda()
+
+
+def _view(held: Any, tensor: CheckedTensor) -> Any:
+    import torch
+
+    dtype = getattr(torch, tensor.type.dtype)
+    inside = held[_GUARD : _GUARD + tensor.storage.size].view(dtype)
+    return torch.as_strided(inside, tensor.shape, tensor.strides)
+
+
+def _overwritten(after: Array, tensor: CheckedTensor) -> bool:
+    """Whether a byte changed that is no element's."""
+    size = tensor.storage.size
+    gaps = np.repeat(tensor.element < 0, tensor.itemsize)
+    inside = after[_GUARD : _GUARD + size]
+    around = np.concatenate([after[:_GUARD], after[_GUARD + size :]])
+    return bool((around != _PATTERN).any() or (inside[gaps] != tensor.storage[gaps]).any())

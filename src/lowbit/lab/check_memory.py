@@ -1,0 +1,450 @@
+"""Memory that sees every access: what each program of a kernel reads and writes, and what is
+wrong with it. The readings of kernels (Triton, Numba, lowbit's own) all touch memory through this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.lab.report import Finding
+from lowbit.lab.trace import Access, Kind, Place, Product, Program
+from lowbit.spec.typed import TensorType
+
+Array = NDArray[Any]
+Role = Literal["input", "output", "both"]
+
+# Instead of the number of a program: nobody; more than one; somebody whose access is in order with
+# every later one, because it was atomic or lies before a barrier.
+_NOBODY, _SEVERAL, _SETTLED = -1, -2, -3
+_POISON = 0xA5
+_LAB = str(Path(__file__).parent)
+
+
+class CheckedTensor:
+    """A tensor in storage of its own, with a note for each element of who touched it.
+
+    `values` has the tensor's shape and storage dtype (uint16 for bfloat16); `strides` are in
+    elements. What lies between the elements belongs to nobody. An output is filled with poison,
+    unless `initialised`.
+    """
+
+    def __init__(
+        self,
+        type: TensorType,
+        values: Array,
+        strides: Sequence[int],
+        role: Role,
+        initialised: bool = True,
+    ) -> None:
+        self.name, self.type, self.role = type.name, type, role
+        self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
+        self.itemsize = values.dtype.itemsize
+        self.initialised = initialised
+        at = np.zeros(self.shape, np.int64)
+        for axis, stride in enumerate(self.strides):
+            steps = np.arange(self.shape[axis]) * stride
+            at += steps.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
+        self.slots = at.reshape(-1)
+        self.count = self.slots.size
+        size = int(self.slots.max(initial=-1)) + 1
+        self.element = np.full(size, -1, np.int64)
+        self.element[self.slots] = np.arange(self.count)
+        self.storage = np.full(size * self.itemsize, _POISON, np.uint8)
+        if initialised:
+            self.storage.view(self.dtype)[self.slots] = values.reshape(-1)
+        self.writer = np.full(self.count, _NOBODY, np.int64)
+        self.reader = np.full(self.count, _NOBODY, np.int64)
+
+    @property
+    def values(self) -> Array:
+        """The elements now, in the tensor's shape."""
+        return self.storage.view(self.dtype)[self.slots].reshape(self.shape)
+
+    def index(self, element: int) -> tuple[int, ...]:
+        """The index of an element, given in C order."""
+        return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
+
+    def locate(
+        self, offsets: NDArray[np.int64], active: NDArray[np.bool_], size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The element at each byte offset (-1 for none), and which active lanes have none.
+
+        An access of `size` bytes has to lie within elements from its first byte to its last.
+        """
+        first, within = np.divmod(offsets, self.itemsize)
+        last = (offsets + size - 1) // self.itemsize
+        fits = active & (first >= 0) & (last < self.element.size)
+        if size == self.itemsize:
+            fits &= within == 0
+        elements = np.full(offsets.shape, -1, np.int64)
+        ends = np.full(offsets.shape, -1, np.int64)
+        elements[fits], ends[fits] = self.element[first[fits]], self.element[last[fits]]
+        elements[ends < 0] = -1
+        return elements, active & (elements < 0)
+
+    def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
+        """The values at byte offsets that are known to be good."""
+        where = offsets.reshape(-1, 1) + np.arange(dtype.itemsize)
+        return self.storage[where].view(dtype).reshape(offsets.shape)
+
+    def write(self, offsets: NDArray[np.int64], values: Array) -> None:
+        """Set the values at byte offsets that are known to be good."""
+        where = offsets.reshape(-1, 1) + np.arange(values.dtype.itemsize)
+        self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
+
+
+class Memory:
+    """The tensors of one run of a kernel, and what is found and recorded during it.
+
+    poisoned: masked lanes that were given no other value read poison, not 0.
+    machinery: folders whose frames are not the text of a kernel.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[CheckedTensor],
+        *,
+        machinery: Sequence[str] = (),
+        record: bool = False,
+        poisoned: bool = False,
+    ) -> None:
+        self.tensors = {tensor.name: tensor for tensor in tensors}
+        self.accesses: list[Access] = []
+        self.products: list[Product] = []
+        self.programs: list[Program] = []
+        self.poisoned = poisoned
+        self.atomics = False
+        self._record = record
+        self.machinery = (_LAB, *machinery)
+        self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
+        self._synchronised: set[int] = set()
+        self._groups: list[int] = []
+        self._epochs: list[int] = []
+        self._steps: list[int] = []
+        self.number = 0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, each kind once for a tensor and a line."""
+        return tuple(self._found.values())
+
+    @property
+    def program(self) -> Program:
+        """The program that runs now."""
+        return self.programs[self.number]
+
+    @property
+    def step(self) -> int:
+        """How many accesses and products the program that runs now has made."""
+        return self._steps[self.number]
+
+    def begin(self, program: Program, group: int | None = None, epoch: int = 0) -> int:
+        """A program starts, and gets a number; it runs until another begins or resumes.
+
+        Programs of one group are in order with each other if their epochs differ: the threads of
+        a block before and after a barrier. Without a group a program is in order with none.
+        """
+        self.number = len(self.programs)
+        self.programs.append(program)
+        self._groups.append(-1 - self.number if group is None else group)
+        self._epochs.append(epoch)
+        self._steps.append(0)
+        return self.number
+
+    def resume(self, number: int) -> None:
+        """The program of this number goes on."""
+        self.number = number
+
+    def barrier(self) -> None:
+        """Everything so far is in order with everything that follows."""
+        for tensor in self.tensors.values():
+            tensor.writer[tensor.writer >= 0] = _SETTLED
+            tensor.reader[:] = _NOBODY
+
+    def _unordered(self, others: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these accesses, by their programs, may come before or after one made now."""
+        unordered = (others >= 0) & (others != self.number)
+        for other in np.unique(others[unordered]):
+            together = self._groups[other] == self._groups[self.number]
+            if together and self._epochs[other] != self._epochs[self.number]:
+                unordered[others == other] = False
+        if self.number in self._synchronised:
+            unordered[:] = False
+        return unordered
+
+    def load(
+        self,
+        tensor: CheckedTensor,
+        offsets: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        other: Array,
+        masked: bool,
+    ) -> Array:
+        """Read the active lanes; the rest, and those outside, keep `other` and get poison."""
+        values = other.copy()
+        elements, outside = self._locate("load", tensor, offsets, active, other.dtype, masked)
+        good = elements >= 0
+        values[good] = tensor.read(offsets[good], other.dtype)
+        values[outside] = poison(other.dtype)
+        self._note_reads(tensor, elements[good])
+        self._recorded("load", tensor, elements, active, outside, values, masked)
+        return values
+
+    def store(
+        self,
+        tensor: CheckedTensor,
+        offsets: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        values: Array,
+        masked: bool,
+    ) -> None:
+        """Write the active lanes that lie inside."""
+        elements, outside = self._locate("store", tensor, offsets, active, values.dtype, masked)
+        good = elements >= 0
+        if tensor.role == "input" and good.any():
+            self.find("input-written", tensor, elements[good][0], "is an input")
+        self._note_writes(tensor, elements[good], offsets[good], values[good])
+        tensor.write(offsets[good], values[good])
+        self._recorded("store", tensor, elements, active, outside, values, masked)
+
+    def update(
+        self,
+        tensor: CheckedTensor,
+        offsets: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        values: Array,
+        combine: Callable[[Any, Any], Any],
+    ) -> Array:
+        """Atomically: each active lane in turn replaces `old` by `combine(old, lane's index)`.
+
+        Returns the old values; `values` are those that the trace shows.
+        """
+        dtype = values.dtype
+        elements, outside = self._locate("atomic", tensor, offsets, active, dtype, True)
+        good = elements >= 0
+        if tensor.role == "input" and good.any():
+            self.find("input-written", tensor, elements[good][0], "is an input")
+        self.atomics = True
+        self._synchronised.add(self.number)
+        old = np.zeros(offsets.shape, dtype)
+        fresh = elements[good]
+        if not tensor.initialised:
+            self._unwritten(tensor, fresh)
+        for lane in zip(*np.nonzero(good), strict=True):
+            where = offsets[lane].reshape(1)
+            old[lane] = tensor.read(where, dtype)[0]
+            tensor.write(where, np.asarray([combine(old[lane], lane)], dtype))
+        tensor.writer[fresh] = _SETTLED
+        self._recorded("atomic", tensor, elements, active, outside, values, True)
+        return old
+
+    def here(self) -> Place | None:
+        """The line of the kernel's text that runs now."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(self.machinery):
+                return Place(file, frame.f_lineno)
+            frame = frame.f_back
+        return None
+
+    def outside(self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...]) -> None:
+        """An access to an index that the tensor does not have."""
+        word, verb = ("load", "reads") if kind == "load" else ("store", "writes")
+        self._add(
+            Finding(
+                f"out-of-bounds-{word}",
+                f"{tensor.name} has the shape {list(tensor.shape)}; program {list(self.program)} "
+                f"{verb} {tensor.name}{list(index)}",
+                tensor=tensor.name,
+                index=index,
+                program=self.program,
+                place=self.here(),
+                masked=False,
+            )
+        )
+
+    def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
+        """An access through an address that is near no tensor."""
+        word = "load" if kind == "load" else "store"
+        self._add(
+            Finding(
+                f"out-of-bounds-{word}",
+                f"{lanes} lanes of a {kind} go to an address that belongs to no tensor",
+                program=self.program,
+                place=self.here(),
+                masked=masked,
+            )
+        )
+
+    def find(
+        self, kind: str, tensor: CheckedTensor, element: int, what: str, *, warn: bool = False
+    ) -> None:
+        """Note a finding about an element; `what` completes "tensor[index] ..."."""
+        index = tensor.index(int(element))
+        self._add(
+            Finding(
+                kind,
+                f"{tensor.name}{list(index)} {what} (program {list(self.program)})",
+                severity="warning" if warn else "error",
+                tensor=tensor.name,
+                index=index,
+                program=self.program,
+                place=self.here(),
+            )
+        )
+
+    def _add(self, finding: Finding) -> None:
+        key = (finding.kind, finding.tensor, finding.place)
+        seen = self._found.get(key)
+        self._found[key] = replace(seen, count=seen.count + 1) if seen else finding
+
+    def _locate(
+        self,
+        kind: Kind,
+        tensor: CheckedTensor,
+        offsets: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        dtype: np.dtype[Any],
+        masked: bool,
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        elements, outside = tensor.locate(offsets, active, dtype.itemsize)
+        if outside.any():
+            distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
+            gap = 0 <= distance < tensor.element.size
+            mask = "its mask lets it" if masked else "it has no mask"
+            self._add(
+                Finding(
+                    f"out-of-bounds-{'load' if kind == 'load' else 'store'}",
+                    f"{tensor.name} has {tensor.count} elements; program {list(self.program)} "
+                    f"{'reads' if kind == 'load' else 'writes'} at element offset {distance}"
+                    f"{', between its rows' if gap else ''} ({int(outside.sum())} of "
+                    f"{outside.size} lanes; {mask})",
+                    tensor=tensor.name,
+                    index=(distance,),
+                    program=self.program,
+                    place=self.here(),
+                    masked=masked,
+                    count=1,
+                )
+            )
+        return elements, outside
+
+    def _note_reads(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
+        if tensor.role == "input" or not elements.size:
+            return
+        if not tensor.initialised:
+            self._unwritten(tensor, elements)
+        writer = tensor.writer[elements]
+        foreign = self._unordered(writer)
+        if foreign.any():
+            first = int(np.argmax(foreign))
+            other = list(self.programs[int(writer[first])])
+            self.find(
+                "read-of-other", tensor, elements[first], f"is read, and written by program {other}"
+            )
+        reader = tensor.reader[elements]
+        alone = (reader != _SEVERAL) & ~self._unordered(reader)
+        tensor.reader[elements] = np.where(alone, self.number, _SEVERAL)
+
+    def _unwritten(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
+        unwritten = tensor.writer[elements] == _NOBODY
+        if unwritten.any():
+            first = elements[int(np.argmax(unwritten))]
+            self.find("unwritten-read", tensor, first, "is read before anything is written to it")
+
+    def _note_writes(
+        self,
+        tensor: CheckedTensor,
+        elements: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        values: Array,
+    ) -> None:
+        if not elements.size:
+            return
+        self._conflict_of_lanes(tensor, elements, offsets, values)
+        writer, reader = tensor.writer[elements], tensor.reader[elements]
+        foreign = self._unordered(writer)
+        if foreign.any():
+            same = _same_bits(tensor.read(offsets, values.dtype), values)
+            wrong = foreign & ~same
+            first = int(np.argmax(wrong if wrong.any() else foreign))
+            other = list(self.programs[int(writer[first])])
+            kind = "write-conflict" if wrong.any() else "written-twice"
+            what = f"is written by program {other} too"
+            self.find(kind, tensor, elements[first], what, warn=not wrong.any())
+        # Who the several were is not known; after a barrier they may all lie before it.
+        several = self._epochs[self.number] == 0 and self.number not in self._synchronised
+        raced = self._unordered(reader) | ((reader == _SEVERAL) & several)
+        if raced.any():
+            first = elements[int(np.argmax(raced))]
+            self.find("read-of-other", tensor, first, "is written, and read by another program")
+        tensor.writer[elements] = self.number
+
+    def _conflict_of_lanes(
+        self,
+        tensor: CheckedTensor,
+        elements: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        values: Array,
+    ) -> None:
+        _, first, group = np.unique(offsets, return_index=True, return_inverse=True)
+        if first.size == offsets.size:
+            return
+        group = group.reshape(-1)
+        wrong = ~_same_bits(values[first][group], values)
+        if wrong.any():
+            element = elements[int(np.argmax(wrong))]
+            self.find("lane-conflict", tensor, element, "gets different values from its lanes")
+
+    def _recorded(
+        self,
+        kind: Kind,
+        tensor: CheckedTensor,
+        elements: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        outside: NDArray[np.bool_],
+        values: Array,
+        masked: bool,
+    ) -> None:
+        if self._record:
+            copies = elements.copy(), active.copy(), outside, values.copy()
+            self.accesses.append(
+                Access(
+                    kind,
+                    tensor.name,
+                    self.program,
+                    self.step,
+                    self.here(),
+                    masked,
+                    *copies,
+                    tensor.itemsize,
+                )
+            )
+        self._steps[self.number] += 1
+
+    def multiplied(self, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+        """Record a product of two blocks."""
+        if self._record:
+            self.products.append(Product(self.program, self.step, self.here(), left, right))
+        self._steps[self.number] += 1
+
+
+def poison(dtype: np.dtype[Any]) -> Any:
+    """A value that should never show in a result: NaN, or a pattern of bits."""
+    if dtype.kind == "f":
+        return np.nan
+    return np.full(dtype.itemsize, _POISON, np.uint8).view(dtype)[0] if dtype.kind != "b" else True
+
+
+def _same_bits(left: Array, right: Array) -> NDArray[np.bool_]:
+    if right.dtype.kind == "f":
+        return (left == right) | (np.isnan(left) & np.isnan(right))
+    return left == right

@@ -1,0 +1,219 @@
+"""Numba-CUDA kernels, run by Numba's CUDA simulator on arrays that see every access.
+
+A program is a thread. Threads of one block are in order with each other across a barrier, threads
+of different blocks never. The simulator has to be on before Numba is imported: by
+NUMBA_ENABLE_CUDASIM=1 in the environment, which `lowbit check FILE.py` sets for a process of its
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.lab.check_bind import Parameter, TensorArgument
+from lowbit.lab.check_memory import CheckedTensor, Memory, poison
+from lowbit.lab.trace import Program
+
+_THREADS = ("threads", "threads_y", "threads_z")
+_ONE = np.ones(1, bool)
+# The simulator runs one kernel at a time.
+_LOCK = threading.Lock()
+
+
+def is_numba(kernel: Any) -> bool:
+    """Whether this is a function under numba.cuda.jit, compiled or simulated."""
+    module = type(kernel).__module__
+    return module.startswith(("numba.cuda.", "numba_cuda."))
+
+
+@dataclass(frozen=True)
+class NumbaKernel:
+    """A simulated kernel. Besides its own parameters it has `threads`, `threads_y`, `threads_z`:
+    the size of a block, 32, 1 and 1 unless given; the grid is in blocks."""
+
+    kernel: Any
+    function: Callable[..., None]
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(cls, kernel: Any) -> NumbaKernel:
+        """RuntimeError, with what to do, if the kernel is not simulated."""
+        if type(kernel).__name__ != "FakeCUDAKernel":
+            raise RuntimeError(
+                "a Numba kernel is checked in the CUDA simulator: set NUMBA_ENABLE_CUDASIM=1 "
+                "before numba is imported, or run `lowbit check` on its file"
+            )
+        return cls(kernel, kernel.fn)
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.function.__name__
+
+    @property
+    def text(self) -> Callable[..., None]:
+        """The function as it was written."""
+        return self.function
+
+    @property
+    def description(self) -> str:
+        """What runs it, with its version."""
+        import numba
+
+        return f"Numba {numba.__version__}'s CUDA simulator"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The function's own, and the size of a block."""
+        own = tuple(Parameter(name) for name in inspect.signature(self.function).parameters)
+        blocks = zip(_THREADS, (32, 1, 1), strict=True)
+        return (*own, *(Parameter(name, True, default) for name, default in blocks))
+
+    def machinery(self) -> tuple[str, ...]:
+        """The folders whose frames are not a kernel's text."""
+        import numba
+
+        return (str(Path(numba.__file__).parent), threading.__file__)
+
+    def run(
+        self,
+        memory: Memory,
+        arguments: Mapping[str, Any],
+        programs: Sequence[Program],
+        grid: tuple[int, int, int],
+    ) -> None:
+        """Run these blocks, in this order."""
+        from numba.cuda.simulator import kernel as simulator
+        from numba.cuda.simulator.kernelapi import FakeCUDAModule, swapped_cuda_module
+
+        block = tuple(int(arguments[name]) for name in _THREADS)
+        watch = _Watch(memory)
+        values = [
+            _Watched(memory.tensors[v.name], watch) if isinstance(v, TensorArgument) else v
+            for name, v in arguments.items()
+            if name not in _THREADS
+        ]
+        module = FakeCUDAModule(grid, block, 0)
+        with (
+            _LOCK,
+            warnings.catch_warnings(),
+            _counted_barriers(simulator.BlockThread),
+            simulator._push_kernel_context(module),
+            swapped_cuda_module(self.function, module),
+        ):
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for point in programs:
+                manager = simulator.BlockManager(self.function, grid, block, False)
+                manager.run(point, *values)
+
+
+@contextlib.contextmanager
+def _counted_barriers(thread: Any) -> Iterator[None]:
+    """Count in each simulated thread how many barriers it has passed."""
+    original = thread.syncthreads
+
+    def counted(self: Any) -> None:
+        original(self)
+        self.barriers_passed = getattr(self, "barriers_passed", 0) + 1
+
+    thread.syncthreads = counted
+    try:
+        yield
+    finally:
+        thread.syncthreads = original
+
+
+class _Watch:
+    """Tells a Memory which thread touches it; one thread at a time."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.lock = threading.RLock()
+        self._numbers: dict[tuple[Program, int], int] = {}
+        self._groups: dict[Program, int] = {}
+
+    def enter(self) -> None:
+        """The current thread goes on, since its last barrier."""
+        thread: Any = threading.current_thread()
+        block = tuple(thread.blockIdx)
+        key = (*block, *thread.threadIdx), getattr(thread, "barriers_passed", 0)
+        number = self._numbers.get(key)
+        if number is None:
+            group = self._groups.setdefault(block, len(self._groups))
+            self._numbers[key] = self.memory.begin(key[0], group, key[1])
+        else:
+            self.memory.resume(number)
+
+
+class _Watched:
+    """An array as a simulated kernel sees it: elements only, each access told to a Memory."""
+
+    def __init__(self, tensor: CheckedTensor, watch: _Watch) -> None:
+        self._tensor, self._watch = tensor, watch
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.ndim, self.size = len(tensor.shape), tensor.count
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _offset(self, index: Any) -> tuple[tuple[int, ...], NDArray[np.int64] | None]:
+        """The index as a tuple, and its byte offset, or None if it lies outside.
+
+        As in Numba, -1 is the last index of an axis.
+        """
+        try:
+            given = tuple(map(operator.index, index if isinstance(index, tuple) else (index,)))
+        except TypeError:
+            given = ()
+        if len(given) != self.ndim:
+            raise TypeError(
+                f"{self._tensor.name}[{index!r}]: the checker follows single elements only; give "
+                f"{self.ndim} integers"
+            )
+        pairs = zip(given, self.shape, strict=True)
+        wrapped = tuple(i + size if i < 0 else i for i, size in pairs)
+        if any(not 0 <= i < size for i, size in zip(wrapped, self.shape, strict=True)):
+            return given, None
+        steps = zip(wrapped, self._tensor.strides, strict=True)
+        return given, np.array([sum(i * step for i, step in steps) * self._tensor.itemsize])
+
+    def __getitem__(self, index: Any) -> Any:
+        with self._watch.lock:
+            self._watch.enter()
+            given, offset = self._offset(index)
+            if offset is None:
+                self._watch.memory.outside("load", self._tensor, given)
+                return self.dtype.type(poison(self.dtype))
+            if _is_atomic():
+                return self._tensor.read(offset, self.dtype)[0]
+            blank = np.zeros(1, self.dtype)
+            return self._watch.memory.load(self._tensor, offset, _ONE, blank, False)[0]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        with self._watch.lock:
+            self._watch.enter()
+            given, offset = self._offset(index)
+            memory, new = self._watch.memory, np.array([value]).astype(self.dtype)
+            if offset is None:
+                memory.outside("store", self._tensor, given)
+            elif _is_atomic():
+                memory.update(self._tensor, offset, _ONE, new, lambda old, lane: new[lane])
+            else:
+                memory.store(self._tensor, offset, _ONE, new, False)
+
+
+def _is_atomic() -> bool:
+    """Whether the simulator's own atomic operations are what touches the array."""
+    return sys._getframe(2).f_code.co_filename.endswith("kernelapi.py")

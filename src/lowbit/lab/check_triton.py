@@ -1,0 +1,325 @@
+"""Triton kernels, run by Triton's interpreter on memory that sees every access.
+
+The interpreter is switched on for the length of a run, in this process and without environment
+variables: the language's functions are patched, helper functions that are jitted are interpreted
+when they are called, and everything is put back. Pointers are numbers of no real memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.lab.check_bind import Parameter, TensorArgument
+from lowbit.lab.check_memory import CheckedTensor, Memory, poison
+from lowbit.lab.trace import Kind, Program
+
+OLDEST, NEWEST = (3, 6), (3, 9)
+"""The versions of Triton whose interpreter is known, both included."""
+
+# Each tensor gets a terabyte of addresses, and starts in the middle of it.
+_SPAN, _START = 1 << 40, 1 << 39
+_LOCK = threading.Lock()
+
+Grid = tuple[int, int, int]
+
+
+def triton_modules() -> tuple[Any, Any, Any]:
+    """triton, triton.language and the interpreter's module.
+
+    ModuleNotFoundError or RuntimeError, in one line with what to install, if Triton is missing or
+    of a version that is not known.
+    """
+    wanted = f"triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+    try:
+        import triton
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "checking Triton kernels needs triton: pip install 'lowbit[lab]'"
+        ) from None
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if not OLDEST <= version <= NEWEST:
+        raise RuntimeError(
+            f"triton {triton.__version__} is not one that the checker knows: pip install '{wanted}'"
+        )
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    return triton, tl, interpreter
+
+
+def is_triton(kernel: Any) -> bool:
+    """Whether this is a function under triton.jit, perhaps autotuned."""
+    return type(kernel).__module__.startswith("triton.")
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """A Triton kernel without its decorators.
+
+    `constants` are those of the first configuration of triton.autotune, `heuristics` the functions
+    of triton.heuristics; `jitted` is what triton.jit made.
+    """
+
+    function: Callable[..., None]
+    name: str
+    parameters: tuple[Parameter, ...]
+    constants: Mapping[str, Any]
+    heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
+    jitted: Any
+
+    @property
+    def text(self) -> Callable[..., None]:
+        """The function as it was written."""
+        return self.function
+
+    @property
+    def description(self) -> str:
+        """What runs it, with its version."""
+        return f"Triton {triton_modules()[0].__version__}"
+
+    @classmethod
+    def of(cls, kernel: Any) -> TritonKernel:
+        """Unwrap what triton.jit, autotune and heuristics have wrapped."""
+        constants, heuristics = dict[str, Any](), dict[str, Any]()
+        jitted = kernel
+        while not isinstance(kernel, types.FunctionType):
+            for config in getattr(kernel, "configs", ())[:1]:
+                constants |= config.kwargs
+            if type(kernel).__name__ == "Heuristics":
+                heuristics |= kernel.values
+            jitted, kernel = kernel, kernel.fn
+        listed = inspect.signature(kernel).parameters.values()
+        parameters = tuple(
+            Parameter(
+                p.name,
+                "constexpr" in str(p.annotation),
+                None if p.default is inspect.Parameter.empty else p.default,
+            )
+            for p in listed
+        )
+        return cls(kernel, kernel.__name__, parameters, constants, heuristics, jitted)
+
+    def decided(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments after the heuristics."""
+        made = dict(arguments)
+        for name, choose in self.heuristics.items():
+            made[name] = choose(made)
+        return made
+
+    def machinery(self) -> tuple[str, ...]:
+        """The folders whose frames are not a kernel's text."""
+        return (str(Path(triton_modules()[0].__file__).parent),)
+
+    def run(
+        self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
+    ) -> None:
+        """Run these programs, in this order, of a grid of three dimensions.
+
+        Whatever the kernel raises comes out as it is.
+        """
+        with _interpreted(memory) as rewritten:
+            tl, interpreter = triton_modules()[1:]
+            constants = {p.name for p in self.parameters if p.constant}
+            values = {
+                name: value if name in constants else _converted(value, memory, interpreter, tl)
+                for name, value in self.decided(arguments).items()
+            }
+            text = rewritten(self.function)
+            interpreter.interpreter_builder.set_grid_dim(*grid)
+            for program in programs:
+                memory.begin(program)
+                interpreter.interpreter_builder.set_grid_idx(*program)
+                text(**values)
+
+
+def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        number = list(memory.tensors).index(value.name)
+        dtype = memory.tensors[value.name].type.dtype
+        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
+        address = np.array([number * _SPAN + _START], np.uint64)
+        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, float):
+        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
+        return tl.tensor(handle, tl.float32)
+    return interpreter._implicit_cvt(value)
+
+
+@contextlib.contextmanager
+def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
+    """Within it, Triton's language computes on NumPy and its memory is `memory`.
+
+    Yields what turns the text of a jitted function into one that Python can run.
+    """
+    triton, tl, interpreter = triton_modules()
+    from triton.runtime.jit import JITFunction
+
+    texts: dict[Any, Callable[..., Any]] = {}
+
+    def rewritten(function: Any) -> Callable[..., Any]:
+        if function not in texts:
+            texts[function] = interpreter.FunctionRewriter(_copy(function)).rewrite_ast()
+        return texts[function]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return rewritten(self.fn)(*args, **kwargs)
+
+    builder = interpreter.interpreter_builder
+    patched = _Accesses(memory, builder, interpreter).methods()
+    visible = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    with _LOCK, np.errstate(all="ignore"):
+        interpreting = triton.knobs.runtime.interpret
+        scope = interpreter._patch_lang(visible)
+        try:
+            # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
+            scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
+            # Each integer addition is made a second time in 64 bits to look for overflow, and what
+            # that finds is thrown away without `debug`.
+            options = dataclasses.replace(builder.options, sanitize_overflow=False)
+            scope.set_attr(builder, "options", options)
+            # The second is what triton.jit makes under TRITON_INTERPRET=1.
+            for jitted in (JITFunction, interpreter.InterpretedFunction):
+                scope.set_attr(jitted, "__call__", call)
+            triton.knobs.runtime.interpret = True
+            vars(builder).update(patched)
+            yield rewritten
+        finally:
+            for name in patched:
+                vars(builder).pop(name, None)
+            triton.knobs.runtime.interpret = interpreting
+            scope.restore()
+
+
+def _index_of_scalar(tensor: Any) -> int:
+    return int(tensor.handle.data.reshape(-1)[0])
+
+
+def _copy(function: Any) -> Any:
+    """The function with globals of its own, which the rewriter fills with names of its own."""
+    nonlocals = inspect.getclosurevars(function).nonlocals
+    return types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **nonlocals},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+_Part = tuple[CheckedTensor, NDArray[np.int64], NDArray[np.bool_]]
+
+
+class _Accesses:
+    """The methods of the interpreter's builder that touch memory or multiply."""
+
+    def __init__(self, memory: Memory, builder: Any, interpreter: Any) -> None:
+        self._memory, self._builder, self._interpreter = memory, builder, interpreter
+        self._tensors = list(memory.tensors.values())
+        self._dot = builder.create_dot
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """By their names in the builder."""
+        return {
+            "create_load": lambda ptr, *_: self._load(ptr, None, None),
+            "create_store": lambda ptr, value, *_: self._store(ptr, value, None),
+            "create_masked_load": lambda ptr, mask, other, *_, **__: self._load(ptr, mask, other),
+            "create_masked_store": lambda ptr, value, mask, *_: self._store(ptr, value, mask),
+            "create_atomic_rmw": self._rmw,
+            "create_atomic_cas": self._cas,
+            "create_dot": self._multiply,
+        }
+
+    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[_Part]:
+        """The lanes of each tensor that active lanes point to; for none active, of the first."""
+        addresses = np.asarray(ptr.data).astype(np.uint64)
+        numbers = addresses // np.uint64(_SPAN)
+        for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
+            lanes = active & (numbers == number)
+            if number < len(self._tensors):
+                start = int(number) * _SPAN + _START
+                offsets = addresses.astype(np.int64) - start
+                yield self._tensors[int(number)], offsets, lanes
+            elif lanes.any():
+                self._memory.outside_of_all(kind, int(lanes.sum()), masked)
+
+    def _load(self, ptr: Any, mask: Any, other: Any) -> Any:
+        element = ptr.get_element_ty()
+        dtype = self._interpreter._get_np_dtype(element)
+        shape = np.shape(ptr.data)
+        if other is None:
+            values = np.full(shape, poison(dtype) if self._memory.poisoned else 0, dtype)
+        else:
+            values = np.broadcast_to(other.data, shape).astype(dtype)
+        masked = mask is not None
+        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "load", masked):
+            values = self._memory.load(tensor, offsets, lanes, values, masked)
+        return self._interpreter.TensorHandle(values, element)
+
+    def _store(self, ptr: Any, value: Any, mask: Any) -> None:
+        dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape).astype(dtype)
+        masked = mask is not None
+        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "store", masked):
+            self._memory.store(tensor, offsets, lanes, values, masked)
+
+    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        combine = _COMBINE[str(op).rpartition(".")[2]]
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        old = self._update(ptr, values, _active(mask, shape), lambda o, i: combine(o, values[i]))
+        return self._interpreter.TensorHandle(old, value.dtype.scalar)
+
+    def _cas(self, ptr: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        wanted = np.broadcast_to(compared.data, shape)
+        old = self._update(
+            ptr,
+            values,
+            np.ones(shape, bool),
+            lambda o, i: values[i] if o == wanted[i] else o,
+        )
+        return self._interpreter.TensorHandle(old, compared.dtype.scalar)
+
+    def _update(self, ptr: Any, values: Any, active: Any, combine: Callable[..., Any]) -> Any:
+        old = np.zeros(values.shape, values.dtype)
+        for tensor, offsets, lanes in self._parts(ptr, active, "atomic", True):
+            read = self._memory.update(tensor, offsets, lanes, values, combine)
+            old = np.where(lanes, read, old)
+        return old
+
+    def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
+        self._memory.multiplied(np.shape(left.data), np.shape(right.data))
+        return self._dot(left, right, *rest)
+
+
+_COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "ADD": lambda old, new: old + new,
+    "FADD": lambda old, new: old + new,
+    "MIN": lambda old, new: min(old, new),
+    "UMIN": lambda old, new: min(old, new),
+    "MAX": lambda old, new: max(old, new),
+    "UMAX": lambda old, new: max(old, new),
+    "AND": lambda old, new: old & new,
+    "OR": lambda old, new: old | new,
+    "XOR": lambda old, new: old ^ new,
+    "XCHG": lambda old, new: new,
+}
+
+
+def _active(mask: Any, shape: tuple[int, ...]) -> Any:
+    if mask is None:
+        return np.ones(shape, bool)
+    return np.broadcast_to(mask.data, shape).astype(bool)

@@ -1,0 +1,152 @@
+"""What a check found, as data, as text and as JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from lowbit.lab.trace import Place, Program
+
+Severity = Literal["error", "warning"]
+
+TITLES: Mapping[str, str] = {
+    "out-of-bounds-load": "reads outside of a tensor",
+    "out-of-bounds-store": "writes outside of a tensor",
+    "input-written": "writes to an input",
+    "unwritten": "elements never written",
+    "unwritten-read": "reads an element before it is written",
+    "write-conflict": "two programs write different values to one element",
+    "lane-conflict": "two lanes of one store write different values to one element",
+    "written-twice": "two programs write the same value to one element",
+    "read-of-other": "reads what another program writes",
+    "wrong-values": "wrong values",
+    "order-dependent": "results change with the order of the programs",
+    "rounding-order": "rounding changes with the order of the programs",
+    "undefined-lanes": "relies on lanes that a mask leaves undefined",
+    "crash": "the kernel stops with an error",
+    "guard-overwritten": "wrote outside of a tensor on the GPU",
+    "device-disagrees": "the GPU's result differs from the interpreter's",
+}
+"""What each kind of finding is called."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found, at the first place where it was seen.
+
+    kind: a key of TITLES. index: of the element, or for an access outside of the tensor its
+    distance from the first element, in elements. masked: whether the access has a mask. sizes,
+    fill and layout: the case; more: in how many further cases the same was seen. device:
+    "interpreter" or "cuda".
+    """
+
+    kind: str
+    message: str
+    severity: Severity = "error"
+    tensor: str | None = None
+    index: tuple[int, ...] | None = None
+    program: Program | None = None
+    place: Place | None = None
+    masked: bool | None = None
+    expected: float | None = None
+    got: float | None = None
+    count: int = 1
+    sizes: Mapping[str, int] | None = None
+    fill: str | None = None
+    layout: str | None = None
+    device: str = "interpreter"
+    more: int = 0
+
+    @property
+    def title(self) -> str:
+        """The kind in words."""
+        return TITLES[self.kind]
+
+    def __str__(self) -> str:
+        where = f" at {self.place}" if self.place else ""
+        return f"{self.title}{where}: {self.message}"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of a check. `ok`: no finding is an error."""
+
+    kernel: str
+    operation: str
+    reading: str
+    findings: tuple[Finding, ...]
+    cases: int
+    devices: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; warnings do not count."""
+        return all(finding.severity != "error" for finding in self.findings)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of all errors, each once."""
+        return tuple(dict.fromkeys(f.kind for f in self.findings if f.severity == "error"))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """The report in plain lines."""
+        word = "right" if self.ok else "wrong"
+        head = f"{self.kernel} ({self.operation}): {word} in {self.cases} cases"
+        lines = [f"{head} on {' and '.join(self.devices)}, {self.reading}"]
+        for finding in self.findings:
+            lines.append(f"  {finding.severity}: {finding}")
+            case = _case(finding)
+            if case:
+                lines.append(f"      {case}")
+        return [*lines, *(f"  note: {note}" for note in self.notes)]
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        text = Text()
+        for number, line in enumerate(self.lines()):
+            style = "bold green" if self.ok else "bold red"
+            if number:
+                start = line.lstrip().partition(":")[0]
+                style = {"error": "red", "warning": "yellow"}.get(start, "dim")
+            text.append(("\n" if number else "") + line, style)
+        return text
+
+    def _repr_html_(self) -> str:
+        colour = "#1a7f37" if self.ok else "#cf222e"
+        head, *rest = (html.escape(line) for line in self.lines())
+        body = "\n".join(rest)
+        return f'<p style="color:{colour}"><b>{head}</b></p><pre>{body}</pre>'
+
+    def to_json(self) -> str:
+        """Everything as JSON text; numbers that are not finite are written as strings."""
+        return json.dumps(_plain({"ok": self.ok, **asdict(self)}), indent=2, allow_nan=False)
+
+
+def _case(finding: Finding) -> str:
+    sizes = ", ".join(f"{name}={size}" for name, size in (finding.sizes or {}).items())
+    parts = [sizes, f"{finding.fill} data" if finding.fill else "", finding.layout or ""]
+    more = f"and in {finding.more} more cases" if finding.more else ""
+    known = "; ".join(part for part in parts if part)
+    device = "" if finding.device == "interpreter" else f"on {finding.device}"
+    return " ".join(part for part in (device, f"with {known}" if known else "", more) if part)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
