@@ -56,7 +56,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b"lowbit packed matrix 1", b"lowbit packed matrix 2"),
+        (b"lowbit packed matrix 2", b"lowbit packed matrix 1"),
         (b'"K": 70', b'"K": 99'),
         (b'"K": 70', b'"Q": 70'),
         (b'"dtype": "int8"', b'"dtype": "int4"'),

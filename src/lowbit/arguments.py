@@ -85,6 +85,22 @@ def float_matrix(value: Any, name: str) -> Array:
     return given
 
 
+def float_rows(value: Any, name: str) -> Array:
+    """float32, or bfloat16 as the uint16 of its bits, in rows that the kernels can read: a view,
+    or a copy of what lies otherwise."""
+    if _is_torch(value) and str(value.dtype) == "torch.bfloat16" and value.device.type == "cpu":
+        given = matrix(value.detach().view(sys.modules["torch"].int16), name).view(np.uint16)
+    else:
+        given = matrix(value, name)
+        if given.dtype.name == "bfloat16":
+            given = given.view(np.uint16)
+        elif given.dtype != np.float32:
+            raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
+    apart = given.strides[0] % given.itemsize == 0
+    inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
+    return given if apart and inner else np.ascontiguousarray(given)
+
+
 def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
     """a's columns must be b's rows."""
     if a.shape[1] != b_shape[0]:

@@ -20,6 +20,7 @@ from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.groups import Grouping, group_count
 from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.product import product
 from lowbit.kernels.micro_kernel import MicroKernel, Shape
@@ -37,6 +38,7 @@ _FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part o
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
 # What a right operand that nobody has looked at must be taken for: any two may be neighbours.
 UNPROVEN = 2 * FLIP
+FLOATS = {"f32": 4, "bf16": 2}  # sources that rows are made from, and the bytes of an element
 _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 _MOST_PLANS = 1 << 12
 
@@ -53,6 +55,7 @@ class Request(NamedTuple):
     threads: int | None = None
     largest_pair: int = UNPROVEN
     weight: str = "s8"
+    grouping: Grouping | None = None
 
 
 # An array, its address, or None where it is not used.
@@ -87,6 +90,7 @@ class Plan:
     private_bytes: int  # of each thread
     threads: int
     makes_rows: bool  # whether scales and zero points come from the rows of a themselves
+    groups: int  # entries that such a row has, for scales and sums
     n: int
     k: int
 
@@ -117,7 +121,7 @@ class Plan:
             self._run_rows(rows, a, strides, right, out, out_stride, scale, zero, bias, residual,
                            requantize)  # fmt: skip
             return
-        element = 4 if self.makes_rows else 1
+        element = FLOATS.get(self.request.source.kind, 1)
         out_element = OUTPUTS[self.request.epilogue.out].bytes
         for first in range(0, rows, self.chunk_rows):
             self._run_rows(
@@ -150,16 +154,19 @@ class Plan:
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
         packed = workspace.reserve(
-            self.packed_bytes + self.threads * self.private_bytes + 12 * self.chunk_rows
+            self.packed_bytes
+            + self.threads * self.private_bytes
+            + 4 * self.chunk_rows * (1 + 2 * self.groups)
         )
         private = packed + self.packed_bytes
         made = private + self.threads * self.private_bytes
+        row_sums = made + 4 * self.chunk_rows
         if self.makes_rows:
-            scale, zero = made, made + 4 * self.chunk_rows
+            zero, scale = made, row_sums + 4 * self.chunk_rows * self.groups
         row_stride, stride = strides
         panels, sums, zeros, scales = right
         self.program(
-            self.threads, a, row_stride, stride, packed, scale, zero, made + 8 * self.chunk_rows,
+            self.threads, a, row_stride, stride, packed, scale, zero, row_sums,
             panels, sums, zeros, scales, bias, residual, self.n, requantize, out, out_stride,
             rows, self.n, self.k, self.block_rows, self.item_steps, self.item_panels,
             private, self.private_bytes,
@@ -178,7 +185,13 @@ class Candidate(NamedTuple):
 
 
 def consider(
-    isa: InstructionSet, m: int, n: int, k: int, largest_pair: int = UNPROVEN
+    isa: InstructionSet,
+    m: int,
+    n: int,
+    k: int,
+    largest_pair: int = UNPROVEN,
+    weight: str = "s8",
+    grouping: Grouping | None = None,
 ) -> tuple[Candidate, ...]:
     """Every micro-kernel looked at for a product, down the chain of sets; the last one serves."""
     seen: list[Candidate] = []
@@ -187,7 +200,8 @@ def consider(
         if not kernels:
             seen.append(Candidate(one, None, f"there is no kernel for {one.name}"))
         for kernel in kernels:
-            seen.append(Candidate(one, kernel, kernel.refuses(m, n, k, largest_pair)))
+            why = kernel.refuses(m, n, k, largest_pair, weight, grouping)
+            seen.append(Candidate(one, kernel, why))
             if not seen[-1].why:
                 return tuple(seen)
     raise RuntimeError(f"no kernel for {isa.name} or what it falls back to")
@@ -226,19 +240,21 @@ def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
 def _make(request: Request) -> Plan:
     asked = instruction_sets.get(request.isa)
     sizes = request.m, request.n, request.k
-    isa, micro, _ = consider(asked, *sizes, request.largest_pair)[-1]
+    weight, grouping = request.weight, request.grouping
+    isa, micro, _ = consider(asked, *sizes, request.largest_pair, weight, grouping)[-1]
     assert micro is not None
     count = thread_count(request.m, request.n, request.k, request.threads)
-    row_bytes, lines = padded_k(request.k), blocks(request.k, LINE)
+    planes = grouping.planes if grouping else 1
+    row_bytes, lines = padded_k(request.k) * planes, blocks(request.k, LINE)
     # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // row_bytes
-    fused = request.source.kind != "f32" and width >= min(request.n, _FUSED_COLUMNS)
+    fused = request.source.kind in ("u8", "s8") and width >= min(request.n, _FUSED_COLUMNS)
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
-    shape, block_rows = micro.shape(chunk_rows, lines)
-    step_rows = block_rows * shape.depth
+    shape, block_rows = micro.shape(chunk_rows, lines, weight, grouping)
+    step_rows = block_rows // planes * shape.depth
     if chunk_rows < request.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
@@ -249,13 +265,14 @@ def _make(request: Request) -> Plan:
         shape=shape,
         source=request.source,
         epilogue=request.epilogue,
-        weight=request.weight,
+        weight=weight,
         fused=fused,
+        grouping=grouping,
     )
     private_bytes = 0
     if fused:  # the rows of a step
         private_bytes += step_rows * row_bytes
-    if request.weight != "s8":  # panels as bytes
+    if weight != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * lines * PANEL_LINE
     return Plan(
         request=request,
@@ -269,7 +286,8 @@ def _make(request: Request) -> Plan:
         item_panels=item_panels,
         private_bytes=private_bytes,
         threads=count,
-        makes_rows=request.source.kind == "f32",
+        makes_rows=request.source.kind in FLOATS,
+        groups=group_count(grouping, request.k) if grouping else 1,
         n=request.n,
         k=request.k,
     )
@@ -288,7 +306,8 @@ def _items(
     fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
-    down = 1 if fused else blocks(steps, max(1, fitting // step_rows))  # and below each other
+    planes = request.grouping.planes if request.grouping else 1
+    down = 1 if fused else blocks(steps, max(1, fitting // (step_rows * planes)))  # and below
     each = request.m * request.n * request.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
     for least_steps in (_STEPS_PER_PANEL, 1):

@@ -22,12 +22,20 @@ from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.groups import Grouping
+from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks, padded_k
 from lowbit.packed import PackedMatrix
+from lowbit.spec import longest_sum
 
 Array = npt.NDArray[Any]
 
-_KINDS = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8", np.dtype(np.float32): "f32"}
+_KINDS = {
+    np.dtype(np.int8): "s8",
+    np.dtype(np.uint8): "u8",
+    np.dtype(np.float32): "f32",
+    np.dtype(np.uint16): "bf16",
+}
+_MOST_GROUP = longest_sum("s8", "u4")  # k of a group whose sums int32 surely holds
 _MOST_FORMS = 256  # of one packed matrix
 
 
@@ -101,18 +109,26 @@ def keep(
     isa: str | None,
     symmetric: bool = False,
     prove: bool = True,
+    planes: int = 0,
 ) -> Form:
     """Make the form of products of `left`'s kind with b, and keep it in b under `key`.
 
     `a_zero`: the left operand has zero points. `prove`: whether it is worth looking at all of b for
-    what makes a faster kernel possible. Raises what the choice of a kernel may raise.
+    what makes a faster kernel possible. `planes`: the digits of 8 bits that floats are made into
+    for a b with groups; 0 where it has none. Raises what the choice of a kernel may raise, and
+    ValueError for a b with groups without `planes`.
     """
+    if b.group_size is not None and not planes:
+        raise ValueError(
+            f"b has groups of {b.group_size} k, which only products of floats can take: "
+            "lowbit.linear_dynamic or lowbit.linear_weight_only"
+        )
     used = instruction_sets.active(isa).name
     count = dispatch.thread_count(left.shape[0], b.N, left.shape[1], threads)
     right, brings = b, None
     if not left.shape[1]:  # an empty sum: one column of zeros gives the same, through all steps
         right, brings = _empty_sum(b), _column_of_zeros
-    elif left.dtype == np.float32 and not rows_contiguous(left):
+    elif left.dtype in (np.float32, np.uint16) and not rows_contiguous(left):
         brings = np.ascontiguousarray
     kind = left if brings is None else brings(left)
     (rows, depth), item = kind.shape, kind.itemsize
@@ -125,7 +141,14 @@ def keep(
         proven = right.largest_pair if prove and dispatch.wants_proof(used) else UNPROVEN
         source = Source(_KINDS[left.dtype], contiguous=stride == 1, symmetric=symmetric)
         epilogue = Epilogue(a_zero, right.zero_points is not None, finish.steps, finish.out)
-        request = Request(used, rows, b.N, depth, source, epilogue, count, proven, right.weight)
+        weight, grouping = right.weight, None
+        if planes:
+            weight, grouping = "u4", _grouping(right, planes)
+            scales = "row" if planes == 1 else "none"
+            epilogue = epilogue._replace(b_zero=False, scales=scales)
+        request = Request(
+            used, rows, b.N, depth, source, epilogue, count, proven, weight, grouping
+        )  # fmt: skip
         plan = dispatch.plan(request)
         if rows * b.N * finish.storage.itemsize > host.caches()["L2"]:
             streaming = dispatch.plan(request._replace(epilogue=epilogue._replace(streams=True)))
@@ -134,6 +157,18 @@ def keep(
         b.forms.clear()
     b.forms[key] = form
     return form
+
+
+def _grouping(b: PackedMatrix, planes: int) -> Grouping:
+    """What is static about b's groups. ValueError if sums over one could leave int32."""
+    assert b.group_size is not None
+    size = min(b.group_size, padded_k(b.K))
+    if size > _MOST_GROUP:
+        raise ValueError(
+            f"sums over groups of {size} k could overflow int32; at most {_MOST_GROUP}"
+        )
+    zeros = "" if b.zero_points is None else "s8" if b.zero_points.dtype == np.int8 else "f32"
+    return Grouping(size, planes, zeros)
 
 
 def rows_contiguous(given: Array) -> bool:

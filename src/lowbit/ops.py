@@ -218,8 +218,9 @@ def linear_dynamic(
 
     b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
     range is used whole. `residual` and `steps` as in `matmul_scaled`. The arithmetic is that of
-    `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. A row that holds NaN or
-    infinity gives a row of NaN.
+    `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. With groups in b, each
+    group's integer sums are scaled and added in float32, in ascending order (spec.LINEAR_GROUPS).
+    A row that holds NaN or infinity gives a row of NaN.
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
@@ -232,11 +233,16 @@ def linear_dynamic(
     form = b.forms.get(key)
     if form is None:
         check_inner(float_matrix(left, "x"), b.shape, "x")
-        unsigned = np.dtype(np.uint8)
-        check_depth(left.shape[1], unsigned, b.dtype, (True, b.centred))
         given = tuple(n for n, v in (("bias", bias), ("residual", residual)) if v is not None)
-        form = keep(key, b, left, Finish.of(given, order), a_zero=True, threads=threads, isa=isa,
-                    symmetric=symmetric)  # fmt: skip
+        planes = 0
+        if b.group_size is not None:
+            planes = 1
+        else:
+            unsigned = np.dtype(np.uint8)
+            check_depth(left.shape[1], unsigned, b.dtype, (True, b.centred))
+        a_zero = not (planes and symmetric)
+        form = keep(key, b, left, Finish.of(given, order), a_zero=a_zero, threads=threads, isa=isa,
+                    symmetric=symmetric, planes=planes)  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
     result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))

@@ -14,6 +14,7 @@ from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blo
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 NIBBLE_MASK = 15
+GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
 # What users call the integers, and what the panels hold.
 WEIGHTS = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
 
@@ -57,17 +58,21 @@ class PackedMatrix:
       an int8 or uint8).
     - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
+    - group_size: how many k share a scale, a multiple of 8; None: all. Only of 4-bit integers. With
+      groups, scale is float32 [ceil(N/16), groups, 16]; so are zero_points, int8 or float32, of the
+      nibbles less 8; and column_sums are those of the real values, float32.
 
     Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
     """
 
     panels: npt.NDArray[np.uint8]
-    column_sums: npt.NDArray[np.int32]
+    column_sums: npt.NDArray[Any]
     K: int
     N: int
     dtype: str
     scale: npt.NDArray[np.float32] | None = None
-    zero_points: npt.NDArray[np.int32] | None = None
+    zero_points: npt.NDArray[Any] | None = None
+    group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: tuple[int, int, int, int] = field(init=False)
     # Products that were asked for before, by everything about them but the numbers; see forms.py.
@@ -87,23 +92,37 @@ class PackedMatrix:
         if not self.panels.flags.c_contiguous or unaligned:
             raise ValueError("panels must be C-contiguous and 64-byte aligned")
         self._protect("panels", self.panels)
-        columns = blocks(self.N, PANEL) * PANEL
-        for name, kind in (
-            ("column_sums", "int32"),
-            ("scale", "float32"),
-            ("zero_points", "int32"),
-        ):
+        for name, (kinds, shape) in self._expected().items():
             part = getattr(self, name)
             if part is None:
                 continue
             self._protect(name, part)
-            if part.dtype != kind or part.shape != (columns,) or not part.flags.c_contiguous:
+            if part.dtype.name not in kinds or part.shape != shape or not part.flags.c_contiguous:
                 raise ValueError(
-                    f"{name} must be {kind} ({columns},), got {part.dtype} {part.shape}"
+                    f"{name} must be {' or '.join(kinds)} {shape}, got {part.dtype} {part.shape}"
                 )
         parts = (self.panels, self.column_sums, self.zero_points, self.scale)
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
+
+    def _expected(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        """The types and the shape of what lies beside the panels."""
+        panels = blocks(self.N, PANEL)
+        columns = (panels * PANEL,)
+        if self.group_size is None:
+            kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
+            return {name: ((kind,), columns) for name, kind in kinds.items()}
+        if self.weight == "s8" or self.group_size < 1 or self.group_size % GROUP_UNIT:
+            raise ValueError(
+                f"groups are of 4-bit integers, a multiple of {GROUP_UNIT} in each, got "
+                f"{self.dtype}, group_size={self.group_size}"
+            )
+        each = (panels, self.groups, PANEL)
+        return {
+            "column_sums": (("float32",), columns),
+            "scale": (("float32",), each),
+            "zero_points": (("int8", "float32"), each),
+        }
 
     def _protect(self, name: str, part: npt.NDArray[Any]) -> None:
         """Keep a view that cannot be written: what has been found out about it must stay true."""
@@ -114,7 +133,7 @@ class PackedMatrix:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made anew, since addresses hold for one object only."""
         parts = (self.panels, self.column_sums, self.K, self.N, self.dtype)
-        return _restored, (*parts, self.scale, self.zero_points)
+        return _restored, (*parts, self.scale, self.zero_points, self.group_size)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -127,10 +146,37 @@ class PackedMatrix:
         return WEIGHTS[self.dtype]
 
     @property
+    def groups(self) -> int:
+        """How many groups there are along K, the last of which may be shorter; 1 without."""
+        return max(1, blocks(self.K, self.group_size)) if self.group_size else 1
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @cached_property
+    def grouped(self) -> PackedMatrix:
+        """The same 4-bit integers with groups: itself, or one group for all of K."""
+        if self.group_size is not None or self.scale is None:
+            return self
+        zeros = np.zeros(len(self.scale), np.int32)
+        if self.zero_points is not None:
+            zeros += self.zero_points
+        if self.weight == "u4":
+            zeros -= NIBBLE_FLIP
+        each = (len(self.panels), 1, PANEL)
+        return PackedMatrix(
+            panels=self.panels,
+            column_sums=(self.scale * self.column_sums).astype(np.float32),
+            K=self.K,
+            N=self.N,
+            dtype=self.dtype,
+            scale=self.scale.reshape(each),
+            zero_points=zeros.astype(np.int8).reshape(each) if zeros.any() else None,
+            group_size=max(padded_k(self.K), GROUP_UNIT),
+        )
 
     @cached_property
     def centred(self) -> bool:
@@ -167,6 +213,8 @@ class PackedMatrix:
 
     def __repr__(self) -> str:
         extra = "" if self.scale is None else ", scaled per column"
+        if self.group_size is not None:
+            extra += f" and {self.group_size} k"
         return f"PackedMatrix({self.dtype} [{self.K}, {self.N}]{extra}, {self.nbytes:,} bytes)"
 
 

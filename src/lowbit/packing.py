@@ -11,32 +11,43 @@ from lowbit import isa as instruction_sets
 from lowbit.arguments import bytes_matrix, padded
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, int_format
+from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values
-from lowbit.packed import WEIGHTS, PackedMatrix, bytes_to_nibbles
+from lowbit.packed import GROUP_UNIT, WEIGHTS, PackedMatrix, bytes_to_nibbles
 
 _WORTH_THREADS = 1 << 20  # bytes
+_NIBBLES = {"int4": 0, "uint4": NIBBLE_FLIP}  # what a nibble of 8 stands for
 
 
-def pack(b: Any, *, dtype: str | None = None, isa: str | None = None) -> PackedMatrix:
-    """Pack a right operand once, for `matmul`, `matmul_scaled` and `linear_dynamic`.
+def pack(
+    b: Any, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
+) -> PackedMatrix:
+    """Pack a right operand once, for `matmul` and every function of this library that follows it.
 
     b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
     copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
-    (axis=1). `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
-    The result does not depend on the instruction set.
+    (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
+    `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N] in place of its own zero
+    points: b ≈ scale·(values − zero_point). The result does not depend on the instruction set.
 
     TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
-    two-dimensional, scales along K, or a value outside of `dtype`, naming the first.
+    two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a
+    zero_point where there are no groups, of another shape or not finite.
     """
+    if isinstance(b, QTensor) and b.group_size is not None:
+        return pack_groups(b, zero_point, isa)
+    if zero_point is not None:
+        raise ValueError("zero_point belongs to a QTensor with groups; others hold their own")
     scale = zero = None
     if isinstance(b, QTensor):
-        if b.values.ndim != 2 or b.axis not in (None, 1) or b.group_size is not None:
+        if b.values.ndim != 2 or b.axis not in (None, 1):
             raise ValueError(
-                f"b has scales along axis={b.axis}, group_size={b.group_size}; a packed matrix "
-                "[K, N] takes one scale, or one for each column: lowbit.quantize(b, axis=1)"
+                f"b has scales along axis={b.axis}; a packed matrix [K, N] takes one scale, or "
+                "one for each column: lowbit.quantize(b, axis=1)"
             )
         if dtype not in (None, b.format.name):
             raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
@@ -64,6 +75,64 @@ def pack(b: Any, *, dtype: str | None = None, isa: str | None = None) -> PackedM
         scale=scale,
         zero_points=stored_zero if stored_zero.any() else None,
     )
+
+
+def pack_groups(b: QTensor, zero_point: Any = None, isa: str | None = None) -> PackedMatrix:
+    """`pack` for 4-bit integers [K, N] with a scale for each column of each group of k."""
+    size = b.group_size
+    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0 or b.format.name not in _NIBBLES:
+        raise ValueError(
+            f"groups are for 4-bit integers [K, N] and lie along K; got {b.format.name} "
+            f"{list(b.shape)} with axis={b.axis}, group_axis={b.group_axis}: "
+            "lowbit.quantize(b, 'int4', axis=1, group_size=..., group_axis=0)"
+        )
+    assert size is not None
+    (depth, columns), middle = b.shape, _NIBBLES[b.format.name]
+    if size >= depth:  # one group, and its end is the end of K
+        size = max(padded_k(depth), GROUP_UNIT)
+    if size % GROUP_UNIT:
+        raise ValueError(f"group_size must be a multiple of {GROUP_UNIT}, got {size}")
+    zero = b.zero_point - np.int32(middle)
+    real_zero = zero.astype(np.float64)
+    if zero_point is not None:
+        real_zero = _real_zeros(zero_point, b.scale.shape) - middle
+    starts = np.arange(0, depth, size)
+    values = b.values.astype(np.int16) - np.int16(middle)
+    counts = np.minimum(depth - starts, size)[:, None]
+    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int64) if depth else zero
+    real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
+    panels, _ = panels_and_sums(values.astype(np.int8), isa)
+    zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
+    return PackedMatrix(
+        panels=bytes_to_nibbles(panels, signed=True),
+        column_sums=padded(real_sums.astype(np.float32)),
+        K=depth,
+        N=columns,
+        dtype=b.format.name,
+        scale=_by_panels(b.scale),
+        zero_points=_by_panels(zeros) if zeros.any() else None,
+        group_size=size,
+    )
+
+
+def _by_panels(each: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers [groups, N] as [panels, groups, 16], filled with zeros."""
+    groups, columns = each.shape
+    count = blocks(columns, PANEL)
+    filled = np.zeros((max(groups, 1), count * PANEL), each.dtype)
+    filled[:groups, :columns] = each
+    parts = filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2)
+    result = aligned_empty(parts.shape, each.dtype)
+    result[...] = parts
+    return result
+
+
+def _real_zeros(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    zeros = np.asarray(given, np.float64)
+    if zeros.shape != shape:
+        raise ValueError(f"zero_point must have shape of the scales, {shape}, got {zeros.shape}")
+    check_finite(zeros)
+    return zeros
 
 
 def _checked_dtype(values: npt.NDArray[Any], dtype: str | None) -> str:

@@ -148,7 +148,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "reduce_add": [Example((V,)), Example((Vector(s32, 64),))],
 }
 # These work on state, so one program exercises them together: see tests/isa/test_tiles.py.
-TILES = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbusd"}
+TILES = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbusd", "tdpbsud"}
 
 
 def _uses(instruction: Instruction) -> list[Example]:

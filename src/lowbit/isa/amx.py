@@ -105,18 +105,29 @@ def tilestored(source: TileState, address: Any, stride: int) -> None:
         address.moved_bytes(row * int(stride)).store_bytes(line)
 
 
-@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbusd", feature="amx-int8")
-def tdpbusd(c: TileState, a: TileState, b: TileState) -> None:
-    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a unsigned, b signed; wraps, never saturates."""
-    left = a.view().astype(np.int32)
-    right = b.view().view(np.int8).astype(np.int32)
+def _dot(c: TileState, a: TileState, b: TileState, left_type: type, right_type: type) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], which wraps and never saturates."""
+    left = a.view().view(left_type).astype(np.int32)
+    right = b.view().view(right_type).astype(np.int32)
     sums = c.view().view(np.int32)
     if left.shape != (sums.shape[0], 4 * right.shape[0]) or right.shape[1] != 4 * sums.shape[1]:
         raise RuntimeError(
-            f"tdpbusd: tile shapes {sums.shape}, {left.shape}, {right.shape} differ in M, N or K"
+            f"a product of tiles {sums.shape}, {left.shape}, {right.shape} differs in M, N or K"
         )
     by_k = right.reshape(right.shape[0], -1, 4).transpose(0, 2, 1).reshape(left.shape[1], -1)
     c.set((sums + left @ by_k).view(np.uint8))
+
+
+@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbusd", feature="amx-int8")
+def tdpbusd(c: TileState, a: TileState, b: TileState) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a unsigned, b signed; wraps, never saturates."""
+    _dot(c, a, b, np.uint8, np.int8)
+
+
+@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbsud", feature="amx-int8")
+def tdpbsud(c: TileState, a: TileState, b: TileState) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a signed, b unsigned; wraps, never saturates."""
+    _dot(c, a, b, np.int8, np.uint8)
 
 
 @instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbf16ps", feature="amx-bf16")

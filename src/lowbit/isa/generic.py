@@ -230,6 +230,8 @@ def _convert_type(value: Type, to: Scalar) -> Type:
 def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
     source, target, b = element_of(call.types[0]), call.result, call.builder
     assert target is not None
+    if source == to:
+        return value
     if source.is_float and to.is_float:
         return (b.fpext if to.bits > source.bits else b.fptrunc)(value, target.llvm)
     if source.is_float:

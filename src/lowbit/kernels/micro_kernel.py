@@ -9,6 +9,7 @@ from typing import Any
 
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
+from lowbit.kernels.cpu.groups import Grouping, Groups
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
@@ -24,7 +25,8 @@ class Step:
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
     `block_rows` rows each). K takes `lines` blocks of 64. Of the rows from `row` on, those before
     `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
-    panel, 16 columns, or of the part of it that starts at `offset`.
+    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    output has a row of bytes for each digit in the block, and what is stored are totals, float32.
     """
 
     a: Value
@@ -37,6 +39,7 @@ class Step:
     block_bytes: Value
     panel_bytes: Value
     columns: Columns
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,15 @@ class Shape:
     `rows` is the rows of a block as far as the code fixes them (0: told at run time), `depth` the
     blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
-    that does that.
+    that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
+    their way into the registers; "": of bytes.
     """
 
     rows: int
     depth: int
     panels: int
     interleave: int = 0
+    nibbles: str = ""
 
 
 class MicroKernel(ABC):
@@ -70,20 +75,33 @@ class MicroKernel(ABC):
     def __repr__(self) -> str:
         return f"{self.name}/{self.isa}"
 
-    def refuses(self, m: int, n: int, k: int, largest_pair: int) -> str:
+    def refuses(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        largest_pair: int,
+        weight: str = "s8",
+        grouping: Grouping | None = None,
+    ) -> str:
         """ "" if it can serve a product of these sizes, else why not: the one place that says so.
 
         `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of
-        one sign sum to (see PackedMatrix.largest_pair).
+        one sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold. `grouping`: of
+        weights with groups.
         """
-        return ""
+        return "" if grouping is None else "weights with groups are not among what it multiplies"
 
     @abstractmethod
-    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
-        """How M rows are best cut for this kernel, and how many rows a block then has. K takes
-        `lines` blocks of 64."""
+    def shape(
+        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
+    ) -> tuple[Shape, int]:
+        """How M rows of the output are best cut for this kernel, and how many rows of bytes a block
+        then has. K takes `lines` blocks of 64; `weight` is what panels hold in memory."""
 
-    def begin(self, k: Builder, shape: Shape, block_rows: Value) -> Any:  # noqa: B027
+    def begin(  # noqa: B027
+        self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
+    ) -> Any:
         """Emit what must happen once in each thread before the first step: as a rule, nothing.
         What it returns is given to every step."""
 
@@ -91,7 +109,9 @@ class MicroKernel(ABC):
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         """Emit the product of `shape.depth` blocks of rows with `panels` panels."""
 
-    def drain(self, k: Builder, session: Any, shape: Shape, columns: Columns) -> None:  # noqa: B027
+    def drain(  # noqa: B027
+        self, k: Builder, session: Any, shape: Shape, columns: Columns, groups: Groups | None
+    ) -> None:
         """Emit what completes the steps so far: as a rule, nothing."""
 
     def end(self, k: Builder) -> None:  # noqa: B027

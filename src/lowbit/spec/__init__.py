@@ -19,6 +19,7 @@ from __future__ import annotations
 from lowbit.spec.check import Expected, Verdict
 from lowbit.spec.dtypes import DTYPES, DType, longest_sum
 from lowbit.spec.gemm import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED
+from lowbit.spec.linear import LINEAR_GROUPS, LINEAR_WEIGHT_ONLY
 from lowbit.spec.operation import EDGE_SIZES, Case, Specification, edge_cases
 from lowbit.spec.tensors import FILLS, Draw, Tensor
 
@@ -27,6 +28,8 @@ __all__ = [
     "EDGE_SIZES",
     "FILLS",
     "LINEAR_DYNAMIC",
+    "LINEAR_GROUPS",
+    "LINEAR_WEIGHT_ONLY",
     "MATMUL",
     "MATMUL_SCALED",
     "Case",

@@ -63,10 +63,11 @@ def draw_zero_points_of(factor: str) -> Callable[[Draw], Array]:
 
 
 def draw_activations(draw: Draw) -> Array:
-    """Rows [M, K] of very different magnitude: of both signs, never negative, never positive,
+    """Rows [M, ...] of very different magnitude: of both signs, never negative, never positive,
     all zero, and again, so that the dynamic zero point goes to both ends. Saturating fills are
     constant rows, which quantize to the end of the range."""
-    rows = np.power(10.0, draw.rng.uniform(-3, 3, draw.shape[0]))[:, None]
+    rows = np.power(10.0, draw.rng.uniform(-3, 3, draw.shape[0]))
+    rows = rows.reshape(-1, *[1] * (len(draw.shape) - 1))
     if draw.fill != "full":
         values = np.full(draw.shape, 1.0 if draw.fill == "max" else -1.0)
     else:

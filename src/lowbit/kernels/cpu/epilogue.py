@@ -51,6 +51,9 @@ class Epilogue(NamedTuple):
     two for a panel, where columns that do not exist count as −∞. `streams`: past the caches, for
     outputs that these could not hold; the output's rows then begin at multiples of a cache line,
     64 bytes.
+
+    `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
+    the right operand, as do its column sums, float32 too. "none": sums are the product itself.
     """
 
     a_zero: bool = False
@@ -58,6 +61,7 @@ class Epilogue(NamedTuple):
     steps: tuple[Step, ...] = ()
     out: str = "s32"
     streams: bool = False
+    scales: str = "both"
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,11 @@ class Operands:
 
 def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> Store:
     """Load what belongs to `lanes` columns from `column` on; return how to store a row of them."""
-    scaled = epilogue.out != "s32"
-    column_sum = (at.column_sum + column).load(lanes) if epilogue.a_zero else None
+    scales = "none" if epilogue.out == "s32" else epilogue.scales
+    kind = f32 if epilogue.scales == "row" else s32
+    column_sum = (at.column_sum.cast(kind) + column).load(lanes) if epilogue.a_zero else None
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
-    column_scale = (at.column_scale + column).load(lanes) if scaled else None
+    column_scale = (at.column_scale + column).load(lanes) if scales == "both" else None
     bias = (at.bias + column).load(lanes) if "bias" in epilogue.steps else None
     convert = _conversion(epilogue.out, at, lanes)
     left = at.columns - column
@@ -108,11 +113,13 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     def store(row: Value, accumulators: Value) -> None:
         value = accumulators
         if column_sum is not None:
-            value = value - (at.row_zero + row).load().splat(lanes) * column_sum
+            value = value - (at.row_zero + row).load().to(kind).splat(lanes) * column_sum
         if column_zero is not None:
             value = value - (at.row_sum + row).load().splat(lanes) * column_zero
+        if scales != "none":
+            value = value.to(f32) * (at.row_scale + row).load().splat(lanes)
         if column_scale is not None:
-            value = value.to(f32) * (at.row_scale + row).load().splat(lanes) * column_scale
+            value = value * column_scale
         for what in epilogue.steps:
             value = step(row, value, what)
         if epilogue.out == "max8":

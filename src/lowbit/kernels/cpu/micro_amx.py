@@ -20,6 +20,7 @@ from lowbit.isa.amx import (
     ROWS,
     TILES,
     ldtilecfg,
+    tdpbsud,
     tdpbusd,
     tileloadd,
     tilerelease,
@@ -27,41 +28,82 @@ from lowbit.isa.amx import (
     tilezero,
 )
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import s32, u8
+from lowbit.isa.types import f32, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.groups import Grouping, Groups
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
 from lowbit.kernels.micro_kernel import Columns, MicroKernel, Shape, Step
 from lowbit.kernels.registry import micro_kernel
 
 _TILE = ROWS * LINE  # bytes
+_FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
 
 @dataclass
 class _Session:
-    """The step before, whose sums wait in scratch.
+    """The step before, or the step's group before, whose sums wait in scratch.
 
     scratch: for each panel the rows of all blocks, one after another. row, panel: where the step
-    lies in the output; count: how many of its rows there are, of which the first `done` are
-    finished.
+    lies in the output; count: how many of its rows of the output there are, of which the first
+    `done` are finished; group: which one the sums are of. totals: with groups, float32 for each
+    panel, zeros between steps.
     """
 
     scratch: list[Value]
+    totals: list[Value]
     row: Register
     panel: Register
     count: Register
     done: Register
+    group: Register | None
 
-    def finish(self, k: Builder, columns: Columns, panels: int, rows: Value | int) -> None:
+    def finish(
+        self,
+        k: Builder,
+        columns: Columns,
+        groups: Groups | None,
+        panels: int,
+        rows: Value | int,
+    ) -> None:
         """Finish some rows more, as far as there are."""
         end = minimum(self.done.value + rows, self.count.value)
         for _ in k.when(self.done.value < end):
-            stores = [columns(self.panel.value + which, 0, PANEL) for which in range(panels)]
-            for r in k.range(self.done.value, end):
-                for store, sums in zip(stores, self.scratch, strict=False):
-                    store(self.row.value + r, (sums + r * PANEL).load(PANEL))
+            span = self.done.value, end
+            if groups is None or self.group is None:
+                self._store(k, columns, self.scratch[:panels], span)
+            else:
+                self._add(k, groups, panels, span, self.group.value)
+                for _ in k.when(self.group.value.equals(groups.count - 1)):
+                    self._store(k, columns, self.totals[:panels], span)
             self.done.value = end
+
+    def _store(
+        self, k: Builder, columns: Columns, sources: list[Value], span: tuple[Value, Value]
+    ) -> None:
+        """Store rows of the output; totals become zeros."""
+        stores = [columns(self.panel.value + which, 0, PANEL) for which in range(len(sources))]
+        for r in k.range(*span):
+            for store, source in zip(stores, sources, strict=True):
+                place = source + r * PANEL
+                store(self.row.value + r, place.load(PANEL))
+                if self.totals:
+                    place.store(k.zeros(f32, PANEL))
+
+    def _add(
+        self, k: Builder, groups: Groups, panels: int, span: tuple[Value, Value], group: Value
+    ) -> None:
+        """Add a group's sums to the totals of some rows."""
+        planes = groups.grouping.planes
+        adds = [
+            groups.columns(k, self.panel.value + which, group, 0, PANEL) for which in range(panels)
+        ]
+        for r in k.range(*span):
+            for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
+                digits = [(sums + (r * planes + i) * PANEL).load(PANEL) for i in range(planes)]
+                place = totals + r * PANEL
+                place.store(add(self.row.value + r, digits, place.load(PANEL)))
 
 
 @micro_kernel("amx")
@@ -70,13 +112,38 @@ class Amx(MicroKernel):
 
     name = "amx"
 
-    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
-        depth, panels = (1, 4) if m <= ROWS else (2, 2)
-        block_rows = blocks(m, depth * blocks(m, depth * ROWS))
-        interleave = min(_MOST_INTERLEAVED, blocks(depth * block_rows, lines))
-        return Shape(0, depth, panels, interleave), block_rows
+    def refuses(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        largest_pair: int,
+        weight: str = "s8",
+        grouping: Grouping | None = None,
+    ) -> str:
+        if grouping is not None and grouping.size % LINE:
+            return f"a group has {grouping.size} k, and tiles take {LINE} at once"
+        rows = m * (grouping.planes if grouping else 1)
+        if weight != "s8" and rows <= _FEW:
+            return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+        return ""
 
-    def begin(self, k: Builder, shape: Shape, block_rows: Value) -> _Session:
+    def shape(
+        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
+    ) -> tuple[Shape, int]:
+        planes = grouping.planes if grouping else 1
+        most = ROWS // planes  # rows of the output in a block
+        depth, panels = (1, 4) if m <= most else (2, 2)
+        rows = blocks(m, depth * blocks(m, depth * most))
+        if grouping:  # all rows, in the course of each group
+            interleave = blocks(depth * rows, min(grouping.size // LINE, lines))
+        else:
+            interleave = min(_MOST_INTERLEAVED, blocks(depth * rows, lines))
+        return Shape(0, depth, panels, interleave), rows * planes
+
+    def begin(
+        self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
+    ) -> _Session:
         """Shape the tiles: those of b have 16 rows, the others as many as a block."""
         config = k.local(u8, 64)
         config.store(k.zeros(u8, 64))
@@ -87,31 +154,64 @@ class Amx(MicroKernel):
             rows = k.constant(ROWS, u8) if number >= first_b else block_rows.to(u8)
             (config + (48 + number)).store(rows)
         ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
-        scratch = [k.local(s32, shape.depth * ROWS * PANEL) for _ in range(shape.panels)]
-        return _Session(scratch, *(k.register(k.index(0)) for _ in range(4)))
+        size = shape.depth * ROWS * PANEL
+        scratch = [k.local(s32, size) for _ in range(shape.panels)]
+        totals = [k.local(f32, size) for _ in range(shape.panels)] if grouping else []
+        for place in totals:
+            for i in k.range(0, size, PANEL):
+                (place + i).store(k.zeros(f32, PANEL))
+        row, panel, count, done = (k.register(k.index(0)) for _ in range(4))
+        group = k.register(k.index(0)) if grouping else None
+        return _Session(scratch, totals, row, panel, count, done, group)
 
     def end(self, k: Builder) -> None:
         tilerelease(*(k.tile(i) for i in range(TILES)))
 
     def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
-        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
         whole = panels == shape.panels
         if not whole:  # what comes now has fewer panels than the step before
-            self.drain(k, session, shape, step.columns)
+            self.drain(k, session, shape, step.columns, step.groups)
+        if step.groups is None:
+            self._span(k, session, shape, step, panels, k.index(0), (k.index(0), step.lines))
+        else:
+            lines = step.groups.grouping.size // LINE
+            for group in k.range(0, step.groups.count):
+                span = group * lines, minimum((group + 1) * lines, step.lines)
+                self._span(k, session, shape, step, panels, group, span)
+        if not whole:
+            session.finish(k, step.columns, step.groups, panels, session.count.value)
+
+    def _span(
+        self,
+        k: Builder,
+        session: _Session,
+        shape: Shape,
+        step: Step,
+        panels: int,
+        group: Value,
+        lines: tuple[Value, Value],
+    ) -> None:
+        """Multiply over some lines, while what came before is finished, and leave the sums."""
+        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
         for tile in (t for row in tiles for t in row):
             tilezero(tile)
-        for line in k.range(0, step.lines):
+        for line in k.range(*lines):
             self._multiply(k, shape, step, tiles, line)
-            if whole:
-                session.finish(k, step.columns, panels, shape.interleave)
-        if whole:
-            session.finish(k, step.columns, panels, session.count.value)
-        self._hand_over(k, session, step, tiles)
-        if not whole:
-            session.finish(k, step.columns, panels, session.count.value)
+            if panels < shape.panels and step.groups is None:
+                continue  # nothing is left of the step before
+            session.finish(k, step.columns, step.groups, panels, shape.interleave)
+        session.finish(k, step.columns, step.groups, panels, session.count.value)
+        self._hand_over(k, session, step, tiles, group)
 
-    def drain(self, k: Builder, session: _Session, shape: Shape, columns: Columns) -> None:
-        session.finish(k, columns, shape.panels, session.count.value)
+    def drain(
+        self,
+        k: Builder,
+        session: _Session,
+        shape: Shape,
+        columns: Columns,
+        groups: Groups | None,
+    ) -> None:
+        session.finish(k, columns, groups, shape.panels, session.count.value)
 
     @staticmethod
     def _multiply(
@@ -121,7 +221,7 @@ class Amx(MicroKernel):
         first_a = shape.depth * shape.panels
         a_tiles = [k.tile(first_a + d) for d in range(shape.depth)]
         b_tiles = [k.tile(t) for t in range(first_a + shape.depth, TILES)]
-        stride = k.index(LINE)
+        stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
         for d, a_tile in enumerate(a_tiles):
             offset = step.block_bytes * d + line * step.block_rows * LINE
             tileloadd(a_tile, step.a + offset, stride)
@@ -129,15 +229,20 @@ class Amx(MicroKernel):
             b_tile = b_tiles[p % len(b_tiles)]
             tileloadd(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
-                tdpbusd(tiles[d][p], a_tile, b_tile)
+                dot(tiles[d][p], a_tile, b_tile)
 
     @staticmethod
-    def _hand_over(k: Builder, session: _Session, step: Step, tiles: list[list[Value]]) -> None:
+    def _hand_over(
+        k: Builder, session: _Session, step: Step, tiles: list[list[Value]], group: Value
+    ) -> None:
         """Bring the sums to scratch, to be finished later; what was there is finished by now."""
         for d, row in enumerate(tiles):
             for sums, tile in zip(session.scratch, row, strict=False):
                 tilestored(tile, sums + step.block_rows * (d * PANEL), k.index(LINE))
         session.row.value, session.panel.value = step.row, step.panel
-        left = step.rows - step.row
-        session.count.value = minimum(step.block_rows * len(tiles), left)
+        if session.group is not None:
+            session.group.value = group
+        planes = step.groups.grouping.planes if step.groups else 1
+        rows = step.block_rows // planes * len(tiles)
+        session.count.value = minimum(rows, step.rows - step.row)
         session.done.value = k.index(0)

@@ -13,6 +13,7 @@ from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import GROUP, LINE
 from lowbit.kernels.cpu.vectors import VectorKernel
 from lowbit.kernels.registry import micro_kernel
@@ -37,7 +38,15 @@ class Narrow(VectorKernel):
         self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
         super().__init__(isa, *sizes)
 
-    def refuses(self, m: int, n: int, k: int, largest_pair: int) -> str:
+    def refuses(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        largest_pair: int,
+        weight: str = "s8",
+        grouping: Grouping | None = None,
+    ) -> str:
         if largest_pair <= LARGEST_PAIR:
             return ""
         return (
@@ -46,13 +55,14 @@ class Narrow(VectorKernel):
         )
 
     def multiply(
-        self, k: Builder, a: Value, lines: list[Value], sums: list[list[Register]]
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
         size = self.lanes * GROUP
+        unsigned, other = Vector(u8, size), Vector(s8, size)
         ones = k.constant(1, Vector(s16, 2 * self.lanes))
-        columns = [(line + at * GROUP).cast(s8).load(size) for line in lines for at in self.offsets]
         for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self.lanes).bits(Vector(u8, size))
+            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
             for accumulator, column in zip(accumulators, columns, strict=True):
-                pairs = self._multiply_bytes(four, column)
+                pair = (column, four) if signed else (four, column)
+                pairs = self._multiply_bytes(pair[0].bits(unsigned), pair[1].bits(other))
                 accumulator.value = accumulator.value + self._add_pairs(pairs, ones)

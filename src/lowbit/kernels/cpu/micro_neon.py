@@ -42,6 +42,7 @@ from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks
 from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
 from lowbit.kernels.registry import micro_kernel
@@ -86,7 +87,9 @@ class Dot(MicroKernel):
         super().__init__(isa)
         self._mixed = isa == "neon_i8mm"
 
-    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
+    def shape(
+        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
+    ) -> tuple[Shape, int]:
         rows = _rows(m, multiple=1)
         depth = 1 if self._mixed else min(_SHARING, blocks(m, rows))
         return Shape(rows, depth=depth, panels=1), rows
@@ -164,10 +167,22 @@ class Matrix(MicroKernel):
     name = "matrix"
     preference = 1
 
-    def refuses(self, m: int, n: int, k: int, largest_pair: int) -> str:
-        return "" if m > 1 else "rows go in pairs, and one row would waste half of each product"
+    def refuses(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        largest_pair: int,
+        weight: str = "s8",
+        grouping: Grouping | None = None,
+    ) -> str:
+        if m == 1:
+            return "rows go in pairs, and one row would waste half of each product"
+        return super().refuses(m, n, k, largest_pair, weight, grouping)
 
-    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
+    def shape(
+        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
+    ) -> tuple[Shape, int]:
         rows = _rows(m, multiple=2)
         return Shape(rows, depth=1, panels=1), rows
 

@@ -37,11 +37,14 @@ class Vnni(VectorKernel):
         super().__init__(isa, named(isa).vector_bytes // GROUP, most_rows, panels, _CHAINS)
 
     def multiply(
-        self, k: Builder, a: Value, lines: list[Value], sums: list[list[Register]]
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
         size = self.lanes * GROUP
-        columns = [(line + at * GROUP).cast(s8).load(size) for line in lines for at in self.offsets]
+        unsigned, other = Vector(u8, size), Vector(s8, size)
         for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self.lanes).bits(Vector(u8, size))
+            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
             for accumulator, column in zip(accumulators, columns, strict=True):
-                accumulator.value = self._dot(accumulator.value, four, column)
+                pair = (column, four) if signed else (four, column)
+                accumulator.value = self._dot(
+                    accumulator.value, pair[0].bits(unsigned), pair[1].bits(other)
+                )

@@ -15,7 +15,7 @@ from lowbit.isa.generic import madd16
 from lowbit.isa.types import Vector, s16, u16, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import GROUP, LINE
+from lowbit.kernels.cpu.layout import LINE
 from lowbit.kernels.cpu.vectors import VectorKernel
 from lowbit.kernels.registry import micro_kernel
 
@@ -38,19 +38,19 @@ class Widening(VectorKernel):
         super().__init__(isa, *sizes)
 
     def multiply(
-        self, k: Builder, a: Value, lines: list[Value], sums: list[list[Register]]
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
         """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
-        pairs = 2 * self.lanes
-        columns = []
-        for line in lines:
-            for at in self.offsets:
-                both = (line + at * GROUP).cast(s16).load(pairs)
-                columns.append(((both << 8) >> 8, both >> 8))
+        pairs = Vector(s16, 2 * self.lanes)
+        halves = [((both << 8) >> 8, both >> 8) for both in (c.bits(pairs) for c in columns)]
         for row, accumulators in enumerate(sums):
             four = (a + row * LINE).cast(u32).load().splat(self.lanes)
-            even = (four & 0x00FF00FF).bits(Vector(s16, pairs))
-            odd = (four.bits(Vector(u16, pairs)) >> 8).bits(Vector(s16, pairs))
-            for accumulator, (b_even, b_odd) in zip(accumulators, columns, strict=True):
+            if signed:
+                odd = four.bits(pairs) >> 8
+                even = (four.bits(pairs) << 8) >> 8
+            else:
+                odd = (four.bits(Vector(u16, 2 * self.lanes)) >> 8).bits(pairs)
+                even = (four & 0x00FF00FF).bits(pairs)
+            for accumulator, (b_even, b_odd) in zip(accumulators, halves, strict=True):
                 accumulator.value = accumulator.value + self._multiply_add(even, b_even)
                 accumulator.value = accumulator.value + self._multiply_add(odd, b_odd)

@@ -18,16 +18,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, u8
+from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu import activation
+from lowbit.kernels.cpu import activation, digits
 from lowbit.kernels.cpu.activation import Row, Source
 from lowbit.kernels.cpu.epilogue import Epilogue, Operands, columns
+from lowbit.kernels.cpu.groups import Grouping, Groups
 from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE
 from lowbit.kernels.cpu.nibbles import unpack_nibbles
 from lowbit.kernels.micro_kernel import Columns, MicroKernel, Shape, Step
+
+_ELEMENTS = {"u8": u8, "s8": u8, "f32": f32, "bf16": u16}  # of sources
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -69,36 +72,49 @@ def product(
     epilogue: Epilogue,
     weight: str = "s8",
     fused: bool = False,
+    grouping: Grouping | None = None,
 ) -> None:
     """out[m, n] = epilogue(a[m, depth] · b[depth, n]).
 
     Strides count elements. `packed` is scratch for a: lines of 64 bytes for every row of every
     block of every step. Row arrays have an entry for each row, column arrays for each column of
     each panel; those that the epilogue does not name are not touched. `weight` is what the panels
-    hold: "s8", or "u4" or "s4" (see layout.py). Of `private`, each thread uses `private_bytes`:
+    hold: "s8", or "u4" or "s4" (see layout.py). With `grouping`, weights have groups (see
+    groups.py): a block then has so many rows of bytes for each of a's, column zeros and scales have
+    16 entries for each group of each panel, and row sums, float32, one for each group; if there
+    are several digits, so have row scales. Of `private`, each thread uses `private_bytes`:
     for the lines of one step, if `fused`, in which case `packed` is not used; and for an item's
     panels as bytes, where they are not.
     """
+    lines = _ceil(depth, LINE)
+    planes = grouping.planes if grouping else 1
+    groups = None
+    if grouping:
+        groups = Groups(
+            grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32), m,
+            _ceil(depth, grouping.size),
+        )  # fmt: skip
     rows = _Rows(
-        source, epilogue.b_zero, a, a_row_stride, a_stride, row_scale, row_zero, row_sum,
-        m, depth, _ceil(depth, LINE), block_rows,
+        source, epilogue.b_zero, groups, a, a_row_stride, a_stride, row_scale, row_zero, row_sum,
+        m, depth, lines, block_rows, block_rows // planes,
     )  # fmt: skip
     if not fused:
-        for block in k.parallel(_ceil(m, block_rows)):
-            rows.pack(k, block * block_rows, packed + block * rows.block_bytes)
+        for block in k.parallel(_ceil(m, rows.block_outputs)):
+            rows.pack(k, block * rows.block_outputs, packed + block * rows.block_bytes)
     operands = Operands(
         row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
         residual, residual_stride, requantize, out, out_stride, n,
     )  # fmt: skip
     mine = private
-    if fused or weight != "s8":
+    unpacks = weight != "s8" and not shape.nibbles
+    if fused or unpacks:
         mine = private + k.thread() * private_bytes
     items = _Items(
         micro, shape, weight, fused, rows, packed, mine, panels,
         lambda panel, at, lanes: columns(k, epilogue, operands, panel * PANEL + at, lanes),
     )  # fmt: skip
-    session = micro.begin(k, shape, block_rows)
-    steps, all_panels = _ceil(m, block_rows * shape.depth), _ceil(n, PANEL)
+    session = micro.begin(k, shape, block_rows, grouping)
+    steps, all_panels = _ceil(m, rows.block_outputs * shape.depth), _ceil(n, PANEL)
     across = _ceil(all_panels, item_panels)
     for item in k.parallel(_ceil(steps, item_steps) * across):
         first_step, first_panel = item // across * item_steps, item % across * item_panels
@@ -116,10 +132,12 @@ Range = tuple[Value, Value]
 
 @dataclass(frozen=True)
 class _Rows:
-    """The left operand, and how its rows are packed."""
+    """The left operand, and how its rows are packed: `block_rows` rows of bytes in a block, for
+    `block_outputs` rows of the operand."""
 
     source: Source
     wants_sums: bool
+    groups: Groups | None
     a: Value
     row_stride: Value
     stride: Value
@@ -130,6 +148,7 @@ class _Rows:
     depth: Value
     lines: Value
     block_rows: Value
+    block_outputs: Value
 
     @property
     def block_bytes(self) -> Value:
@@ -138,22 +157,36 @@ class _Rows:
 
     def pack(self, k: Builder, first: Value, target: Value) -> None:
         """Pack the block of rows that begins with row `first`, as far as there are rows."""
-        for r in k.range(first, minimum(first + self.block_rows, self.count)):
-            kind = f32 if self.source.kind == "f32" else u8
+        planes = self.groups.grouping.planes if self.groups else 1
+        for r in k.range(first, minimum(first + self.block_outputs, self.count)):
             row = Row(
-                source=self.a.cast(kind) + r * self.row_stride,
+                source=self.a.cast(_ELEMENTS[self.source.kind]) + r * self.row_stride,
                 stride=self.stride,
                 length=self.depth,
-                lines=target + (r - first) * LINE,
+                lines=target + (r - first) * (planes * LINE),
                 line_stride=self.block_rows * LINE,
             )
-            sums = self.sum + r if self.wants_sums else None
             with k.scope():
-                if self.source.kind == "f32":
-                    made = self.scale + r, self.zero + r
-                    activation.quantize(k, self.source, row, made, sums)
-                else:
-                    activation.pack_bytes(k, self.source, row, sums)
+                self._pack(k, row, r)
+
+    def _pack(self, k: Builder, row: Row, r: Value) -> None:
+        """Pack one row."""
+        sums = self.sum + r if self.wants_sums else None
+        if self.groups is not None:
+            self._pack_digits(k, self.groups, row, r)
+        elif self.source.kind == "f32":
+            activation.quantize(k, self.source, row, (self.scale + r, self.zero + r), sums)
+        else:
+            activation.pack_bytes(k, self.source, row, sums)
+
+    def _pack_digits(self, k: Builder, groups: Groups, row: Row, r: Value) -> None:
+        """Pack one row as signed bytes, with what belongs to its groups."""
+        sums = groups.row_sum + r * groups.count
+        if groups.grouping.planes > 1:
+            digits.split(k, groups.grouping, row, self.scale + r * groups.count, sums)
+            return
+        activation.quantize(k, self.source, row, (self.scale + r, self.zero + r), None)
+        digits.signed(k, groups.grouping, row, self.zero + r, sums)
 
 
 @dataclass(frozen=True)
@@ -181,11 +214,11 @@ class _Items:
             if self.shape.panels > 1:
                 for panel in k.range(whole, panels[1]):
                     self._step(k, session, a, b, index, panel, panels[0], 1)
-        self.micro.drain(k, session, self.shape, self.columns)
+        self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
 
     def _bytes(self, k: Builder, panels: Range) -> Value:
-        """Where the item's panels are, as bytes."""
-        if self.weight == "s8":
+        """Where the item's panels are, as the micro-kernel reads them."""
+        if self.weight == "s8" or self.shape.nibbles:
             return self.panels + panels[0] * self._panel_bytes
         target = self.private
         if self.fused:
@@ -202,7 +235,7 @@ class _Items:
         if not self.fused:
             return self.packed + index * depth * size
         for block in range(depth):
-            first = (index * depth + block) * self.rows.block_rows
+            first = (index * depth + block) * self.rows.block_outputs
             self.rows.pack(k, first, self.private + size * block)
         return self.private
 
@@ -220,7 +253,7 @@ class _Items:
         step = Step(
             a=a,
             b=b + (panel - first_panel) * self._panel_bytes,
-            row=index * self.shape.depth * self.rows.block_rows,
+            row=index * self.shape.depth * self.rows.block_outputs,
             rows=self.rows.count,
             panel=panel,
             lines=self.rows.lines,
@@ -228,10 +261,11 @@ class _Items:
             block_bytes=self.rows.block_bytes,
             panel_bytes=self._panel_bytes,
             columns=self.columns,
+            groups=self.rows.groups,
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)
 
     @property
     def _panel_bytes(self) -> Value:
-        return self.rows.lines * PANEL_LINE
+        return self.rows.lines * (PANEL_LINE // 2 if self.shape.nibbles else PANEL_LINE)

@@ -11,12 +11,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from lowbit.isa.types import s32
+from lowbit.isa.generic import minimum
+from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.nibbles import unpacked
 from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
 
+_QUADS = LINE // GROUP  # of 4 k, in 64
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
 
@@ -32,46 +36,112 @@ class VectorKernel(MicroKernel):
         self.lanes, self.most_rows, self.panels, self.chains = lanes, most_rows, panels, chains
         self.offsets = range(0, PANEL, lanes)
 
+    def refuses(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        largest_pair: int,
+        weight: str = "s8",
+        grouping: Grouping | None = None,
+    ) -> str:
+        return ""
+
     @abstractmethod
     def multiply(
-        self, k: Builder, a: Value, lines: list[Value], sums: list[list[Register]]
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
         """Emit the products of 4 k. `a`: those of the first row, the next rows' 64 bytes apart;
-        `lines`: one of each panel; `sums`: for each row one register for each vector."""
+        `columns`: a vector of bytes for each vector of accumulators; `sums`: for each row one
+        register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
+        the left, and less than 16 on the right."""
 
-    def shape(self, m: int, lines: int) -> tuple[Shape, int]:
+    def shape(
+        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
+    ) -> tuple[Shape, int]:
         vectors = self.panels * len(self.offsets)
+        planes = grouping.planes if grouping else 1
 
         def cost(rows: int) -> tuple[int, int]:
-            return blocks(m, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
+            return blocks(m * planes, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
-        rows = min(range(1, self.most_rows + 1), key=cost)
-        return Shape(rows, depth=1, panels=self.panels), rows
+        rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
+        # Nibbles that several steps read are turned into bytes once for all of them.
+        nibbles = weight if weight != "s8" and m * planes <= rows else ""
+        return Shape(rows, depth=1, panels=self.panels, nibbles=nibbles), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
-        vectors = panels * len(self.offsets)
-        parts = max(p for p in (1, 2, 4) if p == 1 or p * shape.rows * vectors <= self.chains)
-        sums = [
-            [
-                [k.register(k.zeros(s32, self.lanes)) for _ in range(vectors)]
-                for _ in range(shape.rows)
+        places = [(p, at) for p in range(panels) for at in self.offsets]
+        parts = 2 if 2 * shape.rows * len(places) <= self.chains else 1
+        pairs = step.lines * (_QUADS // 2)
+        if step.groups is None:
+            with k.scope():
+                sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
+                for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
+                    self._store(k, step, p, at, list(column))
+            return
+        groups, planes = step.groups, step.groups.grouping.planes
+        rows = shape.rows // planes
+        totals = k.local(f32, rows * len(places) * self.lanes)
+        for i in range(rows * len(places)):
+            (totals + i * self.lanes).store(k.zeros(f32, self.lanes))
+        for group in k.range(0, groups.count):
+            first = group * groups.group_pairs
+            span = first, minimum(first + groups.group_pairs, pairs)
+            with k.scope():
+                sums = self._sums(k, shape, step, places, parts, span)
+                for i, (p, at) in enumerate(places):
+                    add = groups.columns(k, step.panel + p, group, at, self.lanes)
+                    for row in range(rows):
+                        digits = [sums[row * planes + digit][i] for digit in range(planes)]
+                        place = totals + (i * rows + row) * self.lanes
+                        place.store(add(step.row + row, digits, place.load(self.lanes)))
+        for i, (p, at) in enumerate(places):
+            held = [
+                (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)
             ]
-            for _ in range(parts)
+            self._store(k, step, p, at, held)
+
+    def _store(self, k: Builder, step: Step, panel: int, at: int, rows: list[Value]) -> None:
+        """Store some columns of all rows that exist."""
+        store = step.columns(step.panel + panel, at, self.lanes)
+        for row, value in enumerate(rows):
+            for _ in k.when(step.row + row < step.rows):
+                store(step.row + row, value)
+
+    def _sums(
+        self,
+        k: Builder,
+        shape: Shape,
+        step: Step,
+        places: list[tuple[int, int]],
+        parts: int,
+        span: tuple[Value, Value],
+    ) -> list[list[Value]]:
+        """For each row its vectors of sums, over some times 8 k."""
+        zero = k.zeros(s32, self.lanes)
+        sums = [
+            [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
-        for line in k.range(0, step.lines):
-            a = step.a + line * (shape.rows * LINE)
-            b = step.b + line * (LINE * LINE // GROUP)
-            for quad in k.range(0, LINE // GROUP, parts):
-                for part in range(parts):
-                    at = quad + part
-                    lines = [b + (step.panel_bytes * p + at * LINE) for p in range(panels)]
-                    self.multiply(k, a + at * GROUP, lines, sums[part])
-        for number in range(vectors):
-            panel, part = divmod(number, len(self.offsets))
-            store = step.columns(step.panel + panel, self.offsets[part], self.lanes)
-            for row in range(shape.rows):
-                for _ in k.when(step.row + row < step.rows):
-                    total = sums[0][row][number].value
-                    for other in sums[1:]:
-                        total = total + other[row][number].value
-                    store(step.row + row, total)
+        together = 2 if shape.nibbles or parts == 2 else 1
+        for quad in k.range(span[0] * 2, span[1] * 2, together):
+            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
+            for which in range(together):
+                columns = [self._bytes(shape, step, quad, place, which) for place in places]
+                signed = step.groups is not None
+                self.multiply(k, a + which * GROUP, columns, sums[which % parts], signed)
+        totals = [[register.value for register in row] for row in sums[0]]
+        for part in sums[1:]:
+            for row, more in zip(totals, part, strict=True):
+                row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
+        return totals
+
+    def _bytes(
+        self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int
+    ) -> Value:
+        """A vector of some columns: 4 k in each dword, those of `quad` or of the one behind it."""
+        size, (panel, at) = self.lanes * GROUP, place
+        base = step.b + (step.panel_bytes * panel + at * GROUP)
+        if shape.nibbles:
+            return unpacked((base + quad * (LINE // 2)).load(size), shape.nibbles)[which]
+        return (base + (quad + which) * LINE).load(size)

@@ -1,0 +1,317 @@
+"""Products of floats with 4-bit weights in groups: within the budget, the same bits everywhere."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.isa import SETS, available, named
+from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.groups import Grouping
+from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.product import product as product_kernel
+from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.registry import micro_kernels
+from lowbit.numerics import QTensor, int_format
+from lowbit.packed import PackedMatrix
+from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
+
+ISAS = pytest.mark.parametrize(
+    "isa",
+    [
+        pytest.param(
+            name, marks=pytest.mark.skipif(bool(one.missing()), reason=one.missing() or "-")
+        )
+        for name, one in SETS.items()
+    ],
+)
+FORMATS = {"s4": "int4", "u4": "uint4"}
+# M, N, groups, elements of each
+SIZES = [(1, 1, 1, 8), (1, 49, 3, 32), (3, 17, 2, 64), (9, 70, 5, 24), (40, 35, 2, 128)]
+
+
+def _packed(case: Case, inputs: dict[str, np.ndarray]) -> PackedMatrix:
+    sizes = case.sizes
+    values, scale = inputs["b"], inputs["b_scale"]
+    zero = inputs.get("b_zero_point", np.zeros(scale.shape, np.int32))
+    fmt = int_format(FORMATS[case.dtypes.split(":")[1]])
+    flat = values.reshape(-1, sizes["N"])
+    return lowbit.pack(QTensor(flat, scale, zero, fmt, 1, sizes["S"], 0))
+
+
+def _run(case: Case, inputs: dict[str, np.ndarray], **options: Any) -> np.ndarray:
+    """The library's function on the operands of a specification."""
+    x = inputs["x"].reshape(case.sizes["M"], -1)
+    b, bias = _packed(case, inputs), inputs.get("bias")
+    if case.spec is LINEAR_GROUPS:
+        return lowbit.linear_dynamic(x, b, bias, symmetric="symmetric" in case.options, **options)
+    return lowbit.linear_weight_only(x, b, bias, **options)
+
+
+def _cases(spec: Specification) -> list[Case]:
+    cases = []
+    for (m, n, g, s), kind in product(SIZES, FORMATS):
+        sizes = {"M": m, "N": n, "G": g, "S": s}
+        without = [(), ("b_zero_point", "bias")][len(cases) // 2 % 2]
+        options = spec.options if spec is LINEAR_GROUPS and len(cases) % 2 else ()
+        cases.append(spec.case(sizes, dtypes=f"f32:{kind}:f32", without=without, options=options))
+    return cases
+
+
+CASES = pytest.mark.parametrize(
+    "case", [*_cases(LINEAR_WEIGHT_ONLY), *_cases(LINEAR_GROUPS)], ids=str
+)
+
+
+@ISAS
+@CASES
+def test_within_the_budget(isa: str, case: Case) -> None:
+    for seed, fill in enumerate(FILLS):
+        inputs = case.inputs(seed, fill)
+        expected = case.expect(inputs)
+        results = [_run(case, inputs, isa=isa, threads=threads) for threads in (1, 3)]
+        verdict = expected.check(results[0])
+        assert verdict.ok, verdict.message
+        np.testing.assert_array_equal(results[0], results[1])
+
+
+@CASES
+def test_the_same_bits_on_every_set(case: Case) -> None:
+    inputs = case.inputs(5)
+    results = [_run(case, inputs, isa=isa) for isa in available()]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix) -> Any:
+    """The product's text on NumPy: the output, or why the micro-kernel does not serve."""
+    x = x.reshape(case.sizes["M"], -1)
+    planes = 1 if case.spec is LINEAR_GROUPS else 3
+    (m, k), n = x.shape, b.N
+    zeros = "" if b.zero_points is None else "s8"
+    grouping = Grouping(min(b.group_size or 0, padded_k(k)), planes, zeros)
+    why = micro.refuses(m, n, k, 30, "u4", grouping)
+    if why:
+        return why
+    lines = blocks(k, LINE)
+    shape, block_rows = micro.shape(m, lines, "u4", grouping)
+    step_rows = block_rows // planes * shape.depth
+    each = np.zeros((m, b.groups), np.float32)
+    out = np.full((m, n), np.nan, np.float32)
+    symmetric = "symmetric" in case.options
+    arguments = {
+        "a": x, "a_row_stride": k, "a_stride": 1,
+        "packed": np.zeros(blocks(m, step_rows) * step_rows * planes * padded_k(k), np.uint8),
+        "row_scale": each.copy(), "row_zero": np.zeros(m, np.int32),
+        "row_sum": each.view(np.int32), "panels": b.panels,
+        "column_sum": b.column_sums.view(np.int32),
+        "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
+        "column_scale": b.scale, "bias": None, "residual": None, "residual_stride": 0,
+        "requantize": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
+        "private": np.zeros(3 * lines * PANEL_LINE, np.uint8),
+        "private_bytes": 3 * lines * PANEL_LINE,
+    }  # fmt: skip
+    product_kernel.interpret(
+        named(micro.isa), arguments, micro=micro, shape=shape,
+        source=Source("f32", symmetric=symmetric), weight="u4", grouping=grouping,
+        epilogue=Epilogue(
+            a_zero=planes == 1 and not symmetric, out="f32",
+            scales="row" if planes == 1 else "none",
+        ),
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
+@pytest.mark.parametrize("spec", [LINEAR_WEIGHT_ONLY, LINEAR_GROUPS], ids=str)
+def test_interpreted(micro: MicroKernel, spec: Specification) -> None:
+    """Every micro-kernel that does not refuse, on any machine, every access checked."""
+    served = 0
+    for m, n, g, s in ((1, 21, 2, 24), (4, 50, 3, 64), (19, 33, 2, 128)):
+        sizes = {"M": m, "N": n, "G": g, "S": s}
+        case = spec.case(sizes, dtypes="f32:u4:f32", without=["bias"])
+        inputs = case.inputs(3)
+        out = _interpreted(micro, case, inputs["x"], _packed(case, inputs))
+        if isinstance(out, str):
+            continue
+        served += 1
+        verdict = case.expect(inputs).check(out)
+        assert verdict.ok, verdict.message
+        np.testing.assert_array_equal(out, _run(case, inputs))
+    assert served or micro.isa.startswith("neon")
+
+
+def test_reads_past_the_panels_are_seen() -> None:
+    micro = next(one for one in micro_kernels() if one.name == "vnni")
+    case = LINEAR_WEIGHT_ONLY.case({"M": 1, "N": 20, "G": 2, "S": 64}, without=["bias"])
+    inputs = case.inputs(1)
+    packed = _packed(case, inputs)
+    object.__setattr__(packed, "panels", packed.panels[:-1])
+    with pytest.raises(OutOfBoundsError, match="panels"):
+        _interpreted(micro, case, inputs["x"], packed)
+
+
+def _weight(k: int, n: int, group: int | None, dtype: str = "int4", seed: int = 0) -> QTensor:
+    w = np.random.default_rng(seed).standard_normal((k, n)).astype(np.float32)
+    if group is None:
+        return lowbit.quantize(w, dtype, axis=1, symmetric=False)
+    return lowbit.quantize(w, dtype, axis=1, group_size=group, group_axis=0, symmetric=False)
+
+
+def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
+    reference = x.astype(np.float64) @ w.astype(np.float64)
+    mass = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64)
+    assert (np.abs(y - reference) <= digits * (mass + np.abs(x).max() * np.abs(w).sum(0))).all()
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", FORMATS.values())
+@pytest.mark.parametrize(("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8)])
+def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | None) -> None:
+    q = _weight(k, 37, group, dtype)
+    packed = lowbit.pack(q)
+    np.testing.assert_array_equal(packed.unpack(), q.values)
+    x = np.random.default_rng(1).standard_normal((11, k)).astype(np.float32)
+    _near(lowbit.linear_weight_only(x, packed, isa=isa), x, q.dequantize(), 2.0**-20)
+    if group is not None:
+        y = lowbit.linear_dynamic(x, packed, isa=isa)
+        _near(y, x, q.dequantize(), 2.0**-6)
+
+
+def test_real_zero_points() -> None:
+    q = _weight(96, 20, 32, "uint4")
+    zero = np.random.default_rng(3).uniform(0, 15, q.scale.shape)
+    packed = lowbit.pack(q, zero_point=zero)
+    weight = (q.values - np.repeat(zero, 32, axis=0)) * np.repeat(q.scale, 32, axis=0)
+    x = np.random.default_rng(4).standard_normal((4, 96)).astype(np.float32)
+    _near(lowbit.linear_weight_only(x, packed), x, weight, 2.0**-20)
+    _near(lowbit.linear_dynamic(x, packed), x, weight, 2.0**-6)
+    with pytest.raises(ValueError, match="of the scales"):
+        lowbit.pack(q, zero_point=zero[:1])
+    with pytest.raises(ValueError, match="finite"):
+        lowbit.pack(q, zero_point=zero * np.nan)
+    with pytest.raises(ValueError, match="groups"):
+        lowbit.pack(_weight(96, 20, None), zero_point=zero)
+
+
+def test_bfloat16() -> None:
+    torch = pytest.importorskip("torch")
+    sizes = {"M": 5, "N": 33, "G": 3, "S": 64}
+    case = LINEAR_WEIGHT_ONLY.case(sizes, options=["bfloat16"])
+    inputs = case.inputs(2)
+    x = torch.from_numpy(inputs["x"]).bfloat16()
+    inputs["x"] = x.float().numpy()
+    packed, rows = _packed(case, inputs), x.reshape(5, -1)
+    y = lowbit.linear_weight_only(rows, packed, inputs["bias"])
+    assert y.dtype == torch.float32
+    verdict = case.expect(inputs).check(y.numpy())
+    assert verdict.ok, verdict.message
+    rounded = lowbit.linear_weight_only(rows, packed, inputs["bias"], out_dtype="bfloat16")
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded, y.bfloat16(), rtol=0, atol=0)
+    turned = torch.empty(192, 5, dtype=torch.bfloat16).T
+    turned.copy_(rows)
+    again = lowbit.linear_weight_only(turned, packed, inputs["bias"])
+    torch.testing.assert_close(again, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
+    packed = lowbit.pack(_weight(64, 20, 32))
+    x = np.ones((3, 64), np.float32)
+    x[1, 40] = bad
+    for y in (lowbit.linear_weight_only(x, packed), lowbit.linear_dynamic(x, packed)):
+        assert np.isnan(y[1]).all()
+        assert np.isfinite(y[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("magnitude", [0.0, 1e-45, 1e-38, 1e-30, 1e30, 3e38])
+def test_any_magnitude(magnitude: float) -> None:
+    q = _weight(64, 20, 32)
+    x = np.full((2, 64), magnitude, np.float32)
+    x[:, ::2] *= -0.5
+    y = lowbit.linear_weight_only(x, lowbit.pack(q))
+    reference = x.astype(np.float64) @ q.dequantize()
+    inside = np.abs(reference) < 3e38
+    bound = 1e-5 * np.abs(reference) + 1e-31 + magnitude * 1e-5
+    assert (np.abs(y - reference)[inside] <= bound[inside]).all()
+
+
+def test_layouts_steps_and_outputs() -> None:
+    q = _weight(70, 37, 24)
+    packed = lowbit.pack(q)
+    rng = np.random.default_rng(7)
+    x, bias = rng.standard_normal((9, 70)).astype(np.float32), rng.standard_normal(37)
+    residual = rng.standard_normal((9, 37)).astype(np.float32)
+    plain = lowbit.linear_weight_only(x, packed)
+    every_other = np.repeat(x, 2, axis=0)[::2], np.repeat(x, 2, axis=1)[:, ::2]
+    for view in (np.asfortranarray(x), *every_other):
+        np.testing.assert_array_equal(lowbit.linear_weight_only(view, packed), plain)
+    out = np.full((37, 9), np.nan, np.float32).T
+    assert lowbit.linear_weight_only(x, packed, out=out) is out
+    np.testing.assert_array_equal(out, plain)
+    all_of_it = lowbit.linear_weight_only(
+        x, packed, bias, residual=residual, steps=("bias", "relu", "residual")
+    )
+    expected = np.maximum(plain + bias.astype(np.float32), 0) + residual
+    np.testing.assert_array_equal(all_of_it, expected)
+    for shape in ((0, 70), (9, 70)):
+        empty = lowbit.pack(_weight(70, 0, 24)) if shape[0] else packed
+        assert lowbit.linear_weight_only(x[: shape[0]], empty).size == 0
+
+
+def test_many_rows_are_served_in_chunks() -> None:
+    """More rows than one call's workspace holds."""
+    q = _weight(64, 16, 64)
+    x = np.random.default_rng(8).standard_normal((50_000, 64)).astype(np.float32)
+    packed = lowbit.pack(q)
+    y = lowbit.linear_weight_only(x, packed, np.ones(16, np.float32))
+    some = np.r_[0:40, 24_000:24_040, 49_960:50_000]
+    np.testing.assert_array_equal(
+        y[some], lowbit.linear_weight_only(x[some], packed, np.ones(16, np.float32))
+    )
+
+
+def test_errors_say_what_to_do(tmp_path: Path) -> None:
+    packed, x = lowbit.pack(_weight(64, 20, 32)), np.ones((2, 64), np.float32)
+    with pytest.raises(TypeError, match="float32 or bfloat16"):
+        lowbit.linear_weight_only(x.astype(np.float64), packed)
+    with pytest.raises(ValueError, match="columns of x"):
+        lowbit.linear_weight_only(x[:, :63], packed)
+    with pytest.raises(ValueError, match="two dimensions"):
+        lowbit.linear_weight_only(x[0], packed)
+    with pytest.raises(ValueError, match="4-bit"):
+        lowbit.linear_weight_only(x, lowbit.pack(_weight(64, 20, None, "int8")))
+    with pytest.raises(ValueError, match="out_dtype"):
+        lowbit.linear_weight_only(x, packed, out_dtype="uint8")
+    with pytest.raises(ValueError, match="groups of 32"):
+        lowbit.matmul(x.astype(np.int8), packed)
+    with pytest.raises(ValueError, match="groups of 32"):
+        lowbit.matmul_scaled(x.astype(np.int8), packed, a_scale=1.0)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        lowbit.pack(_weight(64, 20, 12))
+    with pytest.raises(ValueError, match="4-bit"):
+        lowbit.pack(_weight(64, 20, 32, "int8"))
+    with pytest.raises(TypeError, match="packed"):
+        lowbit.linear_weight_only(x, np.ones((64, 3)))  # type: ignore[arg-type]
+
+
+def test_files(tmp_path: Path) -> None:
+    for group, zero in ((32, None), (None, None), (24, 0.5)):
+        q = _weight(70, 37, group, "uint4")
+        real = None if zero is None else q.zero_point + zero
+        packed = lowbit.pack(q, zero_point=real)
+        lowbit.save_packed(packed, tmp_path / "b")
+        loaded = lowbit.load_packed(tmp_path / "b")
+        assert loaded.group_size == packed.group_size
+        x = np.random.default_rng(9).standard_normal((3, 70)).astype(np.float32)
+        for function in (lowbit.linear_weight_only, lowbit.linear_dynamic):
+            np.testing.assert_array_equal(function(x, loaded), function(x, packed))
