@@ -1,52 +1,34 @@
 """Exact search over compressed vectors: the nearest of m vectors of 8 or 4 bits.
 
-Vectors are the columns of packed right operands, some thousands in a chunk. A search multiplies the
-queries, quantized row by row to 8 bits, by one chunk after another. Of each product only the
-greatest score of every 8 neighbours is stored; what these 8 scored is computed again for the few
-groups that matter.
+Vectors are the columns of packed right operands, some thousands in a chunk. A search finds the best
+by what the compressed vectors score with queries of 8 bits (index_search.py), and may then rank
+some candidates by the originals.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import dispatch, index_file
-from lowbit import isa as instruction_sets
 from lowbit.arguments import float_matrix, padded
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import MAX_GROUP, Epilogue
-from lowbit.kernels.cpu.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks
-from lowbit.numerics import QTensor, check_finite, int_format, quantize, quantize_rows
-from lowbit.packed import NIBBLE_MASK, PackedMatrix
+from lowbit.array_file import ArrayFile
+from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
+from lowbit.numerics import QTensor, int_format, quantize
+from lowbit.packed import WEIGHTS, PackedMatrix
 from lowbit.packing import pack
-
-Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
+from lowbit.spec import longest_sum
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
 _QUERIES = 256  # that are served together
-_GROUP_BITS = 32  # of a key, for the number of a group
-_LAST_GROUP = (1 << _GROUP_BITS) - 1
+_RESCORED = 1 << 22  # numbers of originals that are looked at together
 _FORMATS = {8: "int8", 4: "int4"}
-_HALVES = PANEL // MAX_GROUP
 _METRICS = ("dot", "cosine", "l2")
 _SCALES = ("vector", "dimension")
-
-
-class _Chunk(NamedTuple):
-    """Vectors as columns; `bias` is −|v|²/2 of each as it is stored, for l2 only."""
-
-    matrix: PackedMatrix
-    bias: Floats | None
-
-    @property
-    def groups(self) -> int:
-        return blocks(self.matrix.N, MAX_GROUP)
+_FILE = ArrayFile("vector index", 1)
 
 
 class VectorIndex:
@@ -60,7 +42,8 @@ class VectorIndex:
       distance.
 
     ids count the vectors from 0 in the order in which they were added. ValueError: another
-    parameter than these.
+    parameter than these, or a dim of so many products that int32 could overflow (65,793 at 8
+    bits).
     """
 
     def __init__(
@@ -75,9 +58,15 @@ class VectorIndex:
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}")
+        most = longest_sum("u8", WEIGHTS[_FORMATS[bits]], shifted=(True, False))
+        if dim > most:
+            raise ValueError(
+                f"dim = {dim} products of queries and vectors of {bits} bits could overflow "
+                f"int32; at most {most} cannot: search parts of the vectors and add the scores"
+            )
         self.dim, self.bits, self.scale, self.metric = int(dim), int(bits), scale, metric
         self._dimension_scale: Floats | None = None
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[Chunk] = []
 
     def __len__(self) -> int:
         """How many vectors there are."""
@@ -111,7 +100,8 @@ class VectorIndex:
         self._dimension_scale = quantize(given, _FORMATS[self.bits], axis=1).scale
 
     def add(self, vectors: Any, progress: Callable[[int, int], None] | None = None) -> None:
-        """Add vectors, float32 [n, dim]. `progress` is called with (vectors done, n).
+        """Add vectors, float32 [n, dim]. `progress` is called with (vectors done, n), after every
+        65,536 vectors and at the end.
 
         TypeError: not float32. ValueError: of another width, NaN or infinity, naming the first,
         or so large that float32 cannot hold a squared length; nothing is added then.
@@ -119,7 +109,7 @@ class VectorIndex:
         source = self._checked(vectors, "vectors")
         if len(source) and self.scale == "dimension" and self._dimension_scale is None:
             self.train(source)
-        made: list[_Chunk] = []
+        made: list[Chunk] = []
         for first in range(0, len(source), _CHUNK):
             part = self._prepared(source[first : first + _CHUNK], "vectors", checked=True)
             made.append(self._chunk(*self._codes(part)))
@@ -148,12 +138,17 @@ class VectorIndex:
         """The k best vectors of each query, best first: scores float32, ids int64, both [Q, k].
 
         queries: float32 [Q, dim]. Scores are inner products or cosines, descending, or squared
-        distances, ascending; equals come by ascending id. What k exceeds len() by has id −1 and
-        score −inf (l2: +inf). `rescore`: the vectors as they were added, float32 [len(), dim],
-        maybe a memmap; the best `candidates` (4·k) are then ranked by them, in float64.
+        distances, ascending. What k exceeds len() by has id −1 and score −inf (l2: +inf).
 
-        TypeError: not float32, or k no integer. ValueError: another width, k < 1, candidates < k
-        or without rescore, NaN or infinity, naming the first.
+        Of equal scores the lower id comes first; scores are compared before distances are rounded
+        to float32 and, if below 0, become 0. `rescore`: the vectors as they were added, float32
+        [len(), dim], maybe a memmap; the best `candidates` (4·k) are then ranked by them, in
+        float64, lower ids first among equals. threads: for the products, as many as there are and
+        the work is worth by default; results do not depend on them, nor on `isa`.
+
+        TypeError: not float32, or k or candidates no integer. ValueError: another width, k < 1,
+        candidates < k or without rescore, rescore of another shape, NaN or infinity in queries or
+        candidates, naming the first, or threads < 1.
         """
         source = self._checked(queries, "queries")
         wanted = self._wanted(k, rescore, candidates)
@@ -164,7 +159,7 @@ class VectorIndex:
         count = min(wanted, len(self))
         for first in range(0, len(source) if count else 0, _QUERIES):
             part = self._prepared(source[first : first + _QUERIES], "queries", checked=True)
-            found = self._nearest(part, count, threads, isa)
+            found = self._nearest(part, first, count, threads, isa)
             if originals is not None:
                 found = self._rescored(part, found[1], originals)
             kept = min(k, count)
@@ -173,7 +168,10 @@ class VectorIndex:
         return scores, ids
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to `path`, whole or not at all. OSError if that cannot be done."""
+        """Write the index to `path`, whole or not at all.
+
+        OSError if that cannot be done; a file that was there before is then as it was.
+        """
         fields = {"dim": self.dim, "bits": self.bits, "scale": self.scale, "metric": self.metric}
         arrays: dict[str, npt.NDArray[Any]] = {}
         if self._dimension_scale is not None:
@@ -186,32 +184,50 @@ class VectorIndex:
             if bias is not None:
                 arrays[f"{number}.bias"] = bias
         counts = [chunk.matrix.N for chunk in self._chunks]
-        index_file.write(path, {**fields, "counts": counts}, arrays)
+        _FILE.write(path, {**fields, "counts": counts}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> VectorIndex:
-        """The index in a file, memory-mapped; adding to it leaves the file as it is.
+        """The index in a file, memory-mapped: pages are read when a search first needs them.
+        Adding to it leaves the file as it is.
 
-        ValueError, naming the file, if it is of another kind or version, truncated or damaged.
+        ValueError, naming the file, if it is of another kind or version, truncated, or does not
+        hold together. FileNotFoundError if there is none.
         """
-        fields, arrays = index_file.read(path)
+        fields, arrays = _FILE.read(path)
         try:
             counts = fields.pop("counts")
             index = cls(**fields)
-            index._dimension_scale = arrays.get("dimension_scale")
-            for number, count in enumerate(counts):
-                matrix = PackedMatrix(
-                    panels=arrays[f"{number}.panels"],
-                    column_sums=arrays[f"{number}.column_sums"],
-                    K=index.dim,
-                    N=count,
-                    dtype=_FORMATS[index.bits],
-                    scale=arrays[f"{number}.scale"],
-                )
-                index._chunks.append(_Chunk(matrix, arrays.get(f"{number}.bias")))
-        except (KeyError, TypeError, ValueError) as error:
+            if "dimension_scale" in arrays:
+                scale = np.asarray(arrays["dimension_scale"])
+                index._dimension_scale = _shaped(scale, index.dim, "dimension_scale")
+            elif counts and index.scale == "dimension":
+                raise ValueError("the scales of dimensions are missing")
+            chunks: list[dict[str, npt.NDArray[Any]]] = [{} for _ in counts]
+            for name, array in arrays.items():
+                number, dot, part = name.partition(".")
+                if dot:
+                    chunks[int(number)][part] = np.asarray(array)
+            index._chunks = [index._loaded(*one) for one in zip(counts, chunks, strict=True)]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
         return index
+
+    def _loaded(self, count: int, parts: dict[str, npt.NDArray[Any]]) -> Chunk:
+        """The chunk of `count` vectors that a file has as these arrays."""
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"a chunk has {count!r} vectors")
+        matrix = PackedMatrix(
+            panels=parts["panels"],
+            column_sums=parts["column_sums"],
+            K=self.dim,
+            N=count,
+            dtype=_FORMATS[self.bits],
+            scale=parts["scale"],
+        )
+        if self.metric != "l2":
+            return Chunk(matrix, None)
+        return Chunk(matrix, _shaped(parts["bias"], len(matrix.column_sums), "bias"))
 
     def _checked(self, given: Any, name: str) -> Floats:
         """A float32 view [n, dim] of finite numbers."""
@@ -247,25 +263,28 @@ class VectorIndex:
             coded = quantize(vectors, name, axis=0)
             return coded.values, coded.scale
         most = 2 ** (self.bits - 1) - 1
-        steps = np.rint(vectors / self._dimension_scale)
+        with np.errstate(over="ignore"):  # clamped below
+            steps = np.rint(vectors / self._dimension_scale)
         return np.clip(steps, -most, most).astype(np.int8), np.ones(len(vectors), np.float32)
 
-    def _chunk(self, codes: npt.NDArray[np.int8], scale: Floats) -> _Chunk:
+    def _chunk(self, codes: npt.NDArray[np.int8], scale: Floats) -> Chunk:
         fmt = int_format(_FORMATS[self.bits])
         zero = np.zeros(len(codes), np.int32)
         matrix = pack(QTensor(codes.T, scale, zero, fmt, axis=1))
         if self.metric != "l2":
-            return _Chunk(matrix, None)
+            return Chunk(matrix, None)
         wide = codes.astype(np.float64)
         if self._dimension_scale is not None:
             wide *= self._dimension_scale
         half = np.einsum("nd,nd->n", wide, wide) * scale.astype(np.float64) ** 2 / 2
         largest = float(half.max(initial=0))
-        if largest > np.finfo(np.float32).max:
-            raise ValueError(f"a squared length of {2 * largest} is beyond float32; scale vectors")
-        return _Chunk(matrix, padded((-half).astype(np.float32)))
+        if largest > float(np.finfo(np.float32).max):
+            raise ValueError(
+                f"a squared length of {2 * largest:.4g} is beyond float32; scale the vectors down"
+            )
+        return Chunk(matrix, padded((-half).astype(np.float32)))
 
-    def _merged(self, *parts: _Chunk) -> _Chunk:
+    def _merged(self, *parts: Chunk) -> Chunk:
         codes = np.concatenate([part.matrix.unpack().T for part in parts])
         scales = [
             part.matrix.scale[: part.matrix.N] for part in parts if part.matrix.scale is not None
@@ -299,16 +318,23 @@ class VectorIndex:
         return given
 
     def _nearest(
-        self, queries: Floats, count: int, threads: int | None, isa: str | None
+        self, queries: Floats, first: int, count: int, threads: int | None, isa: str | None
     ) -> tuple[Floats, Ids]:
-        """(scores, ids), [Q, count], by quantized scores; count is at most len()."""
+        """(scores, ids), [Q, count], by quantized scores; count is at most len(). `first` is the
+        number of the first query, for errors."""
         folded = queries
         if self._dimension_scale is not None:
-            folded = queries * self._dimension_scale
-            check_finite(folded)
-        folded = np.ascontiguousarray(folded)
-        groups = self._best_groups(folded, count, threads, isa)
-        scores, ids = self._group_scores(folded, groups)
+            with np.errstate(over="ignore"):
+                folded = queries * self._dimension_scale
+            beyond = ~np.isfinite(folded).all(axis=1)
+            if beyond.any():
+                raise ValueError(
+                    f"queries[{first + int(beyond.argmax())}] times the scales of the dimensions "
+                    "is beyond float32; scale vectors and queries down"
+                )
+        made = Queries(np.ascontiguousarray(folded))
+        groups = best_groups(made, self._chunks, count, threads, isa)
+        scores, ids = scores_of_groups(made, self._chunks, groups, threads, isa)
         # The last groups of chunks have columns without a vector, of id −1; they come last.
         order = np.lexsort((ids, -scores, ids < 0), axis=1)[:, :count]
         scores = np.take_along_axis(scores, order, axis=1)
@@ -317,128 +343,42 @@ class VectorIndex:
             wide = queries.astype(np.float64)
             lengths = np.einsum("qd,qd->q", wide, wide)
             squares = np.maximum(lengths[:, None] - 2 * scores.astype(np.float64), 0)
-            scores = squares.astype(np.float32)
+            with np.errstate(over="ignore"):
+                scores = squares.astype(np.float32)
         return scores, ids
-
-    def _best_groups(
-        self, queries: Floats, count: int, threads: int | None, isa: str | None
-    ) -> Ids:
-        """The `count` groups of each query, or all, with the greatest maxima, lower ones first.
-
-        They hold the `count` best vectors. Were one of these in a group G outside, then `count`
-        groups would come before G: by a greater maximum, or by the same one and a lower number.
-        In each of them the vector with the maximum comes before all of G, by score or by id. So
-        `count` vectors come before the one in G, which is not among the best.
-        """
-        best = np.empty((len(queries), 0), np.int64)
-        base = 0
-        for chunk in self._chunks:
-            maxima = group_maxima(queries, chunk.matrix, chunk.bias, threads, isa)
-            keys = _keys(maxima[:, : chunk.groups], base)
-            best = np.concatenate([best, _largest(keys, count)], axis=1)
-            best = _largest(best, count)
-            base += chunk.groups
-        return _LAST_GROUP - (best & _LAST_GROUP)
-
-    def _group_scores(self, queries: Floats, groups: Ids) -> tuple[Floats, Ids]:
-        """(scores, ids) [Q, groups · 8] of all that the groups hold, exactly as products give them.
-
-        Where a group has a column without a vector, the id is −1.
-        """
-        codes, scale, zero = quantize_rows(queries, False)
-        width = blocks(self.dim, LINE) * LINE
-        # Whatever int32 holds is exact in float64, whose products NumPy has fast.
-        left = np.zeros((len(queries), width))
-        left[:, : self.dim] = codes.astype(np.float64) - zero[:, None]
-        scores = np.empty((*groups.shape, MAX_GROUP), np.float32)
-        ids = np.full((*groups.shape, MAX_GROUP), -1, np.int64)
-        base = first = 0
-        for chunk in self._chunks:
-            rows, places = np.nonzero((groups >= base) & (groups < base + chunk.groups))
-            local = groups[rows, places] - base
-            columns = local[:, None] * MAX_GROUP + np.arange(MAX_GROUP)
-            sums = np.empty(columns.shape, np.float32)
-            for row in np.unique(rows):
-                mine = rows == row
-                sums[mine] = _group_codes(chunk.matrix, local[mine]) @ left[row]
-            assert chunk.matrix.scale is not None
-            made = sums * scale[rows][:, None] * chunk.matrix.scale[columns]
-            scores[rows, places] = made if chunk.bias is None else made + chunk.bias[columns]
-            ids[rows, places] = np.where(columns < chunk.matrix.N, first + columns, -1)
-            base, first = base + chunk.groups, first + chunk.matrix.N
-        return scores.reshape(len(queries), -1), ids.reshape(len(queries), -1)
 
     def _rescored(self, queries: Floats, ids: Ids, originals: Floats) -> tuple[Floats, Ids]:
         """(scores, ids) of the candidates, ranked by what the originals score."""
-        scores = np.empty(ids.shape, np.float64)
-        for row, query in enumerate(queries.astype(np.float64)):
-            taken = self._prepared(originals[ids[row]], f"rescored candidates of query {row}")
-            wide = taken.astype(np.float64)
+        exact = np.empty(ids.shape, np.float64)
+        step = max(1, _RESCORED // (ids.shape[1] * self.dim))
+        for first in range(0, len(queries), step):
+            part = ids[first : first + step]
+            wide = self._candidates(part, originals).astype(np.float64)
+            query = queries[first : first + step].astype(np.float64)
             if self.metric == "l2":
-                scores[row] = -(np.square(wide - query).sum(axis=1))
+                difference = wide - query[:, None]
+                exact[first : first + step] = -np.einsum("qcd,qcd->qc", difference, difference)
             else:
-                scores[row] = wide @ query
-        order = np.lexsort((ids, -scores), axis=1)
-        scores = np.take_along_axis(scores, order, axis=1).astype(np.float32)
+                exact[first : first + step] = np.einsum("qcd,qd->qc", wide, query)
+        order = np.lexsort((ids, -exact), axis=1)
+        with np.errstate(over="ignore"):
+            scores = np.take_along_axis(exact, order, axis=1).astype(np.float32)
         return np.abs(scores) if self.metric == "l2" else scores, np.take_along_axis(ids, order, 1)
 
-
-def group_maxima(
-    queries: Floats,
-    matrix: PackedMatrix,
-    bias: Floats | None = None,
-    threads: int | None = None,
-    isa: str | None = None,
-) -> Floats:
-    """The maxima of `linear_dynamic(queries, matrix, bias)` over each 8 columns, which is not made.
-
-    queries: finite float32 [Q, K], C-contiguous, Q and K at least 1; bias: padded to panels.
-    Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf.
-    """
-    used = instruction_sets.active(isa).name
-    proven = matrix.largest_pair if dispatch.wants_proof(used) else dispatch.UNPROVEN
-    (rows, depth), columns = queries.shape, matrix.N
-    plan = dispatch.plan(
-        dispatch.Request(
-            isa=used,
-            m=rows,
-            n=columns,
-            k=depth,
-            source=Source("f32"),
-            epilogue=Epilogue(a_zero=True, steps=() if bias is None else ("bias",), out="max8"),
-            threads=dispatch.thread_count(rows, columns, depth, threads),
-            largest_pair=proven,
-            weight=matrix.weight,
-        )
-    )
-    out = np.empty((rows, blocks(columns, PANEL) * _HALVES), np.float32)
-    plan.run(queries, (depth, 1), matrix.addresses, out, out.shape[1], bias=bias)
-    return out
+    def _candidates(self, ids: Ids, originals: Floats) -> Floats:
+        """The originals of these ids, [*ids.shape, dim]."""
+        taken = originals[ids.ravel()]
+        bad = ~np.isfinite(taken)
+        if bad.any():
+            place, column = (int(i) for i in np.argwhere(bad)[0])
+            raise ValueError(
+                f"rescore[{ids.ravel()[place]}, {column}] is {taken[place, column]}; "
+                "give the vectors as they were added"
+            )
+        return self._prepared(taken, "rescore", checked=True).reshape(*ids.shape, self.dim)
 
 
-def _keys(maxima: Floats, base: int) -> Ids:
-    """Integers that order as (maximum, lower group first) do; `base` is the first group's."""
-    # Adding zero makes −0 into 0. Negative floats order against their other bits.
-    bits = (maxima + np.float32(0)).view(np.int32)
-    ordered = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
-    groups = base + np.arange(maxima.shape[1], dtype=np.int64)
-    return (ordered << _GROUP_BITS) | (_LAST_GROUP - groups)
-
-
-def _largest(keys: Ids, count: int) -> Ids:
-    """The `count` largest of each row, or all, in no order."""
-    if keys.shape[1] <= count:
-        return keys
-    return np.partition(keys, keys.shape[1] - count, axis=1)[:, keys.shape[1] - count :]
-
-
-def _group_codes(matrix: PackedMatrix, groups: Ids) -> npt.NDArray[np.float64]:
-    """The integers of some groups of 8 columns: float64 [groups, 8, K padded to a line]."""
-    panels = matrix.panels.reshape(len(matrix.panels), -1, _HALVES, MAX_GROUP * GROUP)
-    taken = panels[groups // _HALVES, :, groups % _HALVES]
-    if matrix.weight != "s8":
-        low_high = np.stack([taken & np.uint8(NIBBLE_MASK), taken >> 4], axis=2)
-        low_high -= np.uint8(NIBBLE_FLIP)
-        taken = low_high.reshape(len(groups), -1, MAX_GROUP * GROUP)
-    quads = taken.view(np.int8).reshape(len(groups), -1, MAX_GROUP, GROUP)
-    return quads.transpose(0, 2, 1, 3).reshape(len(groups), MAX_GROUP, -1).astype(np.float64)
+def _shaped(array: npt.NDArray[Any], length: int, name: str) -> Floats:
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
+    return array

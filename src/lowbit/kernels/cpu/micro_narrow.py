@@ -20,10 +20,10 @@ from lowbit.kernels.registry import micro_kernel
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
 
-# Byte product, pair sum, columns in a vector, most rows, panels.
+# Byte product, pair sum, columns in a vector, most rows, panels, rows for nibbles.
 _VARIANTS = {
-    "avx512": (vpmaddubsw_512, vpmaddwd_512, 16, 8, 2),
-    "avx2": (vpmaddubsw, vpmaddwd, 8, 5, 1),
+    "avx512": (vpmaddubsw_512, vpmaddwd_512, 16, 8, 2, 16),
+    "avx2": (vpmaddubsw, vpmaddwd, 8, 5, 1, 4),
 }
 
 

@@ -21,9 +21,9 @@ from lowbit.kernels.cpu.layout import GROUP, LINE
 from lowbit.kernels.cpu.vectors import VectorKernel
 from lowbit.kernels.registry import micro_kernel
 
-# Instruction, most rows, panels.
-_VARIANTS = {"avx512_vnni": (vpdpbusd, 8, 3), "avx2_vnni": (vpdpbusd_256, 6, 1)}
-_CHAINS = 10  # an accumulator is ready again after 5 cycles, with two products a cycle at best
+# Instruction, most rows, panels, rows for nibbles.
+_VARIANTS = {"avx512_vnni": (vpdpbusd, 8, 3, 16), "avx2_vnni": (vpdpbusd_256, 6, 1, 5)}
+_CHAINS = 12  # an accumulator is ready again after 5 cycles, with two products a cycle at best
 
 
 @micro_kernel("avx512_vnni", "avx2_vnni")
@@ -33,8 +33,8 @@ class Vnni(VectorKernel):
     name = "vnni"
 
     def __init__(self, isa: str) -> None:
-        self._dot, most_rows, panels = _VARIANTS[isa]
-        super().__init__(isa, named(isa).vector_bytes // GROUP, most_rows, panels, _CHAINS)
+        self._dot, *sizes = _VARIANTS[isa]
+        super().__init__(isa, named(isa).vector_bytes // GROUP, *sizes, chains=_CHAINS)
 
     def multiply(
         self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool

@@ -19,11 +19,11 @@ from lowbit.kernels.cpu.layout import LINE
 from lowbit.kernels.cpu.vectors import VectorKernel
 from lowbit.kernels.registry import micro_kernel
 
-# Instruction, columns in a vector, most rows, panels.
+# Instruction, columns in a vector, most rows, panels, rows for nibbles.
 _VARIANTS = {
-    "avx512": (vpmaddwd_512, 16, 8, 2),
-    "avx2": (vpmaddwd, 8, 4, 1),
-    "generic": (madd16, 8, 2, 1),
+    "avx512": (vpmaddwd_512, 16, 8, 2, 12),
+    "avx2": (vpmaddwd, 8, 4, 1, 3),
+    "generic": (madd16, 8, 2, 1, 2),
 }
 
 

@@ -27,13 +27,23 @@ _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 class VectorKernel(MicroKernel):
     """Some rows by some panels, of vectors of `lanes` columns each.
 
-    `most_rows`, `panels`: what the registers hold. `chains`: accumulators that the products need
-    in order not to wait for each other; where a step has fewer, each gets partial sums.
+    `most_rows`, `panels`: what the registers hold; `nibble_rows`: the rows for one panel of
+    nibbles. `chains`: accumulators that the products need in order not to wait for each other;
+    where a step has fewer, each gets partial sums.
     """
 
-    def __init__(self, isa: str, lanes: int, most_rows: int, panels: int, chains: int = 0) -> None:
+    def __init__(
+        self,
+        isa: str,
+        lanes: int,
+        most_rows: int,
+        panels: int,
+        nibble_rows: int,
+        chains: int = 0,
+    ) -> None:
         super().__init__(isa)
-        self.lanes, self.most_rows, self.panels, self.chains = lanes, most_rows, panels, chains
+        self.lanes, self.most_rows, self.panels = lanes, most_rows, panels
+        self.nibble_rows, self.chains = nibble_rows, chains
         self.offsets = range(0, PANEL, lanes)
 
     def refuses(
@@ -65,14 +75,17 @@ class VectorKernel(MicroKernel):
         def cost(rows: int) -> tuple[int, int]:
             return blocks(m * planes, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
+        if weight != "s8":
+            # Nibbles are unpacked on their way from memory: one stream of them, for more rows.
+            count = blocks(m * planes, max(self.nibble_rows // planes, 1) * planes)
+            rows = blocks(m, count) * planes
+            return Shape(rows, depth=1, panels=1, nibbles=weight), rows
         rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
-        # Nibbles that several steps read are turned into bytes once for all of them.
-        nibbles = weight if weight != "s8" and m * planes <= rows else ""
-        return Shape(rows, depth=1, panels=self.panels, nibbles=nibbles), rows
+        return Shape(rows, depth=1, panels=self.panels), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         places = [(p, at) for p in range(panels) for at in self.offsets]
-        parts = 2 if 2 * shape.rows * len(places) <= self.chains else 1
+        parts = self._parts(shape, step, len(places))
         pairs = step.lines * (_QUADS // 2)
         if step.groups is None:
             with k.scope():
@@ -102,6 +115,12 @@ class VectorKernel(MicroKernel):
             ]
             self._store(k, step, p, at, held)
 
+    def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
+        """Into how many partial sums each is cut, lest products wait for each other."""
+        quads = step.groups.grouping.size // GROUP if step.groups else _QUADS
+        fitting = self.chains // (shape.rows * vectors)
+        return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
+
     def _store(self, k: Builder, step: Step, panel: int, at: int, rows: list[Value]) -> None:
         """Store some columns of all rows that exist."""
         store = step.columns(step.panel + panel, at, self.lanes)
@@ -123,7 +142,7 @@ class VectorKernel(MicroKernel):
         sums = [
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
-        together = 2 if shape.nibbles or parts == 2 else 1
+        together = max(parts, 2) if shape.nibbles else parts
         for quad in k.range(span[0] * 2, span[1] * 2, together):
             a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
             for which in range(together):
@@ -139,9 +158,10 @@ class VectorKernel(MicroKernel):
     def _bytes(
         self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int
     ) -> Value:
-        """A vector of some columns: 4 k in each dword, those of `quad` or of the one behind it."""
+        """A vector of some columns: 4 k in each dword, `which` times 4 behind those of `quad`."""
         size, (panel, at) = self.lanes * GROUP, place
         base = step.b + (step.panel_bytes * panel + at * GROUP)
         if shape.nibbles:
-            return unpacked((base + quad * (LINE // 2)).load(size), shape.nibbles)[which]
+            both = (base + (quad + which // 2 * 2) * (LINE // 2)).load(size)
+            return unpacked(both, shape.nibbles)[which % 2]
         return (base + (quad + which) * LINE).load(size)

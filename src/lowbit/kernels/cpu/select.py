@@ -1,0 +1,100 @@
+"""The greatest numbers of a row, and where they are: kept in a heap while rows pass by.
+
+A number and its place make one 64-bit key, so that keys order as (greater number, lower place
+first) do:
+
+    | float32, its bits ordered as integers | 2^32 - 1 - place |
+
+A row's heap holds the `count` greatest keys so far, the least of them on top (each element is at
+most those at 2i + 1 and 2i + 2). Sixty-four numbers at a time are compared with the top; hardly any
+pass, so that a row is read about as fast as memory gives it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from lowbit.isa.generic import extract, maximum, minimum, select, shuffle
+from lowbit.isa.types import F32Pointer, Int, Pointer, Value, s32, s64, with_element
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+
+_LANES, _VECTORS = 16, 4
+_BLOCK = _LANES * _VECTORS  # numbers that are compared together
+_PLACE_BITS = 32
+LAST_PLACE = (1 << _PLACE_BITS) - 1
+EMPTY = -(1 << 63)  # less than any key
+
+S64Pointer = Annotated[Value, Pointer(s64)]
+
+
+def _ordered(value: Value) -> Value:
+    """float32 as s32 that order alike; −0 as 0. Negative floats order against their other bits."""
+    bits = (value + 0.0).bits(with_element(value.type, s32))
+    return select(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _key(ordered: Value, place: Value) -> Value:
+    return (ordered.to(s64) << _PLACE_BITS) | (LAST_PLACE - place)
+
+
+def _greatest(vectors: list[Value]) -> Value:
+    """The greatest lane of them all."""
+    while len(vectors) > 1:
+        vectors = [maximum(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    best, half = vectors[0], _LANES // 2
+    while half:
+        turned = shuffle(best, best, tuple(lane ^ half for lane in range(_LANES)))
+        best, half = maximum(best, turned), half // 2
+    return extract(best, 0)
+
+
+@kernel
+def keep_greatest(
+    k: Builder,
+    numbers: F32Pointer,
+    stride: Int,
+    width: Int,
+    base: Int,
+    heaps: S64Pointer,
+    count: Int,
+    levels: Int,
+    rows: Int,
+) -> None:
+    """Let each of `rows` rows of `width` numbers, `stride` apart, pass by its heap.
+
+    The first number of a row is at place `base`; places are below 2^32. heaps: s64 [rows, count],
+    count at least 1, at first all `EMPTY`. levels: of a heap, at least the bits of `count`. No
+    number may be NaN.
+    """
+    for row in k.parallel(rows):
+        source, heap = numbers + row * stride, heaps + row * count
+
+        def offer(at: Value, source: Value = source, heap: Value = heap) -> None:
+            key = _key(_ordered((source + at).load()), base + at)
+            for _ in k.when(heap.load() < key):
+                _replace_top(k, heap, count, levels, key)
+
+        whole = width // _BLOCK * _BLOCK
+        for first in k.range(0, whole, _BLOCK):
+            loaded = [(source + (first + _LANES * v)).load(_LANES) for v in range(_VECTORS)]
+            bound = _key(_greatest([_ordered(v) for v in loaded]), base + first)
+            for _ in k.when(heap.load() < bound):
+                for at in k.range(first, first + _BLOCK):
+                    offer(at)
+        for at in k.range(whole, width):
+            offer(at)
+
+
+def _replace_top(k: Builder, heap: Value, count: Value, levels: Value, key: Value) -> None:
+    """Let `key` sink from the top to where no child is less."""
+    hole = k.register(k.index(0))
+    for _ in k.range(0, levels):
+        left = hole.value * 2 + 1
+        for _ in k.when(left < count):
+            right = minimum(left + 1, count - 1)
+            child = select((heap + right).load() < (heap + left).load(), right, left)
+            for _ in k.when((heap + child).load() < key):
+                (heap + hole.value).store((heap + child).load())
+                hole.value = child
+    (heap + hole.value).store(key)

@@ -1,0 +1,155 @@
+"""The benchmark of search: right answers, recall, records, and the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit.bench import Limits
+from lowbit.bench.search import run, searchers
+from lowbit.bench.search_problem import SearchPlan, SearchProblem, nearest
+from lowbit.bench.search_table import render
+
+HAS_FAISS = importlib.util.find_spec("faiss") is not None
+QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
+def test_the_right_answers(metric: str) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((70_000, 3)).astype(np.float32) + np.float32(0.2)
+    queries = rng.standard_normal((4, 3)).astype(np.float32)
+    wide, left = vectors.astype(np.float64), queries.astype(np.float64)
+    scores = left @ wide.T
+    if metric == "cosine":
+        scores /= np.linalg.norm(wide, axis=1)
+    if metric == "l2":
+        scores = -np.square(left[:, None] - wide).sum(axis=2)
+    found = nearest(vectors, queries, 5, metric)
+    # Different by rounding only, if at all: what is found scores as high as what is sought.
+    best = np.sort(scores, axis=1)[:, -5:]
+    taken = np.sort(np.take_along_axis(scores, found, axis=1), axis=1)
+    np.testing.assert_allclose(taken, best, rtol=1e-5, atol=1e-5)
+
+
+def test_recall_counts_what_was_found() -> None:
+    problem = SearchProblem.make(SearchPlan(50, 4, k=2, candidates=0, batches=(1,)))
+    assert problem.recall(problem.exact[:, ::-1]) == 1
+    half = problem.exact.copy()
+    half[:, 0] = -1
+    assert problem.recall(half) == 0.5
+    again = SearchProblem.make(SearchPlan(50, 4, k=2, candidates=0, batches=(1,)))
+    np.testing.assert_array_equal(again.vectors, problem.vectors)
+    np.testing.assert_array_equal(again.queries, problem.queries)
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_everybody_finds_most_of_the_nearest(bits: int, metric: str) -> None:
+    plan = SearchPlan(3000, 65, bits, metric=metric, peers=HAS_FAISS)
+    problem = SearchProblem.make(plan)
+    recalls = {
+        one.name: problem.recall(one.build(problem).search(problem.queries))
+        for one in searchers(plan)
+    }
+    assert recalls["lowbit"] < recalls["lowbit, 40 rescored"], recalls
+    if bits == 8:
+        assert recalls["lowbit, 40 rescored"] > 0.999, recalls
+    if HAS_FAISS:
+        assert recalls["faiss float32"] > 0.999, recalls
+        assert recalls["lowbit"] > recalls[f"faiss QT_{bits}bit"] - 0.05, recalls
+
+
+def test_a_record_holds_every_row() -> None:
+    plan = SearchPlan(500, 20, batches=(1, 3), candidates=20, peers=HAS_FAISS, limits=QUICK)
+    told: list[tuple[str, float]] = []
+    record = run(plan, lambda what, share: told.append((what, share)))
+    names = [one.name for one in searchers(plan)]
+    assert [(row.implementation, row.batch) for row in record.rows] == [
+        (name, batch) for batch in (1, 3) for name in names
+    ]
+    for row in record.rows:
+        assert row.seconds.p10 <= row.seconds.median <= row.seconds.p90
+        assert (row.lowbit_speedup is None) == (row.implementation == "lowbit")
+        assert 0 < row.recall <= 1
+    assert [share for _, share in told] == sorted(share for _, share in told)
+    parsed = json.loads(record.to_json())
+    assert [one["run_name"] for one in parsed["benchmarks"]] == [row.name for row in record.rows]
+    assert parsed["context"]["vectors"] == 500
+    assert "centres" in parsed["context"]["distribution"]
+    assert render(record) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": 0}, "vectors is 0; it must be at least 1"),
+        ({"threads": 0}, "threads is 0"),
+        ({"k": 0}, "k is 0"),
+        ({"batches": ()}, "no batch is given"),
+        ({"batches": (1, 0)}, "a batch is 0"),
+        ({"candidates": 9}, "candidates is 9; it must be 0, or at least k = 10"),
+        ({"k": 99, "candidates": 101}, "must not exceed the 100 vectors"),
+    ],
+)
+def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SearchPlan(**{"vectors": 100, "dim": 4, **change})
+
+
+def _lowbit(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
+    hide = f"import sys; sys.modules[{without!r}] = None; " if without else ""
+    code = f"{hide}import sys; sys.argv[0] = 'lowbit'; from lowbit.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "bench", "search", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Path) -> None:
+    target = tmp_path / "record.json"
+    arguments = ["--vectors", "300", "--dim", "9", "--batch", "2", "--time-limit", "0.05"]
+    done = _lowbit(*arguments, "--json", str(target), without="faiss")
+    assert done.returncode == 0, done.stderr
+    assert "lowbit, 40 rescored" in done.stdout
+    text = " ".join(done.stdout.split())
+    assert "not run: faiss QT_4bit: the package faiss-cpu is not installed" in text
+    parsed = json.loads(target.read_text())
+    assert [one["batch"] for one in parsed["benchmarks"]] == [2, 2]
+    assert [one["implementation"] for one in parsed["absent"]] == ["faiss QT_4bit", "faiss float32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--bits", "3"], 2, "bits must be one of (8, 4), got 3"),
+        (["--batch", "1,x"], 2, "batch '1,x' is not understood; write 256, or 1,256"),
+        (["--metric", "ip"], 2, "metric must be one of"),
+        (["--vectors", "5"], 2, "must not exceed the 5 vectors"),
+        (["--json", "missing/record.json"], 1, "missing/record.json: No such file or directory"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: list[str], code: int, message: str) -> None:
+    done = _lowbit(*arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lowbit: ")
+    assert message in line
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: lowbit bench search" in " ".join(_lowbit("--help").stdout.split())
