@@ -135,6 +135,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((f32, Pointer(f32))),
         Example((BYTES, Pointer(u8))),
     ],
+    "prefetch": [Example((Pointer(u8),)), Example((Pointer(f32),))],
     "stream": [Example((V, Pointer(s32))), Example((BYTES, Pointer(u8)))],
     "load_head": [
         Example((Pointer(f32), s64), (16,), span=(-2, 20)),

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from jaxtyping import BFloat16, Float16, Float32, Int32
 from triton import knobs
+from triton.runtime import interpreter
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check, trace_kernel
@@ -239,11 +240,23 @@ def test_the_process_is_left_as_it_was() -> None:
     assert "interpreter_semantic" not in globals()
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0"])
+@pytest.mark.parametrize("version", ["2.1", "3.5.1", "3.10.0", "4.0", "main"])
 def test_a_foreign_version_gives_one_line(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", version)
-    with pytest.raises(RuntimeError, match=rf"triton {version} is not one that the checker knows"):
+    known = rf"lowbit's checker knows Triton 3\.6 to 3\.9; this is {version}: pip install 'triton>"
+    with pytest.raises(RuntimeError, match=known) as raised:
         check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_version_that_is_another_one_inside_gives_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(interpreter, "FunctionRewriter")
+    known = "knows Triton 3.6 to 3.9; this is .* inside .*FunctionRewriter.*: pip install"
+    with pytest.raises(RuntimeError, match=known) as raised:
+        check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    assert "\n" not in str(raised.value)
 
 
 def test_under_triton_interpret() -> None:

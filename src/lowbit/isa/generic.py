@@ -333,6 +333,21 @@ def store(value: Any, address: Any) -> None:
     address.store(np.atleast_1d(value))
 
 
+def _prefetch(call: Call, pointer: ir.Value) -> None:
+    read, near, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+    call.intrinsic("llvm.prefetch.p0", pointer, read, near, data)
+
+
+def _anywhere(pointer: Pointer) -> None:
+    if not isinstance(pointer, Pointer):
+        raise TypeError(f"a pointer is expected, got {pointer}")
+
+
+@instruction(_anywhere, _prefetch)
+def prefetch(address: Any) -> None:
+    """A hint that the cache line there will be read. It need not exist: nothing is accessed."""
+
+
 def _stream(call: Call, value: ir.Value, pointer: ir.Value) -> None:
     kind = call.types[0]
     stored = call.builder.store(value, pointer, align=kind.bytes)

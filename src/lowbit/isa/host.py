@@ -79,6 +79,16 @@ def caches() -> dict[str, int]:
 
 
 @cache
+def read_ahead() -> int:
+    """Bytes ahead of which a stream from memory is best fetched by hand; 0: the machine does it.
+
+    Intel's cores follow a stream only to the end of its page of 4 KiB: fetching 2 KiB ahead made an
+    Emerald Rapids core read 20 to 30 % more. A Zen 4 core lost 3 to 13 % by it.
+    """
+    return 2048 if _cpuinfo("vendor_id") == "GenuineIntel" else 0
+
+
+@cache
 def tile_permission() -> str:
     """Ask the operating system once for the use of AMX tiles: "" if granted, else the reason."""
     if sys.platform != "linux" or platform.machine() != "x86_64":

@@ -112,7 +112,9 @@ class Address:
         self.store_bytes(np.ascontiguousarray(values, self.dtype).view(np.uint8))
 
 
-class _Variable:
+class Variable:
+    """A register of a text; `value` may be set to another Value of its type."""
+
     def __init__(self, initial: Value) -> None:
         self._type, self._value = initial.type, initial
 
@@ -173,7 +175,7 @@ class Interpreter(Builder):
         )
 
     def _register(self, initial: Value) -> Register:
-        return _Variable(initial)
+        return Variable(initial)
 
     def _tile(self, number: int) -> Value:
         return Value(self, tile, TileState())

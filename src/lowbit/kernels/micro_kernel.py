@@ -50,7 +50,8 @@ class Shape:
     blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
-    their way into the registers; "": of bytes.
+    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
+    panels are fetched, 0 to leave that to the machine.
     """
 
     rows: int
@@ -58,6 +59,7 @@ class Shape:
     panels: int
     interleave: int = 0
     nibbles: str = ""
+    ahead: int = 0
 
 
 class MicroKernel(ABC):

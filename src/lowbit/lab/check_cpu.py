@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +13,34 @@ from numpy.typing import NDArray
 
 import lowbit
 from lowbit import isa as instruction_sets
+from lowbit.isa.instruction import Instruction
+from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, s64
 from lowbit.jit import interpret
 from lowbit.jit.interpret import Address, Interpreter
 from lowbit.jit.kernel import Kernel
-from lowbit.jit.value import Value
+from lowbit.jit.value import Register, Value
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_memory import CheckedTensor, Memory
+from lowbit.lab.record_registers import RegisterWatch
 from lowbit.lab.trace import Program
 
 
 @dataclass(frozen=True)
 class CpuKernel:
     """A lowbit kernel for one instruction set, which the machine need not have, and with its
-    static arguments. An item of a parallel region is what a program is elsewhere."""
+    static arguments, or a function that makes them from the arguments of a run. An item of a
+    parallel region is what a program is elsewhere.
+
+    A pointer that is no tensor of the specification, scratch for example, is given as an array, a
+    function of the sizes that makes one, or None where the text does not use it.
+    """
 
     kernel: Kernel
     isa: str = "generic"
-    static: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    static: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(
+        default_factory=dict[str, Any]
+    )
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -55,7 +66,7 @@ class CpuKernel:
     def machinery(self) -> tuple[str, ...]:
         """The folders whose frames are not a kernel's text."""
         room = Path(interpret.__file__).parent
-        return (str(room), str(room.parent / "isa"))
+        return (str(room), str(room.parent / "isa"), contextlib.__file__)
 
     def run(
         self,
@@ -72,25 +83,66 @@ class CpuKernel:
             if isinstance(given, TensorArgument):
                 assert isinstance(type_, Pointer)
                 values.append(machine.checked(memory.tensors[given.name], type_.element))
+            elif isinstance(type_, Pointer):
+                array = np.zeros(0, type_.element.numpy) if given is None else given
+                values.append(machine.pointer(name, array, type_.element))
             else:
                 values.append(machine.constant(given, type_))
+        static = self.static(arguments) if callable(self.static) else self.static
         memory.begin((0, 0))
         with np.errstate(all="ignore"):
-            self.kernel.text(machine, *values, **self.static)
+            self.kernel.text(machine, *values, **static)
 
 
 class _CheckedInterpreter(Interpreter):
-    """An interpreter whose pointers lead to a Memory of the lab; regions and items are programs."""
+    """An interpreter whose pointers lead to a Memory of the lab; regions and items are programs.
 
-    def __init__(self, isa: Any, memory: Memory) -> None:
+    Where the memory has a recorder, it also gets to know registers and tiles.
+    """
+
+    def __init__(self, isa: InstructionSet, memory: Memory) -> None:
         super().__init__(isa)
         self._memory = memory
         self._regions = 0
+        self._watch: RegisterWatch | None = None
+        if memory.recorder is not None:
+            self._watch = RegisterWatch(memory, memory.recorder, isa)
 
     def checked(self, tensor: CheckedTensor, element: Scalar) -> Value:
         """A pointer to a tensor's first element."""
         address = Address(_Region(tensor, self._memory), 0, element.numpy)
         return Value(self, Pointer(element), address)
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
+        if self._watch is None:
+            return super().execute(instruction, operands)
+        touched = {
+            number: state.payload
+            for number, state in self._tiles.items()
+            if any(operand is state for operand in operands)
+        }
+        with self._watch.instruction(instruction.name, touched):
+            return super().execute(instruction, operands)
+
+    def _register(self, initial: Value) -> Register:
+        return super()._register(initial) if self._watch is None else self._watch.variable(initial)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with super().scope(), self._body():
+            yield
+
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]:
+        for i in super().range(start, stop, step):
+            with self._body():
+                yield i
+
+    def when(self, condition: Value) -> Iterator[None]:
+        for _ in super().when(condition):
+            with self._body():
+                yield
 
     def parallel(self, items: Value) -> Iterator[Value]:
         self._regions += 1
@@ -98,9 +150,13 @@ class _CheckedInterpreter(Interpreter):
         self._memory.barrier()
         for item in range(int(items.payload)):
             self._memory.begin((region, item))
-            yield Value(self, s64, item)
+            with self._body():
+                yield Value(self, s64, item)
         self._memory.barrier()
         self._memory.begin((region, -1))
+
+    def _body(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._watch is None else self._watch.body()
 
 
 class _Region(interpret.Memory):

@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding
-from lowbit.lab.trace import Access, Kind, Place, Product, Program
+from lowbit.lab.trace import Access, Block, Computation, Kind, Place, Program
 from lowbit.spec.typed import TensorType
 
 Array = NDArray[Any]
@@ -101,10 +102,10 @@ class CheckedTensor:
 
 
 class Memory:
-    """The tensors of one run of a kernel, and what is found and recorded during it.
+    """The tensors of one run of a kernel, and what is found during it.
 
-    poisoned: masked lanes that were given no other value read poison, not 0.
-    machinery: folders whose frames are not the text of a kernel.
+    recorder: takes down what happens, if there is one. poisoned: masked lanes that were given no
+    other value read poison, not 0. machinery: folders whose frames are not the text of a kernel.
     """
 
     def __init__(
@@ -112,22 +113,19 @@ class Memory:
         tensors: Sequence[CheckedTensor],
         *,
         machinery: Sequence[str] = (),
-        record: bool = False,
+        recorder: Recorder | None = None,
         poisoned: bool = False,
     ) -> None:
         self.tensors = {tensor.name: tensor for tensor in tensors}
-        self.accesses: list[Access] = []
-        self.products: list[Product] = []
+        self.recorder = recorder
         self.programs: list[Program] = []
         self.poisoned = poisoned
         self.atomics = False
-        self._record = record
         self.machinery = (_LAB, *machinery)
         self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
         self._synchronised: set[int] = set()
         self._groups: list[int] = []
         self._epochs: list[int] = []
-        self._steps: list[int] = []
         self.number = 0
 
     @property
@@ -140,11 +138,6 @@ class Memory:
         """The program that runs now."""
         return self.programs[self.number]
 
-    @property
-    def step(self) -> int:
-        """How many accesses and products the program that runs now has made."""
-        return self._steps[self.number]
-
     def begin(self, program: Program, group: int | None = None, epoch: int = 0) -> int:
         """A program starts, and gets a number; it runs until another begins or resumes.
 
@@ -155,7 +148,6 @@ class Memory:
         self.programs.append(program)
         self._groups.append(-1 - self.number if group is None else group)
         self._epochs.append(epoch)
-        self._steps.append(0)
         return self.number
 
     def resume(self, number: int) -> None:
@@ -194,7 +186,7 @@ class Memory:
         values[good] = tensor.read(offsets[good], other.dtype)
         values[outside] = poison(other.dtype)
         self._note_reads(tensor, elements[good])
-        self._recorded("load", tensor, elements, active, outside, values, masked)
+        self._recorded("load", tensor, offsets, elements, active, outside, values, masked)
         return values
 
     def store(
@@ -212,7 +204,7 @@ class Memory:
             self.find("input-written", tensor, elements[good][0], "is an input")
         self._note_writes(tensor, elements[good], offsets[good], values[good])
         tensor.write(offsets[good], values[good])
-        self._recorded("store", tensor, elements, active, outside, values, masked)
+        self._recorded("store", tensor, offsets, elements, active, outside, values, masked)
 
     def update(
         self,
@@ -242,7 +234,7 @@ class Memory:
             old[lane] = tensor.read(where, dtype)[0]
             tensor.write(where, np.asarray([combine(old[lane], lane)], dtype))
         tensor.writer[fresh] = _SETTLED
-        self._recorded("atomic", tensor, elements, active, outside, values, True)
+        self._recorded("atomic", tensor, offsets, elements, active, outside, values, True)
         return old
 
     def here(self) -> Place | None:
@@ -255,8 +247,11 @@ class Memory:
             frame = frame.f_back
         return None
 
-    def outside(self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...]) -> None:
-        """An access to an index that the tensor does not have."""
+    def outside(
+        self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...], value: Array
+    ) -> None:
+        """An access to an index that the tensor does not have; `value`, an array of one, is what
+        is stored there or loaded instead."""
         word, verb = ("load", "reads") if kind == "load" else ("store", "writes")
         self._add(
             Finding(
@@ -270,6 +265,10 @@ class Memory:
                 masked=False,
             )
         )
+        offset = sum(i * step for i, step in zip(index, tensor.strides, strict=True))
+        lane = np.array([offset * tensor.itemsize])
+        yes, nowhere = np.ones(1, bool), np.full(1, -1)
+        self._recorded(kind, tensor, lane, nowhere, yes, yes, value, False)
 
     def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
         """An access through an address that is near no tensor."""
@@ -408,33 +407,43 @@ class Memory:
         self,
         kind: Kind,
         tensor: CheckedTensor,
+        offsets: NDArray[np.int64],
         elements: NDArray[np.int64],
         active: NDArray[np.bool_],
         outside: NDArray[np.bool_],
         values: Array,
         masked: bool,
     ) -> None:
-        if self._record:
-            copies = elements.copy(), active.copy(), outside, values.copy()
-            self.accesses.append(
-                Access(
-                    kind,
-                    tensor.name,
-                    self.program,
-                    self.step,
-                    self.here(),
-                    masked,
-                    *copies,
-                    tensor.itemsize,
-                )
-            )
-        self._steps[self.number] += 1
+        if self.recorder is None:
+            return
+        access = Access(
+            kind,
+            tensor.name,
+            self.program,
+            0,
+            self.here(),
+            masked,
+            elements.copy(),
+            active.copy(),
+            outside.copy(),
+            offsets // tensor.itemsize,
+            values.copy(),
+            tensor.type.dtype if values.dtype == tensor.dtype else str(values.dtype),
+            values.dtype.itemsize,
+        )
+        self.recorder.access(tensor, access, values)
 
-    def multiplied(self, left: tuple[int, ...], right: tuple[int, ...]) -> None:
-        """Record a product of two blocks."""
-        if self._record:
-            self.products.append(Product(self.program, self.step, self.here(), left, right))
-        self._steps[self.number] += 1
+    def computed(
+        self,
+        kind: Literal["product", "reduction", "scan", "instruction", "assignment"],
+        name: str,
+        operands: Sequence[Block] = (),
+        result: Block | None = None,
+    ) -> None:
+        """Record a step that touches no memory."""
+        if self.recorder is not None:
+            made = Computation(kind, name, self.program, 0, self.here(), tuple(operands), result)
+            self.recorder.computation(made)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:

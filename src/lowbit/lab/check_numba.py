@@ -194,8 +194,9 @@ class _Watched:
             self._watch.enter()
             given, offset = self._offset(index)
             if offset is None:
-                self._watch.memory.outside("load", self._tensor, given)
-                return self.dtype.type(poison(self.dtype))
+                nothing = np.array([poison(self.dtype)], self.dtype)
+                self._watch.memory.outside("load", self._tensor, given, nothing)
+                return nothing[0]
             if _is_atomic():
                 return self._tensor.read(offset, self.dtype)[0]
             blank = np.zeros(1, self.dtype)
@@ -207,7 +208,7 @@ class _Watched:
             given, offset = self._offset(index)
             memory, new = self._watch.memory, np.array([value]).astype(self.dtype)
             if offset is None:
-                memory.outside("store", self._tensor, given)
+                memory.outside("store", self._tensor, given, new)
             elif _is_atomic():
                 memory.update(self._tensor, offset, _ONE, new, lambda old, lane: new[lane])
             else:

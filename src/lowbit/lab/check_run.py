@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,9 +15,13 @@ from lowbit.lab import check_cuda
 from lowbit.lab.check_bind import Binding, Parameter, bind
 from lowbit.lab.check_cases import Case, cases_of, strides_of, widened
 from lowbit.lab.check_memory import CheckedTensor, Memory, Role
+from lowbit.lab.record import Recorder
 from lowbit.lab.report import CheckResult, Finding
 from lowbit.lab.trace import Place, Program
 from lowbit.spec.typed import Array, Block, Expected, Operation, Sizes, from_function
+
+if TYPE_CHECKING:
+    from lowbit.lab.view_page import View
 
 Grid = tuple[int, int, int]
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
@@ -95,7 +100,11 @@ class Subject:
         return x, y, z
 
     def memory(
-        self, case: Case, inputs: Mapping[str, Array], poisoned: bool, record: bool
+        self,
+        case: Case,
+        inputs: Mapping[str, Array],
+        poisoned: bool,
+        recorder: Recorder | None,
     ) -> Memory:
         """Fresh tensors that hold the inputs, and the result's."""
         result = self.operation.result
@@ -115,7 +124,12 @@ class Subject:
                 CheckedTensor(result, filled, strides, "output", self.initial is not None)
             )
         machinery = self.reading.machinery()
-        return Memory(tensors, machinery=machinery, record=record, poisoned=poisoned)
+        return Memory(tensors, machinery=machinery, recorder=recorder, poisoned=poisoned)
+
+    def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
+        """The reference's result for these inputs, as they are stored."""
+        named = {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
+        return self.operation.expect(named, case.sizes, self.seed)
 
     def run(
         self,
@@ -124,10 +138,10 @@ class Subject:
         *,
         shuffled: bool = False,
         poisoned: bool = False,
-        record: bool = False,
+        recorder: Recorder | None = None,
     ) -> Run:
         """Run the kernel once, its programs in order or shuffled."""
-        memory = self.memory(case, inputs, poisoned, record)
+        memory = self.memory(case, inputs, poisoned, recorder)
         strides = {name: tensor.strides for name, tensor in memory.tensors.items()}
         arguments = self.binding.arguments(case.sizes, strides)
         grid = self.grid_at(case.sizes)
@@ -213,8 +227,11 @@ def check(
         cases = [case for case in cases if case.sizes == exercise]
         notes.append("the grid is fixed, so only one set of sizes was tried")
     findings: list[Finding] = []
+    shown: Case | None = None
     for number, case in enumerate(cases):
-        findings += _check_case(subject, case, thorough=number % 3 == 0, on_gpu=on_gpu)
+        found = _check_case(subject, case, thorough=number % 3 == 0, on_gpu=on_gpu)
+        shown = case if found and shown is None else shown
+        findings += found
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -225,7 +242,14 @@ def check(
         len(cases),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
+        partial(_view, subject, shown),
     )
+
+
+def _view(subject: Subject, case: Case | None) -> View:
+    from lowbit.lab.view_run import view_subject
+
+    return view_subject(subject, case)
 
 
 def subject_of(
@@ -267,10 +291,9 @@ def reading_of(kernel: Any) -> Reading:
 def _check_case(subject: Subject, case: Case, *, thorough: bool, on_gpu: bool) -> list[Finding]:
     """One case; if thorough, once more in another order and with poison in undefined lanes."""
     inputs = case.inputs(subject.operation, subject.seed)
-    named = {t.name: widened(inputs[t.name], t.dtype) for t in subject.operation.inputs}
-    expected = subject.operation.expect(named, case.sizes, subject.seed)
+    expected = subject.expected(case, inputs)
     run = subject.run(case, inputs)
-    findings = [run.crash] if run.crash else _judge(run, expected)
+    findings = [run.crash] if run.crash else judge(run, expected)
     findings = [*run.memory.findings, *findings]
     if not run.crash:
         shuffle = prod(subject.grid_at(case.sizes)) > 1
@@ -284,7 +307,7 @@ def _check_case(subject: Subject, case: Case, *, thorough: bool, on_gpu: bool) -
     return [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
 
 
-def _judge(run: Run, expected: Expected) -> list[Finding]:
+def judge(run: Run, expected: Expected) -> list[Finding]:
     """Elements that were never written, and wrong values among the others."""
     output = run.output
     findings: list[Finding] = []

@@ -11,11 +11,15 @@ and `initial`, as `check` takes them.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,6 +31,9 @@ from lowbit.lab.check_triton import is_triton, triton_modules
 from lowbit.lab.report import CheckResult
 from lowbit.spec.typed import Operation
 
+PRODUCT = "product:"
+"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
+
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
@@ -36,11 +43,26 @@ def check_file(path: Path, device: str | None = None) -> CheckResult:
     FileNotFoundError if there is no such file; ValueError if it does not define what is needed;
     otherwise as `check`, and whatever the file itself raises.
     """
+    if needs_simulator(path):
+        result = in_simulator(path, "check", {"device": device})
+        return replace(result, viewer=partial(_view_of_file, path))
+    return check_module(load(path), str(path), device)
+
+
+def needs_simulator(path: Path) -> bool:
+    """Whether a file has to be run in a process of its own, where Numba simulates.
+
+    FileNotFoundError if there is no such file.
+    """
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file", str(path))
-    if os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(encoding="utf-8"):
-        return _in_simulator(path, device)
-    return check_module(load(path), str(path), device)
+    return os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(encoding="utf-8")
+
+
+def _view_of_file(path: Path) -> Any:
+    from lowbit.lab.view_run import view_file
+
+    return view_file(path)
 
 
 def load(path: Path) -> ModuleType:
@@ -55,26 +77,38 @@ def load(path: Path) -> ModuleType:
         found.loader.exec_module(module)
     except SyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        if error.name == "triton":
+            triton_modules()  # which says what to install
+        raise
     return module
 
 
 def check_module(module: ModuleType, title: str, device: str | None) -> CheckResult:
     """Check the kernel of a module that has been run."""
+    return check(**arguments_of(module, title), device=device)
+
+
+def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
+    """What a module says about its kernel, by the names of the arguments of `check`.
+
+    ValueError if it does not define what is needed.
+    """
     names = vars(module)
     if "spec" not in names:
         raise ValueError(
             f"{title} defines no `spec`; import one: from lowbit.spec.ladder import ... as spec, "
             "or write a function with jaxtyping annotations"
         )
-    return check(
-        names["kernel"] if "kernel" in names else _only_kernel(names, module.__name__, title),
-        names["spec"],
-        grid=names.get("grid", 1),
-        output=names.get("output"),
-        initial=names.get("initial"),
-        device=device,
+    own = names["kernel"] if "kernel" in names else _only_kernel(names, module.__name__, title)
+    return {
+        "kernel": own,
+        "spec": names["spec"],
+        "grid": names.get("grid", 1),
+        "output": names.get("output"),
+        "initial": names.get("initial"),
         **names.get("constants", {}),
-    )
+    }
 
 
 def _only_kernel(names: dict[str, Any], module: str, title: str) -> Any:
@@ -93,13 +127,17 @@ def _only_kernel(names: dict[str, Any], module: str, title: str) -> Any:
     return next(iter(found.values()))
 
 
-def _in_simulator(path: Path, device: str | None) -> CheckResult:
+def in_simulator(path: Path, action: str, options: Mapping[str, Any]) -> Any:
+    """What an action of check_worker makes of a file, in a process where Numba simulates.
+
+    Raises what the action raises; RuntimeError if the process stops.
+    """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "result"
-        command = [sys.executable, "-m", "lowbit.lab.check_worker", str(path), str(answer)]
+        command = [sys.executable, "-m", "lowbit.lab.check_worker", action]
         environment = {**os.environ, _SIMULATOR: "1"}
         done = subprocess.run(
-            [*command, *([device] if device else [])],
+            [*command, str(path), str(answer), json.dumps(options)],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -121,17 +159,37 @@ def check_all(device: str | None = None) -> list[CheckResult]:
     from lowbit.kernels.triton.registry import teaching_kernels
 
     triton_modules()
-    found = teaching_kernels().values()
-    return [check(t.kernel, t.operation, grid=t.grid, device=device) for t in found]
+    return [check_named(name, device) for name in teaching_kernels()]
 
 
 def check_named(name: str, device: str | None = None) -> CheckResult:
-    """Check one teaching kernel. ValueError, with the names that there are, for another name."""
+    """Check a kernel of lowbit. ValueError, with the names that there are, for another name."""
+    return check(**arguments_named(name), device=device)
+
+
+def arguments_named(name: str) -> dict[str, Any]:
+    """A teaching kernel or a product on the CPU, its operation and its grid, by the names of the
+    arguments of `check`.
+
+    ValueError, with the names that there are, for another name.
+    """
+    if name.startswith(PRODUCT):
+        return _product_named(name)
     from lowbit.kernels.triton.registry import teaching_kernels
 
     triton_modules()
     kernels = teaching_kernels()
     if name not in kernels:
-        raise ValueError(f"no kernel {name!r}; there are {', '.join(kernels)}, FILE.py and all")
+        listed = ", ".join([*kernels, f"{PRODUCT}ISA"])
+        raise ValueError(f"no kernel {name!r}; there are {listed} and FILE.py")
     found = kernels[name]
-    return check(found.kernel, found.operation, grid=found.grid, device=device)
+    return {"kernel": found.kernel, "spec": found.operation, "grid": found.grid}
+
+
+def _product_named(name: str) -> dict[str, Any]:
+    from lowbit.lab.cpu_products import cpu_products
+
+    products = cpu_products()
+    if name not in products:
+        raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
+    return products[name]

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.check_cases import Case
-from lowbit.lab.check_run import GridLike, Subject, subject_of
-from lowbit.lab.trace import Trace, TracedTensor
-from lowbit.spec.typed import Block, Operation, Sizes
+from lowbit.lab.check_memory import CheckedTensor
+from lowbit.lab.check_run import GridLike, Run, Subject, judge, subject_of
+from lowbit.lab.record import Recorder
+from lowbit.lab.trace import Trace, TracedTensor, Traffic
+from lowbit.spec.typed import Block, Expected, Operation, Sizes
 
 
 def trace_kernel(
@@ -35,39 +37,76 @@ def trace_kernel(
     """
     subject = subject_of(kernel, spec, grid, output, initial, seed, given)
     operation = subject.operation
-    case = Case(operation.complete(sizes or operation.exercise), fill)
-    run = subject.run(case, case.inputs(operation, seed), record=True)
-    if run.crash is not None:
-        raise RuntimeError(f"{subject.reading.name} stops with an error: {run.crash}")
-    memory = run.memory
-    tensors = tuple(
-        TracedTensor(
-            t.name,
-            t.type.dtype,
-            t.shape,
-            t.strides,
-            "output" if t is run.output else "input",
-        )
-        for t in memory.tensors.values()
-    )
-    types = (*operation.inputs, operation.result)
+    trace = trace_of(subject, Case(operation.complete(sizes or operation.exercise), fill))
+    crashes = [finding for finding in trace.findings if finding.kind == "crash"]
+    if crashes:
+        raise RuntimeError(f"{subject.reading.name} stops with an error: {crashes[0]}")
+    return trace
+
+
+def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
+    """Run a subject once and record it: all of it, or the first `limit` lanes and values.
+
+    A kernel that stops with an error leaves what it did until then, and the error as a finding.
+    """
+    recorder = Recorder(limit)
+    inputs = case.inputs(subject.operation, subject.seed)
+    expected = subject.expected(case, inputs)
+    run = subject.run(case, inputs, recorder=recorder)
+    ending = [run.crash] if run.crash else judge(run, expected)
     source, first_line = _source(subject)
     return Trace(
-        subject.reading.name,
-        operation.name,
-        case.sizes,
-        subject.grid_at(case.sizes),
-        tensors,
-        tuple(memory.accesses),
-        tuple(memory.products),
-        sum(math.prod(t.shape(case.sizes)) * _itemsize(t.dtype) for t in types),
-        source,
-        first_line,
+        kernel=subject.reading.name,
+        operation=subject.operation.name,
+        reading=subject.reading.description,
+        sizes=case.sizes,
+        fill=case.fill,
+        grid=subject.grid_at(case.sizes),
+        tensors=tuple(
+            _traced(subject, run, tensor, inputs.get(tensor.name), expected)
+            for tensor in run.memory.tensors.values()
+        ),
+        events=tuple(recorder.events),
+        registers=tuple(recorder.registers),
+        changes=tuple(recorder.changes),
+        machine=recorder.machine,
+        findings=(*run.memory.findings, *ending),
+        dropped=recorder.dropped,
+        source=source,
+        first_line=first_line,
+        file=subject.reading.text.__code__.co_filename,
     )
 
 
-def _itemsize(dtype: str) -> int:
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+def _traced(
+    subject: Subject, run: Run, tensor: CheckedTensor, given: Any, expected: Expected
+) -> TracedTensor:
+    assert run.memory.recorder is not None
+    is_result = tensor is run.output
+    replaced = is_result and subject.output is not None
+    nothing = np.zeros((2, tensor.count), np.int64)
+    before = given
+    if given is None and subject.initial is not None:
+        before = np.full(tensor.shape, subject.initial, tensor.dtype)
+    written = (tensor.writer != -1).reshape(tensor.shape)
+    if before is not None:
+        written = np.ones(tensor.shape, bool)
+    return TracedTensor(
+        name=tensor.name,
+        dtype=tensor.type.dtype,
+        shape=tensor.shape,
+        strides=tensor.strides,
+        role="output" if is_result else "input",
+        itemsize=tensor.itemsize,
+        # What is replaced by the result is read and written.
+        least_bytes=math.prod(tensor.shape) * tensor.itemsize * (2 if replaced else 1),
+        before=before,
+        after=tensor.values,
+        written=written,
+        traffic=run.memory.recorder.traffic.get(tensor.name, Traffic(nothing[0], nothing[1])),
+        expected=expected.value if is_result else None,
+        wrong=expected.wrong(run.result) if is_result else None,
+    )
 
 
 def _source(subject: Subject) -> tuple[str, int]:

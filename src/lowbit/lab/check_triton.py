@@ -10,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import operator
+import re
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_memory import CheckedTensor, Memory, poison
-from lowbit.lab.trace import Kind, Program
+from lowbit.lab.record import block
+from lowbit.lab.trace import Block, Kind, Program
 
 OLDEST, NEWEST = (3, 6), (3, 9)
 """The versions of Triton whose interpreter is known, both included."""
@@ -37,25 +40,53 @@ Grid = tuple[int, int, int]
 def triton_modules() -> tuple[Any, Any, Any]:
     """triton, triton.language and the interpreter's module.
 
-    ModuleNotFoundError or RuntimeError, in one line with what to install, if Triton is missing or
-    of a version that is not known.
+    ModuleNotFoundError or RuntimeError, in one line with what to install, if Triton is missing, or
+    of a version that is not known, or not what its version says.
     """
-    wanted = f"triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+    known = "lowbit's checker knows Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
+    install = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
     try:
         import triton
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "checking Triton kernels needs triton: pip install 'lowbit[lab]'"
         ) from None
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
     if not OLDEST <= version <= NEWEST:
-        raise RuntimeError(
-            f"triton {triton.__version__} is not one that the checker knows: pip install '{wanted}'"
-        )
-    import triton.language as tl
-    from triton.runtime import interpreter
+        raise RuntimeError(f"{known}; this is {triton.__version__}: {install}")
+    try:
+        import triton.language as tl
+        from triton.runtime import interpreter
 
+        _look_up(triton, _OF_TRITON)
+        _look_up(interpreter, _OF_INTERPRETER)
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"{known}; this is {triton.__version__}, but another one inside ({error}): {install}"
+        ) from None
     return triton, tl, interpreter
+
+
+def _look_up(module: Any, names: Sequence[str]) -> None:
+    """AttributeError if a name, perhaps with dots, is missing."""
+    for name in names:
+        operator.attrgetter(name)(module)
+
+
+# What is used of Triton's internals, which may change with any version.
+_OF_TRITON = ("knobs.runtime.interpret", "runtime.jit.JITFunction")
+_OF_INTERPRETER = (
+    "FunctionRewriter",
+    "InterpretedFunction",
+    "ReduceOps.apply_impl",
+    "ScanOps.apply_impl",
+    "TensorHandle",
+    "_get_np_dtype",
+    "_implicit_cvt",
+    "_patch_lang",
+    "interpreter_builder.options",
+    "interpreter_builder.create_masked_load",
+)
 
 
 def is_triton(kernel: Any) -> bool:
@@ -176,7 +207,8 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
         return rewritten(self.fn)(*args, **kwargs)
 
     builder = interpreter.interpreter_builder
-    patched = _Accesses(memory, builder, interpreter).methods()
+    accesses = _Accesses(memory, builder, interpreter)
+    patched = accesses.methods()
     visible = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     with _LOCK, np.errstate(all="ignore"):
         interpreting = triton.knobs.runtime.interpret
@@ -191,6 +223,8 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
             # The second is what triton.jit makes under TRITON_INTERPRET=1.
             for jitted in (JITFunction, interpreter.InterpretedFunction):
                 scope.set_attr(jitted, "__call__", call)
+            for ops in (interpreter.ReduceOps, interpreter.ScanOps):
+                scope.set_attr(ops, "apply_impl", accesses.folded(ops))
             triton.knobs.runtime.interpret = True
             vars(builder).update(patched)
             yield rewritten
@@ -227,6 +261,27 @@ class _Accesses:
         self._memory, self._builder, self._interpreter = memory, builder, interpreter
         self._tensors = list(memory.tensors.values())
         self._dot = builder.create_dot
+
+    def folded(self, folds: Any) -> Callable[..., Any]:
+        """What replaces the method apply_impl of ReduceOps or ScanOps: the same, and recorded."""
+        original = folds.apply_impl
+        kind: Literal["reduction", "scan"] = (
+            "reduction" if folds is self._interpreter.ReduceOps else "scan"
+        )
+
+        def apply(ops: Any, blocks: Any) -> Any:
+            made = original(ops, blocks)
+            first = made[0] if isinstance(made, (tuple, list)) else made
+            name = getattr(ops.combine_fn, "__name__", kind)
+            self._memory.computed(
+                kind,
+                f"{_FOLDS.get(name, name)} along axis {ops.axis}",
+                [_block(one.handle) for one in blocks],
+                _block(first.handle),
+            )
+            return made
+
+        return apply
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """By their names in the builder."""
@@ -301,8 +356,20 @@ class _Accesses:
         return old
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
-        self._memory.multiplied(np.shape(left.data), np.shape(right.data))
-        return self._dot(left, right, *rest)
+        made = self._dot(left, right, *rest)
+        self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
+        return made
+
+
+_FOLDS: Mapping[str, str] = {
+    "_sum_combine": "sum",
+    "_elementwise_max": "max",
+    "_elementwise_min": "min",
+}
+
+
+def _block(handle: Any) -> Block:
+    return block(handle.data, "bfloat16" if str(handle.dtype) == "bf16" else None)
 
 
 _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {

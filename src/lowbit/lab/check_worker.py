@@ -1,21 +1,27 @@
-"""A process that checks one file and leaves the result, or the exception, as a pickle.
+"""A process that checks or views one file and leaves the outcome, or the exception, as a pickle.
 
-Run as `python -m lowbit.lab.check_worker FILE ANSWER [DEVICE]`.
+Run as `python -m lowbit.lab.check_worker check|view FILE ANSWER OPTIONS`; the options are a JSON
+object of keyword arguments.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from pathlib import Path
 
 from lowbit.lab.check_script import check_module, load
+from lowbit.lab.view_run import view_module
+
+_ACTIONS = {"check": check_module, "view": view_module}
 
 
-def main(file: str, answer: str, device: str | None = None) -> None:
-    """Check `file`, write to `answer`."""
+def main(action: str, file: str, answer: str, options: str) -> None:
+    """Check or view `file`, write to `answer`."""
     try:
-        result: object = check_module(load(Path(file)), file, device)
+        module = load(Path(file))
+        result: object = _ACTIONS[action](module, file, **json.loads(options))
     except Exception as error:  # it is raised again in the process that asked
         result = RuntimeError(str(error)) if not _survives(error) else error
     Path(answer).write_bytes(pickle.dumps(result))

@@ -17,7 +17,8 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            help="A teaching kernel by its operation's name, a file FILE.py, or all.",
+            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
+            "product:generic, a file FILE.py, or all (teaching kernels).",
             show_default=False,
             metavar="KERNEL|FILE.py|all",
         ),
@@ -44,9 +45,9 @@ def check(
             text = json.dumps([json.loads(r.to_json()) for r in results], indent=2)
             json_file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}")
+        refuse(f"{error.filename}: {error.strerror}")
     except Exception as error:  # a file may raise anything while it is imported
-        _refuse(str(error) or type(error).__name__)
+        refuse(str(error) or type(error).__name__)
     console = Console(soft_wrap=True)
     for result in results:
         console.print(result)
@@ -63,6 +64,7 @@ def _checked(what: str, device: str | None) -> list[CheckResult]:
     return [check_script.check_named(what, device)]
 
 
-def _refuse(message: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
+    """Say in one line why nothing could be done, and stop with exit code 2."""
     print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
     raise typer.Exit(2)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from lowbit.lab.trace import Place, Program
+
+if TYPE_CHECKING:
+    from lowbit.lab.view_page import View
 
 Severity = Literal["error", "warning"]
 
@@ -72,7 +75,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a check. `ok`: no finding is an error."""
+    """The outcome of a check. `ok`: no finding is an error. `viewer` makes the view of a run: the
+    first one in which something was found, else that of the exercise."""
 
     kernel: str
     operation: str
@@ -81,6 +85,11 @@ class CheckResult:
     cases: int
     devices: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    viewer: Callable[[], View] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The viewer holds the kernel, and a kernel cannot be pickled.
+        return {**vars(self), "viewer": None}
 
     @property
     def ok(self) -> bool:
@@ -126,11 +135,14 @@ class CheckResult:
         colour = "#1a7f37" if self.ok else "#cf222e"
         head, *rest = (html.escape(line) for line in self.lines())
         body = "\n".join(rest)
-        return f'<p style="color:{colour}"><b>{head}</b></p><pre>{body}</pre>'
+        view = self.viewer()._repr_html_() if self.viewer is not None else ""
+        return f'<p style="color:{colour}"><b>{head}</b></p><pre>{body}</pre>{view}'
 
     def to_json(self) -> str:
         """Everything as JSON text; numbers that are not finite are written as strings."""
-        return json.dumps(_plain({"ok": self.ok, **asdict(self)}), indent=2, allow_nan=False)
+        plain = {"ok": self.ok, **asdict(replace(self, viewer=None))}
+        del plain["viewer"]
+        return json.dumps(_plain(plain), indent=2, allow_nan=False)
 
 
 def _case(finding: Finding) -> str:

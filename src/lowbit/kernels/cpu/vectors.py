@@ -9,9 +9,11 @@ a1 |  sum       sum       sum           broadcast. How many rows and panels fit,
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import product
 from typing import Any
 
-from lowbit.isa.generic import minimum
+from lowbit.isa import host
+from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
@@ -21,6 +23,7 @@ from lowbit.kernels.cpu.nibbles import unpacked
 from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
 
 _QUADS = LINE // GROUP  # of 4 k, in 64
+_STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
 
@@ -76,10 +79,13 @@ class VectorKernel(MicroKernel):
             return blocks(m * planes, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
         if weight != "s8":
-            # Nibbles are unpacked on their way from memory: one stream of them, for more rows.
+            # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
+            # some, where they are long and all rows meet them at once.
             count = blocks(m * planes, max(self.nibble_rows // planes, 1) * planes)
             rows = blocks(m, count) * planes
-            return Shape(rows, depth=1, panels=1, nibbles=weight), rows
+            many = count == 1 and lines >= _LONG and rows * _STREAMS <= self.most_rows * self.panels
+            ahead = host.read_ahead() if count == 1 else 0
+            return Shape(rows, 1, _STREAMS if many else 1, nibbles=weight, ahead=ahead), rows
         rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
         return Shape(rows, depth=1, panels=self.panels), rows
 
@@ -138,6 +144,7 @@ class VectorKernel(MicroKernel):
         span: tuple[Value, Value],
     ) -> list[list[Value]]:
         """For each row its vectors of sums, over some times 8 k."""
+        panels = len(places) // len(self.offsets)
         zero = k.zeros(s32, self.lanes)
         sums = [
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
@@ -145,6 +152,10 @@ class VectorKernel(MicroKernel):
         together = max(parts, 2) if shape.nibbles else parts
         for quad in k.range(span[0] * 2, span[1] * 2, together):
             a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
+            if shape.ahead:
+                for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
+                    place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
+                    prefetch(place + (shape.ahead + line))
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
                 signed = step.groups is not None

@@ -1,0 +1,219 @@
+"""The command `lowbit learn`."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from lowbit.lab.cli_check import refuse
+
+if TYPE_CHECKING:
+    from lowbit.lab.learn_progress import Exercise, Progress
+    from lowbit.lab.lessons import Lesson
+
+EPILOG = "Example: lowbit learn 4 --start"
+_WIDTH = 88  # of running text, in columns
+_STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
+
+
+def learn(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="An exercise, by its number or its operation's name; without one, all are listed.",
+            show_default=False,
+            metavar="EXERCISE",
+        ),
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Argument(help="Which hint, with --hint: 1, 2 or 3.", show_default=False, metavar="N"),
+    ] = None,
+    start: Annotated[
+        bool, typer.Option("--start", help="Write its file: specification and empty kernel.")
+    ] = False,
+    hint: Annotated[
+        bool, typer.Option("--hint", help="Show hint N, or the next one; there are three.")
+    ] = False,
+    solution: Annotated[
+        bool, typer.Option("--solution", help="Show the teaching kernel, once it is solved.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="D",
+            help="The folder of the file.",
+            show_default="where it was started last, or this one",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --start: replace a file that is there.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --solution: show it before it is solved.")
+    ] = False,
+) -> None:
+    """Learn to write kernels: twelve exercises, each one idea further than the last.
+
+    `lowbit learn 4` checks the file that `lowbit learn 4 --start` wrote. Exit code: 0 if the kernel
+    is right, 1 if it is wrong, 2 if it could not be checked.
+    """
+    chosen = [name for name, on in _chosen(start, hint, solution).items() if on]
+    _fits(what, number, chosen, folder, force, yes)
+    try:
+        code = _carry_out(what, number, chosen, folder, force, yes)
+    except FileExistsError as error:
+        refuse(f"{error.filename} exists; --force replaces it")
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        own = "pip install" in str(error)
+        refuse(str(error) if own else f"{error}; install with: pip install 'lowbit[lab]'")
+    except (ValueError, RuntimeError) as error:
+        refuse(str(error))
+    raise typer.Exit(code)
+
+
+def _chosen(start: bool, hint: bool, solution: bool) -> dict[str, bool]:
+    return {"--start": start, "--hint": hint, "--solution": solution}
+
+
+def _fits(
+    what: str | None,
+    number: int | None,
+    chosen: list[str],
+    folder: Path | None,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Refuse options that do not go together."""
+    needs = {
+        "a number of a hint": ("--hint", number is not None),
+        "--force": ("--start", force),
+        "--yes": ("--solution", yes),
+    }
+    for name, (wanted, given) in needs.items():
+        if given and wanted not in chosen:
+            refuse(f"{name} goes with {wanted}")
+    if len(chosen) > 1:
+        refuse(f"give one of {', '.join(chosen)}")
+    if what is None and (chosen or folder):
+        refuse("say which exercise, for example: lowbit learn 4 --start")
+
+
+def _carry_out(
+    what: str | None,
+    number: int | None,
+    chosen: list[str],
+    folder: Path | None,
+    force: bool,
+    yes: bool,
+) -> int:
+    """Do what was asked for; returns the exit code."""
+    from lowbit.lab.learn_progress import Progress
+    from lowbit.lab.lessons import find
+
+    progress = Progress(lambda line: print(f"lowbit: {line}", file=sys.stderr))
+    if what is None:
+        _list(progress)
+        return 0
+    lesson = find(what)
+    if chosen == ["--start"]:
+        _start(lesson, progress, folder or Path(), force)
+    elif chosen == ["--hint"]:
+        _hint(lesson, progress, number)
+    elif chosen == ["--solution"]:
+        _solution(lesson, progress, yes)
+    else:
+        return 0 if _check(lesson, progress, folder) else 1
+    return 0
+
+
+def _list(progress: Progress) -> None:
+    from lowbit.lab.learn_progress import Exercise
+    from lowbit.lab.lessons import LESSONS
+
+    known = progress.read()
+    console = Console(soft_wrap=True, highlight=False)
+    for lesson in LESSONS:
+        state = str(known.get(lesson.name, Exercise()))
+        line = Text(f"{lesson.number:2}  {lesson.name:20} ")
+        line.append(f"{state:8} ", _STYLES[state]).append(lesson.formula, "bold")
+        console.print(line)
+        console.print(Text(f"    {lesson.idea}", "dim"))
+    done = sum(one.solved for one in known.values())
+    console.print(f"\n{done} of {len(LESSONS)} done. {_next(known)}")
+    console.print(Text(f"The progress is kept in {progress.path}", "dim"))
+
+
+def _next(known: dict[str, Exercise]) -> str:
+    from lowbit.lab.learn_progress import Exercise
+    from lowbit.lab.lessons import LESSONS
+
+    for lesson in LESSONS:
+        one = known.get(lesson.name, Exercise())
+        if not one.solved:
+            action = "" if one.file else " --start"
+            return f"Next: lowbit learn {lesson.number}{action}"
+    return "That was the last one."
+
+
+def _start(lesson: Lesson, progress: Progress, folder: Path, force: bool) -> None:
+    from lowbit.lab.learn import start
+
+    path = start(lesson, progress, folder, force=force)
+    print(f"exercise {lesson.number}, {lesson.name}: {lesson.formula}")
+    print(f"written to {path}; fill in the kernel, then: lowbit learn {lesson.number}")
+
+
+def _hint(lesson: Lesson, progress: Progress, number: int | None) -> None:
+    last = len(lesson.hints)
+    if number is not None and not 1 <= number <= last:
+        raise ValueError(f"there is no hint {number}; there are 1 to {last}")
+
+    def seen(known: Exercise) -> Exercise:
+        return replace(known, hints=max(known.hints, number or min(known.hints + 1, last)))
+
+    shown = number or progress.update(lesson.name, seen).hints
+    if number is not None:
+        progress.update(lesson.name, seen)
+    print(f"hint {shown} of {last} for exercise {lesson.number}, {lesson.name}:\n")
+    text = lesson.hints[shown - 1]
+    print(text if "\n" in text else textwrap.fill(text, _WIDTH))
+
+
+def _solution(lesson: Lesson, progress: Progress, yes: bool) -> None:
+    from lowbit.lab.learn_file import teaching
+    from lowbit.lab.learn_progress import Exercise
+
+    if not yes and not progress.read().get(lesson.name, Exercise()).solved:
+        raise ValueError(
+            f"exercise {lesson.number} is not solved yet; `lowbit learn {lesson.number} --hint` "
+            "helps, and --solution --yes shows it all the same"
+        )
+    print(teaching(lesson).solution)
+
+
+def _check(lesson: Lesson, progress: Progress, folder: Path | None) -> bool:
+    from lowbit.lab.learn import file_of, try_out, view_beside
+
+    path = file_of(lesson, progress, folder)
+    result = try_out(lesson, progress, path)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(result)
+    print(view_beside(result, path))
+    if result.ok:
+        console.print(Text(f"Exercise {lesson.number} is right.", "bold green"))
+        console.print(f"Compare it: lowbit learn {lesson.number} --solution")
+        console.print(_next(progress.read()))
+    else:
+        print(f"not right yet; a hint: lowbit learn {lesson.number} --hint")
+    return result.ok

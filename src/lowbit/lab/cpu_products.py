@@ -1,0 +1,95 @@
+"""lowbit's own matrix product as kernels to check and to look at, one for each instruction set.
+
+They are the text that runs, product.py with the micro-kernel of the set, on a right operand that is
+packed already. Scratch is no tensor: what lies there is checked for bounds, but not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lowbit.kernels.cpu.activation import Source
+from lowbit.kernels.cpu.epilogue import Epilogue
+from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.product import product
+from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.registry import micro_kernels
+from lowbit.lab.check_cpu import CpuKernel
+from lowbit.lab.check_script import PRODUCT
+from lowbit.spec.typed import Array, Operation, Sizes, TensorType
+
+# Of two neighbouring weights of any value: what a micro-kernel has to serve.
+_ANY_PAIR = 256
+_POISON = 0xA5
+_ITEM = {"item_steps": 2, "item_panels": 2}
+
+
+def _product(a: Array, panels: Array) -> Array:
+    count, lines, _ = panels.shape
+    by_column = panels.reshape(count, lines, PANEL, GROUP).transpose(1, 3, 0, 2)
+    return a @ by_column.reshape(lines * GROUP, count * PANEL)
+
+
+packed_product = Operation(
+    name="packed_product",
+    doc="z = a @ b, where b is packed: panels of 16 columns, lines of 4 consecutive k of each.",
+    inputs=(
+        TensorType("a", "uint8", ("M", "K")),
+        TensorType("panels", "int8", (f"N//{PANEL}", f"K//{GROUP}", str(LINE))),
+    ),
+    result=TensorType("z", "int32", ("M", "N")),
+    reference=_product,
+    exercise={"M": 9, "N": 32, "K": 128},
+    summed=("K",),
+    multiple_of={"N": PANEL, "K": LINE},
+)
+"""The exact product of uint8 rows and a packed int8 operand."""
+
+
+@cache
+def cpu_products() -> dict[str, dict[str, Any]]:
+    """For each instruction set the arguments of `check`, by names like product:generic."""
+    found: dict[str, dict[str, Any]] = {}
+    for micro in micro_kernels():
+        if not micro.refuses(1, PANEL, LINE, _ANY_PAIR):
+            found.setdefault(f"{PRODUCT}{micro.isa}", _arguments(micro))
+    return dict(sorted(found.items()))
+
+
+def _arguments(micro: MicroKernel) -> dict[str, Any]:
+    def block_rows(sizes: Sizes) -> int:
+        return micro.shape(sizes["M"], blocks(sizes["K"], LINE))[1]
+
+    def step_bytes(sizes: Sizes) -> int:
+        shape, rows = micro.shape(sizes["M"], blocks(sizes["K"], LINE))
+        return rows * shape.depth * sizes["K"]
+
+    def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
+        shape, _ = micro.shape(numbers["m"], blocks(numbers["depth"], LINE))
+        fixed = {"source": Source("u8"), "epilogue": Epilogue(), "fused": True}
+        return {"micro": micro, "shape": shape, **fixed}
+
+    def private(sizes: Sizes) -> Array:
+        return np.full(step_bytes(sizes), _POISON, np.uint8)
+
+    known = {"a", "panels", "out", "m", "n"}
+    unused = {name: None for name in product.types if name not in known}
+    return {
+        "kernel": CpuKernel(product, micro.isa, static),
+        "spec": packed_product,
+        "grid": lambda sizes: 1,
+        **unused,
+        **_ITEM,
+        "a_row_stride": lambda sizes: sizes["K"],
+        "a_stride": 1,
+        "residual_stride": 0,
+        "out_stride": lambda sizes: sizes["N"],
+        "depth": lambda sizes: sizes["K"],
+        "block_rows": block_rows,
+        "private": private,
+        "private_bytes": step_bytes,
+    }

@@ -1,0 +1,72 @@
+"""Running fast kernels without a GPU, with every access checked.
+
+Within `interpreter()`, the functions of `lowbit.gpu` run their kernels on CPU tensors in Triton's
+interpreter. An access out of bounds, or a race between programs, raises AssertionError with what
+and where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.kernels.triton.fast import launch
+from lowbit.lab.check_bind import TensorArgument
+from lowbit.lab.check_memory import CheckedTensor, Memory
+from lowbit.lab.check_triton import TritonKernel
+from lowbit.spec.typed import TensorType
+
+_AXES = 3
+
+
+@contextmanager
+def interpreter() -> Iterator[None]:
+    """Within it, kernels on CPU tensors run in the interpreter.
+
+    ModuleNotFoundError or RuntimeError if Triton is missing or of an unknown version.
+    """
+    with launch.running(_run):
+        yield
+
+
+def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
+    import torch
+
+    reading = TritonKernel.of(kernel)
+    tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+    memory = Memory([_checked(name, one) for name, one in tensors.items()])
+    values = {
+        name: TensorArgument(name) if name in tensors else one for name, one in arguments.items()
+    }
+    x, y, z = [*grid, 1, 1, 1][:_AXES]
+    programs = list(product(range(x), range(y), range(z)))
+    reading.run(memory, values, programs, (x, y, z))
+    wrong = [str(one) for one in memory.findings if one.severity == "error"]
+    if wrong:
+        raise AssertionError(f"{reading.name}: " + "; ".join(wrong))
+    for name, tensor in tensors.items():
+        held = memory.tensors[name]
+        if (held.writer != -1).any():
+            tensor.copy_(torch.from_numpy(held.values).view(tensor.dtype))
+
+
+def _checked(name: str, tensor: Any) -> CheckedTensor:
+    """A copy of a tensor, in memory that sees each access."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    type_ = TensorType(name, dtype, tuple(map(str, tensor.shape)))
+    return CheckedTensor(type_, _array(tensor), tensor.stride(), "both")
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    """The values in the dtype in which the interpreter keeps them: bfloat16 as uint16."""
+    import torch
+
+    plain = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return plain.numpy()

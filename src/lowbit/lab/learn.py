@@ -1,0 +1,87 @@
+"""The course: starting the file of an exercise, and checking it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from lowbit.lab import check_script
+from lowbit.lab.check_run import check
+from lowbit.lab.check_triton import triton_modules
+from lowbit.lab.learn_file import starter
+from lowbit.lab.learn_progress import Exercise, Progress
+from lowbit.lab.lessons import Lesson
+from lowbit.lab.report import CheckResult
+
+
+def start(lesson: Lesson, progress: Progress, folder: Path, *, force: bool) -> Path:
+    """Write the file of an exercise and remember where it is; returns its path.
+
+    FileExistsError if there is one and not `force`; OSError if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{lesson.stem}.py"
+    with path.open("w" if force else "x", encoding="utf-8") as file:
+        file.write(starter(lesson))
+    progress.update(lesson.name, lambda known: replace(known, file=str(path.absolute())))
+    return path
+
+
+def file_of(lesson: Lesson, progress: Progress, folder: Path | None) -> Path:
+    """The file of an exercise: in `folder` if one is given, else where it was started last, else
+    in the working folder. FileNotFoundError, with what to do, if it is not there."""
+    name = f"{lesson.stem}.py"
+    started = progress.read().get(lesson.name, Exercise()).file
+    places = [folder / name] if folder else [*([Path(started)] if started else []), Path(name)]
+    for path in places:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"exercise {lesson.number} has no file {' or '.join(map(str, places))}; "
+        f"`lowbit learn {lesson.number} --start` writes one"
+    )
+
+
+def try_out(lesson: Lesson, progress: Progress, path: Path) -> CheckResult:
+    """Check the file of an exercise against the lesson's own specification, and remember it.
+
+    ValueError, with the line, if the file cannot be run or does not define what is needed;
+    otherwise as `check`.
+    """
+    triton_modules()
+    progress.update(lesson.name, lambda known: replace(known, tries=known.tries + 1))
+    try:
+        arguments = check_script.arguments_of(check_script.load(path), str(path))
+        if not callable(arguments["grid"]):
+            raise ValueError(
+                f"{path}: grid is {arguments['grid']!r}; write a function of meta, as the file had "
+                "at first: the kernel is tried at many sizes"
+            )
+        result = check(**{**arguments, "spec": lesson.operation})
+    except Exception as error:  # a file may raise anything, and so may its grid
+        raise ValueError(_where(error, path)) from error
+    if result.ok:
+        progress.update(lesson.name, lambda known: replace(known, solved=True))
+    return result
+
+
+def _where(error: Exception, path: Path) -> str:
+    """What went wrong, and the last of the file's own lines that took part, if any did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+    if not lines:
+        return str(error)
+    return f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
+
+
+def view_beside(result: CheckResult, path: Path) -> str:
+    """Write the view of a result beside the file that was checked; returns a line that says so."""
+    page = path.with_suffix(".html")
+    try:
+        if result.viewer is None:
+            return "there is no view of it"
+        result.viewer().save(page)
+    except OSError as error:
+        return f"no view: {error.filename}: {error.strerror}"
+    return f"the view of it: {page}"

@@ -1,0 +1,356 @@
+"""The page of a view, opened in Chromium and used through its DevTools protocol.
+
+https://chromedevtools.github.io/devtools-protocol/, over a pipe: messages are JSON that ends in a
+zero byte, read by the browser from file 3 and written to file 4.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+
+from lowbit.kernels.triton.registry import teaching_kernels
+from lowbit.lab import Access, View, trace_kernel, view
+from lowbit.lab.view_run import view_named
+from lowbit.spec import ladder
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in")
+
+
+class Browser:
+    """A headless browser with one page."""
+
+    def __init__(self, profile: Path) -> None:
+        to_browser, self._out = os.pipe()
+        self._in, from_browser = os.pipe()
+
+        def connect() -> None:
+            # Copies first: either pipe may already be where the other one has to go.
+            read, write = os.dup(to_browser), os.dup(from_browser)
+            spare = [os.dup(read), os.dup(write)]
+            os.dup2(spare[0], 3)
+            os.dup2(spare[1], 4)
+
+        assert CHROMIUM is not None
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+        flags += (
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+            "--window-size=1400,1000",
+        )
+        self._process = subprocess.Popen(
+            [CHROMIUM, *flags, "about:blank"],
+            close_fds=False,
+            preexec_fn=connect,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer, self._last = b"", 0
+        self._events: list[dict[str, Any]] = []
+        self._session: str | None = None
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(one["targetId"] for one in targets if one["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer; what happens meanwhile is kept."""
+        self._last += 1
+        message = {"id": self._last, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self._last:
+            self._events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            read = os.read(self._in, 1 << 20)
+            assert read, "the browser has closed its pipe"
+            self._buffer += read
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, page: Path, place: str = "") -> None:
+        """Load a page, and forget what happened before."""
+        self._events.clear()
+        # Another place of the same page would not load it again.
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=f"{page.as_uri()}#{place}")
+        while not self.run("document.readyState === 'complete' && location.protocol === 'file:'"):
+            pass
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page. AssertionError if it throws."""
+        made = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in made, made["exceptionDetails"]
+        return made["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys, one after another."""
+        for key in keys:
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def point(self, selector: str) -> None:
+        """Move the mouse over an element."""
+        where = f"document.querySelector({json.dumps(selector)})"
+        self.run(f"{where}.scrollIntoView({{block: 'center'}})")
+        box = self.run(
+            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
+            f"({where}.getBoundingClientRect())"
+        )
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+
+    def requested(self) -> list[str]:
+        """The addresses that the page has asked for since it was opened."""
+        sent = [e for e in self._events if e.get("method") == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+    def thrown(self) -> list[Any]:
+        """What the page's script has thrown since the page was opened."""
+        return [e for e in self._events if e.get("method") == "Runtime.exceptionThrown"]
+
+    def close(self) -> None:
+        """End the browser."""
+        self._session = None
+        self.call("Browser.close")
+        self._process.wait(timeout=30)
+        os.close(self._out)
+        os.close(self._in)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
+def elements(browser: Browser, tensor: str, name: str) -> list[int]:
+    """The elements of a tensor that have a class, in order."""
+    return browser.run(
+        f"[...document.querySelectorAll('#tensor-{tensor} i.{name}')].map(c => +c.dataset.n)"
+    )
+
+
+def text(browser: Browser, element: str) -> str:
+    return browser.run(f"document.getElementById('{element}').textContent")
+
+
+@pytest.fixture
+def softmax(browser: Browser, tmp_path: Path) -> Path:
+    return softmax_view().save(tmp_path / "softmax.html")
+
+
+SIZES = {"N0": 3, "T": 45}
+
+
+def softmax_view() -> View:
+    taught = teaching_kernels()["long_softmax"]
+    return view(taught.kernel, taught.operation, grid=taught.grid, sizes=SIZES)
+
+
+def softmax_trace() -> Any:
+    taught = teaching_kernels()["long_softmax"]
+    return trace_kernel(taught.kernel, taught.operation, grid=taught.grid, sizes=SIZES)
+
+
+def test_each_step_highlights_what_the_trace_says(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax)
+    assert browser.run("document.querySelectorAll('#tensor-x i').length") == 3 * 45
+    trace = softmax_trace()
+    own = [event for event in trace.events if event.program == (2, 0, 0)]
+    assert len(own) > 8
+    browser.press("ArrowDown", "ArrowDown")
+    for step, event in enumerate(own):
+        assert browser.run("location.hash") == f"#program=2&step={step}&show=step"
+        now = browser.run("document.querySelector('.text.now').dataset.line")
+        assert event.place is not None
+        assert int(now) == event.place.line
+        for tensor in ("x", "z"):
+            for kind in ("load", "store"):
+                hit = isinstance(event, Access) and (event.kind, event.tensor) == (kind, tensor)
+                touched = event.elements[event.active & ~event.outside] if hit else np.array([])
+                assert elements(browser, tensor, kind) == sorted(touched.tolist())
+        if isinstance(event, Access):
+            masked = browser.run("document.querySelectorAll('#detail i.masked').length")
+            assert masked == int((~event.active).sum())
+        browser.press("ArrowRight")
+    assert browser.run("location.hash") == f"#program=2&step={len(own) - 1}&show=step"
+    assert browser.thrown() == []
+
+
+def test_a_product_shows_where_its_operands_come_from(browser: Browser, tmp_path: Path) -> None:
+    taught = teaching_kernels()["batched_matmul"]
+    sizes = {"N2": 2, "N0": 5, "MID": 19, "N1": 7}
+    seen = view(taught.kernel, taught.operation, grid=taught.grid, sizes=sizes)
+    events = seen.data["events"]
+    step = next(i for i, event in enumerate(events) if event["kind"] == "product")
+    browser.open(seen.save(tmp_path / "product.html"), f"program=0&step={step}")
+    left, right = (events[block["source"]] for block in events[step]["operands"])
+    assert (left["tensor"], right["tensor"]) == ("x", "y")
+    for one in (left, right):
+        inside = sorted(element for element in one["elements"] if element >= 0)
+        assert elements(browser, one["tensor"], "operand") == inside
+    assert browser.run("document.querySelectorAll('#tensor-x .plane').length") == 2
+    browser.point("#detail > .planes:last-of-type i[data-n='17']")
+    # Row 1 of the left, column 1 of the right operand, and the element itself.
+    assert browser.run("document.querySelectorAll('#detail i.hit').length") == 16 + 16 + 1
+
+
+def test_the_heat_map_is_numpys_count(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax)
+    browser.press("2")
+    trace = softmax_trace()
+    counted = np.zeros(3 * 45, int)
+    for access in trace.accesses:
+        if (access.kind, access.tensor) == ("load", "x"):
+            np.add.at(counted, access.elements[access.active], 1)
+    cells = "[...document.querySelectorAll('#tensor-x i.heat')].map(c => +c.dataset.count)"
+    assert browser.run(cells) == counted.tolist()
+    assert set(counted) == {2}
+    browser.press("3")
+    assert set(browser.run(cells)) == {0}
+    assert browser.run(cells.replace("tensor-x", "tensor-z")) == [1] * (3 * 45)
+
+
+def test_the_totals(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax)
+    rows = browser.run(
+        "[...document.querySelectorAll('#totals tbody tr')].map(r => [...r.cells].map("
+        "c => c.textContent))"
+    )
+    assert rows == [
+        ["x", "1,080", "0", "540", "2.00 ×"],
+        ["z", "0", "540", "540", "1.00 ×"],
+        ["all", "1,080", "540", "1,080", "1.50 ×"],
+    ]
+
+
+def test_a_click_on_a_line_goes_to_its_next_step(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax, "program=1&step=0")
+    trace = softmax_trace()
+    own = [event for event in trace.events if event.program == (1, 0, 0)]
+    stores = [event for event in own if isinstance(event, Access) and event.kind == "store"]
+    assert stores[0].place is not None
+    line = stores[0].place.line
+    for store in stores:
+        browser.run(f"document.querySelector('.text[data-line=\"{line}\"]').click()")
+        assert browser.run("location.hash") == f"#program=1&step={store.step}&show=step"
+
+
+def test_an_element_says_what_it_is(browser: Browser, softmax: Path) -> None:
+    seen = softmax_view().data
+    browser.open(softmax)
+    browser.point("#tensor-x i[data-n='46']")
+    shown = text(browser, "cell")
+    assert shown.startswith(f"x[1, 1] = {seen['tensors'][0]['before'][46]}")
+    assert "read 2 ×, written 0 ×" in shown
+    browser.point("#tensor-z i[data-n='0']")
+    assert text(browser, "cell").startswith("z[0, 0] = not written yet")
+    browser.run("document.querySelector('#tensor-x .grids').focus()")
+    browser.press("ArrowDown", "ArrowRight")
+    assert text(browser, "cell").startswith("x[2, 2] = ")
+    assert browser.run("location.hash") == "#program=0&step=0&show=step"
+    browser.press("Escape", "ArrowRight")
+    assert browser.run("location.hash") == "#program=0&step=1&show=step"
+
+
+@triton.jit
+def one_too_many(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    x = tl.load(x_ptr + i, mask=i <= N0 + 1)
+    tl.store(z_ptr + i, x, mask=i < N0)
+
+
+def test_lanes_outside_and_wrong_values(browser: Browser, tmp_path: Path) -> None:
+    operation = ladder.add_constant_blocks
+    seen = view(one_too_many, operation, grid=lambda m: -(-m["N0"] // m["B0"]), sizes={"N0": 40})
+    browser.open(seen.save(tmp_path / "wrong.html"), "program=1&step=0")
+    chips = "[...document.querySelectorAll('#tensor-x .chip')].map(c => c.textContent)"
+    assert browser.run(chips) == ["lane 8 offset 40", "lane 9 offset 41"]
+    assert browser.run("document.querySelectorAll('#detail i.outside').length") == 2
+    assert browser.run("document.querySelectorAll('#detail i.masked').length") == 22
+    assert text(browser, "now") == (
+        "Loads x: 8 of 32 lanes, 22 masked, 2 outside of the tensor; 40 bytes"
+    )
+    assert "reads outside of a tensor" in text(browser, "findings")
+    browser.press("4")
+    assert elements(browser, "z", "wrong") == list(range(40))
+    browser.open(tmp_path / "wrong.html")
+    assert browser.run(chips) == []
+    browser.run("document.querySelector('#findings button').click()")
+    assert browser.run("location.hash") == "#program=1&step=0&show=step"
+
+
+def test_registers_and_tiles(browser: Browser, tmp_path: Path) -> None:
+    data = view_named("product:amx", {"M": 3, "N": 16, "K": 64})
+    events = data.data["events"]
+    now = max(i for i, event in enumerate(events) if event.get("name") == "tdpbusd")
+    program, step = events[now]["program"], events[now]["step"]
+    browser.open(data.save(tmp_path / "tiles.html"), f"program={program}&step={step}")
+    # The tile that has just changed is read as sums; the packed operand was loaded for it.
+    assert elements(browser, "panels", "operand") == list(range(16 * 64))
+    tile = "document.querySelector('.tile:has(i.changed)')"
+    assert browser.run(f"{tile}.querySelector('select').value") == "int32"
+    titles = browser.run(f"[...{tile}.querySelectorAll('i')].map(c => c.title.split(' = ')[1])")
+    assert [int(title) for title in titles] == data.data["tensors"][2]["after"]
+    browser.run(
+        f"{{const s = {tile}.querySelector('select'); s.value = 'uint8';"
+        "s.dispatchEvent(new Event('change'))}"
+    )
+    assert browser.run(f"{tile}.querySelectorAll('i').length") == 3 * 64
+    vectors = view_named("product:generic", {"M": 1, "N": 16, "K": 64})
+    browser.open(vectors.save(tmp_path / "vectors.html"))
+    browser.press("End")
+    while "Stores to z" not in text(browser, "now"):
+        browser.press("ArrowLeft")
+    assert " vector registers hold variables" in text(browser, "used")
+    shown = browser.run("[...document.querySelectorAll('.register i')].map(c => c.title)")
+    sums = [int(title.split(" = ")[1]) for title in shown]
+    after = vectors.data["tensors"][2]["after"]
+    assert len(sums) >= 4
+    assert all(one in after for one in sums)
+    assert browser.thrown() == []
+
+
+def test_the_page_loads_nothing_and_fits_a_frame(browser: Browser, tmp_path: Path) -> None:
+    seen = softmax_view()
+    page = tmp_path / "notebook.html"
+    page.write_text(f"<!doctype html><title>n</title>{seen._repr_html_()}", encoding="utf-8")
+    browser.open(page)
+    inside = "document.querySelector('iframe').contentDocument"
+    while not browser.run(
+        f"{inside}.readyState === 'complete' && !!{inside}.querySelector('#now')"
+    ):
+        pass
+    assert browser.run(f"{inside}.querySelectorAll('#tensor-x i.load').length") == 32
+    browser.run(f"{inside}.getElementById('step-on').click()")
+    assert browser.run(f"{inside}.getElementById('step-text').textContent") == "2 of 10"
+    assert browser.thrown() == []
+    addresses = [address for address in browser.requested() if not address.startswith("data:")]
+    assert set(addresses) <= {page.as_uri(), "about:blank", "about:srcdoc"}
+    for colours in ("light", "dark"):
+        media = [{"name": "prefers-color-scheme", "value": colours}]
+        browser.call("Emulation.setEmulatedMedia", features=media)
+        browser.open(seen.save(tmp_path / "page.html"))
+        back = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert back == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 28)"}[colours]
