@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import lowbit
 from lowbit.isa import SETS, available
 from lowbit.numerics import int_format, quantize_rows
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
+from lowbit.spec import DTYPES, LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
 
 ISAS = pytest.mark.parametrize(
     "isa",
@@ -30,7 +30,6 @@ ISAS = pytest.mark.parametrize(
         for name, one in SETS.items()
     ],
 )
-KINDS = {"u8": np.uint8, "s8": np.int8}
 
 
 def variants(array: np.ndarray) -> dict[str, np.ndarray]:
@@ -103,16 +102,17 @@ def test_matmul_property(
 @ISAS
 @pytest.mark.parametrize("dtypes", MATMUL.signatures)
 def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
-    left, right, _ = dtypes.split(":")
-    k = longest_sum(left, right)
-    info = np.iinfo(KINDS[left]), np.iinfo(KINDS[right])
-    for a_value in (info[0].min, info[0].max):
-        for b_value in (info[1].min, info[1].max):
-            a = np.full((2, k), a_value, KINDS[left])
-            b = np.full((k, 17), b_value, KINDS[right])
+    left, right = (DTYPES[code] for code in dtypes.split(":")[:2])
+    k = longest_sum(left.code, right.code)
+    four = {"s4": "int4", "u4": "uint4"}.get(right.code)
+    for b_value in right.limits:
+        b = lowbit.pack(np.full((k, 17), b_value, right.storage), dtype=four)
+        for a_value in left.limits:
+            a = np.full((2, k), a_value, left.storage)
             assert (lowbit.matmul(a, b, isa=isa) == a_value * b_value * k).all()
+    longer = lowbit.pack(np.zeros((k + 1, 1), right.storage), dtype=four)
     with pytest.raises(ValueError, match="could overflow int32"):
-        lowbit.matmul(np.zeros((1, k + 1), KINDS[left]), np.zeros((k + 1, 1), KINDS[right]))
+        lowbit.matmul(np.zeros((1, k + 1), left.storage), longer)
 
 
 @ISAS

@@ -17,7 +17,10 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
+    from lowbit import cli_search
+    from lowbit.lab import cli_learn
     from lowbit.lab.cli_check import check
+    from lowbit.lab.cli_view import view
 except ModuleNotFoundError as missing:
     # This module serves the console command alone, and that has nothing else to say then.
     raise SystemExit(
@@ -40,6 +43,7 @@ bench_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(bench_app, name="bench")
+bench_app.command("search", epilog=cli_search.EPILOG)(cli_search.search)
 explain_app = typer.Typer(
     help="Say which kernel serves, how, and how fast it should be.",
     epilog="Example: lowbit explain gemm 256x512:512x256",
@@ -47,6 +51,8 @@ explain_app = typer.Typer(
 )
 app.add_typer(explain_app, name="explain")
 app.command("check", epilog="Example: lowbit check long_softmax --json report.json")(check)
+app.command("learn", epilog=cli_learn.EPILOG)(cli_learn.learn)
+app.command("view", epilog="Example: lowbit view long_softmax --html softmax.html")(view)
 
 
 def main() -> None:
@@ -278,6 +284,97 @@ def gemm(
             if csv_output is not None:
                 csv_output.write(record.to_csv())
                 print(f"rows written to {csv_file}")
+
+
+@bench_app.command(epilog="Example: lowbit bench ladder --json record.json")
+def ladder(
+    shape: Annotated[
+        str, typer.Argument(help="Queries and vectors as a shape MxK:KxN.")
+    ] = "256x256:256x16384",
+    threads: Annotated[int, typer.Option(help="Threads for all that can use several.")] = 1,
+    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")] = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[float, typer.Option(help="Stop in any case after these seconds.")] = 20.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
+    ] = None,
+) -> None:
+    """Time the ladder of exact uint4 products: teaching kernels in Numba with one new idea each,
+    einsum, BLAS in float32, other libraries, lowbit. All are compared with the exact sums first."""
+    with _one_line_errors():
+        from lowbit.bench import Limits
+        from lowbit.bench.ladder import LadderPlan, run
+        from lowbit.bench.ladder_table import render
+
+        limits = Limits(noise=noise, seconds=time_limit)
+        plan = LadderPlan(shape, threads=threads, peers=peers, seed=seed, limits=limits)
+        with _opened(json_file) as json_output:
+            with _progress() as progress:
+                record = run(plan, progress)
+            _console().print(render(record))
+            if json_output is not None:
+                json_output.write(record.to_json() + "\n")
+                print(f"record written to {json_file}")
+
+
+@bench_app.command(epilog="Example: lowbit bench linear 1x4096:4096x4096 --activations f32,int8")
+def linear(
+    shapes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Shapes MxK:KxN.", show_default="six, of 4096x4096 and 4096x14336"),
+    ] = None,
+    activations: Annotated[
+        str, typer.Option(help="What lowbit computes with: f32 (W4A32), bf16 (W4A16), int8 (W4A8).")
+    ] = "f32,bf16,int8",
+    group_size: Annotated[int, typer.Option(help="How many k share a scale; 0: all.")] = 128,
+    zero_points: Annotated[
+        bool, typer.Option(help="Whether groups have zero points of their own.")
+    ] = False,
+    threads: Annotated[
+        str, typer.Option(help="Threads for every implementation, or several numbers: 1,2.")
+    ] = "1",
+    peers: Annotated[bool, typer.Option(help="Whether to time PyTorch too.")] = True,
+    cold: Annotated[bool, typer.Option(help="Time with weights from memory as well.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")] = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[
+        float, typer.Option(help="Stop after these seconds for a table, or when all had 5 turns.")
+    ] = 4.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
+    ] = None,
+) -> None:
+    """Time linear layers with 4-bit weights, against PyTorch's own and against float ones. Each is
+    compared with float64 on the dequantized weights first."""
+    with _one_line_errors():
+        from lowbit.bench import Limits
+        from lowbit.bench.linear import run
+        from lowbit.bench.linear_problem import SHAPES, LinearPlan
+        from lowbit.bench.linear_table import render
+
+        plan = LinearPlan(
+            shapes=shapes or SHAPES,
+            activations=activations.split(","),
+            group_size=group_size,
+            zero_points=zero_points,
+            threads=_thread_counts(threads, several=True),
+            peers=peers,
+            cold=cold,
+            seed=seed,
+            limits=Limits(noise=noise, seconds=time_limit, least_rounds=5),
+        )
+        with _opened(json_file) as json_output:
+            with _progress() as progress:
+                record = run(plan, progress)
+            _console().print(render(record))
+            if json_output is not None:
+                json_output.write(record.to_json() + "\n")
+                print(f"record written to {json_file}")
 
 
 @contextmanager

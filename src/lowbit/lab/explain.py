@@ -190,6 +190,7 @@ def request_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> R
         epilogue=epilogue,
         threads=threads,
         largest_pair=packed.largest_pair if _proof_is_wanted() else dispatch.UNPROVEN,
+        weight=packed.weight,
     )
 
 
@@ -204,7 +205,8 @@ def _rejected(plan: Plan) -> tuple[Rejected, ...]:
             break
         if name not in chain:
             found.append(Rejected(name, None, one.missing() or f"{asked.isa} is forced"))
-    seen = dispatch.consider(active, asked.m, asked.n, asked.k, asked.largest_pair)
+    sizes = asked.m, asked.n, asked.k
+    seen = dispatch.consider(active, *sizes, asked.largest_pair, asked.weight, asked.grouping)
     for isa, micro, why in seen:
         if why:
             found.append(Rejected(isa.name, None if micro is None else micro.name, why))

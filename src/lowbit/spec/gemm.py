@@ -94,7 +94,7 @@ def _linear(inputs: Inputs, case: Case) -> Array:
 
 MATMUL = Specification(
     name="matmul",
-    inputs=(Tensor.parse("a: u8|s8[M K]"), Tensor.parse("b: s8|u8[K N]")),
+    inputs=(Tensor.parse("a: u8|s8[M K]"), Tensor.parse("b: s8|u8|s4|u4[K N]")),
     output=Tensor.parse("c: s32[M N]"),
     factors=("a", "b"),
     reference=_matmul,

@@ -17,10 +17,14 @@ from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case
 
 
+_NIBBLES = {"s4": "int4", "u4": "uint4"}
+
+
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        return ops.pack(problem.b)
+        b = problem.case.spec.tensor("b")
+        return ops.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype(b).code))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
     return ops.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
