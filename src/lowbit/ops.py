@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from lowbit.finish import INTEGERS, Finish, reinterpreted, steps_tuple
 from lowbit.forms import Form, keep, threads_key
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue, Step
+from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import FLIP
 from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
@@ -250,52 +251,61 @@ def linear_dynamic(
     return returned
 
 
-class _Pointers(NamedTuple):
-    """What decides a product of `linear_dynamic_pointers`."""
-
-    m: int
-    n: int
-    k: int
-    symmetric: bool
-    biased: bool
-    threads: int
-
-
 @lru_cache(maxsize=1 << 12)
-def _pointers_plan(of: _Pointers) -> dispatch.Plan:
+def linear_plan(
+    m: int,
+    k: int,
+    n: int,
+    activations: str,
+    bfloat16: bool,
+    group_size: int,
+    zero_points: bool,
+    biased: bool,
+    threads: int,
+) -> dispatch.Plan:
+    """How to compute a linear layer on addresses, for callers that hold another library's tensors.
+
+    `plan.run(x, (stride, 1), right, out, out_stride, bias=bias)` then is `linear_dynamic` or
+    `linear_weight_only` of rows [m, k] with `right`, the addresses of a PackedMatrix [k, n]:
+    panels, column_sums, zero_points, scale. Sizes are at least 1; nothing behind an address is
+    checked.
+
+    - activations: "dynamic", which are quantized row by row; "symmetric", the same without zero
+      points; or "float", which are not quantized.
+    - bfloat16: the type of "float" activations and of the result, else float32.
+    - group_size: k of a group of 4-bit weights, or 0 for 8-bit weights without groups.
+    - zero_points: whether the weight has them, int8, beside the scales of its groups.
+    - biased: whether there is a bias, float32, padded to whole panels.
+    - threads: what `lowbit.forms.threads_key(None)` gives.
+
+    ValueError if there is no such layer.
+    """
+    if activations not in ("dynamic", "symmetric", "float"):
+        raise ValueError(
+            f"activations must be 'dynamic', 'symmetric' or 'float', got {activations!r}"
+        )
+    quantized, symmetric = activations != "float", activations == "symmetric"
+    if not group_size and not quantized:
+        raise ValueError("activations 'float' need a 4-bit weight with groups, got an 8-bit one")
+    out = "bf16" if bfloat16 else "f32"
     request = dispatch.Request(
         isa=instruction_sets.active().name,
-        m=of.m,
-        n=of.n,
-        k=of.k,
-        source=Source("f32", symmetric=of.symmetric),
-        epilogue=Epilogue(a_zero=True, steps=("bias",) if of.biased else (), out="f32"),
+        m=m,
+        n=n,
+        k=k,
+        source=Source(out, symmetric=symmetric),
+        epilogue=Epilogue(a_zero=True, steps=("bias",) if biased else (), out=out),
     )
+    if group_size:
+        planes = 1 if quantized else 2 if bfloat16 else 3
+        scales = "row" if quantized else "none"
+        a_zero = quantized and not symmetric
+        request = request._replace(
+            epilogue=request.epilogue._replace(a_zero=a_zero, scales=scales),
+            weight="u4",
+            grouping=Grouping(group_size, planes, "s8" if zero_points else ""),
+        )
     return dispatch.plan(request)
-
-
-def linear_dynamic_pointers(
-    x: int,
-    M: int,
-    K: int,
-    x_stride: int,
-    panels: int,
-    column_sums: int,
-    scale: int,
-    bias: int,
-    N: int,
-    out: int,
-    out_stride: int,
-    symmetric: bool,
-) -> None:
-    """`linear_dynamic` on addresses, unchecked, for callers that hold tensors of another library.
-
-    x: float32 rows, contiguous, `x_stride` elements apart; panels, column_sums, scale: as in a
-    PackedMatrix without zero points; bias: float32 padded to whole panels, or 0; out: float32
-    rows, `out_stride` elements apart. M, N, K are at least 1.
-    """
-    plan = _pointers_plan(_Pointers(M, N, K, symmetric, bias != 0, threads_key(None)))
-    plan.run(x, (x_stride, 1), (panels, column_sums, 0, scale), out, out_stride, bias=bias)
 
 
 def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:

@@ -6,7 +6,20 @@ import pytest
 import torch
 from torch import nn
 
-from lowbit.torch import Int8DynamicConfig, quantize_
+from lowbit.torch import (
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicConfig,
+    QuantizeConfig,
+    quantize_,
+)
+
+# One of each kind; groups that divide none of the sizes, or of one channel.
+CONFIGS = [
+    Int8DynamicConfig(),
+    Int4WeightOnlyConfig(group_size=16),
+    Int4DynamicConfig(group_size=None, symmetric_weight=True),
+]
 
 
 class Encoder(nn.Module):
@@ -33,10 +46,16 @@ def float_model() -> Encoder:
     return Encoder().eval()
 
 
+@pytest.fixture(params=CONFIGS, ids=lambda config: config.kind)
+def config(request: pytest.FixtureRequest) -> QuantizeConfig:
+    """What tests that take `model` or this are run with, one after the other."""
+    return request.param
+
+
 @pytest.fixture
-def model(float_model: Encoder) -> Encoder:
+def model(float_model: Encoder, config: QuantizeConfig) -> Encoder:
     """`float_model`, quantized."""
-    return quantize_(copy.deepcopy(float_model), Int8DynamicConfig())
+    return quantize_(copy.deepcopy(float_model), config)
 
 
 @pytest.fixture

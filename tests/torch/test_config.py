@@ -2,16 +2,46 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
-from lowbit.torch import Int8DynamicConfig, QuantizeConfig, config_from_json
+from lowbit.torch import (
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicConfig,
+    QuantizeConfig,
+    config_from_json,
+)
 
 
-@pytest.mark.parametrize("config", [Int8DynamicConfig(), Int8DynamicConfig(symmetric=True)])
-def test_round_trip_through_json(config: Int8DynamicConfig) -> None:
+@pytest.mark.parametrize(
+    ("config", "content"),
+    [
+        (Int8DynamicConfig(), {"kind": "int8_dynamic", "symmetric": False}),
+        (Int8DynamicConfig(symmetric=True), {"kind": "int8_dynamic", "symmetric": True}),
+        (
+            Int4WeightOnlyConfig(),
+            {"kind": "int4_weight_only", "group_size": 128, "symmetric_weight": False},
+        ),
+        (
+            Int4WeightOnlyConfig(group_size=None, symmetric_weight=True),
+            {"kind": "int4_weight_only", "group_size": None, "symmetric_weight": True},
+        ),
+        (
+            Int4DynamicConfig(group_size=8, symmetric=True),
+            {
+                "kind": "int4_dynamic",
+                "group_size": 8,
+                "symmetric": True,
+                "symmetric_weight": False,
+            },
+        ),
+    ],
+)
+def test_round_trip_through_json(config: QuantizeConfig, content: dict[str, Any]) -> None:
     text = config.to_json()
-    assert json.loads(text) == {"kind": "int8_dynamic", "symmetric": config.symmetric}
+    assert json.loads(text) == content
     assert config_from_json(text) == config
 
 
@@ -20,6 +50,22 @@ def test_is_frozen_and_checks_its_fields() -> None:
         Int8DynamicConfig().symmetric = True  # type: ignore[misc]
     with pytest.raises(TypeError, match="symmetric must be True or False, got 1"):
         Int8DynamicConfig(symmetric=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="symmetric must be True or False, got None"):
+        Int4DynamicConfig(symmetric=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Int4WeightOnlyConfig, Int4DynamicConfig])
+def test_checks_of_four_bits(kind: Any) -> None:
+    for wrong in (True, 32.0, "32"):
+        with pytest.raises(TypeError, match=f"group_size must be an integer .* got {wrong!r}"):
+            kind(group_size=wrong)
+    for wrong in (0, -8, 12):
+        with pytest.raises(ValueError, match=f"positive multiple of 8, .* got {wrong}"):
+            kind(group_size=wrong)
+    with pytest.raises(TypeError, match="symmetric_weight must be True or False, got 0"):
+        kind(symmetric_weight=0)
+    with pytest.raises(ValueError, match="positive multiple of 8"):
+        config_from_json(kind().to_json().replace("128", "20"))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +74,7 @@ def test_is_frozen_and_checks_its_fields() -> None:
         ("{", "as JSON"),
         ("[]", "string 'kind'"),
         ('{"symmetric": true}', "string 'kind'"),
-        ('{"kind": "int3"}', "unknown configuration kind 'int3'; known: int8_dynamic"),
+        ('{"kind": "int3"}', "unknown configuration kind 'int3'; known: .*int8_dynamic"),
         ('{"kind": "int8_dynamic"}', r"fields \['symmetric'\], got \[\]"),
         ('{"kind": "int8_dynamic", "symmetric": true, "bits": 8}', "fields"),
     ],

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from lowbit.torch import QuantizedWeight
-from lowbit.torch.custom_ops import dequantize_weight, linear_dynamic
+from lowbit.torch import Int4DynamicConfig, Int8DynamicConfig, QuantizeConfig, QuantizedWeight
+from lowbit.torch.custom_ops import dequantize_weight, linear
 
 BACKENDS = ["eager", "aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
 
@@ -23,41 +23,56 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def arguments(bias: bool, dtype: torch.dtype, symmetric: bool) -> tuple[Any, ...]:
+def arguments(config: QuantizeConfig, bias: bool, dtype: torch.dtype) -> tuple[Any, ...]:
     torch.manual_seed(1)
-    weight = QuantizedWeight.from_float(torch.randn(20, 70))
+    weight = QuantizedWeight.from_float(torch.randn(20, 70), config.weight_format)
     return (
         torch.randn(2, 3, 70).to(dtype),
         weight.panels,
         weight.column_sums,
         weight.scale,
+        weight.zero_points,
         torch.randn(20) if bias else None,
         70,
         20,
-        symmetric,
+        config.weight_format.packed_group(70),
+        config.activations,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("bias", "symmetric"), [(True, False), (False, True)])
-def test_linear_dynamic_passes_opcheck(bias: bool, symmetric: bool, dtype: torch.dtype) -> None:
-    torch.library.opcheck(linear_dynamic, arguments(bias, dtype, symmetric))
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_passes_opcheck(config: QuantizeConfig, bias: bool, dtype: torch.dtype) -> None:
+    torch.library.opcheck(linear, arguments(config, bias, dtype))
 
 
-def test_dequantize_weight_passes_opcheck() -> None:
-    _, panels, _, scale, *_ = arguments(False, torch.float32, False)
-    torch.library.opcheck(dequantize_weight, (panels, scale, 70, 20))
+@pytest.mark.parametrize("kind", [Int8DynamicConfig, Int4DynamicConfig])
+def test_linear_of_symmetric_activations_passes_opcheck(kind: Any) -> None:
+    torch.library.opcheck(linear, arguments(kind(symmetric=True), False, torch.float32))
 
 
-def test_panels_at_an_address_that_is_not_aligned() -> None:
-    given = list(arguments(True, torch.float32, False))
-    expected = linear_dynamic(*given)
+def test_dequantize_weight_passes_opcheck(config: QuantizeConfig) -> None:
+    _, panels, _, scale, zeros, _, *sizes, _ = arguments(config, False, torch.float32)
+    torch.library.opcheck(dequantize_weight, (panels, scale, zeros, *sizes))
+
+
+def test_activations_that_there_are_not() -> None:
+    given = arguments(Int8DynamicConfig(), False, torch.float32)
+    with pytest.raises(ValueError, match="'dynamic', 'symmetric' or 'float', got 'static'"):
+        linear(*given[:-1], "static")
+    with pytest.raises(ValueError, match="'float' need a 4-bit weight"):
+        linear(*given[:-1], "float")
+
+
+def test_panels_at_an_address_that_is_not_aligned(config: QuantizeConfig) -> None:
+    given = list(arguments(config, True, torch.float32))
+    expected = linear(*given)
     memory = torch.empty(given[1].numel() + 64, dtype=torch.uint8)
     start = 1 if memory.data_ptr() % 64 == 0 else 0
     shifted = memory[start : start + given[1].numel()].view(given[1].shape)
     assert shifted.data_ptr() % 64 != 0
     given[1] = shifted.copy_(given[1])
-    assert torch.equal(linear_dynamic(*given), expected)
+    assert torch.equal(linear(*given), expected)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -99,7 +114,7 @@ def test_exported(model: nn.Module, tokens: torch.Tensor, strict: bool, grad: bo
     # With gradients, the strict exporter puts the operator into a graph of its own.
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, fx.GraphModule)]
     called = [str(node.target) for graph in graphs for node in graph.nodes]
-    assert called.count("lowbit.linear_dynamic.default") == 3
+    assert called.count("lowbit.linear.default") == 3
 
 
 def test_fake_says_what_is_wrong_before_anything_runs(model: nn.Module) -> None:

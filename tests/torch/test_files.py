@@ -16,13 +16,22 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lowbit.torch import (
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
     Int8DynamicConfig,
+    QuantizeConfig,
     QuantizedLinear,
     QuantizedWeight,
     load,
     quantize_,
     save,
 )
+
+INT8 = Int8DynamicConfig()
+FOUR_BITS = Int4DynamicConfig(group_size=16)
+# For tests to which the configuration makes no difference, or that take the file apart.
+ONLY_INT8 = pytest.mark.parametrize("config", [INT8], ids=["int8"])
+ONLY_FOUR_BITS = pytest.mark.parametrize("config", [FOUR_BITS], ids=["int4"])
 
 
 @pytest.fixture
@@ -77,16 +86,18 @@ def test_each_layer_keeps_its_configuration(
     float_model: nn.Module, tmp_path: Path, tokens: Tensor
 ) -> None:
     fresh = type(float_model)().eval()
-    quantize_(float_model, Int8DynamicConfig(symmetric=True), lambda _, name: name == "first")
-    quantize_(float_model, Int8DynamicConfig(), lambda _, name: name == "head")
+    configs = {"first": Int8DynamicConfig(symmetric=True), "head": Int4WeightOnlyConfig(8, True)}
+    for layer, config in configs.items():
+        quantize_(float_model, config, lambda _, name, layer=layer: name == layer)
     save(float_model, tmp_path / "file")
     load(fresh, tmp_path / "file")
-    assert fresh.get_submodule("first").config == Int8DynamicConfig(symmetric=True)
-    assert fresh.get_submodule("head").config == Int8DynamicConfig()
+    for layer, config in configs.items():
+        assert fresh.get_submodule(layer).config == config
     assert type(fresh.get_submodule("second")) is nn.Linear
     assert torch.equal(fresh(tokens), float_model(tokens))
 
 
+@ONLY_INT8
 def test_what_is_in_the_file(path: Path, model: nn.Module) -> None:
     tensors, metadata = content(path)
     assert tensors.keys() == model.state_dict().keys() | {
@@ -103,26 +114,74 @@ def test_what_is_in_the_file(path: Path, model: nn.Module) -> None:
     }
 
 
-def test_size_is_about_a_quarter(tmp_path: Path) -> None:
+def test_reads_a_file_of_the_first_version(tmp_path: Path) -> None:
+    values = torch.arange(-63, 63, dtype=torch.int8).reshape(6, 21)
+    scale = torch.linspace(0.01, 0.06, 6)
+    metadata = {
+        "format": "lowbit.torch",
+        "format_version": "1",
+        "layers": '{"weight": {"kind": "int8_dynamic", "symmetric": true}}',
+        "shared": "{}",
+    }
+    tensors = {"weight": values, "weight.scale": scale, "bias": torch.zeros(6)}
+    save_file(tensors, tmp_path / "file", metadata)
+    layer = load(nn.Linear(21, 6), tmp_path / "file")
+    assert isinstance(layer, QuantizedLinear)
+    assert layer.config == Int8DynamicConfig(symmetric=True)
+    assert torch.equal(layer.weight.dequantize(), values * scale[:, None])
+
+
+@ONLY_FOUR_BITS
+def test_what_is_in_a_file_of_four_bits(
+    path: Path, model: nn.Module, float_model: nn.Module
+) -> None:
+    tensors, metadata = content(path)
+    parts = {name: tensors[f"second.weight{name}"] for name in ("", ".scale", ".zero_point")}
+    assert [(part.dtype, *part.shape) for part in parts.values()] == [
+        (torch.uint8, 40, 35),
+        (torch.float32, 40, 5),
+        (torch.uint8, 40, 5),
+    ]
+    assert metadata["format_version"] == "2"
+    assert json.loads(metadata["layers"])["second.weight"] == json.loads(FOUR_BITS.to_json())
+    nibbles = torch.stack([parts[""] & 15, parts[""] >> 4], dim=-1).reshape(40, 70)
+    group = torch.arange(70) // 16
+    values = (nibbles.float() - parts[".zero_point"][:, group]) * parts[".scale"][:, group]
+    assert torch.equal(values, model.get_submodule("second").weight.dequantize())  # type: ignore[union-attr]
+    original = float_model.get_parameter("second.weight")
+    assert ((values - original).abs() <= 0.501 * parts[".scale"][:, group]).all()
+
+
+def test_symmetric_weights_have_no_zero_points(tmp_path: Path, float_model: nn.Module) -> None:
+    save(quantize_(float_model, Int4WeightOnlyConfig(None, True)), tmp_path / "file")
+    tensors, _ = content(tmp_path / "file")
+    assert not [key for key in tensors if key.endswith("zero_point")]
+    assert tensors["second.weight.scale"].shape == (40, 1)
+
+
+@pytest.mark.parametrize(("config", "part"), [(INT8, 0.26), (Int4DynamicConfig(), 0.15)])
+def test_size_of_the_file(tmp_path: Path, config: QuantizeConfig, part: float) -> None:
     layer = nn.Linear(512, 512)
     save(layer, tmp_path / "float")
-    save(quantize_(layer, Int8DynamicConfig()), tmp_path / "int8")
-    sizes = [(tmp_path / name).stat().st_size for name in ("float", "int8")]
-    assert sizes[1] < 0.26 * sizes[0]
+    save(quantize_(layer, config), tmp_path / "quantized")
+    sizes = [(tmp_path / name).stat().st_size for name in ("float", "quantized")]
+    assert sizes[1] < part * sizes[0]
 
 
-def test_root_layer_and_float_model(tmp_path: Path) -> None:
-    layer, x = nn.Linear(8, 4), torch.randn(3, 8)
+def test_root_layer_and_float_model(tmp_path: Path, config: QuantizeConfig) -> None:
+    layer, x = nn.Linear(9, 4), torch.randn(3, 9)
     save(layer, tmp_path / "float")
-    assert torch.equal(load(nn.Linear(8, 4), tmp_path / "float")(x), layer(x))
-    save(quantize_(layer, Int8DynamicConfig()), tmp_path / "int8")
-    loaded = load(nn.Linear(8, 4), tmp_path / "int8")
+    assert torch.equal(load(nn.Linear(9, 4), tmp_path / "float")(x), layer(x))
+    save(quantize_(layer, config), tmp_path / "quantized")
+    loaded = load(nn.Linear(9, 4), tmp_path / "quantized")
     assert isinstance(loaded, QuantizedLinear)
     assert torch.equal(loaded(x), layer(x))
 
 
-def test_half_precision_model(float_model: nn.Module, tmp_path: Path, tokens: Tensor) -> None:
-    model = quantize_(float_model.to(torch.bfloat16), Int8DynamicConfig())
+def test_half_precision_model(
+    float_model: nn.Module, config: QuantizeConfig, tmp_path: Path, tokens: Tensor
+) -> None:
+    model = quantize_(float_model.to(torch.bfloat16), config)
     save(model, tmp_path / "file")
     fresh = load(type(float_model)().to(torch.bfloat16).eval(), tmp_path / "file")
     assert fresh.get_parameter("first.weight").dtype == torch.bfloat16
@@ -140,16 +199,16 @@ def tied() -> nn.Sequential:
     return model
 
 
-@pytest.mark.parametrize("quantized", [False, True])
-def test_shared_tensors(tmp_path: Path, quantized: bool) -> None:
+@pytest.mark.parametrize("quantized", [None, INT8, FOUR_BITS], ids=["float", "int8", "int4"])
+def test_shared_tensors(tmp_path: Path, quantized: QuantizeConfig | None) -> None:
     model = tied()
-    if quantized:
-        quantize_(model, Int8DynamicConfig())
+    if quantized is not None:
+        quantize_(model, quantized)
     save(model, tmp_path / "file")
     tensors, metadata = content(tmp_path / "file")
     assert "1.weight" not in tensors
     assert json.loads(metadata["shared"])["1.weight"] == "0.weight"
-    assert ("3.weight" in tensors) == quantized
+    assert ("3.weight" in tensors) == (quantized is not None)
     separate = nn.Sequential(*(copy.deepcopy(layer) for layer in tied()))
     assert separate[0].weight is not separate[1].weight
     for fresh in (tied(), separate):
@@ -174,12 +233,14 @@ def test_file_with_two_tensors_for_one_is_refused(tmp_path: Path) -> None:
         load(model, tmp_path / "file")
 
 
+@ONLY_INT8
 def test_replaces_a_file_and_leaves_no_other(path: Path, float_model: nn.Module) -> None:
     save(quantize_(float_model, Int8DynamicConfig(symmetric=True)), path)
     assert os.listdir(path.parent) == [path.name]
     assert '"symmetric": true' in content(path)[1]["layers"]
 
 
+@ONLY_INT8
 def test_failing_to_write_keeps_the_old_file(
     path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +267,7 @@ def test_state_that_is_not_a_tensor_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@ONLY_INT8
 def test_missing_file_and_folder(tmp_path: Path, model: nn.Module) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         load(model, tmp_path / "absent")
@@ -213,6 +275,7 @@ def test_missing_file_and_folder(tmp_path: Path, model: nn.Module) -> None:
         load(model, tmp_path)
 
 
+@ONLY_INT8
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.5, 0.999])
 def test_truncated_file(path: Path, float_model: nn.Module, part: float) -> None:
     data = path.read_bytes()
@@ -241,7 +304,7 @@ def test_other_kinds_of_file(tmp_path: Path, float_model: nn.Module) -> None:
 Change = Callable[[dict[str, Tensor], dict[str, str]], object]
 
 CHANGES: list[tuple[str, Change]] = [
-    ("format version '2'", lambda t, m: m.update(format_version="2")),
+    ("format version '3'; .* '1' and '2'", lambda t, m: m.update(format_version="3")),
     ("damaged metadata", lambda t, m: m.update(layers="{")),
     ("damaged metadata", lambda t, m: m.pop("shared")),
     ("damaged metadata", lambda t, m: m.update(layers="[1]")),
@@ -269,22 +332,67 @@ CHANGES: list[tuple[str, Change]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "change"), CHANGES)
+# The weight of the layer "first" is [70, 40], in groups of 16.
+CHANGES_OF_FOUR_BITS: list[tuple[str, Change]] = [
+    ("'first.weight.scale' is", lambda t, m: t.update({"first.weight.scale": torch.ones(70)})),
+    (
+        "'first.weight' is .* expected torch.uint8 .70, 20",
+        lambda t, m: t["first.weight"].resize_(1),
+    ),
+    ("'first.weight.zero_point'", lambda t, m: t.pop("first.weight.zero_point")),
+    ("zero_point' must lie between 0", lambda t, m: t["first.weight.zero_point"].fill_(16)),
+    ("not in the model: 'first.weight.zero", lambda t, m: m.update(four_bits(m, True, 16))),
+    (
+        "'first.weight.scale' is .* expected .* .70, 5",
+        lambda t, m: m.update(four_bits(m, False, 8)),
+    ),
+    ("damaged metadata.* multiple of 8", lambda t, m: m.update(four_bits(m, False, 12))),
+    (
+        "'second.weight' shares 'first.weight', which is quantized to another format",
+        lambda t, m: (
+            t.pop("second.weight"),
+            t.pop("second.weight.scale"),
+            t.pop("second.weight.zero_point"),
+            m.update(four_bits(m, False, 8, "second"), shared='{"second.weight": "first.weight"}'),
+        ),
+    ),
+]
+
+
+def four_bits(
+    metadata: dict[str, str], symmetric: bool, group_size: int, layer: str = "first"
+) -> dict[str, str]:
+    """Metadata in which one layer has another configuration."""
+    layers = json.loads(metadata["layers"])
+    layers[f"{layer}.weight"] |= {"symmetric_weight": symmetric, "group_size": group_size}
+    return {"layers": json.dumps(layers)}
+
+
+@pytest.mark.parametrize(
+    ("config", "message", "change"),
+    [(INT8, *each) for each in CHANGES] + [(FOUR_BITS, *each) for each in CHANGES_OF_FOUR_BITS],
+)
 @pytest.mark.parametrize("into", ["float", "quantized"])
 def test_wrong_content_changes_nothing(
-    path: Path, float_model: nn.Module, message: str, change: Change, into: str
+    path: Path,
+    float_model: nn.Module,
+    config: QuantizeConfig,
+    message: str,
+    change: Change,
+    into: str,
 ) -> None:
     tensors, metadata = content(path)
     change(tensors, metadata)
     save_file(tensors, path, metadata)
     if into == "quantized":
-        quantize_(float_model, Int8DynamicConfig())
+        quantize_(float_model, config)
     before = snapshot(float_model)
     with pytest.raises(ValueError, match=message):
         load(float_model, path)
     assert_unchanged(float_model, before)
 
 
+@ONLY_INT8
 def test_models_that_do_not_fit(path: Path, float_model: nn.Module, tmp_path: Path) -> None:
     for model, message in (
         (nn.Linear(3, 3), r"missing in the file: 'bias', 'weight'; not in .* and 4 more"),

@@ -15,56 +15,104 @@ import torch
 from torch import nn
 
 from lowbit.numerics import quantize
-from lowbit.torch import Int8DynamicConfig, QuantizedWeight, quantize_
+from lowbit.torch import Int4DynamicConfig, QuantizeConfig, QuantizedWeight, quantize_
+from lowbit.torch.weight_format import INT8, WeightFormat
+
+FORMATS = [
+    INT8,
+    WeightFormat("int4", 16),
+    WeightFormat("uint4", 64),
+    WeightFormat("uint4"),
+    WeightFormat("int4"),
+]
 
 
-@pytest.fixture
-def weight() -> QuantizedWeight:
+@pytest.fixture(params=FORMATS, ids=str)
+def weight(request: pytest.FixtureRequest) -> QuantizedWeight:
     torch.manual_seed(3)
-    return QuantizedWeight.from_float(torch.randn(37, 70))
+    return QuantizedWeight.from_float(torch.randn(37, 70), request.param)
 
 
 def parts(weight: Any) -> list[torch.Tensor]:
-    return [weight.panels, weight.column_sums, weight.scale]
+    return list(weight.parts.values())
 
 
-def test_holds_what_the_reference_says() -> None:
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize(("rows", "depth"), [(1, 1), (37, 70), (16, 128), (48, 65)])
+def test_holds_what_the_reference_says(form: WeightFormat, rows: int, depth: int) -> None:
     torch.manual_seed(3)
-    original = torch.randn(37, 70)
-    weight = QuantizedWeight.from_float(original)
-    expected = quantize(original.numpy(), "int8", axis=0)
-    np.testing.assert_array_equal(weight.int_values().numpy(), expected.values, strict=True)
-    np.testing.assert_array_equal(weight.scales().numpy(), expected.scale.reshape(-1))
-    np.testing.assert_array_equal(weight.dequantize().numpy(), expected.dequantize(), strict=True)
-    np.testing.assert_array_equal(
-        weight.column_sums[:37].numpy(), expected.values.astype(np.int32).sum(axis=1)
+    original = torch.randn(rows, depth)
+    weight = QuantizedWeight.from_float(original, form)
+    assert weight.format == form
+    groups = {} if form.integers == "int8" else {"group_size": form.group_size or depth}
+    symmetric = form.integers != "uint4"
+    expected = quantize(
+        original.numpy(),
+        form.integers,
+        axis=0,
+        symmetric=symmetric,
+        **groups,  # type: ignore[arg-type]
     )
-    assert (weight.dequantize() - original).abs().max() <= weight.scale.max() * 0.501
+    values = weight.dequantize()
+    np.testing.assert_array_equal(weight.int_values().numpy(), expected.values, strict=True)
+    np.testing.assert_array_equal(weight.scales().numpy(), expected.scale, strict=True)
+    np.testing.assert_array_equal(values.numpy(), expected.dequantize(), strict=True)
+    sums = expected.values if form.integers == "int8" else values.double().numpy()
+    np.testing.assert_allclose(
+        weight.column_sums[:rows].numpy(), sums.astype(np.float64).sum(axis=1), rtol=1e-6, atol=1e-5
+    )
+    assert (values - original).abs().max() <= weight.scale.max() * 0.501
 
 
-def test_all_256_values_survive_packing() -> None:
-    values = torch.arange(-128, 128).to(torch.int8).repeat(3, 1)
-    weight = QuantizedWeight.from_values(values, torch.tensor([1.0, 2.0, 3.0]))
-    assert torch.equal(weight.int_values(), values)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", [(3, 256), (17, 71)])
+def test_all_values_survive_packing(form: WeightFormat, shape: tuple[int, int]) -> None:
+    generator = np.random.default_rng(4)
+    given = {
+        name: torch.from_numpy(np.resize(generator.permutation(256), size).astype(dtype))
+        for name, (dtype, size) in form.stored(shape).items()
+    }
+    given["scale"] += 1
+    if form.zero_points:
+        given["zero_point"] &= 15
+    if form.four_bits and shape[1] % 2:
+        given["values"][:, -1] &= 15
+    weight = QuantizedWeight.from_stored(given, shape, form)
+    assert weight.shape == shape
+    stored = weight.stored()
+    assert stored.keys() == given.keys()
+    for name, part in stored.items():
+        assert torch.equal(part, given[name])
+    values = weight.int_values()
+    assert len(values.unique()) == (16 if form.four_bits else 256)
+
+
+def test_zero_points_in_the_middle_are_held_too() -> None:
+    weight = QuantizedWeight.from_float(torch.tensor([[-1.0, 0.0, 15 / 16]]), WeightFormat("uint4"))
+    assert weight.stored()["zero_point"].tolist() == [[8]]
+    other = QuantizedWeight.from_float(torch.ones(1, 3), WeightFormat("uint4"))
+    weight.copy_(other)
+    assert torch.equal(weight.dequantize(), torch.ones(1, 3))
 
 
 def test_shape_dtype_and_text(weight: QuantizedWeight) -> None:
     assert weight.shape == (37, 70)
     assert weight.dtype == torch.float32
     assert weight.device.type == "cpu"
-    assert "int8 [37, 70]" in repr(weight)
+    assert f"[37, 70] of {weight.format}" in repr(weight)
     assert "float32" in repr(weight)
 
 
-def test_takes_about_a_quarter_of_the_memory() -> None:
-    weight = QuantizedWeight.from_float(torch.randn(512, 512))
-    assert sum(part.nbytes for part in parts(weight)) < 0.26 * 4 * 512 * 512
+@pytest.mark.parametrize(("form", "part"), [(INT8, 0.26), (WeightFormat("uint4", 128), 0.14)])
+def test_takes_a_small_part_of_the_memory(form: WeightFormat, part: float) -> None:
+    weight = QuantizedWeight.from_float(torch.randn(512, 512), form)
+    assert sum(one.nbytes for one in parts(weight)) < part * 4 * 512 * 512
 
 
-def test_float_weight_is_freed_and_nothing_else_refers_to_it() -> None:
+def test_float_weight_is_freed_and_nothing_else_refers_to_it(config: QuantizeConfig) -> None:
     layer = nn.Linear(64, 64)
     original = weakref.ref(layer.weight)
-    quantize_(layer, Int8DynamicConfig())
+    quantize_(layer, config)
     gc.collect()
     assert original() is None
 
@@ -98,13 +146,16 @@ def test_casting_shows_another_dtype_and_keeps_the_values(weight: QuantizedWeigh
 
 def test_copy_quantizes_adopts_and_dequantizes(weight: QuantizedWeight) -> None:
     original = torch.randn(37, 70)
-    panels = weight.panels
-    expected = QuantizedWeight.from_float(original)
+    panels, form = weight.panels, weight.format
+    expected = QuantizedWeight.from_float(original, form)
     weight.copy_(original)
     assert weight.panels is panels
     assert torch.equal(weight.dequantize(), expected.dequantize())
-    weight.copy_(QuantizedWeight.from_float(-original))
-    assert torch.equal(weight.dequantize(), -expected.dequantize())
+    weight.copy_(QuantizedWeight.from_float(original * 2, form))
+    assert torch.equal(weight.dequantize(), 2 * expected.dequantize())
+    weight.copy_(QuantizedWeight.from_float(original, WeightFormat("int4", 8)))
+    through = QuantizedWeight.from_float(original, WeightFormat("int4", 8)).dequantize()
+    assert torch.equal(weight.dequantize(), QuantizedWeight.from_float(through, form).dequantize())
     plain = torch.zeros(37, 70)
     plain.copy_(weight)
     assert torch.equal(plain, weight.dequantize())
@@ -175,10 +226,10 @@ def test_state_dict_through_torch_save(model: nn.Module, tokens: torch.Tensor) -
 
 
 def test_float_state_dict_is_quantized(
-    float_model: nn.Module, model: nn.Module, tokens: torch.Tensor
+    float_model: nn.Module, model: nn.Module, config: QuantizeConfig, tokens: torch.Tensor
 ) -> None:
     expected = model(tokens)
-    other = quantize_(type(float_model)(), Int8DynamicConfig())
+    other = quantize_(type(float_model)(), config)
     weight = other.get_parameter("first.weight")
     assert not torch.equal(other(tokens), expected)
     other.load_state_dict(float_model.state_dict())
@@ -189,9 +240,13 @@ def test_float_state_dict_is_quantized(
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_quantized_state_dict_is_adopted(
-    float_model: nn.Module, model: nn.Module, tokens: torch.Tensor, assign: bool
+    float_model: nn.Module,
+    model: nn.Module,
+    config: QuantizeConfig,
+    tokens: torch.Tensor,
+    assign: bool,
 ) -> None:
-    other = quantize_(type(float_model)(), Int8DynamicConfig())
+    other = quantize_(type(float_model)(), config)
     assert model.state_dict().keys() == float_model.state_dict().keys()
     other.load_state_dict(model.state_dict(), assign=assign)
     assert torch.equal(other(tokens), model(tokens))
@@ -200,6 +255,9 @@ def test_quantized_state_dict_is_adopted(
 def test_state_dicts_that_do_not_fit(float_model: nn.Module, model: nn.Module) -> None:
     with pytest.raises(RuntimeError, match="must be a QuantizedWeight"):
         model.load_state_dict(float_model.state_dict(), assign=True)
+    other = quantize_(copy.deepcopy(float_model), Int4DynamicConfig(group_size=8))
+    with pytest.raises(RuntimeError, match="got one of uint4, one scale and zero point per 8 of"):
+        model.load_state_dict(other.state_dict(), assign=True)
     state = float_model.state_dict()
     state["first.weight"] = torch.full((70, 40), float("inf"))
     with pytest.raises(RuntimeError, match=r"first\.weight.*inf"):

@@ -1,4 +1,4 @@
-"""The demo: a real sentence encoder in fp32, lowbit int8 and PyTorch int8, side by side."""
+"""The demo: a real sentence encoder in fp32, lowbit's int8 and int4, and PyTorch's int8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(
 
     - sentences: how many real sentences are embedded, more than 10.
     - repeats: timed runs at one sentence; a batch of 32 gets three tenths of them.
-    - threads: threads of all three implementations; by default as many as PyTorch uses.
+    - threads: threads of all implementations; by default as many as PyTorch uses.
     - json_path: a file to write the result to, as JSON.
     - seed: of the order in which implementations take turns.
     - console: where the table goes, by default standard output. Progress goes to standard error.

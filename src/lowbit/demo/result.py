@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One column of the table; every figure was measured in the run that made it."""
+    """One row of the table; every figure was measured in the run that made it."""
 
     name: str
     detail: str
@@ -55,33 +54,31 @@ class DemoResult:
         table = Table(
             title=f"{self.model}, {self.sentences} sentences, threads: {self.threads}",
             box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+            show_edge=False,
+            leading=1,
         )
         table.add_column("", no_wrap=True)
-        for one in self.implementations:
-            table.add_column(f"{one.name}\n[dim]{one.detail}[/dim]", justify="right")
-        for label, show in self._rows():
-            table.add_row(label, *(show(one) for one in self.implementations))
-        return table
-
-    def _rows(self) -> list[tuple[str, Callable[[Implementation], str]]]:
+        for heading in (
+            "on disk",
+            "1 sentence\nmedian\np95",
+            f"{self.batch_size} sentences\nmedian\np95",
+            "cosine\nmean\nlowest",
+            "10 nearest\nthe same",
+        ):
+            table.add_column(heading, justify="right", no_wrap=True)
         exact = self.implementations[0]
-
-        def against(value: float, reference: float) -> str:
-            return f"{reference / value:.2f}×  {_milliseconds(value)}"
-
-        return [
-            ("size on disk", lambda i: f"{i.bytes_on_disk / 1e6:.1f} MB"),
-            ("1 sentence: median", lambda i: against(i.one.median_ms, exact.one.median_ms)),
-            ("            p95", lambda i: _milliseconds(i.one.p95_ms)),
-            (
-                f"{self.batch_size} sentences: median",
-                lambda i: against(i.batch.median_ms, exact.batch.median_ms),
-            ),
-            ("              p95", lambda i: _milliseconds(i.batch.p95_ms)),
-            ("cosine to fp32: mean", lambda i: f"{i.quality.mean_cosine:.5f}"),
-            ("                lowest", lambda i: f"{i.quality.min_cosine:.5f}"),
-            ("10 nearest neighbours", lambda i: f"{i.quality.neighbours:.1%} same"),
-        ]
+        for i in self.implementations:
+            table.add_row(
+                f"{i.name}\n[dim]{i.detail}[/dim]",
+                f"{i.bytes_on_disk / 1e6:.1f} MB",
+                _latency(i.one, exact.one),
+                _latency(i.batch, exact.batch),
+                f"{i.quality.mean_cosine:.5f}\n{i.quality.min_cosine:.5f}",
+                f"{i.quality.neighbours:.1%}",
+            )
+        return table
 
     def context(self) -> list[str]:
         """The lines below the table: what ran, on what."""
@@ -89,12 +86,19 @@ class DemoResult:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return [
             f"Latency: {self.timed}; {exact.one.runs} and {exact.batch.runs} runs of each, "
-            f"in random order; × is the median of {exact.name} divided by that of the column.",
+            f"in random order; × is the median of {exact.name} divided by that of the row.",
+            f"Cosine: of embeddings to those of {exact.name}; nearest: of each sentence's ten "
+            "nearest others, those that are the same.",
             f"lowbit ran the kernel {self.kernel} on the instruction set {self.instruction_set}; "
             f"CPU {self.cpu}, threads: {self.threads}.",
             f"{versions}. Sentences: {self.sentence_source}.",
             *(f"{note}." for note in self.notes),
         ]
+
+
+def _latency(one: Latency, exact: Latency) -> str:
+    ratio = exact.median_ms / one.median_ms
+    return f"{ratio:.2f}× {_milliseconds(one.median_ms)}\n{_milliseconds(one.p95_ms)}"
 
 
 def _milliseconds(value: float) -> str:

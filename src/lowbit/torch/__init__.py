@@ -20,13 +20,21 @@ if _missing:
         name=_missing[0],
     )
 
-from lowbit.torch.config import Int8DynamicConfig, QuantizeConfig, config_from_json  # noqa: E402
+from lowbit.torch.config import (  # noqa: E402
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicConfig,
+    QuantizeConfig,
+    config_from_json,
+)
 from lowbit.torch.files import load, save  # noqa: E402
 from lowbit.torch.linear import QuantizedLinear  # noqa: E402
 from lowbit.torch.quantize import quantize_  # noqa: E402
 from lowbit.torch.weight import QuantizedWeight  # noqa: E402
 
 __all__ = [
+    "Int4DynamicConfig",
+    "Int4WeightOnlyConfig",
     "Int8DynamicConfig",
     "QuantizeConfig",
     "QuantizedLinear",

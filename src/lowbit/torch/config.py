@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from lowbit.packed import GROUP_UNIT
+from lowbit.torch.weight_format import INT8, WeightFormat
 
 _KINDS: dict[str, type[QuantizeConfig]] = {}
 
 
 @dataclass(frozen=True)
-class QuantizeConfig:
+class QuantizeConfig(ABC):
     """Base of all configurations. A subclass is a frozen dataclass and names its `kind`."""
 
     kind: ClassVar[str]
@@ -21,6 +25,16 @@ class QuantizeConfig:
             raise ValueError(f"configuration kind {kind!r} is taken by {_KINDS[kind].__name__}")
         cls.kind = kind
         _KINDS[kind] = cls
+
+    @property
+    @abstractmethod
+    def weight_format(self) -> WeightFormat:
+        """What the weight is quantized to."""
+
+    @property
+    @abstractmethod
+    def activations(self) -> str:
+        """What becomes of activations: see `lowbit.ops.linear_plan`."""
 
     def to_json(self) -> str:
         """The fields and the `kind` as one JSON object; `config_from_json` reads it back."""
@@ -39,8 +53,91 @@ class Int8DynamicConfig(QuantizeConfig, kind="int8_dynamic"):
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.symmetric, bool):
-            raise TypeError(f"symmetric must be True or False, got {self.symmetric!r}")
+        _check_flag("symmetric", self.symmetric)
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        return INT8
+
+    @property
+    def activations(self) -> str:
+        return _quantized_rows(self.symmetric)
+
+
+@dataclass(frozen=True)
+class Int4WeightOnlyConfig(QuantizeConfig, kind="int4_weight_only"):
+    """Linear layers: 4-bit weight in groups, float activations.
+
+    Activations are computed with as float32 or bfloat16 numbers, whichever they are
+    (`lowbit.linear_weight_only`); float16 goes through float32. `group_size` neighbours of an
+    output channel share a scale and a zero point: a multiple of 8, or None for the whole channel.
+    With `symmetric_weight` there are no zero points, which costs accuracy.
+    """
+
+    group_size: int | None = 128
+    symmetric_weight: bool = False
+
+    def __post_init__(self) -> None:
+        _check_group_size(self.group_size)
+        _check_flag("symmetric_weight", self.symmetric_weight)
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        return _four_bits(self.group_size, self.symmetric_weight)
+
+    @property
+    def activations(self) -> str:
+        return "float"
+
+
+@dataclass(frozen=True)
+class Int4DynamicConfig(QuantizeConfig, kind="int4_dynamic"):
+    """Linear layers: 4-bit weight in groups, 8-bit activations whose range is found on every call.
+
+    The weight is that of `Int4WeightOnlyConfig`, the activations those of `Int8DynamicConfig`.
+    """
+
+    group_size: int | None = 128
+    symmetric: bool = False
+    symmetric_weight: bool = False
+
+    def __post_init__(self) -> None:
+        _check_group_size(self.group_size)
+        _check_flag("symmetric", self.symmetric)
+        _check_flag("symmetric_weight", self.symmetric_weight)
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        return _four_bits(self.group_size, self.symmetric_weight)
+
+    @property
+    def activations(self) -> str:
+        return _quantized_rows(self.symmetric)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _check_group_size(size: Any) -> None:
+    if size is None:
+        return
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"group_size must be an integer or None, got {size!r}")
+    if size < 1 or size % GROUP_UNIT:
+        raise ValueError(
+            f"group_size must be a positive multiple of {GROUP_UNIT}, or None for a scale per "
+            f"output channel, got {size}"
+        )
+
+
+def _four_bits(group_size: int | None, symmetric: bool) -> WeightFormat:
+    return WeightFormat("int4" if symmetric else "uint4", group_size)
+
+
+def _quantized_rows(symmetric: bool) -> str:
+    return "symmetric" if symmetric else "dynamic"
 
 
 def config_from_json(text: str) -> QuantizeConfig:

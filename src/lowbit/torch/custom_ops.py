@@ -7,12 +7,12 @@ operator has a derivative of its own; `lowbit.torch.linear` adds that around the
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lowbit.ops import linear_dynamic_pointers
-from lowbit.packed import unpack_panels
+from lowbit.forms import threads_key
+from lowbit.ops import linear_plan
+from lowbit.torch.weight_format import dequantized
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -23,12 +23,13 @@ _ALIGNMENT = 64
 
 _library = torch.library.Library("lowbit", "FRAGMENT")
 _library.define(
-    "linear_dynamic(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? bias, "
-    "int in_features, int out_features, bool symmetric) -> Tensor",
+    "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
+    "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
-    "dequantize_weight(Tensor panels, Tensor scale, int in_features, int out_features) -> Tensor",
+    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
+    "int out_features, int group_size) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -51,21 +52,26 @@ def _padded_bias(bias: Tensor, out_features: int) -> Tensor:
     return padded
 
 
-def _linear_dynamic_cpu(
+def _linear_cpu(
     x: Tensor,
     panels: Tensor,
     column_sums: Tensor,
     scale: Tensor,
+    zero_points: Tensor | None,
     bias: Tensor | None,
     in_features: int,
     out_features: int,
-    symmetric: bool,
+    group_size: int,
+    activations: str,
 ) -> Tensor:
     dtype = x.dtype
     shape = x.shape
+    bfloat16 = False
     if dtype is not torch.float32 or len(shape) == 0 or shape[-1] != in_features:
         _check_activation(x, in_features)
-        x = x.to(torch.float32)
+        bfloat16 = dtype is torch.bfloat16 and activations == "float"
+        if not bfloat16:
+            x = x.to(torch.float32)
     if x.is_contiguous():
         stride = in_features
     elif len(shape) == 2 and x.stride(1) == 1:
@@ -83,50 +89,58 @@ def _linear_dynamic_cpu(
     out = x.new_empty(*shape[:-1], out_features)
     rows = x.numel() // in_features
     if rows:
-        linear_dynamic_pointers(
-            x.data_ptr(),
+        plan = linear_plan(
             rows,
             in_features,
-            stride,
+            out_features,
+            activations,
+            bfloat16,
+            group_size,
+            zero_points is not None,
+            bias is not None,
+            threads_key(None),
+        )
+        right = (
             panels.data_ptr(),
             column_sums.data_ptr(),
+            0 if zero_points is None else zero_points.data_ptr(),
             scale.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            out_features,
-            out.data_ptr(),
-            out_features,
-            symmetric,
         )
-    return out if dtype is torch.float32 else out.to(dtype)
+        added = 0 if bias is None else bias.data_ptr()
+        plan.run(x.data_ptr(), (stride, 1), right, out.data_ptr(), out_features, bias=added)
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 def _dequantize_weight_cpu(
-    panels: Tensor, scale: Tensor, in_features: int, out_features: int
+    panels: Tensor,
+    scale: Tensor,
+    zero_points: Tensor | None,
+    in_features: int,
+    out_features: int,
+    group_size: int,
 ) -> Tensor:
-    values = unpack_values(panels, in_features, out_features)
-    return values.to(torch.float32) * scale[:out_features, None]
+    zeros = None if zero_points is None else zero_points.numpy()
+    return torch.from_numpy(
+        dequantized(panels.numpy(), scale.numpy(), zeros, in_features, out_features, group_size)
+    )
 
 
-def unpack_values(panels: Tensor, in_features: int, out_features: int) -> Tensor:
-    """int8 [out_features, in_features] out of `panels`, always in memory of its own."""
-    stored = unpack_panels(panels.numpy(), in_features, out_features)
-    return torch.from_numpy(np.ascontiguousarray(stored.T))
-
-
-_library.impl("linear_dynamic", _linear_dynamic_cpu, "CPU")
+_library.impl("linear", _linear_cpu, "CPU")
 _library.impl("dequantize_weight", _dequantize_weight_cpu, "CPU")
 
 
-@torch.library.register_fake("lowbit::linear_dynamic", lib=_library)
-def _linear_dynamic_fake(
+@torch.library.register_fake("lowbit::linear", lib=_library)
+def _linear_fake(
     x: Tensor,
     panels: Tensor,
     column_sums: Tensor,
     scale: Tensor,
+    zero_points: Tensor | None,
     bias: Tensor | None,
     in_features: int,
     out_features: int,
-    symmetric: bool,
+    group_size: int,
+    activations: str,
 ) -> Tensor:
     _check_activation(x, in_features)
     return x.new_empty((*x.shape[:-1], out_features))
@@ -134,10 +148,15 @@ def _linear_dynamic_fake(
 
 @torch.library.register_fake("lowbit::dequantize_weight", lib=_library)
 def _dequantize_weight_fake(
-    panels: Tensor, scale: Tensor, in_features: int, out_features: int
+    panels: Tensor,
+    scale: Tensor,
+    zero_points: Tensor | None,
+    in_features: int,
+    out_features: int,
+    group_size: int,
 ) -> Tensor:
     return scale.new_empty((out_features, in_features))
 
 
-linear_dynamic = torch.ops.lowbit.linear_dynamic.default
+linear = torch.ops.lowbit.linear.default
 dequantize_weight = torch.ops.lowbit.dequantize_weight.default

@@ -1,10 +1,16 @@
 """Save and load models as safetensors files. Nothing is pickled or unpickled.
 
-A file holds the model's state_dict. Of a quantized layer NAME it holds `NAME.weight`, int8
-[out, in], and `NAME.weight.scale`, float32 [out]. Its metadata are
+A file holds the model's state_dict. Of a quantized layer NAME it holds
+
+                             8 bits             4 bits
+    NAME.weight              int8 [out, in]     uint8 [out, ceil(in / 2)], the first of two low
+    NAME.weight.scale        float32 [out]      float32 [out, groups]
+    NAME.weight.zero_point                      uint8 [out, groups], unless it is symmetric
+
+Its metadata are
 
     format          "lowbit.torch"
-    format_version  "1"
+    format_version  "2", or "1" if no weight has 4 bits
     layers          JSON: the name of each quantized layer and its configuration
     shared          JSON: keys whose tensor is stored under another key, and that key
 """
@@ -24,20 +30,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lowbit.torch.config import Int8DynamicConfig, config_from_json
+from lowbit.packed import NIBBLE_MASK
+from lowbit.torch.config import QuantizeConfig, config_from_json
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.quantize import is_plain_linear
 from lowbit.torch.weight import QuantizedWeight
+from lowbit.torch.weight_format import WeightFormat
 
 FORMAT = "lowbit.torch"
-FORMAT_VERSION = "1"
+# A file is given the first version that can say what is in it: older readers refuse later ones.
+FORMAT_VERSIONS = ("1", "2")
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class _Header:
-    configs: dict[str, Int8DynamicConfig]  # by the key of the layer's weight
+    configs: dict[str, QuantizeConfig]  # by the key of the layer's weight
     shared: dict[str, str]
 
 
@@ -64,15 +73,16 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         if original != key:
             shared[key] = original
         elif isinstance(value, QuantizedWeight):
-            tensors[key] = value.int_values()
-            tensors[_scale_key(key)] = value.scales().contiguous()
+            for part, tensor in value.stored().items():
+                tensors[_part_key(key, part)] = tensor
         else:
             # Tensors that overlap without being the same are stored as separate copies.
             whole = value.untyped_storage().nbytes() == value.nbytes and value.is_contiguous()
             tensors[key] = value.detach() if whole else value.detach().contiguous().clone()
+    four_bits = any(config.weight_format.four_bits for config in configs.values())
     metadata = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSIONS[four_bits],
         "layers": json.dumps({key: json.loads(c.to_json()) for key, c in configs.items()}),
         "shared": json.dumps(shared),
     }
@@ -113,9 +123,9 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     for key, layer in layers.items():
         source = header.shared.get(key, key)
         if source not in weights:
-            weight = QuantizedWeight.from_values(
-                stored[source], stored[_scale_key(source)], layer.weight.dtype
-            )
+            form, shape = header.configs[source].weight_format, own[key].shape
+            parts = {part: stored[_part_key(source, part)] for part in form.stored(shape)}
+            weight = QuantizedWeight.from_stored(parts, shape, form, layer.weight.dtype)
             weights[source] = nn.Parameter(weight, requires_grad=False)
     for key, layer in layers.items():
         become_quantized(layer, weights[header.shared.get(key, key)], header.configs[key])
@@ -145,9 +155,10 @@ def _read_header(metadata: dict[str, str], path: str | os.PathLike[str]) -> _Hea
             f"{metadata.get('format')!r}, expected {FORMAT!r}"
         )
     version = metadata.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in FORMAT_VERSIONS:
         raise ValueError(
-            f"{where} has format version {version!r}; this lowbit reads {FORMAT_VERSION!r}: "
+            f"{where} has format version {version!r}; this lowbit reads "
+            f"{' and '.join(map(repr, FORMAT_VERSIONS))}: "
             f"write it again with this version, or load it with the one that wrote it"
         )
     try:
@@ -157,25 +168,22 @@ def _read_header(metadata: dict[str, str], path: str | os.PathLike[str]) -> _Hea
             raise TypeError("'shared' does not map keys to keys")
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{where} has damaged metadata: {error!r}") from None
-    known: dict[str, Int8DynamicConfig] = {}
-    for key, config in configs.items():
-        if not isinstance(config, Int8DynamicConfig):
-            raise ValueError(f"{where}: {key!r} has configuration {config}, which is not for it")
-        known[key] = config
-    return _Header(known, shared)
+    return _Header(configs, shared)
 
 
 def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: _Header) -> None:
     """Raise unless the file says something about each key of the model, and of no other."""
     sources = {key for key in header.configs if key not in header.shared}
-    scales = {_scale_key(key) for key in sources}
-    content = (stored.keys() - scales) | header.shared.keys()
+    parts = {
+        _part_key(key, part) for key in sources for part in header.configs[key].weight_format.parts
+    }
+    content = (stored.keys() - (parts - sources)) | header.shared.keys()
     problems = []
     if missing := own.keys() - content:
         problems.append(f"missing in the file: {_some(missing)}")
     if unexpected := content - own.keys():
         problems.append(f"not in the model: {_some(unexpected)}")
-    referred = scales | sources | set(header.shared.values())
+    referred = parts | set(header.shared.values())
     if dangling := referred - stored.keys():
         problems.append(f"referred to in the file but not stored: {_some(dangling)}")
     if problems:
@@ -201,13 +209,27 @@ def _match_layers(
         source = header.shared.get(key, key)
         if source not in header.configs:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
-        _check_tensor(source, stored[source], own[key].shape, torch.int8)
-        scale = stored[_scale_key(source)]
-        _check_tensor(_scale_key(source), scale, own[key].shape[:1], torch.float32)
-        if not bool(((scale > 0) & scale.isfinite()).all()):
-            raise ValueError(f"{_scale_key(source)!r} must be positive and finite")
+        form = header.configs[key].weight_format
+        if form != header.configs[source].weight_format:
+            raise ValueError(f"{key!r} shares {source!r}, which is quantized to another format")
+        _check_parts(source, stored, form, own[key].shape)
         layers[key] = layer
     return layers
+
+
+def _check_parts(
+    key: str, stored: dict[str, Tensor], form: WeightFormat, shape: tuple[int, int]
+) -> None:
+    """Raise unless the parts of the quantized weight `key` are what `form` says."""
+    for part, (dtype, expected) in form.stored(shape).items():
+        name = _part_key(key, part)
+        _check_tensor(name, stored[name], torch.Size(expected), getattr(torch, dtype))
+    scale = stored[_part_key(key, "scale")]
+    if not bool(((scale > 0) & scale.isfinite()).all()):
+        raise ValueError(f"{_part_key(key, 'scale')!r} must be positive and finite")
+    zero_point = stored.get(_part_key(key, "zero_point"))
+    if form.zero_points and zero_point is not None and bool((zero_point > NIBBLE_MASK).any()):
+        raise ValueError(f"{_part_key(key, 'zero_point')!r} must lie between 0 and {NIBBLE_MASK}")
 
 
 def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Header) -> None:
@@ -255,9 +277,9 @@ def _weight_key(layer: str) -> str:
     return f"{layer}.weight" if layer else "weight"
 
 
-def _scale_key(weight_key: str) -> str:
+def _part_key(weight_key: str, part: str) -> str:
     # Cannot clash: a module cannot have a parameter and a submodule, both called "weight".
-    return f"{weight_key}.scale"
+    return weight_key if part == "values" else f"{weight_key}.{part}"
 
 
 def _some(keys: Iterable[str], most: int = 5) -> str:

@@ -1,4 +1,4 @@
-"""`QuantizedLinear`: a linear layer whose weight is int8, run by lowbit's kernels."""
+"""`QuantizedLinear`: a linear layer whose weight is of integers, run by lowbit's kernels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from lowbit.torch.config import Int8DynamicConfig
-from lowbit.torch.custom_ops import dequantize_weight, linear_dynamic
+from lowbit.torch.config import QuantizeConfig
+from lowbit.torch.custom_ops import dequantize_weight, linear
 from lowbit.torch.weight import QuantizedWeight
 
 
@@ -16,15 +16,17 @@ class QuantizedLinear(nn.Linear):
     """What `quantize_` turns an `nn.Linear` into. It is not constructed directly.
 
     Input [..., in_features] of float32, bfloat16 or float16, any strides; output
-    [..., out_features] of the same dtype. Each row of the input is quantized to 8 bits, the
-    integer product is exact, and the result is float32 before it is cast back.
+    [..., out_features] of the same dtype. What becomes of the input on the way is what `config`
+    says; the arithmetic is that of `lowbit.linear_dynamic` or `lowbit.linear_weight_only`.
 
     The weight is frozen. Gradients pass to the input and to the bias as if the layer were
     `linear(x, weight.dequantize(), bias)` (the straight-through estimator: Bengio, Léonard,
     Courville 2013, arXiv:1308.3432).
     """
 
-    config: Int8DynamicConfig
+    config: QuantizeConfig
+    group_size: int  # of the packed weight, 0 without groups
+    activations: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
@@ -40,31 +42,40 @@ class QuantizedLinear(nn.Linear):
         ):
             call: Any = _StraightThrough.apply
         else:
-            call = linear_dynamic
+            call = linear
         return call(
             input,
             weight.panels,
             weight.column_sums,
             weight.scale,
+            weight.zero_points,
             bias,
             self.in_features,
             self.out_features,
-            self.config.symmetric,
+            self.group_size,
+            self.activations,
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and not isinstance(value, QuantizedWeight):
-            raise TypeError(
-                f"the weight of a QuantizedLinear must be a QuantizedWeight, got "
-                f"{type(value).__name__}; weight.copy_(value) quantizes a float tensor into it"
-            )
+        if name == "weight":
+            if not isinstance(value, QuantizedWeight):
+                raise TypeError(
+                    f"the weight of a QuantizedLinear must be a QuantizedWeight, got "
+                    f"{type(value).__name__}; weight.copy_(value) quantizes a float tensor into it"
+                )
+            if value.format != self.config.weight_format:
+                raise ValueError(
+                    f"a layer with {self.config} takes a weight of "
+                    f"{self.config.weight_format}, got one of {value.format}; "
+                    f"weight.copy_(value) converts it"
+                )
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, weight=int8 per channel, {self.config}"
+        return f"{super().extra_repr()}, {self.config}"
 
 
-def become_quantized(layer: nn.Linear, weight: nn.Parameter, config: Int8DynamicConfig) -> None:
+def become_quantized(layer: nn.Linear, weight: nn.Parameter, config: QuantizeConfig) -> None:
     """Turn `layer` into a QuantizedLinear with `weight`, a Parameter that is a QuantizedWeight.
 
     The object stays the same, and with it hooks, training flag and every reference to it.
@@ -72,6 +83,8 @@ def become_quantized(layer: nn.Linear, weight: nn.Parameter, config: Int8Dynamic
     layer.__class__ = QuantizedLinear
     assert isinstance(layer, QuantizedLinear)
     layer.config = config
+    layer.group_size = config.weight_format.packed_group(layer.in_features)
+    layer.activations = config.activations
     layer.weight = weight
 
 
@@ -82,30 +95,41 @@ class _StraightThrough(torch.autograd.Function):
         panels: Tensor,
         column_sums: Tensor,
         scale: Tensor,
+        zero_points: Tensor | None,
         bias: Tensor | None,
         in_features: int,
         out_features: int,
-        symmetric: bool,
+        group_size: int,
+        activations: str,
     ) -> Tensor:
-        return linear_dynamic(
-            x, panels, column_sums, scale, bias, in_features, out_features, symmetric
+        return linear(
+            x,
+            panels,
+            column_sums,
+            scale,
+            zero_points,
+            bias,
+            in_features,
+            out_features,
+            group_size,
+            activations,
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, panels, _, scale, bias, ctx.in_features, ctx.out_features, _ = inputs
-        ctx.save_for_backward(panels, scale)
+        _, panels, _, scale, zero_points, bias, *ctx.sizes, _ = inputs
+        ctx.save_for_backward(panels, scale, zero_points)
         ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        panels, scale = ctx.saved_tensors
+        in_features, out_features, group_size = ctx.sizes
         for_x = for_bias = None
         if ctx.needs_input_grad[0]:
-            weight = dequantize_weight(panels, scale, ctx.in_features, ctx.out_features)
+            weight = dequantize_weight(*ctx.saved_tensors, in_features, out_features, group_size)
             for_x = (gradient.to(torch.float32) @ weight).to(gradient.dtype)
-        if ctx.needs_input_grad[4]:
-            rows = gradient.reshape(-1, ctx.out_features)
+        if ctx.needs_input_grad[5]:
+            rows = gradient.reshape(-1, out_features)
             for_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return for_x, None, None, None, for_bias, None, None, None
+        return for_x, None, None, None, None, for_bias, None, None, None, None

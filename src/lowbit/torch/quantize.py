@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from torch import nn
 
-from lowbit.spec import longest_sum
-from lowbit.torch.config import Int8DynamicConfig, QuantizeConfig
+from lowbit.torch.config import QuantizeConfig
 from lowbit.torch.custom_ops import ACTIVATION_DTYPES
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.weight import QuantizedWeight
+from lowbit.torch.weight_format import WeightFormat
 
 Filter = Callable[[nn.Module, str], bool]
 Model = TypeVar("Model", bound=nn.Module)
@@ -33,13 +33,13 @@ def quantize_(model: Model, config: QuantizeConfig, filter_fn: Filter | None = N
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module to quantize, got {type(model).__name__}")
-    if not isinstance(config, Int8DynamicConfig):
+    if not isinstance(config, QuantizeConfig):
         raise TypeError(f"expected a configuration such as Int8DynamicConfig(), got {config!r}")
     targets = _select(model, filter_fn)
     weights: dict[int, nn.Parameter] = {}
     for name, layer in targets:
         if id(layer.weight) not in weights:
-            weights[id(layer.weight)] = _quantized_weight(name, layer)
+            weights[id(layer.weight)] = _quantized_weight(name, layer, config.weight_format)
         else:
             _check_bias(name, layer)
     for _, layer in targets:
@@ -76,7 +76,7 @@ def is_plain_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear and module.in_features > 0 and module.out_features > 0
 
 
-def _quantized_weight(name: str, layer: nn.Linear) -> nn.Parameter:
+def _quantized_weight(name: str, layer: nn.Linear, format: WeightFormat) -> nn.Parameter:
     where = repr(name) if name else "the model itself"
     _check_bias(name, layer)
     if type(layer._parameters.get("weight")) is not nn.Parameter:
@@ -84,14 +84,9 @@ def _quantized_weight(name: str, layer: nn.Linear) -> nn.Parameter:
             f"layer {where}: expected a plain torch.nn.Parameter as weight, got "
             f"{type(layer.weight).__name__}; remove weight_norm or other wrappers first"
         )
-    most = longest_sum("u8", "s8", shifted=(True, False))
-    if layer.in_features > most:
-        raise ValueError(
-            f"layer {where}: a sum over {layer.in_features} inputs could overflow int32; at most "
-            f"{most} cannot: leave it out with filter_fn"
-        )
     try:
-        weight = QuantizedWeight.from_float(layer.weight)
+        format.check_sums(layer.in_features)
+        weight = QuantizedWeight.from_float(layer.weight, format)
     except (TypeError, ValueError) as error:
         raise type(error)(f"layer {where}: {error}") from error
     return nn.Parameter(weight, requires_grad=False)
