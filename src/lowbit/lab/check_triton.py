@@ -356,9 +356,16 @@ class _Accesses:
         return old
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
-        made = self._dot(left, right, *rest)
+        made = self._dot(self._widened(left), self._widened(right), *rest)
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
+
+    def _widened(self, handle: Any) -> Any:
+        """bfloat16 as float32: the interpreter would multiply the bits, which it has as uint16."""
+        if str(handle.dtype) != "bf16":
+            return handle
+        values = (handle.data.astype(np.uint32) << 16).view(np.float32)
+        return self._interpreter.TensorHandle(values, self._interpreter.tl.float32)
 
 
 _FOLDS: Mapping[str, str] = {
