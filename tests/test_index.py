@@ -129,6 +129,17 @@ def test_several_chunks_and_many_queries(bits: int, metric: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_many_places_are_kept_for_few_queries_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, queries = _vectors(8, 90, 5), _vectors(9, 11, 5)
+    index = VectorIndex(5, 4)
+    index.add(vectors)
+    together = index.search(queries, 20)
+    for places in (1, 40, 59):
+        monkeypatch.setattr("lowbit.index._PLACES", places)
+        for one, other in zip(together, index.search(queries, 20), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("rescored", [False, True])
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 def test_of_equal_scores_the_lower_id_comes_first(metric: str, rescored: bool) -> None:

@@ -143,3 +143,17 @@ def test_queries_that_scales_make_too_large() -> None:
     queries[1] = 1e38
     with pytest.raises(ValueError, match=r"queries\[1\] times the scales"):
         index.search(queries, 1)
+
+
+@pytest.mark.parametrize("rescored", [False, True])
+def test_queries_that_are_too_large_for_distances(rescored: bool) -> None:
+    """An infinite product would otherwise count as a distance of 0."""
+    index = VectorIndex(3, metric="l2")
+    index.add(ONES)
+    queries = np.ones((4, 3), np.float32)
+    queries[2] = 3e38
+    with pytest.raises(ValueError, match=r"queries\[2\] times a vector is beyond float32"):
+        index.search(queries, 1, rescore=ONES if rescored else None)
+    scores, ids = index.search(-queries, 1)
+    assert np.isposinf(scores[2, 0])
+    assert ids[2, 0] == 0

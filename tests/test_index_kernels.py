@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import lowbit
+from lowbit.index_search import Queries
 from lowbit.isa import active, named
 from lowbit.kernels.cpu.group_scores import group_scores
 from lowbit.kernels.cpu.select import EMPTY, LAST_PLACE, keep_greatest

@@ -174,16 +174,17 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
 
 @ISAS
 @pytest.mark.parametrize("dtype", FORMATS.values())
-@pytest.mark.parametrize(("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8)])
+@pytest.mark.parametrize(
+    ("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8), (12, 12)]
+)
 def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | None) -> None:
     q = _weight(k, 37, group, dtype)
     packed = lowbit.pack(q)
     np.testing.assert_array_equal(packed.unpack(), q.values)
     x = np.random.default_rng(1).standard_normal((11, k)).astype(np.float32)
     _near(lowbit.linear_weight_only(x, packed, isa=isa), x, q.dequantize(), 2.0**-20)
-    if group is not None:
-        y = lowbit.linear_dynamic(x, packed, isa=isa)
-        _near(y, x, q.dequantize(), 2.0**-6)
+    y = lowbit.linear_dynamic(x, packed.grouped, isa=isa)
+    _near(y, x, q.dequantize(), 2.0**-6)
 
 
 def test_real_zero_points() -> None:
@@ -196,8 +197,9 @@ def test_real_zero_points() -> None:
     _near(lowbit.linear_dynamic(x, packed), x, weight, 2.0**-6)
     with pytest.raises(ValueError, match="of the scales"):
         lowbit.pack(q, zero_point=zero[:1])
-    with pytest.raises(ValueError, match="finite"):
-        lowbit.pack(q, zero_point=zero * np.nan)
+    for bad in (np.nan, 1e300):
+        with pytest.raises(ValueError, match="finite"):
+            lowbit.pack(q, zero_point=zero * bad)
     with pytest.raises(ValueError, match="groups"):
         lowbit.pack(_weight(96, 20, None), zero_point=zero)
 
@@ -245,6 +247,21 @@ def test_any_magnitude(magnitude: float) -> None:
     assert (np.abs(y - reference)[inside] <= bound[inside]).all()
 
 
+@ISAS
+def test_groups_that_are_tiny_count_as_zeros(isa: str) -> None:
+    """Where a step of fixed point would not be a normal number; the next group is not affected."""
+    torch = pytest.importorskip("torch")
+    q = _weight(64, 20, 32)
+    packed = lowbit.pack(q)
+    for kind, least in ((torch.float32, 2.0**-104), (torch.bfloat16, 2.0**-111)):
+        x = torch.full((1, 64), least / 2, dtype=kind)
+        assert not lowbit.linear_weight_only(x, packed, isa=isa).any()
+        x[:, :32] = 2 * least
+        y = lowbit.linear_weight_only(x, packed, isa=isa)
+        expected = 2 * least * q.dequantize()[:32].sum(axis=0, dtype=np.float64)
+        np.testing.assert_allclose(y[0].numpy(), expected, rtol=1e-4, atol=0)
+
+
 def test_layouts_steps_and_outputs() -> None:
     q = _weight(70, 37, 24)
     packed = lowbit.pack(q)
@@ -268,15 +285,27 @@ def test_layouts_steps_and_outputs() -> None:
         assert lowbit.linear_weight_only(x[: shape[0]], empty).size == 0
 
 
+@ISAS
+@pytest.mark.parametrize("group", [None, 8, 32])
+def test_a_weight_without_rows_gives_the_bias(group: int | None, isa: str) -> None:
+    packed, x = lowbit.pack(_weight(0, 21, group)), np.ones((9, 0), np.float32)
+    bias = np.arange(21, dtype=np.float32)
+    for function in (lowbit.linear_weight_only, lowbit.linear_dynamic):
+        y = function(x, packed, bias, isa=isa)
+        np.testing.assert_array_equal(y, np.broadcast_to(bias, (9, 21)))
+
+
 def test_many_rows_are_served_in_chunks() -> None:
     """More rows than one call's workspace holds."""
     q = _weight(64, 16, 64)
     x = np.random.default_rng(8).standard_normal((50_000, 64)).astype(np.float32)
     packed = lowbit.pack(q)
-    y = lowbit.linear_weight_only(x, packed, np.ones(16, np.float32))
-    some = np.r_[0:40, 24_000:24_040, 49_960:50_000]
+    bias, residual = np.ones(16, np.float32), np.arange(50_000 * 16, dtype=np.float32)
+    residual = residual.reshape(50_000, 16)
+    y = lowbit.linear_weight_only(x, packed, bias, residual=residual)
+    some = np.r_[0:40, 43_600:43_720, 49_960:50_000]  # a chunk ends at 43,648, or some rows before
     np.testing.assert_array_equal(
-        y[some], lowbit.linear_weight_only(x[some], packed, np.ones(16, np.float32))
+        y[some], lowbit.linear_weight_only(x[some], packed, bias, residual=residual[some])
     )
 
 
@@ -300,8 +329,25 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         lowbit.pack(_weight(64, 20, 12))
     with pytest.raises(ValueError, match="4-bit"):
         lowbit.pack(_weight(64, 20, 32, "int8"))
+    for group in (None, 32):
+        with pytest.raises(ValueError, match="b is quantized to int4, and dtype is 'uint4'"):
+            lowbit.pack(_weight(64, 20, group), dtype="uint4")
     with pytest.raises(TypeError, match="packed"):
         lowbit.linear_weight_only(x, np.ones((64, 3)))  # type: ignore[arg-type]
+
+
+def test_groups_are_bounded_by_what_int32_holds() -> None:
+    """128 · 15 fits 1,118,481 times into int32; padding to 64 k counts too."""
+    most = (2**31 - 1) // (128 * 15) // 64 * 64
+    for k in (most, most + 1):
+        q = QTensor(np.full((k, 1), 7, np.int8), np.ones(1, np.float32), np.zeros(1, np.int32),
+                    int_format("int4"), 1)  # fmt: skip
+        packed, x = lowbit.pack(q), np.ones((1, k), np.float32)
+        if k == most:
+            np.testing.assert_allclose(lowbit.linear_weight_only(x, packed), 7 * k, rtol=1e-6)
+            continue
+        with pytest.raises(ValueError, match="smaller group_size"):
+            lowbit.linear_weight_only(x, packed)
 
 
 def test_files(tmp_path: Path) -> None:

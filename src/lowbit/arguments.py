@@ -33,6 +33,8 @@ def array(value: Any, name: str) -> Array:
     if _is_torch(value):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
+        if str(value.dtype) == "torch.bfloat16":
+            raise TypeError(f"{name} is bfloat16, which NumPy lacks; convert it: {name}.float()")
         value = value.detach().resolve_conj().resolve_neg().numpy()
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(

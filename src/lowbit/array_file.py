@@ -93,6 +93,8 @@ class ArrayFile:
                     f"{name} is truncated or damaged: its header is not what was written"
                 )
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
+            # Of this file, whatever is renamed to its name meanwhile.
+            mapped = np.memmap(file, np.uint8, "r")
         try:
             header = json.loads(text)
             fields = dict(header["fields"])
@@ -102,7 +104,6 @@ class ArrayFile:
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{name} has a damaged header: {error!r}") from None
-        mapped = np.memmap(name, np.uint8, "r")
         arrays: dict[str, Array] = {}
         for part, dtype, shape in listed:
             begin = _aligned(offset)

@@ -17,7 +17,7 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 
-    from lowbit import cli_search
+    from lowbit import cli_ops, cli_search
     from lowbit.lab import cli_learn
     from lowbit.lab.cli_check import check
     from lowbit.lab.cli_view import view
@@ -44,6 +44,7 @@ bench_app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 bench_app.command("search", epilog=cli_search.EPILOG)(cli_search.search)
+bench_app.command("ops", epilog=cli_ops.EPILOG)(cli_ops.ops)
 explain_app = typer.Typer(
     help="Say which kernel serves, how, and how fast it should be.",
     epilog="Example: lowbit explain gemm 256x512:512x256",

@@ -23,7 +23,7 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
@@ -165,7 +165,8 @@ def _grouping(b: PackedMatrix, planes: int) -> Grouping:
     size = min(b.group_size, padded_k(b.K))
     if size > _MOST_GROUP:
         raise ValueError(
-            f"sums over groups of {size} k could overflow int32; at most {_MOST_GROUP}"
+            f"sums over groups of {size} k could overflow int32; at most {_MOST_GROUP} cannot: "
+            "quantize b with a smaller group_size"
         )
     zeros = "" if b.zero_points is None else "s8" if b.zero_points.dtype == np.int8 else "f32"
     return Grouping(size, planes, zeros)
@@ -182,16 +183,17 @@ def _column_of_zeros(left: Array) -> Array:
 
 
 def _empty_sum(b: PackedMatrix) -> PackedMatrix:
-    """What b, which has no rows, may be replaced by: one row of zeros."""
+    """What b, which has no rows, may be replaced by: one row of zeros, in groups as b is."""
     panels = blocks(b.N, PANEL)
     columns = panels * PANEL
-    zeros = aligned_empty((panels, LINE // GROUP, LINE), np.uint8)
-    zeros[...] = 0
-    return PackedMatrix(
+    zeros = aligned_empty((panels, LINE // GROUP // 2, LINE), np.uint8)
+    zeros[...] = NIBBLE_FLIP << 4 | NIBBLE_FLIP
+    row = PackedMatrix(
         panels=zeros,
         column_sums=np.zeros(columns, np.int32),
         K=1,
         N=b.N,
-        dtype="int8",
+        dtype="int4",
         scale=None if b.scale is None else np.ones(columns, np.float32),
     )
+    return row if b.group_size is None else row.grouped

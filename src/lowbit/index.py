@@ -23,7 +23,8 @@ from lowbit.packing import pack
 from lowbit.spec import longest_sum
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
-_QUERIES = 256  # that are served together
+_QUERIES = 256  # that are served together at most
+_PLACES = 1 << 18  # of groups that they keep together at most; scores and ids of one are 96 bytes
 _RESCORED = 1 << 22  # numbers of originals that are looked at together
 _FORMATS = {8: "int8", 4: "int4"}
 _METRICS = ("dot", "cosine", "l2")
@@ -148,7 +149,8 @@ class VectorIndex:
 
         TypeError: not float32, or k or candidates no integer. ValueError: another width, k < 1,
         candidates < k or without rescore, rescore of another shape, NaN or infinity in queries or
-        candidates, naming the first, or threads < 1.
+        candidates, naming the first, queries so large that float32 cannot hold what a distance is
+        made of, or threads < 1.
         """
         source = self._checked(queries, "queries")
         wanted = self._wanted(k, rescore, candidates)
@@ -157,8 +159,9 @@ class VectorIndex:
         scores = np.full((len(source), k), bad, np.float32)
         ids = np.full((len(source), k), -1, np.int64)
         count = min(wanted, len(self))
-        for first in range(0, len(source) if count else 0, _QUERIES):
-            part = self._prepared(source[first : first + _QUERIES], "queries", checked=True)
+        together = min(_QUERIES, max(1, _PLACES // max(count, 1)))
+        for first in range(0, len(source) if count else 0, together):
+            part = self._prepared(source[first : first + together], "queries", checked=True)
             found = self._nearest(part, first, count, threads, isa)
             if originals is not None:
                 found = self._rescored(part, found[1], originals)
@@ -340,6 +343,12 @@ class VectorIndex:
         scores = np.take_along_axis(scores, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1)
         if self.metric == "l2":
+            lost = np.isposinf(scores).any(axis=1)
+            if lost.any():
+                raise ValueError(
+                    f"queries[{first + int(lost.argmax())}] times a vector is beyond float32; "
+                    "scale vectors and queries down"
+                )
             wide = queries.astype(np.float64)
             lengths = np.einsum("qd,qd->q", wide, wide)
             squares = np.maximum(lengths[:, None] - 2 * scores.astype(np.float64), 0)

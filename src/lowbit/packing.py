@@ -31,13 +31,16 @@ def pack(
     copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
     (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
     `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
-    `zero_point`: for a QTensor with groups, real numbers [groups, N] in place of its own zero
-    points: b ≈ scale·(values − zero_point). The result does not depend on the instruction set.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
+    its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
+    instruction set.
 
     TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
     two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a
-    zero_point where there are no groups, of another shape or not finite.
+    zero_point where there are no groups, of another shape or not finite in float32.
     """
+    if isinstance(b, QTensor) and dtype not in (None, b.format.name):
+        raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
     if isinstance(b, QTensor) and b.group_size is not None:
         return pack_groups(b, zero_point, isa)
     if zero_point is not None:
@@ -49,8 +52,6 @@ def pack(
                 f"b has scales along axis={b.axis}; a packed matrix [K, N] takes one scale, or "
                 "one for each column: lowbit.quantize(b, axis=1)"
             )
-        if dtype not in (None, b.format.name):
-            raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
         dtype = b.format.name
         columns = b.shape[1]
         scale = padded(np.broadcast_to(b.scale, (columns,)))
@@ -131,7 +132,8 @@ def _real_zeros(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
     zeros = np.asarray(given, np.float64)
     if zeros.shape != shape:
         raise ValueError(f"zero_point must have shape of the scales, {shape}, got {zeros.shape}")
-    check_finite(zeros)
+    with np.errstate(over="ignore"):  # float32 is what is kept
+        check_finite(zeros.astype(np.float32))
     return zeros
 
 

@@ -40,11 +40,12 @@ def linear_weight_only(
     with exact integer sums, groups in ascending order, in float32; then `residual` and `steps` as
     in `matmul_scaled`. So the result is the same bits on every instruction set and for any number
     of threads, and off by no more than spec.LINEAR_WEIGHT_ONLY says. A group of x that holds NaN
-    or infinity gives a row of NaN. `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in
-    NumPy).
+    or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
+    `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
 
     TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
-    or has no scale. RuntimeError: the machine lacks the instruction set `isa`.
+    or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
+    the machine lacks the instruction set `isa`.
     """
     left = x if type(x) is np.ndarray and x.dtype == np.float32 else float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:

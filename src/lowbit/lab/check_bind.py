@@ -37,7 +37,8 @@ class Binding:
     """How the parameters of one kernel get their values from an operation.
 
     `tensors` and `strides` map parameters to tensors, and to tensors and axes; the rest are
-    numbers: `given` by the caller, sizes, or block sizes.
+    numbers: `given` by the caller, sizes, or block sizes. `proposed` names the numbers that neither
+    the caller nor the kernel gave.
     """
 
     operation: Operation
@@ -45,6 +46,13 @@ class Binding:
     strides: Mapping[str, tuple[str, int]]
     sizes: Mapping[str, str]
     numbers: Mapping[str, Block | float]
+    proposed: frozenset[str] = frozenset()
+
+    @property
+    def free_blocks(self) -> dict[str, int]:
+        """The block sizes, by parameter, that might be others as well."""
+        numbers = {name: self.numbers[name] for name in self.numbers if name in self.proposed}
+        return {name: n for name, n in numbers.items() if isinstance(n, int) and n > 1}
 
     @property
     def takes_strides(self) -> tuple[str, ...]:
@@ -102,6 +110,7 @@ def bind(
     strides: dict[str, tuple[str, int]] = {}
     sizes: dict[str, str] = {}
     numbers: dict[str, Block | float] = {}
+    proposed: set[str] = set()
     for parameter in parameters:
         name = parameter.name
         size = _size_named(name, operation)
@@ -115,6 +124,8 @@ def bind(
             sizes[name] = size
         elif parameter.constant or parameter.default is not None:
             numbers[name] = operation.blocks.get(name, _or_default(parameter.default))
+            if parameter.default is None:
+                proposed.add(name)
         else:
             raise ValueError(_not_understood(name, operation, pointers))
     needed = output or operation.result.name
@@ -124,7 +135,7 @@ def bind(
             f"{'' if output or needed == 'z' else ' or z_ptr'}, or pass output= with the input "
             "that the result replaces"
         )
-    return Binding(operation, tensors, strides, sizes, numbers)
+    return Binding(operation, tensors, strides, sizes, numbers, frozenset(proposed))
 
 
 def _or_default(default: Any) -> Any:

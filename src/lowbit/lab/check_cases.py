@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from lowbit.spec.typed import Array, Operation, Sizes, TensorType
 
+SPECIAL = "special"
 Layout = Literal["contiguous", "padded", "transposed"]
-FILLS = ("normal", "zeros", "negative", "large", "tiny")
+FILLS = ("normal", "zeros", "negative", "large", "tiny", SPECIAL)
 """Standard normal values; half of them zeros of both signs; all negative; 200 times as large, so
-that exp overflows; and subnormal ones. Integers: any bits; half zeros; all bits one; the two
-limits; 0 and 1."""
+that exp overflows; subnormal ones; a few infinities and NaN among normal ones. Integers: any bits;
+half zeros; all bits one; the two limits; 0 and 1; any bits."""
 
 _PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
 # The most steps of all loops together, for two sizes; the interpreter walks through them, and the
@@ -25,6 +26,10 @@ _PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
 _MOST_WORK = 100_000
 _TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-130, "float32": 2.0**-140, "float64": 2.0**-1040}
 _LARGE = 200.0
+# More than the blocks of nearly all kernels; prime.
+_LONG = 1031
+# One of so many elements is infinite or NaN, and at least two.
+_SPECIAL_AMONG = 64
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,21 @@ class Case:
         return {t.name: draw(t, t.shape(self.sizes), self.fill, rng) for t in operation.inputs}
 
 
-def cases_of(operation: Operation, blocks: Sequence[int], strided: bool) -> list[Case]:
+def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
     """The cases of an operation for a kernel with these block sizes.
 
     The exercise's sizes with every fill; size one, sizes of primes, one block, one less and one
-    more, and each size one while the others are not, with two fills each in turn.
+    more, and each size one while the others are not, with two fills each in turn; if `long`, each
+    size long.
     """
     first, *rest = size_sets(operation, blocks)
-    cases = [Case(first, fill) for fill in FILLS]
+    # What an infinity is as an integer, no specification says.
+    floats = operation.result.is_float and any(t.is_float for t in operation.inputs)
+    fills = [fill for fill in FILLS if floats or fill != SPECIAL]
+    cases = [Case(first, fill) for fill in fills]
     for number, sizes in enumerate(rest):
-        cases += [Case(sizes, "normal"), Case(sizes, FILLS[1 + number % (len(FILLS) - 1)])]
+        cases += [Case(sizes, "normal"), Case(sizes, fills[1 + number % (len(fills) - 1)])]
+    cases += [Case(sizes, "normal") for sizes in _long_sets(operation)] if long else []
     if strided:
         cases += [Case(s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED]
     return cases
@@ -76,6 +86,12 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
     return list({tuple(sizes.items()): sizes for sizes in sets}.values())
 
 
+def _long_sets(operation: Operation) -> list[dict[str, int]]:
+    """Each size long while the others are one."""
+    ones = dict.fromkeys(operation.names, 1)
+    return [_multiples(operation, {**ones, name: _LONG}) for name in operation.names]
+
+
 def _cycled(values: Sequence[int], count: int) -> list[int]:
     return [values[i % len(values)] for i in range(count)]
 
@@ -87,10 +103,15 @@ def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:
     while math.prod(rounded.values()) > most:
         largest = max(rounded, key=lambda name: rounded[name])
         rounded[largest] = max(1, rounded[largest] // 2 + rounded[largest] % 2)
-    for name, step in operation.multiple_of.items():
-        # Small sizes stay small: 19 of something in steps of 64 is as good as one of it.
-        rounded[name] = -(-rounded[name] // step) * step
-    return operation.complete(rounded)
+    # Small sizes stay small: 19 of something in steps of 64 is as good as one of it.
+    return _multiples(operation, rounded)
+
+
+def _multiples(operation: Operation, sizes: Sizes) -> dict[str, int]:
+    steps = {name: operation.multiple_of.get(name, 1) for name in sizes}
+    return operation.complete(
+        {name: -(-n // steps[name]) * steps[name] for name, n in sizes.items()}
+    )
 
 
 def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.Generator) -> Array:
@@ -105,6 +126,9 @@ def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.G
             values = values * _LARGE
         elif fill == "tiny":
             values = values * _TINY[tensor.dtype]
+        elif fill == SPECIAL:
+            where = rng.integers(0, values.size, 2 + values.size // _SPECIAL_AMONG)
+            values.reshape(-1)[where] = rng.choice((np.inf, -np.inf, np.nan), where.size)
         return stored(values, tensor.dtype)
     dtype = np.dtype(tensor.dtype)
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)

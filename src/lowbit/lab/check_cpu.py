@@ -63,6 +63,11 @@ class CpuKernel:
         """The run-time parameters."""
         return tuple(Parameter(name) for name in self.kernel.types)
 
+    @property
+    def alternatives(self) -> tuple[Mapping[str, Any], ...]:
+        """None: it says nothing of other values."""
+        return ()
+
     def machinery(self) -> tuple[str, ...]:
         """The folders whose frames are not a kernel's text."""
         room = Path(interpret.__file__).parent

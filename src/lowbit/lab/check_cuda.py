@@ -46,7 +46,7 @@ def compare(
     """Run on the GPU and compare with the reference, the interpreter and the guard zones."""
     import torch
 
-    from lowbit.lab.check_run import wrong_values
+    from lowbit.lab.check_judge import wrong_values
 
     reading = subject.reading
     assert isinstance(reading, TritonKernel)

@@ -28,6 +28,10 @@ _POISON = 0xA5
 _LAB = str(Path(__file__).parent)
 
 
+class EndlessError(RuntimeError):
+    """A run has taken more steps than any sensible kernel takes."""
+
+
 class CheckedTensor:
     """A tensor in storage of its own, with a note for each element of who touched it.
 
@@ -106,6 +110,10 @@ class Memory:
 
     recorder: takes down what happens, if there is one. poisoned: masked lanes that were given no
     other value read poison, not 0. machinery: folders whose frames are not the text of a kernel.
+    most_steps: how many steps of an interpreter a run may take; no limit if None.
+
+    `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
+    given no other value.
     """
 
     def __init__(
@@ -115,12 +123,15 @@ class Memory:
         machinery: Sequence[str] = (),
         recorder: Recorder | None = None,
         poisoned: bool = False,
+        most_steps: int | None = None,
     ) -> None:
+        self.steps, self._most_steps = 0, most_steps
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder = recorder
         self.programs: list[Program] = []
         self.poisoned = poisoned
         self.atomics = False
+        self.undefined = False
         self.machinery = (_LAB, *machinery)
         self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
         self._synchronised: set[int] = set()
@@ -153,6 +164,12 @@ class Memory:
     def resume(self, number: int) -> None:
         """The program of this number goes on."""
         self.number = number
+
+    def step(self) -> None:
+        """Count a step of what runs the kernel. EndlessError if there have been too many."""
+        self.steps += 1
+        if self._most_steps is not None and self.steps > self._most_steps:
+            raise EndlessError(f"after {self._most_steps:,} steps it still runs; does a loop end?")
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""
@@ -213,10 +230,13 @@ class Memory:
         active: NDArray[np.bool_],
         values: Array,
         combine: Callable[[Any, Any], Any],
+        *,
+        exchange: bool = False,
     ) -> Array:
         """Atomically: each active lane in turn replaces `old` by `combine(old, lane's index)`.
 
-        Returns the old values; `values` are those that the trace shows.
+        Returns the old values; `values` are those that the trace shows. exchange: what is left does
+        not depend on the old value, so that this may be an element's first.
         """
         dtype = values.dtype
         elements, outside = self._locate("atomic", tensor, offsets, active, dtype, True)
@@ -227,7 +247,7 @@ class Memory:
         self._synchronised.add(self.number)
         old = np.zeros(offsets.shape, dtype)
         fresh = elements[good]
-        if not tensor.initialised:
+        if not tensor.initialised and not exchange:
             self._unwritten(tensor, fresh)
         for lane in zip(*np.nonzero(good), strict=True):
             where = offsets[lane].reshape(1)
@@ -314,6 +334,7 @@ class Memory:
         dtype: np.dtype[Any],
         masked: bool,
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        self.step()
         elements, outside = tensor.locate(offsets, active, dtype.itemsize)
         if outside.any():
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
@@ -414,7 +435,8 @@ class Memory:
         values: Array,
         masked: bool,
     ) -> None:
-        if self.recorder is None:
+        # What is not of the operation, as a block's shared array, is not shown.
+        if self.recorder is None or self.tensors.get(tensor.name) is not tensor:
             return
         access = Access(
             kind,

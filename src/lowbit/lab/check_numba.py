@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import operator
 import sys
 import threading
@@ -23,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.check_bind import Parameter, TensorArgument
+from lowbit.lab.check_cases import strides_of
 from lowbit.lab.check_memory import CheckedTensor, Memory, poison
 from lowbit.lab.trace import Program
+from lowbit.spec.typed import TensorType
 
 _THREADS = ("threads", "threads_y", "threads_z")
 _ONE = np.ones(1, bool)
@@ -81,6 +84,11 @@ class NumbaKernel:
         blocks = zip(_THREADS, (32, 1, 1), strict=True)
         return (*own, *(Parameter(name, True, default) for name, default in blocks))
 
+    @property
+    def alternatives(self) -> tuple[Mapping[str, Any], ...]:
+        """None: it says nothing of other values."""
+        return ()
+
     def machinery(self) -> tuple[str, ...]:
         """The folders whose frames are not a kernel's text."""
         import numba
@@ -105,7 +113,8 @@ class NumbaKernel:
             for name, v in arguments.items()
             if name not in _THREADS
         ]
-        module = FakeCUDAModule(grid, block, 0)
+        module: Any = FakeCUDAModule(grid, block, 0)
+        module._shared = _Shared(watch)
         with (
             _LOCK,
             warnings.catch_warnings(),
@@ -213,6 +222,39 @@ class _Watched:
                 memory.update(self._tensor, offset, _ONE, new, lambda old, lane: new[lane])
             else:
                 memory.store(self._tensor, offset, _ONE, new, False)
+
+
+class _Shared:
+    """cuda.shared: arrays that see every access. Each block has its own, and fresh ones."""
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch = watch
+        self._arrays: dict[tuple[Any, ...], _Watched] = {}
+
+    def array(self, shape: int | tuple[int, ...], dtype: Any) -> _Watched:
+        """The array of this block that this line of the kernel makes. TypeError for a size of 0,
+        which stands for memory that the launch gives: a check gives none."""
+        from numba.core import types
+        from numba.np import numpy_support
+
+        if shape == 0:
+            raise TypeError("dynamic shared memory is not checked; give the array a size")
+        thread: Any = threading.current_thread()
+        caller = sys._getframe(1)
+        key = (*thread.blockIdx, caller.f_code, caller.f_lineno)
+        with self._watch.lock:
+            if key not in self._arrays:
+                kind = np.dtype(
+                    numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype
+                )
+                values = np.zeros(shape, kind)
+                line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
+                name = f"shared {line.partition('=')[0].strip()}"
+                type_ = TensorType(name, str(kind), tuple(map(str, values.shape)))
+                strides = strides_of(values.shape, "contiguous")
+                tensor = CheckedTensor(type_, values, strides, "output", initialised=False)
+                self._arrays[key] = _Watched(tensor, self._watch)
+            return self._arrays[key]
 
 
 def _is_atomic() -> bool:

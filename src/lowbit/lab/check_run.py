@@ -13,8 +13,10 @@ import numpy as np
 
 from lowbit.lab import check_cuda
 from lowbit.lab.check_bind import Binding, Parameter, bind
-from lowbit.lab.check_cases import Case, cases_of, strides_of, widened
-from lowbit.lab.check_memory import CheckedTensor, Memory, Role
+from lowbit.lab.check_cases import SPECIAL, Case, cases_of, strides_of, widened
+from lowbit.lab.check_judge import first_index, judge
+from lowbit.lab.check_memory import CheckedTensor, EndlessError, Memory, Role
+from lowbit.lab.check_numba import NumbaKernel
 from lowbit.lab.record import Recorder
 from lowbit.lab.report import CheckResult, Finding
 from lowbit.lab.trace import Place, Program
@@ -27,6 +29,11 @@ Grid = tuple[int, int, int]
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
 _AXES = 3
+# What a run may take, in steps of an interpreter: this much for each element of the space of all
+# sizes and for each program, and this much besides.
+_STEPS_OF_ONE, _STEPS_OF_PROGRAM, _STEPS = 100, 300, 50_000
+# A run that takes more is not repeated with every kind of data.
+_SLOW = 100_000
 
 
 class Reading(Protocol):
@@ -55,6 +62,11 @@ class Reading(Protocol):
     @property
     def constants(self) -> Mapping[str, Any]:
         """Values that the kernel brings with it."""
+        ...
+
+    @property
+    def alternatives(self) -> tuple[Mapping[str, Any], ...]:
+        """Other values that it says are as good."""
         ...
 
     def machinery(self) -> tuple[str, ...]:
@@ -88,7 +100,8 @@ class Subject:
         """The grid at these sizes. ValueError if it is none."""
         numbers = self.binding.numbers_at(sizes)
         wanted = self.grid(numbers) if callable(self.grid) else self.grid
-        dims = [wanted] if isinstance(wanted, (int, np.integer)) else list(wanted)
+        several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+        dims = list(wanted) if several else [wanted]
         if not 1 <= len(dims) <= _AXES or any(
             not isinstance(n, (int, np.integer)) or n < 1 for n in dims
         ):
@@ -123,13 +136,23 @@ class Subject:
             tensors.append(
                 CheckedTensor(result, filled, strides, "output", self.initial is not None)
             )
-        machinery = self.reading.machinery()
-        return Memory(tensors, machinery=machinery, recorder=recorder, poisoned=poisoned)
+        work = _STEPS_OF_ONE * prod(case.sizes.values())
+        return Memory(
+            tensors,
+            machinery=self.reading.machinery(),
+            recorder=recorder,
+            poisoned=poisoned,
+            most_steps=_STEPS + work + _STEPS_OF_PROGRAM * prod(self.grid_at(case.sizes)),
+        )
 
     def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
         """The reference's result for these inputs, as they are stored."""
         named = {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
         return self.operation.expect(named, case.sizes, self.seed)
+
+    def judge(self, case: Case, run: Run, expected: Expected) -> list[Finding]:
+        """What is wrong with the result of a run."""
+        return judge(run, expected, lenient=case.fill == SPECIAL and not self.operation.special)
 
     def run(
         self,
@@ -187,6 +210,8 @@ def _crash(error: Exception, memory: Memory) -> Finding:
         frame = frame.tb_next
     program = memory.program if memory.programs else None
     text = str(error).strip().splitlines()
+    if isinstance(error, EndlessError):
+        return Finding("endless", text[0], program=program, place=place)
     message = f"{type(error).__name__}: {text[0] if text else 'without a message'}"
     return Finding("crash", message, program=program, place=place)
 
@@ -219,19 +244,21 @@ def check(
     subject = subject_of(kernel, spec, grid, output, initial, seed, given)
     on_gpu = check_cuda.wanted(device, subject.reading)
     binding = subject.binding
-    cases = cases_of(subject.operation, binding.blocks, bool(binding.takes_strides))
+    # Numba's simulator makes each thread one of Python: a thousand blocks take too long.
+    long = not isinstance(subject.reading, NumbaKernel)
+    cases = cases_of(subject.operation, binding.blocks, bool(binding.takes_strides), long)
     notes: list[str] = []
     fixed = any(isinstance(value, int) and value > 1 for value in given.values())
-    if not callable(grid) and (fixed or prod(np.atleast_1d(grid)) > 1):
+    one = (1, 1, 1)
+    if not callable(grid) and (fixed or subject.grid_at(cases[0].sizes) != one):
         exercise = cases[0].sizes
         cases = [case for case in cases if case.sizes == exercise]
         notes.append("the grid is fixed, so only one set of sizes was tried")
-    findings: list[Finding] = []
-    shown: Case | None = None
-    for number, case in enumerate(cases):
-        found = _check_case(subject, case, thorough=number % 3 == 0, on_gpu=on_gpu)
-        shown = case if found and shown is None else shown
-        findings += found
+    found = _check_cases(subject, cases, on_gpu, notes)
+    findings = [finding for number in sorted(found) for finding in found[number]]
+    shown = next((cases[number] for number in sorted(found) if found[number]), None)
+    if callable(grid) and all(f.severity != "error" for f in findings):
+        findings += other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -239,11 +266,31 @@ def check(
         subject.operation.name,
         subject.reading.description,
         tuple(_merged(findings)),
-        len(cases),
+        len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
         partial(_view, subject, shown),
     )
+
+
+def _check_cases(
+    subject: Subject, cases: Sequence[Case], on_gpu: bool, notes: list[str]
+) -> dict[int, list[Finding]]:
+    """What is found in each case, by its number; small ones first, until one does not end."""
+    found: dict[int, list[Finding]] = {}
+    slow = False
+    for number in sorted(range(len(cases)), key=lambda n: prod(cases[n].sizes.values())):
+        case = cases[number]
+        if slow and number and case.sizes == cases[0].sizes:
+            continue
+        found[number], steps = _check_case(subject, case, thorough=number % 3 == 0, on_gpu=on_gpu)
+        if number == 0 and steps > _SLOW:
+            slow = True
+            notes.append("it takes many steps, so the exercise was tried with normal data only")
+        if any(finding.kind == "endless" for finding in found[number]):
+            notes.append("the other cases were not tried")
+            break
+    return found
 
 
 def _view(subject: Subject, case: Case | None) -> View:
@@ -262,6 +309,10 @@ def subject_of(
     given: Mapping[str, Block | float],
 ) -> Subject:
     """The kernel, bound to the operation. Raises as `check` does."""
+    if not callable(spec):
+        raise TypeError(f"spec is {spec!r}; give an annotated function, or an Operation")
+    if not isinstance(initial, (int, float, type(None))):
+        raise TypeError(f"initial is {initial!r}; give a number, or None")
     operation = spec if isinstance(spec, Operation) else from_function(spec)
     known = [t.name for t in operation.inputs]
     if output is not None and output not in known:
@@ -288,14 +339,17 @@ def reading_of(kernel: Any) -> Reading:
     )
 
 
-def _check_case(subject: Subject, case: Case, *, thorough: bool, on_gpu: bool) -> list[Finding]:
-    """One case; if thorough, once more in another order and with poison in undefined lanes."""
+def _check_case(
+    subject: Subject, case: Case, *, thorough: bool, on_gpu: bool
+) -> tuple[list[Finding], int]:
+    """One case, and how many steps it took; if thorough, once more in another order and with
+    poison in undefined lanes."""
     inputs = case.inputs(subject.operation, subject.seed)
     expected = subject.expected(case, inputs)
     run = subject.run(case, inputs)
-    findings = [run.crash] if run.crash else judge(run, expected)
+    findings = [run.crash] if run.crash else subject.judge(case, run, expected)
     findings = [*run.memory.findings, *findings]
-    if not run.crash:
+    if not run.crash and case.fill != SPECIAL:
         shuffle = prod(subject.grid_at(case.sizes)) > 1
         if thorough or run.memory.atomics:
             findings += _again(subject, case, inputs, run, expected, shuffle)
@@ -304,70 +358,29 @@ def _check_case(subject: Subject, case: Case, *, thorough: bool, on_gpu: bool) -
             findings += check_cuda.compare(subject, case, inputs, run, expected)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
-    return [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
+    placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
+    return placed, run.memory.steps
 
 
-def judge(run: Run, expected: Expected) -> list[Finding]:
-    """Elements that were never written, and wrong values among the others."""
-    output = run.output
+def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
+    """What goes wrong first with block sizes that the kernel says are as good, an error; or, where
+    nobody has said which, with all of them doubled, a warning."""
+    free = subject.binding.free_blocks
+    doubled = {name: 2 * size for name, size in free.items()}
+    choices = [(numbers, "error") for numbers in subject.reading.alternatives]
+    choices += [(doubled, "warning")] if doubled else []
+    few = [case for case in cases if case.fill == "normal" and case.layout == "contiguous"][:3]
     findings: list[Finding] = []
-    unwritten = np.zeros(output.shape, bool)
-    if not output.initialised:
-        unwritten = (output.writer == -1).reshape(output.shape)
-        if unwritten.any():
-            index = first_index(unwritten)
-            count = int(unwritten.sum())
-            message = f"{count} of {output.count} elements, first {output.name}{list(index)}"
-            findings.append(
-                Finding("unwritten", message, tensor=output.name, index=index, count=count)
-            )
-    got = run.result
-    wrong = expected.wrong(got) & ~unwritten
-    if wrong.any():
-        index = first_index(wrong)
-        element = int(np.ravel_multi_index(index, output.shape)) if index else 0
-        writer = int(output.writer[element])
-        program = run.memory.programs[writer] if writer >= 0 else None
-        findings.append(wrong_values("wrong-values", output, expected, got, wrong, program))
+    for numbers, severity in choices:
+        binding = replace(subject.binding, numbers={**subject.binding.numbers, **numbers})
+        other = replace(subject, binding=binding)
+        tried = (_check_case(other, case, thorough=False, on_gpu=False)[0] for case in few)
+        errors = (f for found in tried for f in found if f.severity == "error")
+        if (first := next(errors, None)) is not None:
+            sizes = ", ".join(f"{name}={size}" for name, size in numbers.items())
+            message = f"with {sizes}: {first.title}: {first.message}"
+            findings.append(replace(first, kind="block-sizes", message=message, severity=severity))
     return findings
-
-
-def wrong_values(
-    kind: str,
-    output: CheckedTensor,
-    expected: Expected,
-    got: Array,
-    wrong: Array,
-    program: Program | None,
-    device: str = "interpreter",
-) -> Finding:
-    """The finding that a result has wrong elements."""
-    index = first_index(wrong)
-    value, wanted = got[index].item(), expected.value[index].item()
-    by = f", written by program {list(program)}" if program is not None else ""
-    budget = expected.budget[index].item()
-    within = f" within {budget:.3g}" if budget else ""
-    count = int(wrong.sum())
-    message = (
-        f"{count} of {output.count} elements; first {output.name}{list(index)}: expected "
-        f"{wanted:.9g}{within}, got {value:.9g}{by}"
-    )
-    return Finding(
-        kind,
-        message,
-        tensor=output.name,
-        index=index,
-        program=program,
-        expected=wanted,
-        got=value,
-        count=count,
-        device=device,
-    )
-
-
-def first_index(flags: Array) -> tuple[int, ...]:
-    """The index of the first true element in C order."""
-    return tuple(int(i) for i in np.unravel_index(int(np.argmax(flags)), flags.shape))
 
 
 def _again(
@@ -402,7 +415,7 @@ def _again(
                 index=index,
             )
         )
-    if not other.same_as(plain):
+    if other.memory.undefined and not other.same_as(plain):
         findings.append(
             Finding(
                 "undefined-lanes",

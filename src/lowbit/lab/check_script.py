@@ -10,6 +10,7 @@ and `initial`, as `check` takes them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,13 +18,15 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from lowbit.jit.kernel import Kernel
 from lowbit.lab.check_cpu import CpuKernel
 from lowbit.lab.check_numba import is_numba
 from lowbit.lab.check_run import check
@@ -74,19 +77,38 @@ def load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
+        with blamed(path):
+            found.loader.exec_module(module)
     except SyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from None
-    except ModuleNotFoundError as error:
-        if error.name == "triton":
-            triton_modules()  # which says what to install
-        raise
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}") from None
+    except SystemExit:
+        raise ValueError(f"{path} leaves Python (sys.exit) while it is imported") from None
     return module
 
 
+@contextlib.contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Within it, an error in which a file's own lines take part becomes a ValueError that says
+    which line was the last; other errors are left alone."""
+    try:
+        yield
+    except Exception as error:  # a file may raise anything, and so may its grid and its reference
+        if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+            triton_modules()  # which says what to install
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+        if not lines:
+            raise
+        message = f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
+        raise ValueError(message) from error
+
+
 def check_module(module: ModuleType, title: str, device: str | None) -> CheckResult:
-    """Check the kernel of a module that has been run."""
-    return check(**arguments_of(module, title), device=device)
+    """Check the kernel of a module that has been run. Raises as `check_file`."""
+    with blamed(Path(title)):
+        return check(**arguments_of(module, title), device=device)
 
 
 def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
@@ -101,13 +123,21 @@ def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
             "or write a function with jaxtyping annotations"
         )
     own = names["kernel"] if "kernel" in names else _only_kernel(names, module.__name__, title)
+    if "grid" not in names and not isinstance(own, (CpuKernel, Kernel)):
+        raise ValueError(
+            f"{title} defines no `grid`; write the number of programs, grid = 1, or a function of "
+            "the sizes and block sizes: def grid(meta): return (meta['N0'],)"
+        )
+    constants = names.get("constants", {})
+    if not isinstance(constants, dict):
+        raise ValueError(f"{title}: constants is {constants!r}; it must be a dict, by parameter")
     return {
         "kernel": own,
         "spec": names["spec"],
         "grid": names.get("grid", 1),
         "output": names.get("output"),
         "initial": names.get("initial"),
-        **names.get("constants", {}),
+        **constants,
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.lab.check_cases import Case
 from lowbit.lab.check_memory import CheckedTensor
-from lowbit.lab.check_run import GridLike, Run, Subject, judge, subject_of
+from lowbit.lab.check_run import GridLike, Run, Subject, subject_of
 from lowbit.lab.record import Recorder
 from lowbit.lab.trace import Trace, TracedTensor, Traffic
 from lowbit.spec.typed import Block, Expected, Operation, Sizes
@@ -53,7 +53,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     inputs = case.inputs(subject.operation, subject.seed)
     expected = subject.expected(case, inputs)
     run = subject.run(case, inputs, recorder=recorder)
-    ending = [run.crash] if run.crash else judge(run, expected)
+    ending = [run.crash] if run.crash else subject.judge(case, run, expected)
     source, first_line = _source(subject)
     return Trace(
         kernel=subject.reading.name,

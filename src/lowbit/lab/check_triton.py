@@ -14,6 +14,7 @@ import operator
 import re
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ _OF_INTERPRETER = (
     "InterpretedFunction",
     "ReduceOps.apply_impl",
     "ScanOps.apply_impl",
-    "TensorHandle",
+    "TensorHandle.__post_init__",
     "_get_np_dtype",
     "_implicit_cvt",
     "_patch_lang",
@@ -98,14 +99,15 @@ def is_triton(kernel: Any) -> bool:
 class TritonKernel:
     """A Triton kernel without its decorators.
 
-    `constants` are those of the first configuration of triton.autotune, `heuristics` the functions
-    of triton.heuristics; `jitted` is what triton.jit made.
+    `constants` are those of the first configuration of triton.autotune, `alternatives` those of the
+    others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
     """
 
     function: Callable[..., None]
     name: str
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]
+    alternatives: tuple[Mapping[str, Any], ...]
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
 
@@ -122,11 +124,10 @@ class TritonKernel:
     @classmethod
     def of(cls, kernel: Any) -> TritonKernel:
         """Unwrap what triton.jit, autotune and heuristics have wrapped."""
-        constants, heuristics = dict[str, Any](), dict[str, Any]()
+        configurations, heuristics = list[dict[str, Any]](), dict[str, Any]()
         jitted = kernel
         while not isinstance(kernel, types.FunctionType):
-            for config in getattr(kernel, "configs", ())[:1]:
-                constants |= config.kwargs
+            configurations += [config.kwargs for config in getattr(kernel, "configs", ())]
             if type(kernel).__name__ == "Heuristics":
                 heuristics |= kernel.values
             jitted, kernel = kernel, kernel.fn
@@ -139,7 +140,9 @@ class TritonKernel:
             )
             for p in listed
         )
-        return cls(kernel, kernel.__name__, parameters, constants, heuristics, jitted)
+        first, *others = configurations or [{}]
+        name = kernel.__name__
+        return cls(kernel, name, parameters, first, tuple(others), heuristics, jitted)
 
     def decided(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments after the heuristics."""
@@ -150,7 +153,8 @@ class TritonKernel:
 
     def machinery(self) -> tuple[str, ...]:
         """The folders whose frames are not a kernel's text."""
-        return (str(Path(triton_modules()[0].__file__).parent),)
+        # The second is where the methods are that dataclasses make.
+        return (str(Path(triton_modules()[0].__file__).parent), "<string>")
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
@@ -210,7 +214,8 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
     accesses = _Accesses(memory, builder, interpreter)
     patched = accesses.methods()
     visible = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    with _LOCK, np.errstate(all="ignore"):
+    with _LOCK, np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
         interpreting = triton.knobs.runtime.interpret
         scope = interpreter._patch_lang(visible)
         try:
@@ -226,6 +231,9 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
             triton.knobs.runtime.interpret = True
+            # Every operation makes one of these.
+            made = interpreter.TensorHandle.__post_init__
+            scope.set_attr(interpreter.TensorHandle, "__post_init__", _counted(made, memory))
             vars(builder).update(patched)
             yield rewritten
         finally:
@@ -233,6 +241,14 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
                 vars(builder).pop(name, None)
             triton.knobs.runtime.interpret = interpreting
             scope.restore()
+
+
+def _counted(made: Callable[[Any], None], memory: Memory) -> Callable[[Any], None]:
+    def counted(handle: Any) -> None:
+        memory.step()
+        made(handle)
+
+    return counted
 
 
 def _index_of_scalar(tensor: Any) -> int:
@@ -316,8 +332,9 @@ class _Accesses:
             values = np.full(shape, poison(dtype) if self._memory.poisoned else 0, dtype)
         else:
             values = np.broadcast_to(other.data, shape).astype(dtype)
-        masked = mask is not None
-        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "load", masked):
+        masked, active = mask is not None, _active(mask, shape)
+        self._memory.undefined |= other is None and not active.all()
+        for tensor, offsets, lanes in self._parts(ptr, active, "load", masked):
             values = self._memory.load(tensor, offsets, lanes, values, masked)
         return self._interpreter.TensorHandle(values, element)
 
@@ -330,10 +347,12 @@ class _Accesses:
             self._memory.store(tensor, offsets, lanes, values, masked)
 
     def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        combine = _COMBINE[str(op).rpartition(".")[2]]
+        name = str(op).rpartition(".")[2]
+        combine = _COMBINE[name]
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape)
-        old = self._update(ptr, values, _active(mask, shape), lambda o, i: combine(o, values[i]))
+        active, exchange = _active(mask, shape), name == "XCHG"
+        old = self._update(ptr, values, active, lambda o, i: combine(o, values[i]), exchange)
         return self._interpreter.TensorHandle(old, value.dtype.scalar)
 
     def _cas(self, ptr: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
@@ -348,10 +367,17 @@ class _Accesses:
         )
         return self._interpreter.TensorHandle(old, compared.dtype.scalar)
 
-    def _update(self, ptr: Any, values: Any, active: Any, combine: Callable[..., Any]) -> Any:
+    def _update(
+        self,
+        ptr: Any,
+        values: Any,
+        active: Any,
+        combine: Callable[..., Any],
+        exchange: bool = False,
+    ) -> Any:
         old = np.zeros(values.shape, values.dtype)
         for tensor, offsets, lanes in self._parts(ptr, active, "atomic", True):
-            read = self._memory.update(tensor, offsets, lanes, values, combine)
+            read = self._memory.update(tensor, offsets, lanes, values, combine, exchange=exchange)
             old = np.where(lanes, read, old)
         return old
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,28 +50,17 @@ def try_out(lesson: Lesson, progress: Progress, path: Path) -> CheckResult:
     """
     triton_modules()
     progress.update(lesson.name, lambda known: replace(known, tries=known.tries + 1))
-    try:
-        arguments = check_script.arguments_of(check_script.load(path), str(path))
-        if not callable(arguments["grid"]):
-            raise ValueError(
-                f"{path}: grid is {arguments['grid']!r}; write a function of meta, as the file had "
-                "at first: the kernel is tried at many sizes"
-            )
+    arguments = check_script.arguments_of(check_script.load(path), str(path))
+    if not callable(arguments["grid"]):
+        raise ValueError(
+            f"{path}: grid is {arguments['grid']!r}; write a function of meta, as the file had at "
+            "first: the kernel is tried at many sizes"
+        )
+    with check_script.blamed(path):
         result = check(**{**arguments, "spec": lesson.operation})
-    except Exception as error:  # a file may raise anything, and so may its grid
-        raise ValueError(_where(error, path)) from error
     if result.ok:
         progress.update(lesson.name, lambda known: replace(known, solved=True))
     return result
-
-
-def _where(error: Exception, path: Path) -> str:
-    """What went wrong, and the last of the file's own lines that took part, if any did."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
-    if not lines:
-        return str(error)
-    return f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
 
 
 def view_beside(result: CheckResult, path: Path) -> str:

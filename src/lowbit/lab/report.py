@@ -29,7 +29,10 @@ TITLES: Mapping[str, str] = {
     "order-dependent": "results change with the order of the programs",
     "rounding-order": "rounding changes with the order of the programs",
     "undefined-lanes": "relies on lanes that a mask leaves undefined",
+    "special-values": "infinities make a NaN that the specification does not have",
+    "block-sizes": "wrong with other block sizes",
     "crash": "the kernel stops with an error",
+    "endless": "the kernel does not end",
     "guard-overwritten": "wrote outside of a tensor on the GPU",
     "device-disagrees": "the GPU's result differs from the interpreter's",
 }

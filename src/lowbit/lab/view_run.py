@@ -13,6 +13,7 @@ from lowbit.lab.check_run import GridLike, Subject, subject_of
 from lowbit.lab.check_script import (
     arguments_named,
     arguments_of,
+    blamed,
     in_simulator,
     load,
     needs_simulator,
@@ -99,7 +100,8 @@ def view_module(
     module: ModuleType, title: str, sizes: Sizes | None = None, fill: str = "normal"
 ) -> View:
     """The view of the kernel of a module that has been run."""
-    return view(**arguments_of(module, title), sizes=sizes, fill=fill)
+    with blamed(Path(title)):
+        return view(**arguments_of(module, title), sizes=sizes, fill=fill)
 
 
 def view_named(name: str, sizes: Sizes | None = None, fill: str = "normal") -> View:

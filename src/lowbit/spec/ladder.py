@@ -28,19 +28,19 @@ def _all_of_n1(sizes: Sizes) -> int:
     return next_power_of_2(sizes["N1"])
 
 
-@operation(exercise={"N0": 32}, blocks={"B0": _all_of_n0})
+@operation(exercise={"N0": 32}, blocks={"B0": _all_of_n0}, special=True)
 def add_constant(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, by one program."""
     return x + 10
 
 
-@operation(exercise={"N0": 200}, blocks={"B0": 32})
+@operation(exercise={"N0": 200}, blocks={"B0": 32}, special=True)
 def add_constant_blocks(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, a block to each program; the last block is ragged."""
     return x + 10
 
 
-@operation(exercise={"N0": 32, "N1": 32}, blocks={"B0": _all_of_n0, "B1": _all_of_n1})
+@operation(exercise={"N0": 32, "N1": 32}, blocks={"B0": _all_of_n0, "B1": _all_of_n1}, special=True)
 def outer_add(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:
@@ -48,7 +48,7 @@ def outer_add(
     return x[None, :] + y[:, None]
 
 
-@operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32})
+@operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, special=True)
 def outer_add_blocks(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:

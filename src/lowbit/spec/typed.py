@@ -75,6 +75,14 @@ class TensorType:
         return tuple(_value(dim, sizes) for dim in self.dims)
 
 
+def _is_expression(dim: str) -> bool:
+    try:
+        compile(dim, "", "eval")
+    except SyntaxError:
+        return False
+    return dim[0].isalnum() or dim[0] in "_("
+
+
 def _value(dim: str, sizes: Sizes) -> int:
     # Only names, numbers and arithmetic get here: TensorType's maker has looked at each term.
     return int(eval(dim, {"__builtins__": {}}, dict(sizes)))
@@ -87,6 +95,7 @@ class Operation:
     exercise: the sizes of the exercise. summed: dimensions that the operation sums over although
     they may be in the result (a softmax does). multiple_of: sizes that must be multiples.
     blocks: what a block size is when nobody says, by its name, as a number or from the sizes.
+    special: whether a result has to be infinite or NaN exactly where that of the reference is.
     """
 
     name: str
@@ -98,6 +107,7 @@ class Operation:
     summed: tuple[str, ...] = ()
     multiple_of: Sizes = field(default_factory=dict[str, int])
     blocks: Mapping[str, Block] = field(default_factory=dict[str, Block])
+    special: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -192,7 +202,7 @@ class Expected:
             # So is an infinity where the reference, within its budget, is too large for the dtype.
             overflow = np.abs(self.value) + self.budget >= _LARGEST[self.type.dtype]
             same |= overflow & (got == np.copysign(np.inf, self.value))
-            return ~same & ~(error <= self.budget)
+            return ~same & ~((error <= self.budget) & np.isfinite(self.value))
 
 
 def _wide(array: Array) -> Array:
@@ -208,6 +218,7 @@ def operation(
     result: str = "z",
     multiple_of: Sizes | None = None,
     blocks: Mapping[str, Block] | None = None,
+    special: bool = False,
 ) -> Callable[[Callable[..., Array]], Operation]:
     """Make an Operation of an annotated function; see Operation for the arguments.
 
@@ -226,6 +237,7 @@ def operation(
             summed,
             dict(multiple_of or {}),
             dict(blocks or {}),
+            special,
         )
         if exercise:
             made.complete(made.exercise)
@@ -265,7 +277,7 @@ def _tensor_type(name: str, annotation: Any, function: str) -> TensorType:
         )
     dims = tuple(text.split())
     for dim in dims:
-        if _TERM.sub("", dim) or not re.match(r"[A-Za-z0-9(]", dim):
+        if _TERM.sub("", dim) or not _is_expression(dim):
             raise ValueError(
                 f"{function}: the dimension {dim!r} of {name} is not understood; write a name, a "
                 "number, or a sum, product or // of these"

@@ -1,0 +1,90 @@
+"""Compiling Triton kernels for a GPU that is not there, to look at the instructions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Pointers that PyTorch hands out, and sizes that are multiples of 16, are compiled for as such.
+_ALIGNED = 16
+_RESOURCE = re.compile(r"\b([A-Z]+)(?:\[\d+\])?:(\d+)")
+_POINTER_OR_NUMBER = re.compile(r"(\*?[a-z]+\d+|tensordesc<.+>)(?::(\d+))?")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a kernel: its PTX, its machine code as text, and what it takes.
+
+    registers: of a thread; shared, local: bytes of a program, and of a thread's local memory (its
+    stack, which holds what did not fit into registers).
+    """
+
+    ptx: str
+    sass: str
+    registers: int
+    shared: int
+    local: int
+
+    def count(self, instruction: str) -> int:
+        """How many machine instructions begin with this, for example "LDG.E.128"."""
+        return len(re.findall(rf"\s{re.escape(instruction)}\b", self.sass))
+
+    @property
+    def wide_loads(self) -> int:
+        """How many loads from global memory take 16 bytes a thread, or are bulk tensor copies."""
+        return len(re.findall(r"\s(?:LDG\S*\.128|UTMALDG)\b", self.sass))
+
+
+def compile_ahead(
+    kernel: Any, arguments: Mapping[str, Any], sm: int, **options: int | bool
+) -> Compiled:
+    """Compile a function under triton.jit for a compute capability such as 80 or 90.
+
+    arguments: for every parameter a type ("*bf16", "i32", "fp32"), taken as aligned to 16, or as
+    divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor.
+    Any other value is a constexpr's. options: num_warps and the like. Raises what Triton's
+    compiler raises; ValueError for a missing argument.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    missing = [name for name in kernel.arg_names if name not in arguments]
+    if missing:
+        raise ValueError(
+            f"no argument for {', '.join(missing)}; give a type, or a constexpr's value"
+        )
+    signature, constants, attributes = dict[str, str](), dict[str, Any](), dict[Any, Any]()
+    for place, name in enumerate(kernel.arg_names):
+        value = arguments[name]
+        typed = _POINTER_OR_NUMBER.fullmatch(value) if isinstance(value, str) else None
+        if typed is None:
+            signature[name], constants[name] = "constexpr", value
+            continue
+        signature[name] = typed[1]
+        aligned = int(typed[2] or _ALIGNED) % _ALIGNED == 0
+        if aligned and not typed[1].startswith(("fp", "tensordesc")):
+            attributes[(place,)] = [["tt.divisibility", _ALIGNED]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {"enable_fp_fusion": True, **options}
+    made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        sass, usage = (_printed(tool, flag, file.name) for flag in ("-sass", "-res-usage"))
+    taken = {name: int(number) for name, number in _RESOURCE.findall(usage)}
+    local = taken.get("STACK", 0) + taken.get("LOCAL", 0)
+    return Compiled(made.asm["ptx"], sass, taken["REG"], made.metadata.shared, local)
+
+
+def _printed(tool: Path, flag: str, file: str) -> str:
+    done = subprocess.run([tool, flag, file], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{tool.name} {flag} failed: {done.stderr.strip()}")
+    return done.stdout

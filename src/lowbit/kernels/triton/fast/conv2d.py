@@ -1,0 +1,218 @@
+"""Two-dimensional convolution as a matrix product whose left operand is never written (implicit
+GEMM): a row for each output pixel, a column for each output channel.
+
+Every tensor is reached through its strides, so NCHW and NHWC (channels_last) are one text. With
+many channels x is copied to NHWC where it is not; the result is written in the caller's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lowbit.kernels.triton.fast.launch import compute_capability, launch
+
+Pair = tuple[int, int]
+
+_LEAST_DOT = 16
+
+
+@dataclass(frozen=True)
+class ConvConfig:
+    """A program computes `pixels` by `channels` of the result, `depth` terms at a time."""
+
+    pixels: int
+    channels: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+    def refusal(self) -> str | None:
+        """Why this is no configuration; None if it is."""
+        for name in ("pixels", "channels", "depth", "num_warps"):
+            value = getattr(self, name)
+            least = 1 if name == "num_warps" else _LEAST_DOT
+            if value < least or value & (value - 1):
+                return f"{name} is {value}; it must be a power of two, {least} or more"
+        return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
+
+
+TABLE: Mapping[int, Mapping[str, ConvConfig]] = {
+    90: {
+        "narrow": ConvConfig(128, 64, 64, 4, 4),
+        "wide": ConvConfig(128, 128, 64, 8, 3),
+        "float32": ConvConfig(64, 64, 32, 8, 3),
+    },
+}
+"""By compute capability: for at most 64 channels, for more, and for float32."""
+_ANY = {
+    "narrow": ConvConfig(128, 64, 32, 4, 3),
+    "wide": ConvConfig(128, 128, 32, 8, 3),
+    "float32": ConvConfig(64, 64, 32, 8, 2),
+}
+_NARROW = 64
+
+
+def conv_config(x: Tensor, channels: int) -> ConvConfig:
+    """The configuration for this input and number of output channels."""
+    table = TABLE.get(compute_capability(x.device), _ANY)
+    if x.dtype is torch.float32:
+        return table["float32"]
+    return table["narrow" if channels <= _NARROW else "wide"]
+
+
+@triton.jit
+def conv2d_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    z_ptr,
+    pixels,
+    C,
+    H,
+    W,
+    OUT,
+    OH,
+    OW,
+    KW,
+    taps,
+    x_b,
+    x_c,
+    x_h,
+    x_w,
+    w_o,
+    w_c,
+    w_h,
+    w_w,
+    z_b,
+    z_c,
+    z_h,
+    z_w,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PAD_H: tl.constexpr,
+    PAD_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
+    FLAT: tl.constexpr,
+    BIASED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """A step takes DEPTH channels of one tap (u, v) of the kernel; with few channels (FLAT) it
+    takes DEPTH pairs of tap and channel, so that little of the product is zeros. The mask is the
+    padding."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    b = (pixel // (OH * OW)).to(tl.int64)
+    i = pixel // OW % OH
+    j = pixel % OW
+    o = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    lane = tl.arange(0, DEPTH)
+    blocks = tl.cdiv(C, DEPTH)
+    total = tl.zeros((PIXELS, CHANNELS), tl.float32)
+    for step in range(tl.cdiv(taps * C, DEPTH) if FLAT else taps * blocks):
+        if FLAT:
+            term = step * DEPTH + lane
+            tap, c = term // C, term % C
+        else:
+            tap, c = step // blocks + tl.zeros((DEPTH,), tl.int32), step % blocks * DEPTH + lane
+        u, v = tap // KW, tap % KW
+        known = (tap < taps) & (c < C)
+        row = (i * STRIDE_H - PAD_H)[:, None] + (u * DILATION_H)[None, :]
+        column = (j * STRIDE_W - PAD_W)[:, None] + (v * DILATION_W)[None, :]
+        inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
+        inside &= (pixel < pixels)[:, None] & known[None, :]
+        at = (b * x_b)[:, None] + row * x_h + column * x_w + (c * x_c)[None, :]
+        x = tl.load(x_ptr + at, mask=inside, other=0.0)
+        at = (o * w_o)[None, :] + (u * w_h + v * w_w + c * w_c)[:, None]
+        w = tl.load(w_ptr + at, mask=known[:, None] & (o < OUT)[None, :], other=0.0)
+        total = tl.dot(x, w, total, input_precision=PRECISION)
+    if BIASED:
+        total += tl.load(bias_ptr + o, mask=o < OUT, other=0.0).to(tl.float32)[None, :]
+    at = (b * z_b + i * z_h + j * z_w)[:, None] + (o * z_c)[None, :]
+    inside = (pixel < pixels)[:, None] & (o < OUT)[None, :]
+    tl.store(z_ptr + at, total.to(z_ptr.dtype.element_ty), mask=inside)
+
+
+def out_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """The height or width of the result; below 1 where the kernel does not fit in."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def empty_result(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """[B, O, OH, OW] in the memory format of x, and its dtype."""
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    shape = (x.shape[0], weight.shape[0], *(out_size(*one) for one in sizes))
+    last = is_channels_last(x)
+    memory = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether neighbours in memory are channels of one pixel."""
+    return x.stride(1) == 1 and x.shape[1] > 1
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    tf32: bool,
+    config: ConvConfig | None = None,
+) -> Tensor:
+    """x [B, C, H, W] with weight [O, C, KH, KW], in the dtype and memory format of x.
+
+    ValueError if `config` is none.
+    """
+    config = config or conv_config(x, weight.shape[0])
+    if refusal := config.refusal():
+        raise ValueError(f"{config} is no configuration: {refusal}")
+    z = empty_result(x, weight, stride, padding, dilation)
+    flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
+    if not flat:
+        # In NCHW neighbours of a thread's load are pixels, which the taps shift: loads of one
+        # element each. A copy costs less than those.
+        x = x.contiguous(memory_format=torch.channels_last)
+    if is_channels_last(x):
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    pixels = z.shape[0] * z.shape[2] * z.shape[3]
+    strides = {
+        **dict(zip(("x_b", "x_c", "x_h", "x_w"), x.stride(), strict=True)),
+        **dict(zip(("w_o", "w_c", "w_h", "w_w"), weight.stride(), strict=True)),
+        **dict(zip(("z_b", "z_c", "z_h", "z_w"), z.stride(), strict=True)),
+    }
+    arguments = {
+        "x_ptr": x,
+        "w_ptr": weight,
+        "bias_ptr": x if bias is None else bias.contiguous(),
+        "z_ptr": z,
+        "pixels": pixels,
+        **dict(zip(("C", "H", "W"), x.shape[1:], strict=True)),
+        **dict(zip(("OUT", "OH", "OW"), z.shape[1:], strict=True)),
+        "KW": weight.shape[3],
+        "taps": weight.shape[2] * weight.shape[3],
+        **strides,
+        **dict(zip(("STRIDE_H", "STRIDE_W"), stride, strict=True)),
+        **dict(zip(("PAD_H", "PAD_W"), padding, strict=True)),
+        **dict(zip(("DILATION_H", "DILATION_W"), dilation, strict=True)),
+        "FLAT": flat,
+        "BIASED": bias is not None,
+        "PRECISION": "tf32" if tf32 else "ieee",
+        "PIXELS": config.pixels,
+        "CHANNELS": config.channels,
+        "DEPTH": config.depth,
+    }
+    grid = (-(-pixels // config.pixels), -(-z.shape[1] // config.channels))
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    launch(conv2d_kernel, grid, arguments, **options)
+    return z

@@ -1,0 +1,142 @@
+"""Attention and the batched product, compiled for GPUs that are not here, as they are started
+there: with descriptors that the host made on Hopper, with pointers before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
+from lowbit.kernels.triton.fast import attention, attention_backward, batched_matmul  # noqa: E402
+from lowbit.kernels.triton.fast.attention import AttentionConfig, options_of  # noqa: E402
+from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa: E402
+from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
+
+GPUS = [80, 90]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def operand(sm: int, type_: str, *block: int) -> str:
+    """The type of what `descriptors.described` makes of a tensor."""
+    return f"*{type_}" if sm < 90 else f"tensordesc<{type_}[{', '.join(map(str, block))}]>"
+
+
+def compiled(kernel: Any, given: dict[str, Any], sm: int, config: Any) -> Compiled:
+    """With numbers divisible by 16 wherever nothing else is given."""
+    arguments = dict.fromkeys(kernel.arg_names, "i32") | {"scale": "fp32"} | given
+    for name in ("batches", "heads", "group", "section"):
+        arguments[name] = "i32:1"
+    wanted = {name: arguments[name] for name in kernel.arg_names}
+    return compile_ahead(kernel, wanted, sm, **options_of(config))
+
+
+def assert_matrix_units(made: Compiled, sm: int) -> None:
+    """Copies of 16 bytes or by the copy engine, products by the matrix units, and no spills."""
+    assert made.local == 0
+    assert f".target sm_{sm}" in made.ptx
+    if sm == 90:
+        assert "wgmma.mma_async" in made.ptx
+        assert "cp.async.bulk.tensor" in made.ptx
+        assert "HMMA" not in made.sass
+        assert "HGMMA" in made.sass
+    else:
+        assert "mma.sync" in made.ptx
+        assert made.wide_loads > 0 or "cp.async.cg.shared.global" in made.ptx
+        assert "HMMA" in made.sass
+
+
+def forward_config(sm: int, size: int, causal: bool) -> AttentionConfig:
+    return attention.TABLE[90][size][causal] if sm == 90 else attention._FALLBACK
+
+
+def backward_config(sm: int, size: int) -> BackwardConfig:
+    return attention_backward.TABLE[90][size] if sm == 90 else attention_backward._FALLBACK
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("sm", GPUS)
+def test_attention(sm: int, size: int, causal: bool) -> None:
+    config = forward_config(sm, size, causal)
+    q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
+    given = {"q_ptr": q, "k_ptr": k, "v_ptr": k, "z_ptr": q, "lse_ptr": "*fp32"}
+    given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
+    given["SPECIALIZED"] = config.specialized
+    assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("sm", GPUS)
+def test_dk_dv(sm: int, size: int, causal: bool) -> None:
+    config = backward_config(sm, size).keys
+    q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
+    sums = operand(sm, "fp32", 1, config.queries)
+    given = {"q_ptr": q, "dz_ptr": q, "lse_ptr": sums, "delta_ptr": sums, "dq_ptr": "*fp32"}
+    given |= dict.fromkeys(("k_ptr", "v_ptr", "dk_ptr", "dv_ptr"), k)
+    given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
+    given["TOGETHER"] = config.together
+    kernel = attention_backward.attention_dk_dv_kernel
+    assert_matrix_units(compiled(kernel, given, sm, config), sm)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("sm", GPUS)
+def test_dq(sm: int, size: int, causal: bool) -> None:
+    config = backward_config(sm, size).queries
+    q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
+    given: dict[str, Any] = dict.fromkeys(("q_ptr", "dz_ptr", "dq_ptr"), q)
+    given |= {"k_ptr": k, "v_ptr": k, "lse_ptr": "*fp32", "delta_ptr": "*fp32"}
+    given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
+    given["SPECIALIZED"] = config.specialized
+    made = compiled(attention_backward.attention_dq_kernel, given, sm, config)
+    assert_matrix_units(made, sm)
+
+
+@pytest.mark.parametrize("sm", GPUS)
+def test_delta(sm: int) -> None:
+    kernel = attention_backward.attention_delta_kernel
+    given = {"z_ptr": "*bf16", "dz_ptr": "*bf16", "delta_ptr": "*fp32"}
+    arguments = dict.fromkeys(kernel.arg_names, "i32") | given | {"SIZE": 128, "QUERIES": 64}
+    made = compile_ahead(kernel, arguments, sm, num_warps=4)
+    assert made.local == 0
+    assert made.wide_loads > 0
+
+
+def product(sm: int, type_: str, turned: bool, config: MatmulConfig) -> Compiled:
+    x, y = (config.rows, config.depth), (config.depth, config.columns)
+    if turned:
+        x, y = x[::-1], y[::-1]
+    given = {"x_ptr": operand(sm, type_, 1, *x), "y_ptr": operand(sm, type_, 1, *y)}
+    given["z_ptr"] = operand(sm, type_, 1, config.rows, config.columns)
+    given |= {"X_TURNED": turned, "Y_TURNED": turned, "ROWS": config.rows, "FLAT": config.flat}
+    given |= {"COLUMNS": config.columns, "DEPTH": config.depth, "TOGETHER": config.together}
+    given["PRECISION"] = "ieee"
+    return compiled(batched_matmul.batched_matmul_kernel, given, sm, config)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("sm", GPUS)
+def test_batched_matmul(sm: int, turned: bool) -> None:
+    table = batched_matmul.TABLE[90] if sm == 90 else batched_matmul._FALLBACK
+    assert_matrix_units(product(sm, "bf16", turned, table[2]), sm)
+
+
+@pytest.mark.parametrize("sm", GPUS)
+def test_float32_is_multiplied_as_it_is(sm: int) -> None:
+    table = batched_matmul.TABLE[90] if sm == 90 else batched_matmul._FALLBACK
+    made = product(sm, "fp32", False, table[4])
+    assert made.local == 0
+    assert "mma" not in made.ptx
+    assert made.wide_loads > 0 or "cp.async.cg.shared.global" in made.ptx

@@ -1,0 +1,149 @@
+"""Every Triton kernel, compiled for GPUs that are not here: which instructions came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
+from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
+from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
+from lowbit.lab.check_triton import TritonKernel  # noqa: E402
+
+GPUS = [80, 90]
+TYPES = ["fp32", "bf16"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+def rows_arguments(kernel: Any, type_: str, length: int, chunk: int, rows: int) -> dict[str, Any]:
+    """Arguments of a kernel of rows: `*_ptr` of data in `type_`, sums and what is kept float32."""
+    parts = -(-length // chunk)
+    made: dict[str, Any] = {name: f"*{type_}" for name in kernel.arg_names if "_ptr" in name}
+    for name in ("sums_ptr", "mean_ptr", "rstd_ptr"):
+        made[name] = "*fp32"
+    made |= {"met_ptr": "*i32", "length": "i32", "rows": "i32:1", "eps": "fp32"}
+    made |= {name: "i32" for name in kernel.arg_names if name.endswith("_stride")}
+    made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
+    made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
+    made |= {"PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
+    return {name: made[name] for name in kernel.arg_names}
+
+
+def assert_wide_and_in_registers(made: Compiled, sm: int) -> None:
+    """16 bytes to a load and to a store, and nothing in local memory."""
+    assert made.local == 0
+    assert made.count("LDL") == made.count("STL") == 0
+    assert f".target sm_{sm}" in made.ptx
+    assert made.wide_loads > 0
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("shape", [(4096, 4096, 1), (512, 512, 4), (131072, 16384, 1)])
+@pytest.mark.parametrize("name", ["softmax", "softmax_backward"])
+def test_softmax(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> None:
+    from lowbit.kernels.triton.fast import softmax
+
+    kernel = getattr(softmax, f"{name}_kernel")
+    length, chunk, rows = shape
+    arguments = rows_arguments(kernel, type_, length, chunk, rows)
+    made = compile_ahead(kernel, arguments, sm, num_warps=max(4, min(16, chunk * rows // 512)))
+    assert_wide_and_in_registers(made, sm)
+    assert made.count("STG.E.128") > 0
+    # The parts of a row meet through atomics; whole rows need none.
+    assert (made.count("ATOMG") + made.count("ATOM") > 0) == (length > chunk)
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("shape", [(4096, 4096, 1), (131072, 4096, 1)])
+@pytest.mark.parametrize("name", ["norm", "norm_backward"])
+def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> None:
+    from lowbit.kernels.triton.fast import norm
+
+    kernel = getattr(norm, f"{name}_kernel")
+    length, chunk, rows = shape
+    arguments = rows_arguments(kernel, type_, length, chunk, rows)
+    made = compile_ahead(kernel, arguments, sm, num_warps=8)
+    assert_wide_and_in_registers(made, sm)
+    assert made.count("STG.E.128") > 0
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("type_", TYPES)
+def test_sums(type_: str, sm: int) -> None:
+    from lowbit.kernels.triton.fast.norm_weight import column_sum_kernel, norm_weight_kernel
+    from lowbit.kernels.triton.fast.row_sum import row_sum_kernel
+
+    arguments = rows_arguments(row_sum_kernel, type_, 4096, 4096, 1)
+    assert_wide_and_in_registers(compile_ahead(row_sum_kernel, arguments, sm, num_warps=8), sm)
+    arguments = rows_arguments(norm_weight_kernel, type_, 4096, 128, 16)
+    assert_wide_and_in_registers(compile_ahead(norm_weight_kernel, arguments, sm), sm)
+    arguments = rows_arguments(column_sum_kernel, "fp32", 4096, 128, 16)
+    made = compile_ahead(column_sum_kernel, {**arguments, "z_ptr": f"*{type_}"}, sm)
+    assert_wide_and_in_registers(made, sm)
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("last", [False, True])
+def test_conv2d(last: bool, type_: str, sm: int) -> None:
+    from lowbit.kernels.triton.fast import conv2d
+
+    table = conv2d.TABLE.get(sm, conv2d._ANY)
+    config = table["float32" if type_ == "fp32" else "wide"]
+    kernel = conv2d.conv2d_kernel
+    made: dict[str, Any] = dict.fromkeys(kernel.arg_names, "i32")
+    made |= {name: f"*{type_}" for name in kernel.arg_names if name.endswith("_ptr")}
+    # What Triton makes of a stride of 1: a constant.
+    made |= dict.fromkeys(("x_c", "w_c", "z_c") if last else ("x_w", "w_w", "z_w"), 1)
+    made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1, "PAD_W": 1}
+    made |= {"DILATION_H": 1, "DILATION_W": 1, "FLAT": False, "BIASED": True, "PRECISION": "ieee"}
+    made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    compiled = compile_ahead(kernel, made, sm, **options)
+    assert compiled.local == 0
+    if type_ != "fp32":
+        assert compiled.count("HGMMA" if sm == 90 else "HMMA") > 0
+    if last:
+        assert compiled.wide_loads > 0
+    assert compiled.count("STG.E.128") > 0
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("name", list(teaching_kernels()))
+def test_teaching_kernel(name: str, sm: int) -> None:
+    teaching = teaching_kernels()[name]
+    reading = TritonKernel.of(teaching.kernel)
+    binding = bind(reading.parameters, teaching.operation, {}, None)
+    operation = teaching.operation
+    sizes = operation.complete(operation.exercise)
+    types = {t.name: t.dtype for t in (*operation.inputs, operation.result)}
+    short = {"float32": "fp32", "int32": "i32"}
+    arguments: dict[str, Any] = {}
+    for parameter, value in binding.arguments(sizes, {}).items():
+        constant = next(p.constant for p in reading.parameters if p.name == parameter)
+        if isinstance(value, TensorArgument):
+            arguments[parameter] = f"*{short[types[value.name]]}"
+        else:
+            arguments[parameter] = value if constant else "i32"
+    made = compile_ahead(teaching.kernel, arguments, sm)
+    assert made.local == 0
+    assert made.count("LDL") == made.count("STL") == 0
+
+
+def test_missing_argument_is_named() -> None:
+    from lowbit.kernels.triton.fast.row_sum import row_sum_kernel
+
+    with pytest.raises(ValueError, match="no argument for z_ptr, rows"):
+        compile_ahead(row_sum_kernel, {"x_ptr": "*fp32"}, 90)
