@@ -100,8 +100,8 @@ class Subject:
         """The grid at these sizes. ValueError if it is none."""
         numbers = self.binding.numbers_at(sizes)
         wanted = self.grid(numbers) if callable(self.grid) else self.grid
-        several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
-        dims = list(wanted) if several else [wanted]
+        several = isinstance(wanted, (tuple, list, np.ndarray))
+        dims: list[Any] = list(wanted) if several else [wanted]
         if not 1 <= len(dims) <= _AXES or any(
             not isinstance(n, (int, np.integer)) or n < 1 for n in dims
         ):

@@ -59,7 +59,9 @@ def needs_simulator(path: Path) -> bool:
     """
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file", str(path))
-    return os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(encoding="utf-8")
+    return os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(
+        "utf-8", errors="replace"
+    )
 
 
 def _view_of_file(path: Path) -> Any:

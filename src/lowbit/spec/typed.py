@@ -249,7 +249,10 @@ def operation(
 def from_function(function: Callable[..., Array], result: str = "z") -> Operation:
     """The Operation of a function that has nothing but its annotations."""
     name = getattr(function, "__name__", "operation")
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:  # annotations that are text may hold anything
+        raise TypeError(f"{name}: its annotations cannot be read: {error}") from error
     parameters = inspect.signature(function).parameters
     missing = [p for p in (*parameters, "return") if p not in hints]
     if missing:

@@ -1,4 +1,5 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 """Products with 4-bit weights: x [M, K] · dequantized weight [N, K]ᵀ, for few rows of x.
 
 The weight lies in tiles of 64 rows by 128 k, contiguous, 16 words of 8 nibbles to a row:
