@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,8 +18,8 @@ GPU = torch.cuda.is_available()
 
 
 def _drawn(
-    m: int, n: int, k: int, group: int, dtype: torch.dtype, zeros: bool, seed: int = 0
-) -> tuple[torch.Tensor, Int4Weight, torch.Tensor, torch.Tensor]:
+    m: int, n: int, k: int, group: int, dtype: Any, zeros: bool, seed: int = 0
+) -> tuple[Any, Int4Weight, Any, Any]:
     """x, the packed weight, the weight in float64, and the budget [m, n] of a result."""
     made = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 16, (n, k), generator=made, dtype=torch.uint8)
@@ -49,9 +51,7 @@ CASES = [(1, 64, 1024, 128), (1, 70, 128, 32), (1, 130, 520, 64), (3, 70, 256, 1
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_in_the_interpreter(
-    case: tuple[int, int, int, int], dtype: torch.dtype, zeros: bool
-) -> None:
+def test_in_the_interpreter(case: tuple[int, int, int, int], dtype: Any, zeros: bool) -> None:
     x, packed, w, budget = _drawn(*case, dtype, zeros)
     with lowbit.lab.interpreter():
         z = int4_matmul(x, packed)
@@ -136,7 +136,7 @@ def test_ahead_of_time_vector(sm: int) -> None:
     made = compile_ahead(
         fast.vector_kernel,
         {**POINTERS, "even_ptr": "*i32", "odd_ptr": "*i32", "sum_ptr": "*fp32",
-         "scale_ptr": "*fp32", "N": "i32", "K": "i32", "GROUP": 128, "ZERO": False, "ASM": True,
+         "scale_ptr": "*fp32", "N": "i32", "K": 8192, "GROUP": 128, "ZERO": False, "ASM": True,
          "T": 256, "ROWS": 2, "TURNS": 16, "SPLITS": 1, "MASKED": False},
         sm, num_warps=4,
     )  # fmt: skip
@@ -160,9 +160,10 @@ def test_ahead_of_time_vector(sm: int) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_on_a_gpu(case: tuple[int, int, int, int], dtype: torch.dtype, zeros: bool) -> None:
+def test_on_a_gpu(case: tuple[int, int, int, int], dtype: Any, zeros: bool) -> None:
     x, packed, w, budget = _drawn(*case, dtype, zeros)
-    there = Int4Weight(*(one.cuda() if isinstance(one, torch.Tensor) else one for one in packed))
+    given: list[Any] = list(packed)
+    there = Int4Weight(*(one.cuda() if isinstance(one, torch.Tensor) else one for one in given))
     for _ in range(3):
         z = int4_matmul(x.cuda(), there).cpu()
         assert ((z.double() - x.double() @ w.T).abs() <= budget).all()

@@ -142,9 +142,10 @@ def _kernel(
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     if not len(flat) or not N or not depth:
         return x.new_zeros(*x.shape[:-1], N)
-    if len(flat) == 1:
+    by_rows = group_size % _int4.TILE_DEPTH == 0
+    if len(flat) == 1 and (depth <= _int4.CHUNK or not by_rows):
         z = _int4.vector(flat, weight)
-    elif len(flat) <= _MOST_BY_ROWS and group_size % _int4.TILE_DEPTH == 0:
+    elif len(flat) <= _MOST_BY_ROWS and by_rows:
         z = torch.cat([_int4.rows(part, weight) for part in flat.split(_int4.MOST_ROWS)])
     else:
         z = x.new_empty(len(flat), N)
@@ -211,7 +212,8 @@ def _keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 
 def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-    w = _dequantized(ctx.depth, *ctx.saved_tensors, ctx.N, ctx.group_size)
+    tiles, row_scale, row_zero = ctx.saved_tensors
+    w = _dequantized(ctx.depth, tiles, row_scale, row_zero, ctx.N, ctx.group_size)
     return dz @ w.to(dz.dtype), None, None, None, None, None, None, None
 
 

@@ -82,7 +82,7 @@ def load(path: Path) -> ModuleType:
         with blamed(path):
             found.loader.exec_module(module)
     except SyntaxError as error:
-        raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from None
+        raise ValueError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text in UTF-8: {error}") from None
     except SystemExit:

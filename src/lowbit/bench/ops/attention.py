@@ -49,9 +49,9 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     parts: list[Tensor] = []
     for one in range(q.shape[0]):
         for head in range(q.shape[1]):
-            each = (part[one, head].float() for part in (q, k, v))
+            q1, k1, v1 = (part[None, one, head].float() for part in (q, k, v))
             with sdpa_kernel(SDPBackend.MATH):
-                part = scaled_dot_product_attention(*(e[None] for e in each), is_causal=causal)
+                part = scaled_dot_product_attention(q1, k1, v1, is_causal=causal)
             parts.append(part)
     return torch.cat(parts).view_as(q)
 
@@ -102,7 +102,7 @@ def attention_backward(case: Case, generator: Generator) -> Work:
     calls |= {name: of(through(backend)) for name, backend in _BACKENDS.items()}
 
     def reference() -> Tensor:
-        inputs = [part.detach().requires_grad_() for part in (q, k, v)]
-        return torch.autograd.grad(_reference(*inputs, causal), inputs, dz.float())[2]
+        q1, k1, v1 = (part.detach().requires_grad_() for part in (q, k, v))
+        return torch.autograd.grad(_reference(q1, k1, v1, causal), v1, dz.float())[0]
 
     return Work(calls, reference, 8 * q.nbytes, _operations(case, 5))

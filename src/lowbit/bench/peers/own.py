@@ -16,7 +16,6 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case
 
-
 _NIBBLES = {"s4": "int4", "u4": "uint4"}
 
 

@@ -37,7 +37,7 @@ WORDS = TILE_DEPTH // 8
 MIDDLE = 8  # the nibble that is taken off as it is; zero points are relative to it
 MOST_ROWS = 64  # of x, that tensor cores take at once
 _PART = 32  # k that share a scale of x's digits, and a thread of `vector_kernel`
-_CHUNK = 8192  # k of a program of it
+CHUNK = 8192  # k of a program of it; for more of them, tensor cores take less time
 _PROGRAMS = 1500  # that keep an H200 busy, by measurement
 
 
@@ -121,7 +121,7 @@ def digits_kernel(
 @triton.jit
 def vector_kernel(
     tiles_ptr, weight_scale_ptr, zero_ptr, even_ptr, odd_ptr, sum_ptr, scale_ptr, z_ptr,
-    partial_ptr, met_ptr, N, K,
+    partial_ptr, met_ptr, N, K: tl.constexpr,
     GROUP: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr, T: tl.constexpr,
     ROWS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -370,7 +370,7 @@ def vector(x: Tensor, weight: Weight, config: Int4Config | None = None) -> Tenso
     tiles, steps = weight.tiles.shape[:2]
     config = config or config_for(1, tiles, steps, device)
     parts = triton.cdiv(depth, _PART)
-    largest = min(triton.next_power_of_2(max(parts, 32)), _CHUNK // _PART)
+    largest = min(triton.next_power_of_2(max(parts, 32)), CHUNK // _PART)
     # Programs that K fills need no masks.
     whole = (c for c in (largest, largest // 2, largest // 4) if c >= 32 and parts % c == 0)
     chunk = next(whole, largest)
