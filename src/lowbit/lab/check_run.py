@@ -278,14 +278,15 @@ def _check_cases(
 ) -> dict[int, list[Finding]]:
     """What is found in each case, by its number; small ones first, until one does not end."""
     found: dict[int, list[Finding]] = {}
-    slow = False
+    slow = isinstance(subject.reading, NumbaKernel)
     for number in sorted(range(len(cases)), key=lambda n: prod(cases[n].sizes.values())):
         case = cases[number]
-        if slow and number and case.sizes == cases[0].sizes:
+        exercise = case.sizes == cases[0].sizes
+        if slow and exercise and number:
             continue
-        found[number], steps = _check_case(subject, case, thorough=number % 3 == 0, on_gpu=on_gpu)
-        if number == 0 and steps > _SLOW:
-            slow = True
+        thorough = number % 3 == 0 and not (slow and exercise)
+        found[number], steps = _check_case(subject, case, thorough=thorough, on_gpu=on_gpu)
+        if number == 0 and (slow := slow or steps > _SLOW):
             notes.append("it takes many steps, so the exercise was tried with normal data only")
         if any(finding.kind == "endless" for finding in found[number]):
             notes.append("the other cases were not tried")

@@ -24,6 +24,8 @@ from lowbit.kernels.triton.fast.rows import (
 # Measured on an H200.
 FORWARD: RowTable = {
     90: (
+        (1024, RowConfig(2, 1024, 4)),
+        (2048, RowConfig(2, 2048, 4)),
         (4096, RowConfig(1, 4096, 4)),
         (8192, RowConfig(1, 8192, 8)),
         (16384, RowConfig(1, 16384, 8)),
@@ -32,8 +34,9 @@ FORWARD: RowTable = {
 }
 BACKWARD: RowTable = {}
 
-LARGEST_CHUNK = 4096
-"""Where no table says how: so much of a row fits in the registers of a program."""
+LARGEST_CHUNK, LARGEST_BACKWARD_CHUNK = 32768, 16384
+"""Where no table says how: so much of a row is held by a program. Few large parts wait for each
+other far better than many small ones do, even where a register or two is spilled."""
 
 
 @triton.jit
@@ -193,7 +196,7 @@ def norm_backward(
     rows, length = x2d.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     cut = Cut.of(
-        rows, length, row_config(BACKWARD, length, x.device, config, LARGEST_CHUNK), x.device
+        rows, length, row_config(BACKWARD, length, x.device, config, LARGEST_BACKWARD_CHUNK), x.device
     )
     arguments = {
         "x_ptr": x2d,
