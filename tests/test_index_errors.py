@@ -157,3 +157,13 @@ def test_queries_that_are_too_large_for_distances(rescored: bool) -> None:
     scores, ids = index.search(-queries, 1)
     assert np.isposinf(scores[2, 0])
     assert ids[2, 0] == 0
+
+
+def test_a_search_may_name_the_metric_of_its_index() -> None:
+    index = lowbit.VectorIndex(8, 4, metric="cosine")
+    index.add(np.eye(8, dtype=np.float32))
+    query = np.eye(8, dtype=np.float32)[:2]
+    _, ids = index.search(query, 1, metric="cosine")
+    assert ids[:, 0].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="made for 'cosine'"):
+        index.search(query, 1, metric="l2")

@@ -131,6 +131,7 @@ class VectorIndex:
         queries: Any,
         k: int,
         *,
+        metric: str | None = None,
         rescore: Any = None,
         candidates: int | None = None,
         threads: int | None = None,
@@ -139,7 +140,8 @@ class VectorIndex:
         """The k best vectors of each query, best first: scores float32, ids int64, both [Q, k].
 
         queries: float32 [Q, dim]. Scores are inner products or cosines, descending, or squared
-        distances, ascending. What k exceeds len() by has id −1 and score −inf (l2: +inf).
+        distances, ascending. What k exceeds len() by has id −1 and score −inf (l2: +inf). metric:
+        the index's own, since that decides what was stored of the vectors; None means it too.
 
         Of equal scores the lower id comes first; scores are compared before distances are rounded
         to float32 and, if below 0, become 0. `rescore`: the vectors as they were added, float32
@@ -150,8 +152,13 @@ class VectorIndex:
         TypeError: not float32, or k or candidates no integer. ValueError: another width, k < 1,
         candidates < k or without rescore, rescore of another shape, NaN or infinity in queries or
         candidates, naming the first, queries so large that float32 cannot hold what a distance is
-        made of, or threads < 1.
+        made of, threads < 1, or another metric.
         """
+        if metric is not None and metric != self.metric:
+            raise ValueError(
+                f"this index was made for {self.metric!r} and cannot be searched by {metric!r}: "
+                f"VectorIndex({self.dim}, {self.bits}, metric={metric!r})"
+            )
         source = self._checked(queries, "queries")
         wanted = self._wanted(k, rescore, candidates)
         originals = None if rescore is None else self._originals(rescore)

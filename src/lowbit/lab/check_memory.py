@@ -29,7 +29,7 @@ _LAB = str(Path(__file__).parent)
 
 
 class EndlessError(RuntimeError):
-    """A run has taken more steps than any sensible kernel takes."""
+    """A program has taken more steps than any sensible one takes."""
 
 
 class CheckedTensor:
@@ -110,7 +110,7 @@ class Memory:
 
     recorder: takes down what happens, if there is one. poisoned: masked lanes that were given no
     other value read poison, not 0. machinery: folders whose frames are not the text of a kernel.
-    most_steps: how many steps of an interpreter a run may take; no limit if None.
+    most_steps: how many steps of an interpreter a program may take; no limit if None.
 
     `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
     given no other value.
@@ -125,7 +125,7 @@ class Memory:
         poisoned: bool = False,
         most_steps: int | None = None,
     ) -> None:
-        self.steps, self._most_steps = 0, most_steps
+        self.steps, self._begun, self._most_steps = 0, 0, most_steps
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder = recorder
         self.programs: list[Program] = []
@@ -156,6 +156,7 @@ class Memory:
         a block before and after a barrier. Without a group a program is in order with none.
         """
         self.number = len(self.programs)
+        self._begun = self.steps
         self.programs.append(program)
         self._groups.append(-1 - self.number if group is None else group)
         self._epochs.append(epoch)
@@ -166,9 +167,9 @@ class Memory:
         self.number = number
 
     def step(self) -> None:
-        """Count a step of what runs the kernel. EndlessError if there have been too many."""
+        """Count a step of what runs the kernel. EndlessError if a program has taken too many."""
         self.steps += 1
-        if self._most_steps is not None and self.steps > self._most_steps:
+        if self._most_steps is not None and self.steps - self._begun > self._most_steps:
             raise EndlessError(f"after {self._most_steps:,} steps it still runs; does a loop end?")
 
     def barrier(self) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.check_bind import Parameter, TensorArgument
+from lowbit.lab.check_logic import transformer, truth
 from lowbit.lab.check_memory import CheckedTensor, Memory, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
@@ -77,7 +78,7 @@ def _look_up(module: Any, names: Sequence[str]) -> None:
 # What is used of Triton's internals, which may change with any version.
 _OF_TRITON = ("knobs.runtime.interpret", "runtime.jit.JITFunction")
 _OF_INTERPRETER = (
-    "FunctionRewriter",
+    "FunctionRewriter.ast_transformer",
     "InterpretedFunction",
     "ReduceOps.apply_impl",
     "ScanOps.apply_impl",
@@ -201,10 +202,13 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
     from triton.runtime.jit import JITFunction
 
     texts: dict[Any, Callable[..., Any]] = {}
+    syntax, logic = transformer(type(interpreter.FunctionRewriter.ast_transformer), tl.tensor)
 
     def rewritten(function: Any) -> Callable[..., Any]:
         if function not in texts:
-            texts[function] = interpreter.FunctionRewriter(_copy(function)).rewrite_ast()
+            rewriter = interpreter.FunctionRewriter(_copy(function, logic))
+            rewriter.ast_transformer = syntax
+            texts[function] = rewriter.rewrite_ast()
         return texts[function]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -221,6 +225,7 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
         try:
             # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
             scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
+            scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
             # Each integer addition is made a second time in 64 bits to look for overflow, and what
             # that finds is thrown away without `debug`.
             options = dataclasses.replace(builder.options, sanitize_overflow=False)
@@ -255,12 +260,12 @@ def _index_of_scalar(tensor: Any) -> int:
     return int(tensor.handle.data.reshape(-1)[0])
 
 
-def _copy(function: Any) -> Any:
-    """The function with globals of its own, which the rewriter fills with names of its own."""
+def _copy(function: Any, names: Mapping[str, Any]) -> Any:
+    """The function with globals of its own: these, and what the rewriter fills them with."""
     nonlocals = inspect.getclosurevars(function).nonlocals
     return types.FunctionType(
         function.__code__,
-        {**function.__globals__, **nonlocals},
+        {**function.__globals__, **nonlocals, **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,
