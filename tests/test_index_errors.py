@@ -160,7 +160,7 @@ def test_queries_that_are_too_large_for_distances(rescored: bool) -> None:
 
 
 def test_a_search_may_name_the_metric_of_its_index() -> None:
-    index = lowbit.VectorIndex(8, 4, metric="cosine")
+    index = VectorIndex(8, 4, metric="cosine")
     index.add(np.eye(8, dtype=np.float32))
     query = np.eye(8, dtype=np.float32)[:2]
     _, ids = index.search(query, 1, metric="cosine")
