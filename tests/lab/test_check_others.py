@@ -133,6 +133,9 @@ THROUGH_GLOBAL = """
         {add}
 """
 PLAIN_ADD = "z[cuda.blockIdx.x] += x[cuda.blockIdx.x, j]"
+UNSYNCHRONISED = THROUGH_SHARED.replace("    cuda.syncthreads()\n", "").replace("t == 0", "t == 2")
+PAST_SHARED = THROUGH_SHARED.replace("partial[t] = 0", "partial[t + 1] = 0")
+NEVER_ZEROED = THROUGH_SHARED.replace("    partial[t] = 0\n", "")
 ATOMIC_ADD = "cuda.atomic.add(z, cuda.blockIdx.x, x[cuda.blockIdx.x, j])"
 
 
@@ -148,6 +151,9 @@ ATOMIC_ADD = "cuda.atomic.add(z, cuda.blockIdx.x, x[cuda.blockIdx.x, j])"
         ("    i = cuda.grid(1)\n    if i < N0 - 1:\n        z[i] = x[i] + 10", ADD, "unwritten"),
         ("    i = cuda.grid(1)\n    if i < N0:\n        z[i // 2] = x[i]", ADD, "write-conflict"),
         (THROUGH_SHARED, SUM, None),
+        (UNSYNCHRONISED, SUM, "read-of-other"),
+        (PAST_SHARED, SUM, "out-of-bounds-store"),
+        (NEVER_ZEROED, SUM, "unwritten-read"),
         (THROUGH_GLOBAL.format(add=PLAIN_ADD), SUM, "read-of-other"),
         (THROUGH_GLOBAL.format(add=ATOMIC_ADD), SUM, None),
     ],
@@ -205,7 +211,17 @@ def test_the_command_and_its_exit_codes(tmp_path: Path) -> None:
         ("spec = 1 +", "line 1: invalid syntax"),
         ("kernel = 1", "defines no `spec`"),
         ("from lowbit.spec.ladder import long_sum as spec", "it defines none"),
-        ("raise KeyError('x')", "'x'"),
+        ("raise KeyError('x')", "mine.py, line 1: KeyError: 'x'"),
+        ("raise SystemExit(0)", "leaves Python (sys.exit)"),
+        (TRITON.format(compare="<").partition("def grid")[0], "defines no `grid`"),
+        (TRITON.format(compare="<").replace("cdiv", "div"), "line 15: AttributeError"),
+        (TRITON.format(compare="<") + "constants = 3", "constants is 3; it must be a dict"),
+        (TRITON.format(compare="<") + "constants = {'B1': 3}", "no parameter 'B1'"),
+        (TRITON.format(compare="<") + "spec = 3", "spec is 3; give an annotated function"),
+        (TRITON.format(compare="<") + "grid = 'abc'", "the grid of add is 'abc'"),
+        (TRITON.format(compare="<") + "def spec(x: 'Nothing'):\n    return x", "cannot be read"),
+        (TRITON.format(compare="<") + "kernel = 5", "cannot check 5"),
+        (TRITON.format(compare="<") + "@triton.jit\ndef b(z_ptr):\n    pass", "defines add, b"),
     ],
 )
 def test_a_file_that_cannot_be_checked(text: str | None, message: str, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from lowbit.spec.typed import Array, Operation, Sizes, TensorType
 
 SPECIAL = "special"
 Layout = Literal["contiguous", "padded", "transposed"]
-FILLS = ("normal", "zeros", "negative", "large", "tiny", SPECIAL)
+FILLS = ("normal", "zeros", "negative", "large", "low", "tiny", SPECIAL)
 """Standard normal values; half of them zeros of both signs; all negative; 200 times as large, so
-that exp overflows; subnormal ones; a few infinities and NaN among normal ones. Integers: any bits;
-half zeros; all bits one; the two limits; 0 and 1; any bits."""
+that exp overflows; all below -200, so that exp of each is zero; subnormal ones; a few infinities
+and NaN among normal ones. Integers: any bits; half zeros; all bits one; the two limits; all the
+lower limit; 0 and 1; any bits."""
 
 _PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
 # The most steps of all loops together, for two sizes; the interpreter walks through them, and the
@@ -124,11 +125,15 @@ def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.G
             values = -np.abs(values)
         elif fill == "large":
             values = values * _LARGE
+        elif fill == "low":
+            values = -_LARGE * (1 + np.abs(values))
         elif fill == "tiny":
             values = values * _TINY[tensor.dtype]
         elif fill == SPECIAL:
             where = rng.integers(0, values.size, 2 + values.size // _SPECIAL_AMONG)
-            values.reshape(-1)[where] = rng.choice((np.inf, -np.inf, np.nan), where.size)
+            # A sum over a row meets one kind only, or infinities would always end as NaN.
+            kinds = np.array([np.inf, -np.inf, np.nan])
+            values.reshape(-1)[where] = kinds[where // (values.size // len(values)) % len(kinds)]
         return stored(values, tensor.dtype)
     dtype = np.dtype(tensor.dtype)
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -136,6 +141,7 @@ def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.G
         "zeros": lambda: rng.integers(low, high, shape, np.int64, True) * rng.integers(0, 2, shape),
         "negative": lambda: np.full(shape, -1 if low < 0 else high),
         "large": lambda: rng.choice(np.array([low, high]), shape),
+        "low": lambda: np.full(shape, low),
         "tiny": lambda: rng.integers(0, 2, shape),
     }
     if fill in makers:

@@ -256,10 +256,11 @@ def check(
     found = _check_cases(subject, cases, on_gpu, notes)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
-    if callable(grid) and all(f.severity != "error" for f in findings):
-        findings += other_blocks(subject, cases)
-    else:  # what is wrong with plain numbers says more
+    if any(f.severity == "error" for f in findings):
+        # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
+    elif callable(grid):
+        findings += other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(

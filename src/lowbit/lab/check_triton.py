@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.check_bind import Parameter, TensorArgument
-from lowbit.lab.check_logic import transformer, truth
+from lowbit.lab.check_logic import Transformer, logic, truth
 from lowbit.lab.check_memory import CheckedTensor, Memory, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
@@ -202,12 +202,11 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
     from triton.runtime.jit import JITFunction
 
     texts: dict[Any, Callable[..., Any]] = {}
-    syntax, logic = transformer(type(interpreter.FunctionRewriter.ast_transformer), tl.tensor)
 
     def rewritten(function: Any) -> Callable[..., Any]:
         if function not in texts:
-            rewriter = interpreter.FunctionRewriter(_copy(function, logic))
-            rewriter.ast_transformer = syntax
+            rewriter = interpreter.FunctionRewriter(_copy(function, logic(tl.tensor)))
+            rewriter.ast_transformer = Transformer(rewriter.ast_transformer)
             texts[function] = rewriter.rewrite_ast()
         return texts[function]
 

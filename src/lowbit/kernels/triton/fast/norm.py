@@ -195,9 +195,8 @@ def norm_backward(
     x2d, dz2d = as_rows(x), as_rows(dz)
     rows, length = x2d.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(
-        rows, length, row_config(BACKWARD, length, x.device, config, LARGEST_BACKWARD_CHUNK), x.device
-    )
+    config = row_config(BACKWARD, length, x.device, config, LARGEST_BACKWARD_CHUNK)
+    cut = Cut.of(rows, length, config, x.device)
     arguments = {
         "x_ptr": x2d,
         "dz_ptr": dz2d,

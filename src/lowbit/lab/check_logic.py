@@ -1,0 +1,73 @@
+"""What Triton's compiler makes of `and`, `or`, `not` and `if`, for its interpreter.
+
+The interpreter leaves them to Python, which asks a block of lanes for one truth value. The compiler
+takes `and` and `or` of tensors lane by lane, computes both sides, and refuses a block as a
+condition (triton/compiler/code_generator.py, visit_BoolOp and visit_If).
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+class Transformer(ast.NodeTransformer):
+    """Rewrites these operators into calls of `logic`, then lets `after` rewrite the tree."""
+
+    def __init__(self, after: ast.NodeTransformer) -> None:
+        self._after = after
+
+    def visit_Module(self, node: ast.Module) -> Any:
+        return self._after.visit(self.generic_visit(node))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        first, *others = [self.visit(value) for value in node.values]
+        name = "_lowbit_both" if isinstance(node.op, ast.And) else "_lowbit_either"
+        for other in others:
+            later = ast.Lambda(_NO_ARGUMENTS, other)
+            first = ast.Call(ast.Name(name, ast.Load()), [first, later], [])
+        return ast.copy_location(first, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Not):
+            return node
+        called = ast.Call(ast.Name("_lowbit_opposite", ast.Load()), [node.operand], [])
+        return ast.copy_location(called, node)
+
+
+def logic(tensor: type[Any]) -> Mapping[str, Any]:
+    """The functions, by name, that the rewritten text calls; `tensor` is Triton's class."""
+
+    def both(left: Any, right: Callable[[], Any]) -> Any:
+        return left.logical_and(right()) if isinstance(left, tensor) else left and right()
+
+    def either(left: Any, right: Callable[[], Any]) -> Any:
+        return left.logical_or(right()) if isinstance(left, tensor) else left or right()
+
+    def opposite(value: Any) -> Any:
+        return value == 0 if isinstance(value, tensor) else not value
+
+    return {f"_lowbit_{function.__name__}": function for function in (both, either, opposite)}
+
+
+_NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+
+def truth(machinery: tuple[str, ...]) -> Callable[[Any], bool]:
+    """The truth value of a tensor: that of its only lane. Of a block a ValueError, if the text of a
+    kernel asks; `machinery` are the folders whose frames are no such text."""
+
+    def value(tensor: Any) -> bool:
+        lanes = tensor.handle.data
+        if lanes.size == 1:
+            return bool(lanes.reshape(-1)[0])
+        if not sys._getframe(1).f_code.co_filename.startswith(machinery):
+            raise ValueError(
+                f"a block of {lanes.size} lanes is no condition; use mask= or tl.where instead"
+            )
+        return True
+
+    return value
