@@ -39,7 +39,8 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> No
 
     reading = TritonKernel.of(kernel)
     tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
-    memory = Memory([_checked(name, one) for name, one in tensors.items()])
+    checked = [_checked(name, one) for name, one in tensors.items()]
+    memory = Memory(checked, machinery=reading.machinery())
     values = {
         name: TensorArgument(name) if name in tensors else one for name, one in arguments.items()
     }
