@@ -20,7 +20,7 @@ from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import Demand, MicroKernel
 from lowbit.ops import pack
 
 INTEGER = Source("u8"), Epilogue()
@@ -81,7 +81,7 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
         assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
         packed_rows = blocks(made.chunk_rows, step_rows) * step_rows
         assert made.packed_bytes == packed_rows * padded_k(k)
-    assert made.micro.refuses(m, n, k, dispatch.UNPROVEN) == ""
+    assert made.micro.refuses(Demand(m, n, k)) == ""
     assert made.micro.isa in [one.name for one in chain(get(isa))]
 
 
@@ -198,26 +198,26 @@ def test_a_set_without_kernels_is_served_by_the_next(
 ) -> None:
     """Down the whole chain, one set after another; for sets that this machine lacks, too."""
     sets = chain(SETS[name])
-    assert dispatch.consider(sets[0], 8, 8, 8)[-1].isa is sets[0]
+    assert dispatch.consider(sets[0], Demand(8, 8, 8))[-1].isa is sets[0]
     gone = []
     for upper, lower in pairwise(sets):
         gone.append(upper.name)
         without(monkeypatch, *gone)
-        seen = dispatch.consider(sets[0], 8, 8, 8)
+        seen = dispatch.consider(sets[0], Demand(8, 8, 8))
         assert [c.why for c in seen if c.isa is upper] == [f"there is no kernel for {upper.name}"]
         assert (seen[-1].isa, seen[-1].why) == (lower, "")
         assert seen[-1].micro
         assert seen[-1].micro.isa == lower.name
     without(monkeypatch, *SETS)
     with pytest.raises(RuntimeError, match=f"no kernel for {name} or what it falls back to"):
-        dispatch.consider(sets[0], 8, 8, 8)
+        dispatch.consider(sets[0], Demand(8, 8, 8))
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_kernel_that_refuses_says_why_and_does_not_serve(name: str) -> None:
     """Those for weights that are proven not to saturate come first, and only for such weights."""
-    proven = dispatch.consider(SETS[name], 64, 64, 64, 0)
-    unproven = dispatch.consider(SETS[name], 64, 64, 64)
+    proven = dispatch.consider(SETS[name], Demand(64, 64, 64, 0))
+    unproven = dispatch.consider(SETS[name], Demand(64, 64, 64))
     refused = [c for c in unproven if c.micro and c.why]
     assert all("16-bit sums could saturate" in c.why for c in refused)
     assert dispatch.wants_proof(name) is (proven[-1] != unproven[-1])

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import lowbit
 from lowbit.isa import SETS, available
+from lowbit.kernels.micro_kernel import Demand
 from lowbit.numerics import int_format, quantize_rows
 from lowbit.spec import DTYPES, LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
 
@@ -255,7 +256,7 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
         large[6:8, 3] = 65, 64
         for stored, name in ((small, "narrow"), (large, "widening")):
             b = lowbit.pack((stored + shift).astype(kind))
-            chosen = dispatch.consider(SETS[isa], 9, 50, 130, b.largest_pair)[-1]
+            chosen = dispatch.consider(SETS[isa], Demand(9, 50, 130, b.largest_pair))[-1]
             assert chosen.micro is not None
             assert chosen.micro.name == name
             for a in (np.full((9, 130), 255, np.uint8), np.full((9, 130), -128, np.int8)):

@@ -15,9 +15,9 @@ from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.layout import PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.product import product as product_kernel
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import Demand, MicroKernel
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
@@ -97,11 +97,11 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     (m, k), n = x.shape, b.N
     zeros = "" if b.zero_points is None else "s8"
     grouping = Grouping(min(b.group_size or 0, padded_k(k)), planes, zeros)
-    why = micro.refuses(m, n, k, 30, "u4", grouping)
+    demand = Demand(m, n, k, 30, "u4", grouping)
+    why = micro.refuses(demand)
     if why:
         return why
-    lines = blocks(k, LINE)
-    shape, block_rows = micro.shape(m, lines, "u4", grouping)
+    shape, block_rows = micro.shape(demand)
     step_rows = block_rows // planes * shape.depth
     each = np.zeros((m, b.groups), np.float32)
     out = np.full((m, n), np.nan, np.float32)
@@ -116,8 +116,8 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "column_scale": b.scale, "bias": None, "residual": None, "residual_stride": 0,
         "requantize": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
-        "private": np.zeros(3 * lines * PANEL_LINE, np.uint8),
-        "private_bytes": 3 * lines * PANEL_LINE,
+        "private": np.zeros(3 * demand.lines * PANEL_LINE, np.uint8),
+        "private_bytes": 3 * demand.lines * PANEL_LINE,
     }  # fmt: skip
     product_kernel.interpret(
         named(micro.isa), arguments, micro=micro, shape=shape,

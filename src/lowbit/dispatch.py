@@ -21,9 +21,9 @@ from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.groups import Grouping, group_count
-from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel, Shape
+from lowbit.kernels.micro_kernel import UNPROVEN, Demand, MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
@@ -36,8 +36,6 @@ _ITEMS_PER_THREAD = 4
 _WORK_PER_ITEM = 1 << 27
 _FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
-# What a right operand that nobody has looked at must be taken for: any two may be neighbours.
-UNPROVEN = 2 * FLIP
 FLOATS = {"f32": 4, "bf16": 2}  # sources that rows are made from, and the bytes of an element
 _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 _MOST_PLANS = 1 << 12
@@ -56,6 +54,11 @@ class Request(NamedTuple):
     largest_pair: int = UNPROVEN
     weight: str = "s8"
     grouping: Grouping | None = None
+
+    @property
+    def demand(self) -> Demand:
+        """What the micro-kernels are asked about."""
+        return Demand(self.m, self.n, self.k, self.largest_pair, self.weight, self.grouping)
 
 
 # An array, its address, or None where it is not used.
@@ -184,15 +187,7 @@ class Candidate(NamedTuple):
     why: str
 
 
-def consider(
-    isa: InstructionSet,
-    m: int,
-    n: int,
-    k: int,
-    largest_pair: int = UNPROVEN,
-    weight: str = "s8",
-    grouping: Grouping | None = None,
-) -> tuple[Candidate, ...]:
+def consider(isa: InstructionSet, demand: Demand) -> tuple[Candidate, ...]:
     """Every micro-kernel looked at for a product, down the chain of sets; the last one serves."""
     seen: list[Candidate] = []
     for one in instruction_sets.chain(isa):
@@ -200,7 +195,7 @@ def consider(
         if not kernels:
             seen.append(Candidate(one, None, f"there is no kernel for {one.name}"))
         for kernel in kernels:
-            why = kernel.refuses(m, n, k, largest_pair, weight, grouping)
+            why = kernel.refuses(demand)
             seen.append(Candidate(one, kernel, why))
             if not seen[-1].why:
                 return tuple(seen)
@@ -211,7 +206,8 @@ def consider(
 def wants_proof(isa: str) -> bool:
     """Whether knowing the weights could get a product on this set a faster kernel."""
     chosen = instruction_sets.named(isa)
-    return consider(chosen, 64, 64, 64, 0)[-1] != consider(chosen, 64, 64, 64)[-1]
+    unproven = Demand(64, 64, 64)
+    return consider(chosen, unproven._replace(largest_pair=0))[-1] != consider(chosen, unproven)[-1]
 
 
 def plan(request: Request) -> Plan:
@@ -239,13 +235,11 @@ def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
 
 def _make(request: Request) -> Plan:
     asked = instruction_sets.get(request.isa)
-    sizes = request.m, request.n, request.k
-    weight, grouping = request.weight, request.grouping
-    isa, micro, _ = consider(asked, *sizes, request.largest_pair, weight, grouping)[-1]
+    demand, grouping = request.demand, request.grouping
+    isa, micro, _ = consider(asked, demand)[-1]
     assert micro is not None
     count = thread_count(request.m, request.n, request.k, request.threads)
-    planes = grouping.planes if grouping else 1
-    row_bytes, lines = padded_k(request.k) * planes, blocks(request.k, LINE)
+    row_bytes = padded_k(request.k) * demand.planes
     # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // row_bytes
@@ -253,8 +247,8 @@ def _make(request: Request) -> Plan:
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
-    shape, block_rows = micro.shape(chunk_rows, lines, weight, grouping)
-    step_rows = block_rows // planes * shape.depth
+    shape, block_rows = micro.shape(demand._replace(m=chunk_rows))
+    step_rows = block_rows // demand.planes * shape.depth
     if chunk_rows < request.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
@@ -265,15 +259,15 @@ def _make(request: Request) -> Plan:
         shape=shape,
         source=request.source,
         epilogue=request.epilogue,
-        weight=weight,
+        weight=request.weight,
         fused=fused,
         grouping=grouping,
     )
     private_bytes = 0
     if fused:  # the rows of a step
         private_bytes += step_rows * row_bytes
-    if weight != "s8" and not shape.nibbles:  # panels as bytes
-        private_bytes += item_panels * lines * PANEL_LINE
+    if request.weight != "s8" and not shape.nibbles:  # panels as bytes
+        private_bytes += item_panels * demand.lines * PANEL_LINE
     return Plan(
         request=request,
         program=program,
@@ -306,8 +300,8 @@ def _items(
     fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
-    planes = request.grouping.planes if request.grouping else 1
-    down = 1 if fused else blocks(steps, max(1, fitting // (step_rows * planes)))  # and below
+    step_bytes_rows = step_rows * request.demand.planes
+    down = 1 if fused else blocks(steps, max(1, fitting // step_bytes_rows))  # and below
     each = request.m * request.n * request.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
     for least_steps in (_STEPS_PER_PANEL, 1):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
-from lowbit.dispatch import UNPROVEN, Plan, Request
+from lowbit.dispatch import Plan, Request
 from lowbit.finish import Finish
 from lowbit.isa import host
 from lowbit.jit import threads as thread_runtime
@@ -24,6 +24,7 @@ from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.micro_kernel import UNPROVEN
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 

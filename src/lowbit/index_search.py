@@ -22,6 +22,7 @@ from lowbit.kernels.cpu.epilogue import MAX_GROUP, Epilogue
 from lowbit.kernels.cpu.group_scores import group_scores
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
 from lowbit.kernels.cpu.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.kernels.micro_kernel import UNPROVEN
 from lowbit.numerics import quantize_rows
 from lowbit.packed import PackedMatrix
 
@@ -88,7 +89,7 @@ def group_maxima(
             source=Source("f32"),
             epilogue=epilogue,
             threads=count,
-            largest_pair=matrix.largest_pair if dispatch.wants_proof(used) else dispatch.UNPROVEN,
+            largest_pair=matrix.largest_pair if dispatch.wants_proof(used) else UNPROVEN,
             weight=matrix.weight,
         )
     )

@@ -36,6 +36,7 @@ from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue, Step
 from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import FLIP
+from lowbit.kernels.micro_kernel import Demand
 from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
 
@@ -312,5 +313,5 @@ def active_kernel(op: str = "linear_dynamic") -> tuple[str, str]:
     """(kernel, instruction set) that serve 8-bit products here now, by name."""
     if op not in ("gemm", "matmul", "matmul_scaled", "linear_dynamic"):
         raise ValueError(f"no operation is called {op!r}")
-    isa, micro, _ = dispatch.consider(instruction_sets.active(), 64, 64, 64)[-1]
+    isa, micro, _ = dispatch.consider(instruction_sets.active(), Demand(64, 64, 64))[-1]
     return micro.name if micro else "", isa.name

@@ -11,7 +11,7 @@ from lowbit.isa import named
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import Demand, MicroKernel
 from lowbit.kernels.registry import micro_kernels
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
@@ -48,7 +48,7 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
 
 def _assembly(micro: MicroKernel, m: int) -> str:
     _needs_llvm_for(micro)
-    shape, _ = micro.shape(m, 4)
+    shape, _ = micro.shape(Demand(m, 64, 256))
     return product.assembly(
         named(micro.isa),
         micro=micro,

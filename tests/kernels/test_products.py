@@ -16,7 +16,7 @@ from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.pack import pack as pack_kernel
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import Demand, MicroKernel
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
@@ -33,7 +33,7 @@ def interpreted(
     """Run the product's text on NumPy, with items small enough that there are several."""
     m, k = a.shape
     lines = blocks(k, LINE)
-    shape, block_rows = micro.shape(m, lines)
+    shape, block_rows = micro.shape(Demand(m, b.N, k))
     step_rows = block_rows * shape.depth
     private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE
     source = extra.pop("source", Source("u8"))
@@ -84,7 +84,7 @@ def test_integer_product(
 ) -> None:
     case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
     inputs = case.inputs(seed=1, fill=fill)
-    if micro.refuses(*sizes, pack(inputs["b"]).largest_pair):
+    if micro.refuses(Demand(*sizes, pack(inputs["b"]).largest_pair)):
         inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, fused=fused)
@@ -101,7 +101,7 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
     x = rng.standard_normal((m, k)).astype(np.float32)
     x[1], x[2, 5], x[3, -1], x[4], x[5] = 0, np.nan, -np.inf, np.abs(x[4]), 1e-41
     weight = quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False)
-    if micro.refuses(m, n, k, pack(weight).largest_pair):
+    if micro.refuses(Demand(m, n, k, pack(weight).largest_pair)):
         weight = replace(
             weight, values=weight.values // 2 + 64, zero_point=weight.zero_point // 2 + 64
         )
@@ -149,7 +149,7 @@ def test_the_proof_is_needed(micro: MicroKernel) -> None:
         b[2] += extra
         packed = pack(b)
         assert packed.largest_pair == 128 + abs(extra)
-        assert (micro.refuses(3, 5, 8, packed.largest_pair) == "") is exact
+        assert (micro.refuses(Demand(3, 5, 8, packed.largest_pair)) == "") is exact
         out = np.zeros((3, 5), np.int32)
         interpreted(micro, a, packed, out)
         # 255 · 129 = 32895 saturates at 32767, and 255 · -129 = -32895 at -32768.

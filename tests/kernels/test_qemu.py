@@ -25,9 +25,9 @@ from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, blocks, padded_k
+from lowbit.kernels.cpu.layout import PANEL, blocks, padded_k
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel, Shape
+from lowbit.kernels.micro_kernel import Demand, MicroKernel, Shape
 from lowbit.kernels.registry import micro_kernels
 from lowbit.numerics import quantize
 from lowbit.ops import pack
@@ -168,7 +168,7 @@ def _arguments(
 ) -> dict[str, Any]:
     """The product's arguments for contiguous operands, in items small enough for several."""
     m, k = a.shape
-    shape, block_rows = micro.shape(m, blocks(k, LINE))
+    shape, block_rows = micro.shape(Demand(m, PANEL, k))
     step_rows = block_rows * shape.depth
     nothing = np.zeros(0, np.float32)
     return {
@@ -201,7 +201,7 @@ def _arguments(
 
 
 def _shape(micro: MicroKernel, m: int, k: int) -> Shape:
-    return micro.shape(m, blocks(k, LINE))[0]
+    return micro.shape(Demand(m, PANEL, k))[0]
 
 
 def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:

@@ -21,6 +21,7 @@ from lowbit.bench.implementation import Prepared, find
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.problem import Problem, Reference, gemm_case
 from lowbit.jit.threads import max_threads
+from lowbit.kernels.micro_kernel import Demand
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.spec import Case
 from lowbit.spec.gemm import integer_product
@@ -222,7 +223,7 @@ class Lowbit:
 
     def isa(self, task: Task) -> str | None:
         m, n, k = task.sizes.values()
-        return dispatch.consider(instruction_sets.active(), m, n, k)[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
 
     def prepare(self, task: Task, threads: int) -> Prepared:
         packed = ops.pack(task.b.T, dtype="uint4")

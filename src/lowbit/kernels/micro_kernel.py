@@ -5,16 +5,46 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.groups import Grouping, Groups
+from lowbit.kernels.cpu.layout import FLIP, LINE, blocks
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
 # (panel, first column in it, columns) -> how to store accumulators of so many columns.
 Columns = Callable[[Value, int, int], Store]
+
+UNPROVEN = 2 * FLIP
+"""What a right operand that nobody has looked at must be taken for: any two may be neighbours."""
+
+
+class Demand(NamedTuple):
+    """A product [m, k] by [k, n], as far as it decides which micro-kernel serves it and how.
+
+    `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
+    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
+    or nibbles. `grouping`: of weights with groups.
+    """
+
+    m: int
+    n: int
+    k: int
+    largest_pair: int = UNPROVEN
+    weight: str = "s8"
+    grouping: Grouping | None = None
+
+    @property
+    def lines(self) -> int:
+        """The blocks of 64 that K takes."""
+        return blocks(self.k, LINE)
+
+    @property
+    def planes(self) -> int:
+        """The rows of bytes that a row of the left operand has: its digits, or itself."""
+        return self.grouping.planes if self.grouping else 1
 
 
 @dataclass(frozen=True)
@@ -77,29 +107,14 @@ class MicroKernel(ABC):
     def __repr__(self) -> str:
         return f"{self.name}/{self.isa}"
 
-    def refuses(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        largest_pair: int,
-        weight: str = "s8",
-        grouping: Grouping | None = None,
-    ) -> str:
-        """ "" if it can serve a product of these sizes, else why not: the one place that says so.
-
-        `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of
-        one sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold. `grouping`: of
-        weights with groups.
-        """
-        return "" if grouping is None else "weights with groups are not among what it multiplies"
+    def refuses(self, demand: Demand) -> str:
+        """ "" if it can serve the demand, else why not: the one place that says so."""
+        return "" if demand.grouping is None else "it does not multiply weights with groups"
 
     @abstractmethod
-    def shape(
-        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
-    ) -> tuple[Shape, int]:
-        """How M rows of the output are best cut for this kernel, and how many rows of bytes a block
-        then has. K takes `lines` blocks of 64; `weight` is what panels hold in memory."""
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        """How the output is best cut for this kernel, and how many rows of bytes a block then
+        has."""
 
     def begin(  # noqa: B027
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None

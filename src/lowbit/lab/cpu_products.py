@@ -14,16 +14,14 @@ import numpy as np
 
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL
 from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import MicroKernel
+from lowbit.kernels.micro_kernel import Demand, MicroKernel
 from lowbit.kernels.registry import micro_kernels
 from lowbit.lab.check_cpu import CpuKernel
 from lowbit.lab.check_script import PRODUCT
 from lowbit.spec.typed import Array, Operation, Sizes, TensorType
 
-# Of two neighbouring weights of any value: what a micro-kernel has to serve.
-_ANY_PAIR = 256
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
 
@@ -55,21 +53,21 @@ def cpu_products() -> dict[str, dict[str, Any]]:
     """For each instruction set the arguments of `check`, by names like product:generic."""
     found: dict[str, dict[str, Any]] = {}
     for micro in micro_kernels():
-        if not micro.refuses(1, PANEL, LINE, _ANY_PAIR):
+        if not micro.refuses(Demand(1, PANEL, LINE)):
             found.setdefault(f"{PRODUCT}{micro.isa}", _arguments(micro))
     return dict(sorted(found.items()))
 
 
 def _arguments(micro: MicroKernel) -> dict[str, Any]:
     def block_rows(sizes: Sizes) -> int:
-        return micro.shape(sizes["M"], blocks(sizes["K"], LINE))[1]
+        return micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))[1]
 
     def step_bytes(sizes: Sizes) -> int:
-        shape, rows = micro.shape(sizes["M"], blocks(sizes["K"], LINE))
+        shape, rows = micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))
         return rows * shape.depth * sizes["K"]
 
     def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
-        shape, _ = micro.shape(numbers["m"], blocks(numbers["depth"], LINE))
+        shape, _ = micro.shape(Demand(numbers["m"], numbers["n"], numbers["depth"]))
         fixed = {"source": Source("u8"), "epilogue": Epilogue(), "fused": True}
         return {"micro": micro, "shape": shape, **fixed}
 

@@ -25,6 +25,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.activation import Source
 from lowbit.kernels.cpu.epilogue import Epilogue
 from lowbit.kernels.cpu.layout import PANEL, blocks, padded_k
+from lowbit.kernels.micro_kernel import UNPROVEN
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL
 
@@ -189,7 +190,7 @@ def request_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> R
         source=Source(case.dtypes.split(":")[0]),
         epilogue=epilogue,
         threads=threads,
-        largest_pair=packed.largest_pair if _proof_is_wanted() else dispatch.UNPROVEN,
+        largest_pair=packed.largest_pair if _proof_is_wanted() else UNPROVEN,
         weight=packed.weight,
     )
 
@@ -205,8 +206,7 @@ def _rejected(plan: Plan) -> tuple[Rejected, ...]:
             break
         if name not in chain:
             found.append(Rejected(name, None, one.missing() or f"{asked.isa} is forced"))
-    sizes = asked.m, asked.n, asked.k
-    seen = dispatch.consider(active, *sizes, asked.largest_pair, asked.weight, asked.grouping)
+    seen = dispatch.consider(active, asked.demand)
     for isa, micro, why in seen:
         if why:
             found.append(Rejected(isa.name, None if micro is None else micro.name, why))

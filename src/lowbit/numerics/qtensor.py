@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from lowbit.numerics.affine import (
     quantize_affine,
 )
 from lowbit.numerics.formats import IntFormat, check_values, int_format
+from lowbit.numerics.ranges import Range, check_range, least_squares
 
 Axis = int | tuple[int, ...] | None
 
@@ -112,13 +115,13 @@ def quantize(
     group_size: int | None = None,
     group_axis: int | None = None,
     symmetric: bool = True,
+    range: Range = "minmax",
 ) -> QTensor:
     """Quantize floating-point numbers to integers of the format `dtype`.
 
     `array` is a NumPy array of any shape, of float16, float32, float64 or a small float type
     such as ml_dtypes.bfloat16, or what converts to one, such as a PyTorch tensor on the CPU.
-    Scales and zero points are chosen from the least and greatest value, as
-    `affine_parameters` says:
+    Which values share a scale and a zero point:
 
     - axis=None: one for the whole array;
     - axis=i: one per index of axis i (a weight [out, in], per output channel: axis=0; an
@@ -128,12 +131,20 @@ def quantize(
       [K, N] in groups of 128 along K: axis=1, group_size=128, group_axis=0.)
 
     With `symmetric` the zero point is the middle of the format (0 for int8, 128 for uint8).
+    What these are chosen from is the `range`:
 
-    Raises TypeError if `array` is not of such a float type or `axis`, `group_size` or
-    `group_axis` is not an integer; ValueError for NaN or infinity (naming the first), values
-    beyond float32, an unknown format, an axis that the array does not have, or a group size
-    or axis that does not fit.
+    - "minmax": the least and greatest value, as `affine_parameters` says. No value is off by more
+      than half a step.
+    - "mse": a range, mostly narrower, that is searched for to lower the squared error of what
+      shares a scale; it is never above that of "minmax". For 4 bits and fewer values than a few
+      thousand to a scale it is 6 to 40 % less; values outside of the range saturate.
+
+    Raises TypeError if `array` is not of such a float type, `axis`, `group_size` or `group_axis`
+    is not an integer or `range` no string; ValueError for NaN or infinity (naming the first),
+    values beyond float32, an unknown format or range, an axis that the array does not have, or a
+    group size or axis that does not fit.
     """
+    check_range(range)
     fmt = int_format(dtype)
     x = _float_array(array)
     axis = _normalized_axis(axis, x.ndim)
@@ -141,6 +152,11 @@ def quantize(
     check_finite(x)
     low, high = _ranges(x, axis, group_size, group_axis)
     scale, zero_point = affine_parameters(low, high, fmt, symmetric)
+    if range == "mse":
+        for rows, one in _sharing(x, axis, group_size, group_axis):
+            shape = scale[one].shape
+            found = least_squares(rows, scale[one].ravel(), zero_point[one].ravel(), fmt, symmetric)
+            scale[one], zero_point[one] = (part.reshape(shape) for part in found)
     spread_scale = _spread(scale, x.shape, axis, group_size, group_axis)
     spread_zero_point = _spread(zero_point, x.shape, axis, group_size, group_axis)
     values = quantize_affine(x, spread_scale, spread_zero_point, fmt)
@@ -243,6 +259,38 @@ def _ranges(
     low = np.minimum.reduce(low, axis=others, initial=0)
     high = np.maximum.reduce(high, axis=others, initial=0)
     return np.asarray(low), np.asarray(high)
+
+
+def _sharing(
+    x: npt.NDArray[Any], axis: Axis, group_size: int | None, group_axis: int | None
+) -> Iterator[tuple[npt.NDArray[Any], tuple[slice, ...]]]:
+    """Matrices [scales, elements] of what shares a scale, and where in the scales' array these are.
+
+    There are two if the last groups are shorter than the others.
+    """
+    kept = _kept(axis)
+    if group_size is None or group_axis is None:
+        yield _rows(x, kept), ()
+        return
+    # The axis of groups becomes two: which group, and where in it.
+    before = sum(i < group_axis for i in kept)
+    kept = (*kept[:before], group_axis, *(i + 1 for i in kept[before:]))
+    length = x.shape[group_axis]
+    whole = length - length % group_size
+    for start, stop in ((0, whole), (whole, length)):
+        if start < stop:
+            size = min(group_size, stop - start)
+            part = x[(slice(None),) * group_axis + (slice(start, stop),)]
+            inner = ((stop - start) // size, size)
+            part = part.reshape(x.shape[:group_axis] + inner + x.shape[group_axis + 1 :])
+            groups = slice(start // group_size, -(-stop // group_size))
+            yield _rows(part, kept), (*(slice(None),) * before, groups)
+
+
+def _rows(x: npt.NDArray[Any], kept: tuple[int, ...]) -> npt.NDArray[Any]:
+    moved = x.transpose(kept + tuple(i for i in range(x.ndim) if i not in kept))
+    count = math.prod(moved.shape[: len(kept)])
+    return moved.reshape(count, x.size // max(count, 1))
 
 
 def _spread(

@@ -12,6 +12,7 @@ from lowbit import isa as instruction_sets
 from lowbit.bench.implementation import Prepared, implementation
 from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
+from lowbit.kernels.micro_kernel import Demand
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case
@@ -46,7 +47,7 @@ class Lowbit:
 
     def isa(self, case: Case) -> str | None:
         m, n, k = (case.sizes[dim] for dim in "MNK")
-        return dispatch.consider(instruction_sets.active(), m, n, k)[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
 
     def note(self, case: Case) -> str:
         return ""

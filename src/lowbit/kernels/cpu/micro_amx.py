@@ -33,7 +33,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.groups import Grouping, Groups
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
-from lowbit.kernels.micro_kernel import Columns, MicroKernel, Shape, Step
+from lowbit.kernels.micro_kernel import Columns, Demand, MicroKernel, Shape, Step
 from lowbit.kernels.registry import micro_kernel
 
 _TILE = ROWS * LINE  # bytes
@@ -112,26 +112,17 @@ class Amx(MicroKernel):
 
     name = "amx"
 
-    def refuses(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        largest_pair: int,
-        weight: str = "s8",
-        grouping: Grouping | None = None,
-    ) -> str:
+    def refuses(self, demand: Demand) -> str:
+        grouping = demand.grouping
         if grouping is not None and grouping.size % LINE:
             return f"a group has {grouping.size} k, and tiles take {LINE} at once"
-        rows = m * (grouping.planes if grouping else 1)
-        if weight != "s8" and rows <= _FEW:
+        rows = demand.m * demand.planes
+        if demand.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
         return ""
 
-    def shape(
-        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
-    ) -> tuple[Shape, int]:
-        planes = grouping.planes if grouping else 1
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        m, lines, planes, grouping = demand.m, demand.lines, demand.planes, demand.grouping
         most = ROWS // planes  # rows of the output in a block
         depth, panels = (1, 4) if m <= most else (2, 2)
         rows = blocks(m, depth * blocks(m, depth * most))

@@ -13,9 +13,9 @@ from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import GROUP, LINE
 from lowbit.kernels.cpu.vectors import VectorKernel
+from lowbit.kernels.micro_kernel import Demand
 from lowbit.kernels.registry import micro_kernel
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
@@ -38,19 +38,11 @@ class Narrow(VectorKernel):
         self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
         super().__init__(isa, *sizes)
 
-    def refuses(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        largest_pair: int,
-        weight: str = "s8",
-        grouping: Grouping | None = None,
-    ) -> str:
-        if largest_pair <= LARGEST_PAIR:
+    def refuses(self, demand: Demand) -> str:
+        if demand.largest_pair <= LARGEST_PAIR:
             return ""
         return (
-            f"neighbouring weights sum to {largest_pair}, and 16-bit sums could saturate "
+            f"neighbouring weights sum to {demand.largest_pair}, and 16-bit sums could saturate "
             f"above {LARGEST_PAIR}"
         )
 

@@ -42,9 +42,8 @@ from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL, blocks
-from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
+from lowbit.kernels.micro_kernel import Demand, MicroKernel, Shape, Step
 from lowbit.kernels.registry import micro_kernel
 
 _LANES = 4  # columns in a register of b, and groups of 4 k in one of a
@@ -87,11 +86,9 @@ class Dot(MicroKernel):
         super().__init__(isa)
         self._mixed = isa == "neon_i8mm"
 
-    def shape(
-        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
-    ) -> tuple[Shape, int]:
-        rows = _rows(m, multiple=1)
-        depth = 1 if self._mixed else min(_SHARING, blocks(m, rows))
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        rows = _rows(demand.m, multiple=1)
+        depth = 1 if self._mixed else min(_SHARING, blocks(demand.m, rows))
         return Shape(rows, depth=depth, panels=1), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
@@ -167,23 +164,13 @@ class Matrix(MicroKernel):
     name = "matrix"
     preference = 1
 
-    def refuses(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        largest_pair: int,
-        weight: str = "s8",
-        grouping: Grouping | None = None,
-    ) -> str:
-        if m == 1:
+    def refuses(self, demand: Demand) -> str:
+        if demand.m == 1:
             return "rows go in pairs, and one row would waste half of each product"
-        return super().refuses(m, n, k, largest_pair, weight, grouping)
+        return super().refuses(demand)
 
-    def shape(
-        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
-    ) -> tuple[Shape, int]:
-        rows = _rows(m, multiple=2)
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        rows = _rows(demand.m, multiple=2)
         return Shape(rows, depth=1, panels=1), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:

@@ -17,10 +17,9 @@ from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.groups import Grouping
 from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
 from lowbit.kernels.cpu.nibbles import unpacked
-from lowbit.kernels.micro_kernel import MicroKernel, Shape, Step
+from lowbit.kernels.micro_kernel import Demand, MicroKernel, Shape, Step
 
 _QUADS = LINE // GROUP  # of 4 k, in 64
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
@@ -49,15 +48,7 @@ class VectorKernel(MicroKernel):
         self.nibble_rows, self.chains = nibble_rows, chains
         self.offsets = range(0, PANEL, lanes)
 
-    def refuses(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        largest_pair: int,
-        weight: str = "s8",
-        grouping: Grouping | None = None,
-    ) -> str:
+    def refuses(self, demand: Demand) -> str:
         return ""
 
     @abstractmethod
@@ -69,23 +60,24 @@ class VectorKernel(MicroKernel):
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
         the left, and less than 16 on the right."""
 
-    def shape(
-        self, m: int, lines: int, weight: str = "s8", grouping: Grouping | None = None
-    ) -> tuple[Shape, int]:
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
         vectors = self.panels * len(self.offsets)
-        planes = grouping.planes if grouping else 1
+        planes = demand.planes
+        bytes_rows = demand.m * planes
 
         def cost(rows: int) -> tuple[int, int]:
-            return blocks(m * planes, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
+            return blocks(bytes_rows, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
-        if weight != "s8":
+        if demand.weight != "s8":
             # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
             # some, where they are long and all rows meet them at once.
-            count = blocks(m * planes, max(self.nibble_rows // planes, 1) * planes)
-            rows = blocks(m, count) * planes
-            many = count == 1 and lines >= _LONG and rows * _STREAMS <= self.most_rows * self.panels
+            count = blocks(bytes_rows, max(self.nibble_rows // planes, 1) * planes)
+            rows = blocks(demand.m, count) * planes
+            long = count == 1 and demand.lines >= _LONG
+            many = long and rows * _STREAMS <= self.most_rows * self.panels
             ahead = host.read_ahead() if count == 1 else 0
-            return Shape(rows, 1, _STREAMS if many else 1, nibbles=weight, ahead=ahead), rows
+            panels = _STREAMS if many else 1
+            return Shape(rows, 1, panels, nibbles=demand.weight, ahead=ahead), rows
         rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
         return Shape(rows, depth=1, panels=self.panels), rows
 
