@@ -132,6 +132,42 @@ def test_ahead_of_time_rows(sm: int, half: bool) -> None:
 
 
 @pytest.mark.parametrize("sm", [80, 90])
+def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
+    digits = compile_ahead(
+        fast.digits_kernel,
+        {"x_ptr": "*bf16", "even_ptr": "*i32", "odd_ptr": "*i32", "sum_ptr": "*fp32",
+         "scale_ptr": "*fp32", "met_ptr": "*i32", "K": "i32", "met": "i32", "BLOCK": 32, "MET": 32},
+        sm,
+    )  # fmt: skip
+    planes = compile_ahead(
+        fast.planes_kernel,
+        {"x_ptr": "*bf16", "planes_ptr": "*bf16", "sums_ptr": "*fp32", "met_ptr": "*i32",
+         "M": "i32:1", "K": "i32", "x_stride": "i32", "met": "i32", "BLOCK_M": 16, "MET": 8},
+        sm,
+    )  # fmt: skip
+    assert digits.local == planes.local == 0
+    assert digits.wide_loads > 0
+    # The four k of a word's half lie side by side, eight bytes.
+    assert planes.count("LDG.E.64") > 0
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("group", [32, 128])
+def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
+    made = compile_ahead(
+        fast.dequantize_kernel,
+        {"tiles_ptr": "*i16", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16", "w_ptr": "*bf16",
+         "N": "i32", "K": "i32", "first": "i32", "GROUP": group, "ZERO": True, "ASM": True,
+         "HALF": False},
+        sm,
+    )  # fmt: skip
+    assert made.local == 0
+    assert made.wide_loads > 0
+    assert made.count("STG.E.128") > 0
+    assert made.count("I2F") + made.count("I2FP") == 0
+
+
+@pytest.mark.parametrize("sm", [80, 90])
 def test_ahead_of_time_vector(sm: int) -> None:
     made = compile_ahead(
         fast.vector_kernel,

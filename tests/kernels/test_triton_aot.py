@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 triton = pytest.importorskip("triton")
 
+from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
@@ -140,6 +145,17 @@ def test_teaching_kernel(name: str, sm: int) -> None:
     made = compile_ahead(teaching.kernel, arguments, sm)
     assert made.local == 0
     assert made.count("LDL") == made.count("STL") == 0
+
+
+def test_no_fast_kernel_is_left_out() -> None:
+    here = Path(__file__).parent
+    tests = "".join(path.read_text("utf-8") for path in here.glob("test_*.py"))
+    for found in pkgutil.iter_modules(fast.__path__):
+        module = importlib.import_module(f"{fast.__name__}.{found.name}")
+        own = (k for k, v in vars(module).items() if k.endswith("_kernel") and hasattr(v, "fn"))
+        for name in own:
+            kernel = name.removesuffix("_kernel")
+            assert re.search(rf'\b{name}\b|"{kernel}"', tests), f"{name} is not compiled ahead"
 
 
 def test_missing_argument_is_named() -> None:
