@@ -16,7 +16,7 @@ from importlib.util import find_spec
 _missing = [name for name in ("torch", "triton") if find_spec(name) is None]
 if _missing:
     raise ModuleNotFoundError(
-        f"lowbit.gpu needs {' and '.join(_missing)}; install with: pip install 'lowbit[torch,lab]'",
+        f"lowbit.gpu needs {' and '.join(_missing)}; install with: pip install 'lowbit[gpu]'",
         name=_missing[0],
     )
 
