@@ -82,7 +82,7 @@ def enter() -> Enter:
     path = disk.entry(_NAME, _HEADER, COUNTERS)
     code = disk.read(path)
     if code is None:
-        code = compiler.object_code(_text(), isa)
+        code = compiler.object_code(str(_Text()), isa)
         disk.write(path, code)
     loaded = compiler.Loaded(code, _NAME, isa)
     method = _Method(_NAME.encode(), loaded.address, _FASTCALL, None)
@@ -104,95 +104,109 @@ def _layout_is_known() -> bool:
     return all(ctypes.c_size_t.from_address(id(v) + _HEADER).value == _address(v) for v in views)
 
 
-def _text() -> str:
+_WORD, _BYTE, _POINTER, _NONE = ir.IntType(64), ir.IntType(8), ir.PointerType(), ir.VoidType()
+
+
+class _Text:
     """The function as LLVM IR: PyObject *lowbit_enter(PyObject *self, PyObject **args, ssize_t n).
 
     `self` is NumPy's array type, by which an array is told from an int.
     """
-    word, pointer, none = ir.IntType(64), ir.PointerType(), ir.VoidType()
-    byte = ir.IntType(8)
-    module = ir.Module(_NAME)
 
-    def external(name: str, result: ir.Type, *parameters: ir.Type) -> ir.Function:
-        return ir.Function(module, ir.FunctionType(result, parameters), name)
+    def __init__(self) -> None:
+        self.module = ir.Module(_NAME)
+        self.as_long = self._external("PyLong_AsLongLong", _WORD, _POINTER)
+        self.occurred = self._external("PyErr_Occurred", _POINTER)
+        self.save = self._external("PyEval_SaveThread", _POINTER)
+        self.restore = self._external("PyEval_RestoreThread", _NONE, _POINTER)
+        self.retain = self._external("Py_IncRef", _NONE, _POINTER)
+        self.none_object = ir.GlobalVariable(self.module, _BYTE, "_Py_NoneStruct")
+        self.function = self._external(_NAME, _POINTER, _POINTER, _POINTER, _WORD)
+        self.b: Any = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self._emit()
 
-    as_long = external("PyLong_AsLongLong", word, pointer)
-    occurred = external("PyErr_Occurred", pointer)
-    save = external("PyEval_SaveThread", pointer)
-    restore = external("PyEval_RestoreThread", none, pointer)
-    retain = external("Py_IncRef", none, pointer)
-    none_object = ir.GlobalVariable(module, byte, "_Py_NoneStruct")
-    function = external(_NAME, pointer, pointer, pointer, word)
-    array_type, args, count = function.args
-    b: Any = ir.IRBuilder(function.append_basic_block("entry"))
-    null = ir.Constant(pointer, None)
-    own = b.sub(count, word(_FIRST))
-    memory = b.alloca(word, b.add(own, word(COUNTERS)))
-    memory.align, memory.type = 64, pointer
+    def __str__(self) -> str:
+        return str(self.module)
 
-    def at(base: Any, index: Any, element: ir.Type = word) -> Any:
-        return b.gep(base, [index], source_etype=element)
+    def _external(self, name: str, result: ir.Type, *parameters: ir.Type) -> ir.Function:
+        return ir.Function(self.module, ir.FunctionType(result, parameters), name)
 
-    def number(index: Any) -> Any:
-        return b.call(as_long, [b.load(at(args, index), typ=pointer)])
+    def _blocks(self, *names: str) -> tuple[Any, ...]:
+        return tuple(self.function.append_basic_block(name) for name in names)
 
-    for counter in range(COUNTERS):
-        b.store(word(0), at(memory, b.add(own, word(counter))))
-    entry = b.block
-    head, body, done = (function.append_basic_block(n) for n in ("head", "body", "done"))
-    b.branch(head)
-    b.position_at_end(head)
-    i = b.phi(word)
-    i.add_incoming(word(0), entry)
-    b.cbranch(b.icmp_signed("<", i, own), body, done)
+    def _at(self, base: Any, index: Any, element: ir.Type = _WORD) -> Any:
+        return self.b.gep(base, [index], source_etype=element)
 
-    b.position_at_end(body)
-    argument = b.load(at(args, b.add(i, word(_FIRST))), typ=pointer)
-    kind = b.load(at(argument, word(_HEADER - 8), byte), typ=pointer)
-    from_array, not_array, from_int, stored, failed = (
-        function.append_basic_block(n) for n in ("array", "other", "int", "stored", "failed")
-    )
-    b.cbranch(b.icmp_unsigned("==", kind, array_type), from_array, not_array)
-    b.position_at_end(from_array)
-    data = b.load(at(argument, word(_HEADER), byte), typ=word)
-    b.branch(stored)
-    b.position_at_end(not_array)
-    b.cbranch(b.icmp_unsigned("==", argument, none_object), stored, from_int)
-    b.position_at_end(from_int)
-    value = b.call(as_long, [argument])
-    b.cbranch(b.icmp_signed("==", value, word(-1)), failed, stored)
-    b.position_at_end(failed)  # or it was -1: a stride, say
-    error = b.icmp_unsigned("!=", b.call(occurred, []), null)
-    with b.if_then(error, likely=False):
-        b.ret(null)
-    after_check = b.block
-    b.branch(stored)
-    b.position_at_end(stored)
-    slot = b.phi(word)
-    for incoming, block in (
-        (data, from_array),
-        (word(0), not_array),
-        (value, from_int),
-        (word(-1), after_check),
-    ):
-        slot.add_incoming(incoming, block)
-    b.store(slot, at(memory, i))
-    i.add_incoming(b.add(i, word(1)), b.block)
-    b.branch(head)
+    def _emit(self) -> None:
+        """Slots for the arguments and counters, filled in a loop; then the call."""
+        b, (_, args, count) = self.b, self.function.args
+        own = b.sub(count, _WORD(_FIRST))
+        memory = b.alloca(_WORD, b.add(own, _WORD(COUNTERS)))
+        memory.align, memory.type = 64, _POINTER
+        for counter in range(COUNTERS):
+            b.store(_WORD(0), self._at(memory, b.add(own, _WORD(counter))))
+        entry = b.block
+        head, body, done = self._blocks("head", "body", "done")
+        b.branch(head)
+        b.position_at_end(head)
+        i = b.phi(_WORD)
+        i.add_incoming(_WORD(0), entry)
+        b.cbranch(b.icmp_signed("<", i, own), body, done)
+        b.position_at_end(body)
+        argument = b.load(self._at(args, b.add(i, _WORD(_FIRST))), typ=_POINTER)
+        b.store(self._slot(argument), self._at(memory, i))
+        i.add_incoming(b.add(i, _WORD(1)), b.block)
+        b.branch(head)
+        b.position_at_end(done)
+        self._call(args, memory)
+        b.call(self.retain, [self.none_object])
+        b.ret(self.none_object)
 
-    b.position_at_end(done)
-    kernel, runner, threads = (number(word(n)) for n in range(_FIRST))
-    state = b.call(save, [])
-    short = ir.IntType(32)
-    one_thread = ir.FunctionType(none, [pointer])
-    many_threads = ir.FunctionType(none, [pointer, pointer, short, short])
-    with b.if_else(b.icmp_signed(">", threads, word(1))) as (several, single):
-        with several:
-            start = b.inttoptr(runner, many_threads.as_pointer())
-            b.call(start, [b.inttoptr(kernel, pointer), memory, b.trunc(threads, short), short(0)])
-        with single:
-            b.call(b.inttoptr(kernel, one_thread.as_pointer()), [memory])
-    b.call(restore, [state])
-    b.call(retain, [none_object])
-    b.ret(none_object)
-    return str(module)
+    def _slot(self, argument: Any) -> Any:
+        """An array's address, 0 for None, or an int's value; returns NULL where that fails."""
+        b = self.b
+        kind = b.load(self._at(argument, _WORD(_HEADER - 8), _BYTE), typ=_POINTER)
+        from_array, not_array, from_int, stored, failed = self._blocks(
+            "array", "other", "int", "stored", "failed"
+        )
+        b.cbranch(b.icmp_unsigned("==", kind, self.function.args[0]), from_array, not_array)
+        b.position_at_end(from_array)
+        data = b.load(self._at(argument, _WORD(_HEADER), _BYTE), typ=_WORD)
+        b.branch(stored)
+        b.position_at_end(not_array)
+        b.cbranch(b.icmp_unsigned("==", argument, self.none_object), stored, from_int)
+        b.position_at_end(from_int)
+        value = b.call(self.as_long, [argument])
+        b.cbranch(b.icmp_signed("==", value, _WORD(-1)), failed, stored)
+        b.position_at_end(failed)  # or it was -1: a stride, say
+        null = ir.Constant(_POINTER, None)
+        with b.if_then(b.icmp_unsigned("!=", b.call(self.occurred, []), null), likely=False):
+            b.ret(null)
+        after_check = b.block
+        b.branch(stored)
+        b.position_at_end(stored)
+        slot = b.phi(_WORD)
+        slot.add_incoming(data, from_array)
+        slot.add_incoming(_WORD(0), not_array)
+        slot.add_incoming(value, from_int)
+        slot.add_incoming(_WORD(-1), after_check)
+        return slot
+
+    def _call(self, args: Any, memory: Any) -> None:
+        """Run the kernel, without the interpreter's lock."""
+        b, short = self.b, ir.IntType(32)
+        kernel, runner, threads = (
+            b.call(self.as_long, [b.load(self._at(args, _WORD(n)), typ=_POINTER)])
+            for n in range(_FIRST)
+        )
+        state = b.call(self.save, [])
+        one_thread = ir.FunctionType(_NONE, [_POINTER])
+        many_threads = ir.FunctionType(_NONE, [_POINTER, _POINTER, short, short])
+        with b.if_else(b.icmp_signed(">", threads, _WORD(1))) as (several, single):
+            with several:
+                start = b.inttoptr(runner, many_threads.as_pointer())
+                task = b.inttoptr(kernel, _POINTER)
+                b.call(start, [task, memory, b.trunc(threads, short), short(0)])
+            with single:
+                b.call(b.inttoptr(kernel, one_thread.as_pointer()), [memory])
+        b.call(self.restore, [state])
