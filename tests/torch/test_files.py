@@ -28,7 +28,7 @@ from lowbit.torch import (
 )
 
 INT8 = Int8DynamicConfig()
-FOUR_BITS = Int4DynamicConfig(group_size=16)
+FOUR_BITS = Int4DynamicConfig(group_size=16, weight_range="minmax")
 # For tests to which the configuration makes no difference, or that take the file apart.
 ONLY_INT8 = pytest.mark.parametrize("config", [INT8], ids=["int8"])
 ONLY_FOUR_BITS = pytest.mark.parametrize("config", [FOUR_BITS], ids=["int4"])

@@ -67,6 +67,7 @@ def four_bits(
             group_size=config.group_size or weight.shape[1],
             group_axis=0,
             symmetric=config.symmetric_weight,
+            range=config.weight_range,
         )
     )
 

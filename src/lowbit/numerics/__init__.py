@@ -17,11 +17,13 @@ from lowbit.numerics.formats import IntFormat, int_format
 from lowbit.numerics.gptq import GPTQLayer, read_gptq
 from lowbit.numerics.nibbles import from_int32, pack_nibbles, to_int32, unpack_nibbles
 from lowbit.numerics.qtensor import QTensor, quantize
+from lowbit.numerics.ranges import Range
 
 __all__ = [
     "GPTQLayer",
     "IntFormat",
     "QTensor",
+    "Range",
     "affine_parameters",
     "check_finite",
     "dequantize_affine",

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
+from lowbit.numerics.ranges import Range, check_range
 from lowbit.packed import GROUP_UNIT
 from lowbit.torch.weight_format import INT8, WeightFormat
 
 _KINDS: dict[str, type[QuantizeConfig]] = {}
+
+# A field with a value under this key of its metadata is newer than the first files; where it is
+# missing from JSON, it has that value.
+_BEFORE = "before"
+_BY_MINMAX = {_BEFORE: "minmax"}
 
 
 @dataclass(frozen=True)
@@ -71,19 +77,23 @@ class Int4WeightOnlyConfig(QuantizeConfig, kind="int4_weight_only"):
     Activations are computed with as float32 or bfloat16 numbers, whichever they are
     (`lowbit.linear_weight_only`); float16 goes through float32. `group_size` neighbours of an
     output channel share a scale and a zero point: a multiple of 8, or None for the whole channel.
-    With `symmetric_weight` there are no zero points, which costs accuracy.
+    With `symmetric_weight` there are no zero points, which costs accuracy. `weight_range` says what
+    the scales and zero points are chosen from: "minmax", the least and greatest weight, or "mse",
+    the range of least squared error (`lowbit.quantize` says more).
     """
 
     group_size: int | None = 128
     symmetric_weight: bool = False
+    weight_range: Range = field(default="mse", metadata=_BY_MINMAX)
 
     def __post_init__(self) -> None:
         _check_group_size(self.group_size)
         _check_flag("symmetric_weight", self.symmetric_weight)
+        check_range(self.weight_range, "weight_range")
 
     @property
     def weight_format(self) -> WeightFormat:
-        return _four_bits(self.group_size, self.symmetric_weight)
+        return _four_bits(self.group_size, self.symmetric_weight, self.weight_range)
 
     @property
     def activations(self) -> str:
@@ -100,15 +110,17 @@ class Int4DynamicConfig(QuantizeConfig, kind="int4_dynamic"):
     group_size: int | None = 128
     symmetric: bool = False
     symmetric_weight: bool = False
+    weight_range: Range = field(default="mse", metadata=_BY_MINMAX)
 
     def __post_init__(self) -> None:
         _check_group_size(self.group_size)
         _check_flag("symmetric", self.symmetric)
         _check_flag("symmetric_weight", self.symmetric_weight)
+        check_range(self.weight_range, "weight_range")
 
     @property
     def weight_format(self) -> WeightFormat:
-        return _four_bits(self.group_size, self.symmetric_weight)
+        return _four_bits(self.group_size, self.symmetric_weight, self.weight_range)
 
     @property
     def activations(self) -> str:
@@ -132,8 +144,8 @@ def _check_group_size(size: Any) -> None:
         )
 
 
-def _four_bits(group_size: int | None, symmetric: bool) -> WeightFormat:
-    return WeightFormat("int4" if symmetric else "uint4", group_size)
+def _four_bits(group_size: int | None, symmetric: bool, range: Range) -> WeightFormat:
+    return WeightFormat("int4" if symmetric else "uint4", group_size, range)
 
 
 def _quantized_rows(symmetric: bool) -> str:
@@ -141,7 +153,7 @@ def _quantized_rows(symmetric: bool) -> str:
 
 
 def config_from_json(text: str) -> QuantizeConfig:
-    """The configuration that `QuantizeConfig.to_json` wrote.
+    """The configuration that `QuantizeConfig.to_json` wrote, also that of an earlier version.
 
     Raises ValueError for text that is not a JSON object, an unknown kind or unknown or missing
     fields; TypeError for a field of the wrong type.
@@ -156,7 +168,9 @@ def config_from_json(text: str) -> QuantizeConfig:
     if kind not in _KINDS:
         known = ", ".join(sorted(_KINDS))
         raise ValueError(f"unknown configuration kind {kind!r}; known: {known}")
-    expected = {field.name for field in fields(_KINDS[kind])}
+    known = fields(_KINDS[kind])
+    data = {f.name: f.metadata[_BEFORE] for f in known if _BEFORE in f.metadata} | data
+    expected = {f.name for f in known}
     if data.keys() != expected:
         raise ValueError(
             f"configuration {kind!r} has the fields {sorted(expected)}, got {sorted(data)}"

@@ -210,7 +210,7 @@ def _match_layers(
         if source not in header.configs:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
         form = header.configs[key].weight_format
-        if form != header.configs[source].weight_format:
+        if form.layout != header.configs[source].weight_format.layout:
             raise ValueError(f"{key!r} shares {source!r}, which is quantized to another format")
         _check_parts(source, stored, form, own[key].shape)
         layers[key] = layer

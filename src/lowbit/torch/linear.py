@@ -63,7 +63,7 @@ class QuantizedLinear(nn.Linear):
                     f"the weight of a QuantizedLinear must be a QuantizedWeight, got "
                     f"{type(value).__name__}; weight.copy_(value) quantizes a float tensor into it"
                 )
-            if value.format != self.config.weight_format:
+            if value.format.layout != self.config.weight_format.layout:
                 raise ValueError(
                     f"a layer with {self.config} takes a weight of "
                     f"{self.config.weight_format}, got one of {value.format}; "

@@ -270,7 +270,7 @@ def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Te
     if not isinstance(target, QuantizedWeight):
         assert isinstance(source, QuantizedWeight)  # or this would not have been dispatched here
         return target.copy_(source.dequantize())
-    if isinstance(source, QuantizedWeight) and source.format != target.format:
+    if isinstance(source, QuantizedWeight) and source.format.layout != target.format.layout:
         source = source.dequantize()
     if not isinstance(source, QuantizedWeight):
         source = QuantizedWeight.from_float(source, target.format)

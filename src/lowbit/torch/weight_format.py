@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.kernels.cpu.layout import NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.numerics import QTensor, int_format, pack_nibbles, quantize, unpack_nibbles
+from lowbit.numerics import QTensor, Range, int_format, pack_nibbles, quantize, unpack_nibbles
 from lowbit.packed import PackedMatrix, nibbles_to_bytes, unpack_panels
 from lowbit.packing import pack
 from lowbit.spec import longest_sum
@@ -21,15 +21,22 @@ Array = npt.NDArray[Any]
 
 
 class WeightFormat(NamedTuple):
-    """What a weight [out, in] is quantized to.
+    """What a weight [out, in] is quantized to, and how.
 
     - integers: "int8" or "int4", without zero points, or "uint4", with one for each scale.
     - group_size: of 4-bit integers, how many neighbours along `in` share a scale, a multiple of 8;
       the last group may be shorter. None: a whole output channel.
+    - range: what scales and zero points are chosen from, see `lowbit.quantize`.
     """
 
     integers: str
     group_size: int | None = None
+    range: Range = "minmax"
+
+    @property
+    def layout(self) -> tuple[str, int | None]:
+        """What decides how a weight is held. Where it is the same, weights can be exchanged."""
+        return self.integers, self.group_size
 
     @property
     def four_bits(self) -> bool:
@@ -73,15 +80,16 @@ class WeightFormat(NamedTuple):
     def quantize(self, weight: Array) -> PackedMatrix:
         """Pack a float weight [out, in]. ValueError names the first NaN or infinity."""
         depth = weight.shape[1]
-        if not self.four_bits:
-            return pack(_transposed(quantize(weight, "int8", axis=0)))
-        size = min(self.group_size or depth, depth)
-        symmetric = not self.zero_points
-        return pack(
-            _transposed(
-                quantize(weight, self.integers, axis=0, group_size=size, symmetric=symmetric)
-            )
+        size = min(self.group_size or depth, depth) if self.four_bits else None
+        quantized = quantize(
+            weight,
+            self.integers,
+            axis=0,
+            group_size=size,
+            symmetric=not self.zero_points,
+            range=self.range,
         )
+        return pack(_transposed(quantized))
 
     def stored(self, shape: tuple[int, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The arrays in which a file holds a weight of `shape`, by name: dtype and shape.
@@ -129,7 +137,8 @@ class WeightFormat(NamedTuple):
         if not self.four_bits:
             return "int8, one scale per row"
         group = f"{self.group_size} of a row" if self.group_size else "row"
-        return f"{self.integers}, one scale{' and zero point' * self.zero_points} per {group}"
+        each = f"one scale{' and zero point' * self.zero_points} per {group}"
+        return f"{self.integers}, {each}, range {self.range}"
 
 
 INT8 = WeightFormat("int8")
