@@ -131,7 +131,8 @@ def test_from_start_to_solution() -> None:
     assert code == 0
     assert "z_i = x_i + 10" in out
     assert str(path) in out
-    assert f"{path} exists; --force replaces it" in one_line("2", "--start")
+    message = f"{path} exists; `lowbit learn 2` checks it, --force replaces it"
+    assert message in one_line("2", "--start")
     assert "not solved yet" in one_line("2", "--solution")
     assert learn("2", "--solution", "--yes")[1].startswith("@triton.jit\ndef add_constant_blocks_")
 
@@ -189,8 +190,44 @@ def test_the_file_is_found_from_another_folder(
     message = one_line("1", "--dir", str(tmp_path))
     assert str(tmp_path / "01_add_constant.py") in message
     assert "`lowbit learn 1 --start` writes one" in message
+    assert "--dir says where one is" in message
     path.rename("01_add_constant.py")
     assert learn("1")[0] == 0
+
+
+def test_a_file_that_was_moved_is_known_where_it_was_checked_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn("1", "--start")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    solve(LESSONS[0], Path("01_add_constant.py"))
+    Path("01_add_constant.py").rename(moved / "01_add_constant.py")
+    assert one_line("1").count("01_add_constant.py") == 1
+    assert learn("1", "--dir", str(moved))[0] == 0
+    assert learn("1")[0] == 0
+
+
+def test_the_working_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn("1", "--start")
+    solve(LESSONS[0], Path("01_add_constant.py"))
+    other = tmp_path / "other"
+    other.mkdir()
+    monkeypatch.chdir(other)
+    assert learn("1")[0] == 0
+    out = learn("1", "--start")[1]
+    assert f"the one before stays where it is: {tmp_path / 'work' / '01_add_constant.py'}" in out
+    assert learn("1")[0] == 1
+    assert "stays where it is" not in learn("1", "--start", "--force")[1]
+    monkeypatch.chdir(tmp_path / "work")
+    assert learn("1")[0] == 0
+
+
+def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    for more in ([], ["--force"]):
+        assert f"{file}: it is no folder" in one_line("1", "--start", "--dir", str(file), *more)
 
 
 def test_hints_come_one_after_the_other() -> None:
@@ -201,6 +238,8 @@ def test_hints_come_one_after_the_other() -> None:
     ] * 4
     assert " ".join(lesson.hints[0].split()) in " ".join(shown[0].split())
     assert lesson.hints[2] in shown[2]
+    assert shown[1].endswith("another one: lowbit learn 7 --hint\n")
+    assert shown[2].endswith("lowbit learn 7 --solution --yes\n")
     assert "hint 1 of 3" in learn("7", "--hint", "1")[1]
     assert "hint 3 of 3" in learn("7", "--hint")[1]
     assert "there is no hint 4; there are 1 to 3" in one_line("7", "--hint", "4")
@@ -231,6 +270,8 @@ def test_what_does_not_fit_is_one_line(arguments: list[str], message: str) -> No
         ("def grid(meta):", "grid = (3,)\n\n\ndef other(meta):", "write a function of meta"),
         ("spec = add_constant\n", "", "defines no `spec`"),
         ("x_ptr, z_ptr, N0", "x_ptr, z_ptr, N7", "N7"),
+        ("@triton.jit\n", "", "write @triton.jit in the line above it"),
+        ("def grid(meta):", "def grid():", "takes 0 positional arguments"),
     ],
 )
 def test_a_file_that_cannot_be_checked_is_one_line(old: str, new: str, message: str) -> None:
@@ -241,7 +282,7 @@ def test_a_file_that_cannot_be_checked_is_one_line(old: str, new: str, message: 
     path.write_text(text.replace(old, new), encoding="utf-8")
     said = one_line("1")
     assert message in said
-    assert path.name in said or "N7" in said
+    assert path.name in said or "N7" in said or "grid()" in said
 
 
 def test_a_changed_specification_changes_nothing() -> None:
@@ -274,6 +315,16 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert folder() == Path("/three/.local/state/lowbit")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert folder() == Path("/three/Library/Application Support/lowbit")
+
+
+def test_without_a_home_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LOWBIT_STATE_DIR")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert "set LOWBIT_STATE_DIR" in one_line()
 
 
 def test_progress_is_kept() -> None:
@@ -323,7 +374,8 @@ def test_progress_that_cannot_be_kept_is_a_warning() -> None:
     assert any("the progress cannot be kept" in line for line in said)
     code, _, error = learn("1", "--start")
     assert code == 0
-    assert "the progress cannot be kept" in error
+    assert error.count("the progress cannot be kept") == 1
+    assert len(set(error.splitlines())) == error.count("\n")
 
 
 def test_the_damaged_file_is_told_once_by_the_command(tmp_path: Path) -> None:
@@ -332,6 +384,7 @@ def test_the_damaged_file_is_told_once_by_the_command(tmp_path: Path) -> None:
     code, out, error = learn()
     assert code == 0
     assert "0 of 12 done" in out
+    assert "lowbit learn 4 --hint" in out
     assert error.count("\n") == 1
     assert learn()[2] == ""
     learn("3", "--hint")
@@ -368,7 +421,9 @@ def _elsewhere(setup: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ),
     ],
 )
-@pytest.mark.parametrize("command", [["learn", "1"], ["check", "01_add_constant.py"]])
+@pytest.mark.parametrize(
+    "command", [["learn", "1"], ["check", "01_add_constant.py"], ["view", "01_add_constant.py"]]
+)
 def test_another_triton_is_one_line(setup: str, message: str, command: list[str]) -> None:
     learn("1", "--start")
     solve(LESSONS[0], Path("01_add_constant.py"))
@@ -378,6 +433,15 @@ def test_another_triton_is_one_line(setup: str, message: str, command: list[str]
     assert done.stderr.startswith("lowbit: ")
     assert done.stderr.count("\n") == 1
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("command", [["learn"], ["view", "long_sum"]])
+def test_a_missing_package_is_one_line(command: list[str]) -> None:
+    done = _elsewhere("sys.modules['jaxtyping'] = None", *command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lowbit: ")
+    assert done.stderr.endswith("install with: pip install 'lowbit[lab]'\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_lessons_need_no_triton() -> None:

@@ -295,10 +295,139 @@ def test_lanes_outside_and_wrong_values(browser: Browser, tmp_path: Path) -> Non
     assert "reads outside of a tensor" in text(browser, "findings")
     browser.press("4")
     assert elements(browser, "z", "wrong") == list(range(40))
-    browser.open(tmp_path / "wrong.html")
+    browser.open(tmp_path / "wrong.html", "program=0&step=0")
     assert browser.run(chips) == []
     browser.run("document.querySelector('#findings button').click()")
     assert browser.run("location.hash") == "#program=1&step=0&show=step"
+    # Without a place the page begins there.
+    browser.open(tmp_path / "wrong.html")
+    assert len(browser.run(chips)) == 2
+    assert browser.run("location.hash") == "#program=1&step=0&show=step"
+
+
+@triton.jit
+def last_block_runs_over(x_ptr, z_ptr, N0, T, B0: tl.constexpr, B1: tl.constexpr):
+    i = tl.program_id(0)
+    total = tl.zeros((B1,), tl.float32)
+    for start in range(0, T, B1):
+        total += tl.load(x_ptr + i * T + start + tl.arange(0, B1))
+    tl.store(z_ptr + i, tl.sum(total, axis=0))
+
+
+def test_show_leads_to_what_was_found(browser: Browser, tmp_path: Path) -> None:
+    sizes = {"N0": 2, "T": 100}
+    seen = view(last_block_runs_over, ladder.long_sum, grid=lambda m: m["N0"], sizes=sizes)
+    assert [finding["kind"] for finding in seen.data["findings"]] == [
+        "out-of-bounds-load",
+        "wrong-values",
+    ]
+    browser.open(seen.save(tmp_path / "over.html"))
+    button = "document.querySelectorAll('#findings button')"
+    browser.press("2")
+    browser.run(f"{button}[0].click()")
+    # The fourth load of the row is the one that leaves the tensor.
+    assert browser.run("location.hash").endswith("show=step")
+    assert "28 outside of the tensor" in text(browser, "now")
+    browser.run(f"{button}[1].click()")
+    assert elements(browser, "z", "wrong") == [0, 1]
+    nothing = view(writes_nothing, ladder.long_sum, grid=1, sizes=sizes)
+    browser.open(nothing.save(tmp_path / "nothing.html"))
+    assert text(browser, "step-text") == "none"
+    assert text(browser, "now") == "The kernel did nothing that could be recorded."
+    browser.run(f"{button}[0].click()")
+    assert len(elements(browser, "z", "heat")) == 2
+    stopped = view(stops, ladder.long_sum, grid=lambda m: m["N0"], sizes=sizes)
+    browser.open(stopped.save(tmp_path / "stopped.html"))
+    fault = "[...document.querySelectorAll('.text.fault')].map(line => line.textContent.trim())"
+    assert browser.run(fault) == ["tl.arange(0, 24)"]
+    browser.run(f"{button}[0].click()")
+    assert browser.run("location.hash") == "#program=0&step=0&show=step"
+    assert browser.thrown() == []
+
+
+@triton.jit
+def stops(x_ptr, z_ptr):
+    tl.load(x_ptr)
+    tl.arange(0, 24)
+
+
+@triton.jit
+def writes_nothing(x_ptr, z_ptr):
+    pass
+
+
+@triton.jit
+def far_outside(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    tl.store(z_ptr + N0 + tl.arange(0, B0), 1.0)
+
+
+def test_of_many_lanes_outside_the_first_are_listed(browser: Browser, tmp_path: Path) -> None:
+    seen = view(far_outside, ladder.add_constant, sizes={"N0": 64})
+    browser.open(seen.save(tmp_path / "far.html"))
+    assert browser.run("document.querySelectorAll('#tensor-z .chip').length") == 40
+    strip = browser.run("document.querySelector('#tensor-z .strip').textContent")
+    assert strip.endswith("and 24 more, red among the lanes")
+    assert browser.run("document.querySelectorAll('#detail i.outside').length") == 64
+
+
+def test_keys_work_wherever_the_focus_is(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax, "program=1&step=2")
+    for control in ("program", "step"):
+        browser.run(f"document.getElementById('{control}').focus()")
+        browser.press("ArrowDown")
+        assert browser.run("location.hash") == "#program=2&step=2&show=step"
+        browser.press("ArrowUp", "3")
+        assert browser.run("location.hash") == "#program=1&step=2&show=writes"
+        browser.run("document.querySelector('[value=writes]').focus()")
+        browser.press("1", "4")
+        assert browser.run("location.hash") == "#program=1&step=2&show=step"
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("program=1.5&step=1.5", "program=1&step=1&show=step"),
+        ("program=99&step=99", "program=2&step=9&show=step"),
+        ("program=-1&step=x&show=wrong", "program=0&step=0&show=step"),
+        ("%%%", "program=0&step=0&show=step"),
+    ],
+)
+def test_any_address_shows_some_step(
+    browser: Browser, softmax: Path, place: str, shown: str
+) -> None:
+    browser.open(softmax, place)
+    assert browser.run("location.hash") == f"#{shown}"
+    assert browser.thrown() == []
+
+
+def test_the_address_is_not_changed_too_often(browser: Browser, softmax: Path) -> None:
+    browser.open(softmax)
+    browser.run("performance.now = () => 0")
+    browser.run("history.replaceState = () => { document.changed = (document.changed ?? 0) + 1 }")
+    browser.run("for (let n = 0; n < 60; n++) { stepBy(1); stepBy(-1); }")
+    # Opening the page was the first of 90.
+    assert browser.run("document.changed") == 89
+    browser.press("2")
+    assert browser.run("document.querySelector('[value=reads]').checked")
+
+
+def test_no_page_is_wider_than_its_window(browser: Browser, tmp_path: Path) -> None:
+    taught = teaching_kernels()["quantized_matmul"]
+    page = view(taught.kernel, taught.operation, grid=taught.grid).save(tmp_path / "wide.html")
+    top = "document.getElementById('tensor-{}').getBoundingClientRect().top"
+    for width, beside in ((480, False), (1400, True)):
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        browser.open(page)
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        tops = [browser.run(top.format(name)) for name in ("scale", "weight")]
+        assert (tops[0] == tops[1]) == beside
+    browser.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_registers_and_tiles(browser: Browser, tmp_path: Path) -> None:

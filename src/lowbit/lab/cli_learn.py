@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lowbit.lab.cli_check import refuse
+from lowbit.lab.cli_view import missing
 
 if TYPE_CHECKING:
     from lowbit.lab.learn_progress import Exercise, Progress
@@ -51,7 +53,7 @@ def learn(
             "--dir",
             metavar="D",
             help="The folder of the file.",
-            show_default="where it was started last, or this one",
+            show_default="this one, or where the file was last",
         ),
     ] = None,
     force: Annotated[
@@ -71,14 +73,15 @@ def learn(
     try:
         code = _carry_out(what, number, chosen, folder, force, yes)
     except FileExistsError as error:
-        refuse(f"{error.filename} exists; --force replaces it")
+        refuse(f"{error.filename} exists; `lowbit learn {what}` checks it, --force replaces it")
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
-        own = "pip install" in str(error)
-        refuse(str(error) if own else f"{error}; install with: pip install 'lowbit[lab]'")
+        refuse(missing(error))
     except (ValueError, RuntimeError) as error:
         refuse(str(error))
+    except Exception as error:  # what the file defines may not fit together in any way
+        refuse(f"{type(error).__name__}: {error}")
     raise typer.Exit(code)
 
 
@@ -121,7 +124,7 @@ def _carry_out(
     from lowbit.lab.learn_progress import Progress
     from lowbit.lab.lessons import find
 
-    progress = Progress(lambda line: print(f"lowbit: {line}", file=sys.stderr))
+    progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
         _list(progress)
         return 0
@@ -151,6 +154,7 @@ def _list(progress: Progress) -> None:
         console.print(Text(f"    {lesson.idea}", "dim"))
     done = sum(one.solved for one in known.values())
     console.print(f"\n{done} of {len(LESSONS)} done. {_next(known)}")
+    console.print("Three hints for each, one after the other: lowbit learn 4 --hint")
     console.print(Text(f"The progress is kept in {progress.path}", "dim"))
 
 
@@ -168,10 +172,14 @@ def _next(known: dict[str, Exercise]) -> str:
 
 def _start(lesson: Lesson, progress: Progress, folder: Path, force: bool) -> None:
     from lowbit.lab.learn import start
+    from lowbit.lab.learn_progress import Exercise
 
+    last = progress.read().get(lesson.name, Exercise()).file
     path = start(lesson, progress, folder, force=force)
     print(f"exercise {lesson.number}, {lesson.name}: {lesson.formula}")
     print(f"written to {path}; fill in the kernel, then: lowbit learn {lesson.number}")
+    if last and Path(last) != path.absolute() and Path(last).exists():
+        print(f"the one before stays where it is: {last}")
 
 
 def _hint(lesson: Lesson, progress: Progress, number: int | None) -> None:
@@ -188,6 +196,9 @@ def _hint(lesson: Lesson, progress: Progress, number: int | None) -> None:
     print(f"hint {shown} of {last} for exercise {lesson.number}, {lesson.name}:\n")
     text = lesson.hints[shown - 1]
     print(text if "\n" in text else textwrap.fill(text, _WIDTH))
+    more = "another one: lowbit learn {} --hint"
+    whole = "the teaching kernel: lowbit learn {} --solution --yes"
+    print("\n" + (more if shown < last else whole).format(lesson.number))
 
 
 def _solution(lesson: Lesson, progress: Progress, yes: bool) -> None:

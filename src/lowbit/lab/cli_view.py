@@ -64,6 +64,8 @@ def view(
                 file.write_text(text(), encoding="utf-8")
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
+    except ModuleNotFoundError as error:
+        refuse(missing(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
     for line in _summary(seen):
@@ -71,6 +73,12 @@ def view(
     for file in (html_file, json_file):
         if file is not None:
             print(f"written to {file}")
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """What is missing, and what to install."""
+    known = "pip install" in str(error)
+    return str(error) if known else f"{error}; install with: pip install 'lowbit[lab]'"
 
 
 def _seen(what: str, sizes: dict[str, int], fill: str) -> View:
@@ -92,10 +100,13 @@ def _sizes(given: list[str]) -> dict[str, int]:
 
 
 def _summary(seen: View) -> list[str]:
+    from lowbit.lab.view_page import counted
+
     data = seen.data
     sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())
-    programs, steps = len(data["programs"]), len(data["events"])
-    lines = [f"{data['kernel']} ({data['operation']}), {sizes}: {steps} steps, {programs} programs"]
+    steps = counted(len(data["events"]), "step")
+    programs = counted(len(data["programs"]), "program")
+    lines = [f"{data['kernel']} ({data['operation']}), {sizes}: {steps}, {programs}"]
     loaded = sum(tensor["loaded_bytes"] for tensor in data["tensors"])
     stored = sum(tensor["stored_bytes"] for tensor in data["tensors"])
     least = sum(tensor["least_bytes"] for tensor in data["tensors"])

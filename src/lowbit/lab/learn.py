@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lowbit.lab import check_script
 from lowbit.lab.check_run import check
-from lowbit.lab.check_triton import triton_modules
+from lowbit.lab.check_triton import is_triton, triton_modules
 from lowbit.lab.learn_file import starter
 from lowbit.lab.learn_progress import Exercise, Progress
 from lowbit.lab.lessons import Lesson
@@ -17,8 +17,11 @@ from lowbit.lab.report import CheckResult
 def start(lesson: Lesson, progress: Progress, folder: Path, *, force: bool) -> Path:
     """Write the file of an exercise and remember where it is; returns its path.
 
-    FileExistsError if there is one and not `force`; OSError if it cannot be written.
+    FileExistsError if there is one and not `force`; NotADirectoryError if `folder` is a file;
+    OSError if it cannot be written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(20, "it is no folder", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{lesson.stem}.py"
     with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -28,17 +31,17 @@ def start(lesson: Lesson, progress: Progress, folder: Path, *, force: bool) -> P
 
 
 def file_of(lesson: Lesson, progress: Progress, folder: Path | None) -> Path:
-    """The file of an exercise: in `folder` if one is given, else where it was started last, else
-    in the working folder. FileNotFoundError, with what to do, if it is not there."""
-    name = f"{lesson.stem}.py"
-    started = progress.read().get(lesson.name, Exercise()).file
-    places = [folder / name] if folder else [*([Path(started)] if started else []), Path(name)]
+    """The file of an exercise: in `folder` if one is given, else in the working folder, else where
+    it was last. FileNotFoundError, with what to do, if it is not there."""
+    here = (folder or Path()).absolute() / f"{lesson.stem}.py"
+    last = None if folder else progress.read().get(lesson.name, Exercise()).file
+    places = list(dict.fromkeys([here, Path(last or here)]))
     for path in places:
         if path.is_file():
             return path
     raise FileNotFoundError(
         f"exercise {lesson.number} has no file {' or '.join(map(str, places))}; "
-        f"`lowbit learn {lesson.number} --start` writes one"
+        f"`lowbit learn {lesson.number} --start` writes one, and --dir says where one is"
     )
 
 
@@ -49,8 +52,16 @@ def try_out(lesson: Lesson, progress: Progress, path: Path) -> CheckResult:
     otherwise as `check`.
     """
     triton_modules()
-    progress.update(lesson.name, lambda known: replace(known, tries=known.tries + 1))
+    progress.update(
+        lesson.name,
+        lambda known: replace(known, file=str(path.absolute()), tries=known.tries + 1),
+    )
     arguments = check_script.arguments_of(check_script.load(path), str(path))
+    if not is_triton(arguments["kernel"]):
+        raise ValueError(
+            f"{path}: kernel is not a Triton kernel; write @triton.jit in the line above it, as "
+            "the file had at first"
+        )
     if not callable(arguments["grid"]):
         raise ValueError(
             f"{path}: grid is {arguments['grid']!r}; write a function of meta, as the file had at "

@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Exercise:
-    """What is known of one exercise. file: where it was started. tries: how often it was checked.
+    """What is known of one exercise. file: where it was last. tries: how often it was checked.
     hints: how many were shown."""
 
     file: str | None = None
@@ -47,7 +47,13 @@ def folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):
         return Path(state) / "lowbit"
-    return Path.home() / _HOMES.get(sys.platform, ".local/state") / "lowbit"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise RuntimeError(
+            "there is no home folder to keep the progress in; set LOWBIT_STATE_DIR to another one"
+        ) from None
+    return home / _HOMES.get(sys.platform, ".local/state") / "lowbit"
 
 
 _HOMES = {"darwin": "Library/Application Support", "win32": "AppData/Local"}

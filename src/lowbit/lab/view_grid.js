@@ -8,6 +8,7 @@ const eventsOf = data.programs.map(() => []);
 data.events.forEach((event, number) => eventsOf[event.program].push(number));
 
 const MOST_COLUMNS = 32; // of a tensor of one dimension, which is wrapped
+const HIGH = 640; // pixels, about as high as a grid should be
 const state = { program: 0, step: 0, show: "step" };
 const marks = []; // [cell, class], to be taken away before the next step is drawn
 const readAs = new Map(); // how a tile's bytes are read, where the reader has chosen
@@ -87,11 +88,13 @@ function shapeOfGrid(shape) {
 }
 
 // Width and height of a cell in pixels, such that the columns fit where there is room. Narrow
-// cells are higher than wide, to be easier to point at, unless there are many rows.
+// cells are higher than wide, to be easier to point at, unless there are many rows, whose cells are
+// smaller.
 function cellSize({ planes, rows, columns }, room, wide) {
   if (wide) return [Math.max(32, Math.min(46, Math.floor((room - 40) / columns) - 1)), 16];
   const beside = Math.max(1, Math.min(planes, 4, Math.floor(room / 180)));
-  const across = Math.max(2, Math.min(18, Math.floor((room / beside - 45) / columns) - 1));
+  const fitting = Math.floor((room / beside - 45) / columns) - 1;
+  const across = Math.max(2, Math.min(18, fitting, Math.max(6, Math.floor(HIGH / rows) - 1)));
   return [across, planes * rows > 40 ? across : Math.max(across, 14)];
 }
 

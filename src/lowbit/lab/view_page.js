@@ -78,6 +78,7 @@ const lines = new Map();
 
 function drawSource() {
   const keys = new Set(data.events.map((event) => String(event.line)));
+  const faults = new Set(data.findings.map((finding) => String(finding.line)));
   data.sources.forEach((source, number) => {
     byId("source").append(make("h3", {}, source.file));
     source.lines.forEach((text, at) => {
@@ -95,6 +96,7 @@ function drawSource() {
           goToLine(key);
         });
       }
+      node.classList.toggle("fault", faults.has(key));
       lines.set(key, node);
       byId("source").append(node);
     });
@@ -117,6 +119,7 @@ function goToLine(key) {
 
 // Colours of the tensors
 
+const MOST_CHIPS = 40; // lanes outside of a tensor that are listed beside it
 function spread(event, element) {
   const wide = event.itemsize / tensors.get(event.tensor).itemsize;
   return wide > 1 ? Array.from({ length: wide }, (_, more) => element + more) : [element];
@@ -138,11 +141,13 @@ function colourStep(now) {
     const { cells, strip } = drawn.get(event.tensor);
     event.masked.forEach(([, element]) => element >= 0 && mark(cells[element], "masked"));
     markAccess(event, event.kind);
-    strip.append(...event.outside.map(([lane, offset]) => {
+    strip.append(...event.outside.slice(0, MOST_CHIPS).map(([lane, offset]) => {
       const chip = make("span", { class: "chip", "data-lane": lane, "data-offset": offset });
       chip.append(`lane ${lane} `, make("b", {}, `offset ${offset}`));
       return chip;
     }));
+    const more = event.outside.length - MOST_CHIPS;
+    if (more > 0) strip.append(`and ${count(more)} more, red among the lanes`);
   } else {
     for (const block of event.operands) {
       if (block.source !== null) markAccess(data.events[block.source], "operand");
@@ -241,8 +246,9 @@ const nowShown = () => eventsOf[state.program]?.[state.step] ?? -1;
 
 function go(program, step) {
   if (!data.programs.length) return;
-  state.program = Math.min(Math.max(program, 0), data.programs.length - 1);
-  state.step = Math.min(Math.max(step, 0), eventsOf[state.program].length - 1);
+  const within = (n, list) => Math.min(Math.max(Math.trunc(n), 0), list.length - 1);
+  state.program = within(program, data.programs);
+  state.step = within(step, eventsOf[state.program]);
   update();
 }
 
@@ -272,7 +278,7 @@ function drawControls(event) {
     slider.max = Math.max(0, last[n]);
     slider.value = state[name];
     slider.disabled = last[n] < 1;
-    const where = `${state[name] + 1} of ${last[n] + 1}`;
+    const where = event ? `${state[name] + 1} of ${last[n] + 1}` : "none";
     byId(`${name}-text`).textContent = n ? where : `${texts[0]} (${where})`;
     slider.setAttribute("aria-valuetext", n ? `${where}: ${event ? words(event) : ""}` : texts[0]);
   });
@@ -283,6 +289,10 @@ function drawHere(event) {
   const line = event && lines.get(String(event.line));
   if (!line) return;
   line.classList.add("now");
+  reveal(line);
+}
+
+function reveal(line) {
   const box = byId("source");
   const low = line.offsetTop - box.scrollTop;
   if (low < 0 || low > box.clientHeight - 30) box.scrollTop = line.offsetTop - box.clientHeight / 2;
@@ -305,25 +315,66 @@ function update() {
   remember();
 }
 
+// Browsers let a page change its address only so often: Safari 100 times in 30 seconds.
+const MOST_CHANGES = 90, SPAN = 30_000; // milliseconds
+const changes = []; // when it was changed
+let later = 0;
+
 // The place in the run is in the address, where the page has one of its own.
 function remember() {
   if (location.protocol === "about:") return;
+  clearTimeout(later);
+  const now = performance.now();
+  while (changes[0] < now - SPAN) changes.shift();
+  if (changes.length >= MOST_CHANGES) {
+    later = setTimeout(remember, 1000);
+    return;
+  }
+  changes.push(now);
   const { program, step, show } = state;
   history.replaceState(null, "", `#${new URLSearchParams({ program, step, show })}`);
 }
 
 function recall() {
   const wanted = new URLSearchParams(location.hash.slice(1));
-  const shows = ["step", "reads", "writes", "wrong"];
-  if (shows.includes(wanted.get("show"))) state.show = wanted.get("show");
+  if (COLOURS.includes(wanted.get("show"))) state.show = wanted.get("show");
   const [program, step] = ["program", "step"].map((name) => Number(wanted.get(name)) || 0);
   if (data.programs.length) go(program, step);
   else update();
 }
 
+// What the colours can show, in the order of the keys.
+const COLOURS = ["step", "reads", "writes"];
+if (data.tensors.some((tensor) => tensor.wrong.length)) COLOURS.push("wrong");
+
 function show(what) {
+  if (!COLOURS.includes(what)) return;
   state.show = what;
   update();
+}
+
+// What shows a finding: going to its step, else the colours in which it is seen, else its line, and
+// the last step before it; null if it has none of these.
+function wayTo(finding) {
+  const number = data.programs.findIndex((one) => String(one) === String(finding.program));
+  const outside = finding.kind.startsWith("out-of-bounds");
+  const step = (eventsOf[number] ?? []).map((n) => data.events[n]).findIndex((event) =>
+    event.line && String(event.line) === String(finding.line)
+      && (!outside || event.outside?.length));
+  if (step >= 0) {
+    return () => {
+      show("step");
+      go(number, step);
+    };
+  }
+  const colours = { "wrong-values": "wrong", unwritten: "writes" }[finding.kind];
+  if (COLOURS.includes(colours)) return () => show(colours);
+  const line = lines.get(String(finding.line));
+  if (!line) return null;
+  return () => {
+    if (number >= 0) go(number, Infinity);
+    reveal(line);
+  };
 }
 
 function drawHead() {
@@ -335,18 +386,21 @@ function drawHead() {
   for (const finding of data.findings) {
     const item = make("li", { class: finding.severity });
     item.append(make("b", {}, finding.title), `: ${finding.message}`);
-    const number = data.programs.findIndex((one) => String(one) === String(finding.program));
-    const steps = eventsOf[number]?.map((n) => String(data.events[n].line)) ?? [];
-    const step = steps.indexOf(String(finding.line));
-    if (step >= 0) {
+    const shows = wayTo(finding);
+    if (shows) {
       const button = make("button", { type: "button" }, "show");
-      button.addEventListener("click", () => go(number, step));
+      button.addEventListener("click", shows);
       item.append(button);
     }
     byId("findings").append(item);
   }
-  byId("show-wrong").hidden = data.tensors.every((tensor) => !tensor.wrong.length);
+  byId("show-wrong").hidden = !COLOURS.includes("wrong");
 }
+
+// Keys that mean something to a control while it has the focus.
+const OWN_KEYS = {
+  range: /^(ArrowLeft|ArrowRight|Home|End)$/, radio: /^Arrow/, "select-one": /./,
+};
 
 function listen() {
   byId("program").addEventListener("input", (event) => go(Number(event.target.value), state.step));
@@ -367,7 +421,7 @@ function listen() {
   addEventListener("hashchange", recall);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
-    if (event.target.matches("select, input")) return; // they have arrow keys of their own
+    if (OWN_KEYS[event.target.type]?.test(event.key)) return;
     const keys = {
       ArrowRight: () => stepBy(1),
       ArrowLeft: () => stepBy(-1),
@@ -375,10 +429,7 @@ function listen() {
       ArrowUp: () => go(state.program - 1, state.step),
       Home: () => go(state.program, 0),
       End: () => go(state.program, Infinity),
-      1: () => show("step"),
-      2: () => show("reads"),
-      3: () => show("writes"),
-      4: () => show("wrong"),
+      ...Object.fromEntries(COLOURS.map((what, n) => [n + 1, () => show(what)])),
     };
     if (event.key in keys) {
       event.preventDefault();
@@ -387,9 +438,12 @@ function listen() {
   });
 }
 
+drawSource();
 drawHead();
 drawTensors();
-drawSource();
 drawTotals();
 listen();
+const placed = location.hash.length > 1;
 recall();
+// A page that was opened without a place begins where something was found.
+if (!placed) data.findings.map(wayTo).find(Boolean)?.();

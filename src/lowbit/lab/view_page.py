@@ -57,8 +57,14 @@ class View:
         )
 
     def __repr__(self) -> str:
-        steps, programs = len(self.data["events"]), len(self.data["programs"])
-        return f"<view of {self.data['kernel']}: {steps} steps of {programs} programs>"
+        steps = counted(len(self.data["events"]), "step")
+        programs = counted(len(self.data["programs"]), "program")
+        return f"<view of {self.data['kernel']}: {steps} of {programs}>"
+
+
+def counted(number: int, what: str) -> str:
+    """How many, in words: 1 step, 2 steps."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _part(name: str) -> str:
