@@ -9,7 +9,10 @@ import lowbit
 from lowbit import VectorIndex
 from lowbit.index_search import Chunk, Queries, group_maxima
 from lowbit.isa import available
-from lowbit.numerics import quantize_rows
+from lowbit.numerics import Range, quantize_rows
+
+
+RANGES: dict[int, Range] = {8: "minmax", 4: "mse"}
 
 
 def _vectors(seed: int, *shape: int) -> np.ndarray:
@@ -35,11 +38,12 @@ def _reference(
             for x in (vectors, queries)
         )
     if scale == "vector":
-        stored = lowbit.quantize(vectors, f"int{bits}", axis=0).dequantize().astype(np.float64)
+        coded = lowbit.quantize(vectors, f"int{bits}", axis=0, range=RANGES[bits])
+        stored = coded.dequantize().astype(np.float64)
         weight = np.ones(vectors.shape[1], np.float32)
     else:
         most = 2 ** (bits - 1) - 1
-        weight = (np.abs(vectors).max(axis=0).astype(np.float64) / most).astype(np.float32)
+        weight = lowbit.quantize(vectors, f"int{bits}", axis=1, range=RANGES[bits]).scale
         stored = np.clip(np.rint(vectors / weight), -most, most).astype(np.float64)
     codes, row_scale, zero = quantize_rows(queries * weight, False)
     products = (codes.astype(np.float64) - zero[:, None]) * row_scale[:, None] @ stored.T
@@ -71,7 +75,7 @@ def test_maxima_and_search_are_those_of_the_whole_product(
 ) -> None:
     rng = np.random.default_rng(dim)
     vectors = rng.standard_normal((count, dim)).astype(np.float32)
-    packed = lowbit.pack(lowbit.quantize(vectors.T, f"int{bits}", axis=1))
+    packed = lowbit.pack(lowbit.quantize(vectors.T, f"int{bits}", axis=1, range=RANGES[bits]))
     index = VectorIndex(dim, bits)
     index.add(vectors)
     for rows in (1, 2, 5, 11):  # a scan on some sets, a product on others

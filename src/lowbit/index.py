@@ -8,7 +8,7 @@ some candidates by the originals.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from lowbit.arguments import float_matrix, padded
 from lowbit.array_file import ArrayFile
 from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
-from lowbit.numerics import QTensor, int_format, quantize
+from lowbit.numerics import QTensor, Range, int_format, quantize
 from lowbit.packed import WEIGHTS, PackedMatrix
 from lowbit.packing import pack
 from lowbit.spec import longest_sum
@@ -27,6 +27,8 @@ _QUERIES = 256  # that are served together at most
 _PLACES = 1 << 18  # of groups that they keep together at most; scores and ids of one are 96 bytes
 _RESCORED = 1 << 22  # numbers of originals that are looked at together
 _FORMATS = {8: "int8", 4: "int4"}
+# Of sixteen steps each counts; 8 bits would gain nothing for the time.
+_RANGES: Mapping[int, Range] = {8: "minmax", 4: "mse"}
 _METRICS = ("dot", "cosine", "l2")
 _SCALES = ("vector", "dimension")
 _FILE = ArrayFile("vector index", 1)
@@ -98,7 +100,8 @@ class VectorIndex:
                 f"train an empty index, with at least one vector; it holds {len(self)}, "
                 f"and {len(given)} are given"
             )
-        self._dimension_scale = quantize(given, _FORMATS[self.bits], axis=1).scale
+        coded = quantize(given, _FORMATS[self.bits], axis=1, range=_RANGES[self.bits])
+        self._dimension_scale = coded.scale
 
     def add(self, vectors: Any, progress: Callable[[int, int], None] | None = None) -> None:
         """Add vectors, float32 [n, dim]. `progress` is called with (vectors done, n), after every
@@ -270,7 +273,7 @@ class VectorIndex:
         """The integers [n, dim] and the scale of each vector."""
         name = _FORMATS[self.bits]
         if self._dimension_scale is None:
-            coded = quantize(vectors, name, axis=0)
+            coded = quantize(vectors, name, axis=0, range=_RANGES[self.bits])
             return coded.values, coded.scale
         most = 2 ** (self.bits - 1) - 1
         with np.errstate(over="ignore"):  # clamped below
