@@ -11,6 +11,8 @@ CPU tensors are served by plain PyTorch, so that a model runs without a GPU too.
 
 from __future__ import annotations
 
+import re
+import warnings
 from importlib.util import find_spec
 
 _missing = [name for name in ("torch", "triton") if find_spec(name) is None]
@@ -20,11 +22,22 @@ if _missing:
         name=_missing[0],
     )
 
-from lowbit.gpu.attention import attention  # noqa: E402
-from lowbit.gpu.convolution import conv2d  # noqa: E402
-from lowbit.gpu.int4 import Int4Weight, int4_matmul, pack_int4  # noqa: E402
-from lowbit.gpu.products import batched_matmul  # noqa: E402
-from lowbit.gpu.rows import layer_norm, rms_norm, row_sum, softmax  # noqa: E402
+import triton  # noqa: E402
+
+from lowbit.kernels.triton import NEWEST, OLDEST  # noqa: E402
+
+_known = "lowbit.gpu is made for Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
+_known += f" and this is {triton.__version__}; install one with: pip install 'lowbit[gpu]'"
+try:
+    from lowbit.gpu.attention import attention
+    from lowbit.gpu.convolution import conv2d
+    from lowbit.gpu.int4 import Int4Weight, int4_matmul, pack_int4
+    from lowbit.gpu.products import batched_matmul
+    from lowbit.gpu.rows import layer_norm, rms_norm, row_sum, softmax
+except ImportError as error:
+    raise ImportError(f"{_known} ({error})", name=error.name) from None
+if not OLDEST <= tuple(map(int, re.findall(r"\d+", triton.__version__)[:2])) <= NEWEST:
+    warnings.warn(_known, stacklevel=2)
 
 __all__ = [
     "Int4Weight",
