@@ -330,7 +330,7 @@ def test_the_page_is_whole_and_holds_the_data() -> None:
     ("given", "message"),
     [
         ({"sizes": {"T": 3}}, "add_constant_blocks has no size 'T'; it has N0"),
-        ({"sizes": {"N0": 0}}, "N0 is 0"),
+        ({"sizes": {"N0": 0}}, "the size N0 is 0; give at least 1"),
         ({"sizes": {"N0": 10**7}}, "20,000,000 elements, too many to draw"),
         ({"fill": "ones"}, "fill is 'ones'; it must be one of normal"),
         ({"limit": 0}, "limit is 0"),
@@ -353,6 +353,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(app, ["view", "long_sum", "--shape", "N0=2,T=33"])
     assert done.exit_code == 0, done.output
     assert "264 bytes loaded, 8 stored; at least 272 have to be moved" in done.output
+    assert "N0=2, T=33: 10 steps, 2 programs" in done.output
+    once = run(app, ["view", "add_constant", "--json", "once.json"])
+    assert "N0=32: 2 steps, 1 program\n" in once.output
     assert (tmp_path / "view-long_sum.html").read_text().startswith("<!doctype html>")
     both = ["--html", "a.html", "--json", "a.json", "--shape", "N0=2", "--shape", "T=33"]
     assert run(app, ["view", "long_sum", *both]).exit_code == 0

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from lowbit.gpu.arguments import check_alike, check_tensor
-from lowbit.gpu.registration import differentiate, register
+from lowbit.gpu.registration import differentiate, gradient, register, specified
 from lowbit.kernels.triton.fast import attention as _forward
 from lowbit.kernels.triton.fast import attention_backward as _backward
 
 DTYPES = (torch.bfloat16, torch.float16)
 
 
+@specified("attention")
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
 ) -> Tensor:
@@ -149,3 +150,22 @@ def _gradient(ctx: Any, dz: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 differentiate(_attention_op, _gradient, _keep)
+
+
+@specified("attention_causal")
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v, causal=True)
+
+
+@specified("attention_dq", wanted="q")
+@specified("attention_dk", wanted="k")
+@specified("attention_dv", wanted="v")
+def _attention_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
+    return gradient(attention, wanted, dz, q=q, k=k, v=v)
+
+
+@specified("attention_causal_dq", wanted="q")
+@specified("attention_causal_dk", wanted="k")
+@specified("attention_causal_dv", wanted="v")
+def _causal_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
+    return gradient(_causal, wanted, dz, q=q, k=k, v=v)

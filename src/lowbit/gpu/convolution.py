@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.gpu.arguments import check_alike, check_shape, check_tensor
-from lowbit.gpu.registration import differentiate, register
+from lowbit.gpu.registration import differentiate, register, specified
 from lowbit.kernels.triton.fast import conv2d as _conv2d
 
 Size = int | Sequence[int]
@@ -17,6 +17,7 @@ Size = int | Sequence[int]
 _LARGEST_INDEX = 2**31
 
 
+@specified("conv2d", padding=1)
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -160,3 +161,8 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 
 differentiate(_conv2d_op, _gradient, _keep)
+
+
+@specified("conv2d_nhwc")
+def _conv2d_nhwc(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lowbit.gpu.arguments import FLOATS, check_tensor
-from lowbit.gpu.registration import differentiate, register
+from lowbit.gpu.registration import differentiate, register, specified
 from lowbit.kernels.triton.fast import int4_matmul as _int4
 
 _ACTIVATIONS = (torch.bfloat16, torch.float16)
@@ -218,3 +218,11 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 
 differentiate(_int4_matmul_op, _gradient, _keep_weight)
+
+
+@specified("int4_matmul", group_size=128)
+@specified("int4_matmul_32", group_size=32)
+def _packed_and_multiplied(
+    x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, group_size: int
+) -> Tensor:
+    return int4_matmul(x, pack_int4(words, scale, zero & 15, group_size=group_size))

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from lowbit.gpu.arguments import check_alike, check_shape, check_tensor
-from lowbit.gpu.registration import differentiate, register
+from lowbit.gpu.registration import differentiate, gradient, register, specified
 from lowbit.kernels.triton.fast import batched_matmul as _batched
 
 
+@specified("batched_matmul")
 def batched_matmul(x: Tensor, y: Tensor, *, tf32: bool = False) -> Tensor:
     """z_b = x_b y_b.
 
@@ -63,3 +64,9 @@ def _batched_gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, Tensor | Non
 
 
 differentiate(_batched_op, _batched_gradient, _keep_operands)
+
+
+@specified("batched_matmul_dx", wanted="x")
+@specified("batched_matmul_dy", wanted="y")
+def _batched_matmul_gradient(x: Tensor, y: Tensor, dz: Tensor, wanted: str) -> Tensor:
+    return gradient(batched_matmul, wanted, dz, x=x, y=y)

@@ -6,12 +6,25 @@ times as much.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lowbit.kernels.triton.fast import launch
+
+
+@dataclass(frozen=True)
+class Specified:
+    """A function of tensors that has a specification, and its other arguments."""
+
+    function: Callable[..., torch.Tensor]
+    given: Mapping[str, Any]
+
+
+specified_functions: dict[str, Specified] = {}
+"""By the name of the operation in `lowbit.spec.gpu`; `lowbit check gpu` checks them all."""
 
 _library = torch.library.Library("lowbit", "FRAGMENT")
 
@@ -51,3 +64,24 @@ def differentiate(
     torch.library.register_autograd(
         op._schema.name, backward, setup_context=setup_context, lib=_library
     )
+
+
+def specified(operation: str, **given: Any) -> Callable[[Any], Any]:
+    """Say that a function computes an operation of `lowbit.spec.gpu`, with these arguments.
+
+    Its parameters are named as the operation's inputs; the rest are `given`, or have defaults.
+    """
+
+    def register(function: Any) -> Any:
+        specified_functions[operation] = Specified(function, given)
+        return function
+
+    return register
+
+
+def gradient(
+    function: Callable[..., torch.Tensor], wanted: str, dz: torch.Tensor, **inputs: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of one input of a function, given that of its result."""
+    leaf = inputs[wanted].detach().requires_grad_()
+    return torch.autograd.grad(function(**{**inputs, wanted: leaf}), leaf, dz)[0]

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from lowbit.gpu.arguments import check_alike, check_rows, check_shape, check_tensor
-from lowbit.gpu.registration import differentiate, register
+from lowbit.gpu.registration import differentiate, gradient, register, specified
 from lowbit.kernels.triton.fast import norm as _norm
 from lowbit.kernels.triton.fast import norm_weight
 from lowbit.kernels.triton.fast import row_sum as _row_sum
 from lowbit.kernels.triton.fast import softmax as _softmax
 
 
+@specified("softmax")
 def softmax(x: Tensor) -> Tensor:
     """exp(x) / Σ exp(x) over the last dimension, for values of any magnitude.
 
@@ -29,6 +30,7 @@ def softmax(x: Tensor) -> Tensor:
     return _softmax_op(x)
 
 
+@specified("row_sum")
 def row_sum(x: Tensor) -> Tensor:
     """Σ x over the last dimension.
 
@@ -42,6 +44,7 @@ def row_sum(x: Tensor) -> Tensor:
     return _row_sum_op(x)
 
 
+@specified("layer_norm")
 def layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -58,6 +61,7 @@ def layer_norm(
     return _layer_norm_op(x, weight, bias, eps)[0]
 
 
+@specified("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich, Root mean
     square layer normalization, 2019).
@@ -264,3 +268,25 @@ def _norm_gradient(ctx: Any, dz: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 differentiate(_layer_norm_op, _norm_gradient, _keep_norm)
 differentiate(_rms_norm_op, _norm_gradient, _keep_norm)
+
+
+@specified("softmax_dx")
+def _softmax_dx(x: Tensor, dz: Tensor) -> Tensor:
+    return gradient(softmax, "x", dz, x=x)
+
+
+@specified("layer_norm_dx", wanted="x")
+@specified("layer_norm_dweight", wanted="weight")
+def _layer_norm_gradient(x: Tensor, weight: Tensor, dz: Tensor, wanted: str) -> Tensor:
+    return gradient(layer_norm, wanted, dz, x=x, weight=weight)
+
+
+@specified("layer_norm_dbias")
+def _layer_norm_dbias(x: Tensor, weight: Tensor, bias: Tensor, dz: Tensor) -> Tensor:
+    return gradient(layer_norm, "bias", dz, x=x, weight=weight, bias=bias)
+
+
+@specified("rms_norm_dx", wanted="x")
+@specified("rms_norm_dweight", wanted="weight")
+def _rms_norm_gradient(x: Tensor, weight: Tensor, dz: Tensor, wanted: str) -> Tensor:
+    return gradient(rms_norm, wanted, dz, x=x, weight=weight)

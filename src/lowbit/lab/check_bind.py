@@ -27,9 +27,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """Stands for a tensor among the arguments."""
+    """Stands for a tensor among the arguments; or for a view of it, of another dtype perhaps, that
+    starts so many bytes after its first element."""
 
     name: str
+    offset: int = 0
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)

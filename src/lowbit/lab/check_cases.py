@@ -98,7 +98,8 @@ def _cycled(values: Sequence[int], count: int) -> list[int]:
 
 
 def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:
-    """The sizes rounded up to their multiples; too much work is cut at the largest size."""
+    """The sizes rounded up to their multiples, and cut to what they may be at most; too much work
+    is cut at the largest size."""
     rounded = dict(sizes)
     most = _MOST_WORK // 5 ** max(0, len(rounded) - 2)
     while math.prod(rounded.values()) > most:
@@ -110,8 +111,9 @@ def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:
 
 def _multiples(operation: Operation, sizes: Sizes) -> dict[str, int]:
     steps = {name: operation.multiple_of.get(name, 1) for name in sizes}
+    rounded = {name: -(-n // steps[name]) * steps[name] for name, n in sizes.items()}
     return operation.complete(
-        {name: -(-n // steps[name]) * steps[name] for name, n in sizes.items()}
+        {name: min(n, operation.at_most.get(name, n)) for name, n in rounded.items()}
     )
 
 

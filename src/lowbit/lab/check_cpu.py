@@ -21,7 +21,8 @@ from lowbit.jit.interpret import Address, Interpreter
 from lowbit.jit.kernel import Kernel
 from lowbit.jit.value import Register, Value
 from lowbit.lab.check_bind import Parameter, TensorArgument
-from lowbit.lab.check_memory import CheckedTensor, Memory
+from lowbit.lab.check_memory import Memory
+from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.record_registers import RegisterWatch
 from lowbit.lab.trace import Program
 

@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.lab.check_bind import TensorArgument
 from lowbit.lab.check_cases import Case, widened
-from lowbit.lab.check_memory import CheckedTensor
-from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.check_judge import wrong_values
+from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.report import Finding
 from lowbit.spec.typed import Array, Expected
 
 if TYPE_CHECKING:
-    from lowbit.lab.check_run import Reading, Run, Subject
+    from lowbit.lab.check_subject import Run, Tested
 
 _GUARD = 4096
 _PATTERN = 0x5A
 
 
-def wanted(device: str | None, reading: Reading) -> bool:
+def wanted(device: str | None, tested: Tested) -> bool:
     """Whether to run on the GPU. ValueError or RuntimeError if that is asked for in vain."""
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device is {device!r}; it must be cpu or cuda")
-    if not isinstance(reading, TritonKernel) and device == "cuda":
+    if not tested.runs_on_gpu and device == "cuda":
         raise ValueError("only Triton kernels are run on the GPU; check this one with device cpu")
-    if device == "cpu" or not isinstance(reading, TritonKernel):
+    if device == "cpu" or not tested.runs_on_gpu:
         return False
     try:
         import torch
@@ -41,47 +40,45 @@ def wanted(device: str | None, reading: Reading) -> bool:
 
 
 def compare(
-    subject: Subject, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
+    tested: Tested, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
 ) -> list[Finding]:
     """Run on the GPU and compare with the reference, the interpreter and the guard zones."""
     import torch
 
-    from lowbit.lab.check_judge import wrong_values
-
-    reading = subject.reading
-    assert isinstance(reading, TritonKernel)
-    fresh = subject.memory(case, inputs, False, None).tensors
-    held = {name: _guarded(tensor) for name, tensor in fresh.items()}
-    arguments = subject.binding.arguments(
-        case.sizes, {name: tensor.strides for name, tensor in fresh.items()}
-    )
-    values = {
-        name: _view(held[value.name], fresh[value.name])
-        if isinstance(value, TensorArgument)
-        else value
-        for name, value in reading.decided(arguments).items()
-    }
+    fresh = tested.tensors(case, inputs)
+    held = {tensor.name: _guarded(tensor) for tensor in fresh}
     try:
-        reading.jitted[subject.grid_at(case.sizes)](**values)
+        result = tested.start(case, {one.name: _view(held[one.name], one) for one in fresh})
         torch.cuda.synchronize()
     except Exception as error:  # what Triton's compiler or the driver raises has no common kind
         text = str(error).strip().splitlines() or ["without a message"]
         return [Finding("crash", f"{type(error).__name__}: {text[0]}", device="cuda")]
     findings: list[Finding] = []
-    for name, tensor in fresh.items():
-        after = held[name].cpu().numpy()
+    for tensor in fresh:
+        after = held[tensor.name].cpu().numpy()
         if _overwritten(after, tensor):
-            message = f"bytes around or between the elements of {name} were changed"
-            findings.append(Finding("guard-overwritten", message, tensor=name, device="cuda"))
-    output = fresh[run.output.name]
-    output.storage[:] = held[output.name].cpu().numpy()[_GUARD : _GUARD + output.storage.size]
-    got = widened(output.values, output.type.dtype)
+            message = f"bytes around or between the elements of {tensor.name} were changed"
+            findings.append(
+                Finding("guard-overwritten", message, tensor=tensor.name, device="cuda")
+            )
+    output = run.output
+    got = widened(array_of(result), output.type.dtype)
     wrong = expected.wrong(got)
     if wrong.any():
         alike = expected.wrong(run.result)[wrong].all()
         kind = "wrong-values" if alike else "device-disagrees"
         findings.append(wrong_values(kind, output, expected, got, wrong, None, "cuda"))
     return findings
+
+
+def array_of(tensor: Any) -> Array:
+    """The elements of a torch tensor in the dtype in which they are kept: bfloat16 as uint16."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return plain.numpy()
 
 
 def _guarded(tensor: CheckedTensor) -> Any:

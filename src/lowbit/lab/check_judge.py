@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowbit.lab.check_memory import CheckedTensor
+from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program
 from lowbit.spec.typed import Array, Expected
 
 if TYPE_CHECKING:
-    from lowbit.lab.check_run import Run
+    from lowbit.lab.check_subject import Run
 
 
 def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
@@ -44,7 +45,9 @@ def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
             element = int(np.argmax(where))
             writer = int(output.writer[element])
             program = run.memory.programs[writer] if writer >= 0 else None
-            findings.append(wrong_values(kind, output, expected, got, where, program))
+            made = wrong_values(kind, output, expected, got, where, program)
+            kernel = run.memory.kernel_of(writer) if writer >= 0 else None
+            findings.append(replace(made, kernel=kernel))
     return findings
 
 

@@ -13,96 +13,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.lab.check_tensor import NOBODY, CheckedTensor, poison
 from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Access, Block, Computation, Kind, Place, Program
-from lowbit.spec.typed import TensorType
+from lowbit.spec.typed import Array
 
-Array = NDArray[Any]
-Role = Literal["input", "output", "both"]
-
-# Instead of the number of a program: nobody; more than one; somebody whose access is in order with
-# every later one, because it was atomic or lies before a barrier.
-_NOBODY, _SEVERAL, _SETTLED = -1, -2, -3
-_POISON = 0xA5
+# Instead of the number of a program: more than one; somebody whose access is in order with every
+# later one, because it was atomic.
+_SEVERAL, _SETTLED = -2, -3
 _LAB = str(Path(__file__).parent)
 
 
 class EndlessError(RuntimeError):
     """A program has taken more steps than any sensible one takes."""
-
-
-class CheckedTensor:
-    """A tensor in storage of its own, with a note for each element of who touched it.
-
-    `values` has the tensor's shape and storage dtype (uint16 for bfloat16); `strides` are in
-    elements. What lies between the elements belongs to nobody. An output is filled with poison,
-    unless `initialised`.
-    """
-
-    def __init__(
-        self,
-        type: TensorType,
-        values: Array,
-        strides: Sequence[int],
-        role: Role,
-        initialised: bool = True,
-    ) -> None:
-        self.name, self.type, self.role = type.name, type, role
-        self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
-        self.itemsize = values.dtype.itemsize
-        self.initialised = initialised
-        at = np.zeros(self.shape, np.int64)
-        for axis, stride in enumerate(self.strides):
-            steps = np.arange(self.shape[axis]) * stride
-            at += steps.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
-        self.slots = at.reshape(-1)
-        self.count = self.slots.size
-        size = int(self.slots.max(initial=-1)) + 1
-        self.element = np.full(size, -1, np.int64)
-        self.element[self.slots] = np.arange(self.count)
-        self.storage = np.full(size * self.itemsize, _POISON, np.uint8)
-        if initialised:
-            self.storage.view(self.dtype)[self.slots] = values.reshape(-1)
-        self.writer = np.full(self.count, _NOBODY, np.int64)
-        self.reader = np.full(self.count, _NOBODY, np.int64)
-
-    @property
-    def values(self) -> Array:
-        """The elements now, in the tensor's shape."""
-        return self.storage.view(self.dtype)[self.slots].reshape(self.shape)
-
-    def index(self, element: int) -> tuple[int, ...]:
-        """The index of an element, given in C order."""
-        return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
-
-    def locate(
-        self, offsets: NDArray[np.int64], active: NDArray[np.bool_], size: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The element at each byte offset (-1 for none), and which active lanes have none.
-
-        An access of `size` bytes has to lie within elements from its first byte to its last.
-        """
-        first, within = np.divmod(offsets, self.itemsize)
-        last = (offsets + size - 1) // self.itemsize
-        fits = active & (first >= 0) & (last < self.element.size)
-        if size == self.itemsize:
-            fits &= within == 0
-        elements = np.full(offsets.shape, -1, np.int64)
-        ends = np.full(offsets.shape, -1, np.int64)
-        elements[fits], ends[fits] = self.element[first[fits]], self.element[last[fits]]
-        elements[ends < 0] = -1
-        return elements, active & (elements < 0)
-
-    def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
-        """The values at byte offsets that are known to be good."""
-        where = offsets.reshape(-1, 1) + np.arange(dtype.itemsize)
-        return self.storage[where].view(dtype).reshape(offsets.shape)
-
-    def write(self, offsets: NDArray[np.int64], values: Array) -> None:
-        """Set the values at byte offsets that are known to be good."""
-        where = offsets.reshape(-1, 1) + np.arange(values.dtype.itemsize)
-        self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
 
 
 class Memory:
@@ -113,7 +37,7 @@ class Memory:
     most_steps: how many steps of an interpreter a program may take; no limit if None.
 
     `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
-    given no other value.
+    given no other value. `kernel` is set to the name of the one that runs, where there are several.
     """
 
     def __init__(
@@ -137,7 +61,10 @@ class Memory:
         self._synchronised: set[int] = set()
         self._groups: list[int] = []
         self._epochs: list[int] = []
+        self._ordered = 0
         self.number = 0
+        self.kernel: str | None = None
+        self._kernels: list[str | None] = []
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -158,6 +85,7 @@ class Memory:
         self.number = len(self.programs)
         self._begun = self.steps
         self.programs.append(program)
+        self._kernels.append(self.kernel)
         self._groups.append(-1 - self.number if group is None else group)
         self._epochs.append(epoch)
         return self.number
@@ -174,13 +102,17 @@ class Memory:
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""
+        self._ordered = len(self.programs)
         for tensor in self.tensors.values():
-            tensor.writer[tensor.writer >= 0] = _SETTLED
-            tensor.reader[:] = _NOBODY
+            tensor.reader[:] = NOBODY
+
+    def kernel_of(self, number: int) -> str | None:
+        """The name of the kernel whose program has this number, where there are several."""
+        return self._kernels[number]
 
     def _unordered(self, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these accesses, by their programs, may come before or after one made now."""
-        unordered = (others >= 0) & (others != self.number)
+        unordered = (others >= self._ordered) & (others != self.number)
         for other in np.unique(others[unordered]):
             together = self._groups[other] == self._groups[self.number]
             if together and self._epochs[other] != self._epochs[self.number]:
@@ -274,7 +206,7 @@ class Memory:
         """An access to an index that the tensor does not have; `value`, an array of one, is what
         is stored there or loaded instead."""
         word, verb = ("load", "reads") if kind == "load" else ("store", "writes")
-        self._add(
+        self.note(
             Finding(
                 f"out-of-bounds-{word}",
                 f"{tensor.name} has the shape {list(tensor.shape)}; program {list(self.program)} "
@@ -294,7 +226,7 @@ class Memory:
     def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
         """An access through an address that is near no tensor."""
         word = "load" if kind == "load" else "store"
-        self._add(
+        self.note(
             Finding(
                 f"out-of-bounds-{word}",
                 f"{lanes} lanes of a {kind} go to an address that belongs to no tensor",
@@ -309,7 +241,7 @@ class Memory:
     ) -> None:
         """Note a finding about an element; `what` completes "tensor[index] ..."."""
         index = tensor.index(int(element))
-        self._add(
+        self.note(
             Finding(
                 kind,
                 f"{tensor.name}{list(index)} {what} (program {list(self.program)})",
@@ -321,7 +253,9 @@ class Memory:
             )
         )
 
-    def _add(self, finding: Finding) -> None:
+    def note(self, finding: Finding) -> None:
+        """Take down a finding; of each kind the first for a tensor and a line."""
+        finding = replace(finding, kernel=self.kernel)
         key = (finding.kind, finding.tensor, finding.place)
         seen = self._found.get(key)
         self._found[key] = replace(seen, count=seen.count + 1) if seen else finding
@@ -341,7 +275,7 @@ class Memory:
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
             gap = 0 <= distance < tensor.element.size
             mask = "its mask lets it" if masked else "it has no mask"
-            self._add(
+            self.note(
                 Finding(
                     f"out-of-bounds-{'load' if kind == 'load' else 'store'}",
                     f"{tensor.name} has {tensor.count} elements; program {list(self.program)} "
@@ -376,7 +310,7 @@ class Memory:
         tensor.reader[elements] = np.where(alone, self.number, _SEVERAL)
 
     def _unwritten(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
-        unwritten = tensor.writer[elements] == _NOBODY
+        unwritten = tensor.writer[elements] == NOBODY
         if unwritten.any():
             first = elements[int(np.argmax(unwritten))]
             self.find("unwritten-read", tensor, first, "is read before anything is written to it")
@@ -467,13 +401,6 @@ class Memory:
         if self.recorder is not None:
             made = Computation(kind, name, self.program, 0, self.here(), tuple(operands), result)
             self.recorder.computation(made)
-
-
-def poison(dtype: np.dtype[Any]) -> Any:
-    """A value that should never show in a result: NaN, or a pattern of bits."""
-    if dtype.kind == "f":
-        return np.nan
-    return np.full(dtype.itemsize, _POISON, np.uint8).view(dtype)[0] if dtype.kind != "b" else True
 
 
 def _same_bits(left: Array, right: Array) -> NDArray[np.bool_]:

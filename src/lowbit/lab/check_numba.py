@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_cases import strides_of
-from lowbit.lab.check_memory import CheckedTensor, Memory, poison
+from lowbit.lab.check_memory import Memory
+from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.trace import Program
 from lowbit.spec.typed import TensorType
 

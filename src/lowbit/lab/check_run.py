@@ -3,216 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
 from lowbit.lab import check_cuda
-from lowbit.lab.check_bind import Binding, Parameter, bind
-from lowbit.lab.check_cases import SPECIAL, Case, cases_of, strides_of, widened
-from lowbit.lab.check_judge import first_index, judge
-from lowbit.lab.check_memory import CheckedTensor, EndlessError, Memory, Role
-from lowbit.lab.check_numba import NumbaKernel
-from lowbit.lab.record import Recorder
+from lowbit.lab.check_bind import bind
+from lowbit.lab.check_cases import SPECIAL, Case
+from lowbit.lab.check_judge import first_index
+from lowbit.lab.check_subject import GridLike, Reading, Run, Subject, Tested
 from lowbit.lab.report import CheckResult, Finding
-from lowbit.lab.trace import Place, Program
-from lowbit.spec.typed import Array, Block, Expected, Operation, Sizes, from_function
+from lowbit.spec.typed import Array, Block, Expected, Operation, from_function
 
-if TYPE_CHECKING:
-    from lowbit.lab.view_page import View
-
-Grid = tuple[int, int, int]
-GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
-
-_AXES = 3
-# What a program may take, in steps of an interpreter: this much for each element of the space of
-# all sizes, and this much besides.
-_STEPS_OF_ONE, _STEPS = 100, 50_000
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
-
-
-class Reading(Protocol):
-    """A way to run one kernel on a Memory: by Triton's interpreter, lowbit's own, a simulator."""
-
-    @property
-    def name(self) -> str:
-        """The kernel's name."""
-        ...
-
-    @property
-    def text(self) -> Callable[..., None]:
-        """The function as it was written."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What runs it, with its version."""
-        ...
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The kernel's parameters."""
-        ...
-
-    @property
-    def constants(self) -> Mapping[str, Any]:
-        """Values that the kernel brings with it."""
-        ...
-
-    @property
-    def alternatives(self) -> tuple[Mapping[str, Any], ...]:
-        """Other values that it says are as good."""
-        ...
-
-    def machinery(self) -> tuple[str, ...]:
-        """The folders whose frames are not a kernel's text."""
-        ...
-
-    def run(
-        self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
-    ) -> None:
-        """Run these programs in this order."""
-        ...
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A kernel, bound to an operation: everything that a run needs besides a case.
-
-    `output` names the input that the kernel replaces by the result; `initial` is what the result
-    is filled with before the kernel starts, None for poison.
-    """
-
-    reading: Reading
-    operation: Operation
-    binding: Binding
-    grid: GridLike
-    output: str | None
-    initial: float | None
-    seed: int
-
-    def grid_at(self, sizes: Sizes) -> Grid:
-        """The grid at these sizes. ValueError if it is none."""
-        numbers = self.binding.numbers_at(sizes)
-        wanted = self.grid(numbers) if callable(self.grid) else self.grid
-        several = isinstance(wanted, (tuple, list, np.ndarray))
-        dims: list[Any] = list(wanted) if several else [wanted]
-        if not 1 <= len(dims) <= _AXES or any(
-            not isinstance(n, (int, np.integer)) or n < 1 for n in dims
-        ):
-            raise ValueError(
-                f"the grid of {self.reading.name} is {wanted!r} at {dict(sizes)}; it must be one "
-                "to three positive numbers, or a function of the sizes that returns them"
-            )
-        x, y, z = [*(int(n) for n in dims), 1, 1, 1][:_AXES]
-        return x, y, z
-
-    def memory(
-        self,
-        case: Case,
-        inputs: Mapping[str, Array],
-        poisoned: bool,
-        recorder: Recorder | None,
-    ) -> Memory:
-        """Fresh tensors that hold the inputs, and the result's."""
-        result = self.operation.result
-        strided = self.binding.takes_strides
-        tensors: list[CheckedTensor] = []
-        for type_ in self.operation.inputs:
-            role: Role = "both" if type_.name == self.output else "input"
-            shape = type_.shape(case.sizes)
-            strides = strides_of(shape, case.layout if type_.name in strided else "contiguous")
-            tensors.append(CheckedTensor(type_, inputs[type_.name], strides, role))
-        if self.output is None:
-            shape = result.shape(case.sizes)
-            strides = strides_of(shape, case.layout if result.name in strided else "contiguous")
-            dtype = np.dtype("uint16" if result.dtype == "bfloat16" else result.dtype)
-            filled = np.full(shape, self.initial or 0, dtype)
-            tensors.append(
-                CheckedTensor(result, filled, strides, "output", self.initial is not None)
-            )
-        return Memory(
-            tensors,
-            machinery=self.reading.machinery(),
-            recorder=recorder,
-            poisoned=poisoned,
-            most_steps=_STEPS + _STEPS_OF_ONE * prod(case.sizes.values()),
-        )
-
-    def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
-        """The reference's result for these inputs, as they are stored."""
-        named = {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
-        return self.operation.expect(named, case.sizes, self.seed)
-
-    def judge(self, case: Case, run: Run, expected: Expected) -> list[Finding]:
-        """What is wrong with the result of a run."""
-        return judge(run, expected, lenient=case.fill == SPECIAL and not self.operation.special)
-
-    def run(
-        self,
-        case: Case,
-        inputs: Mapping[str, Array],
-        *,
-        shuffled: bool = False,
-        poisoned: bool = False,
-        recorder: Recorder | None = None,
-    ) -> Run:
-        """Run the kernel once, its programs in order or shuffled."""
-        memory = self.memory(case, inputs, poisoned, recorder)
-        strides = {name: tensor.strides for name, tensor in memory.tensors.items()}
-        arguments = self.binding.arguments(case.sizes, strides)
-        grid = self.grid_at(case.sizes)
-        programs: list[Program] = list(product(*(range(n) for n in grid)))
-        if shuffled:
-            order = np.random.default_rng(self.seed).permutation(len(programs))
-            # Last first, and nothing where it was: a shuffle of two may shuffle nothing.
-            programs = [programs[i] for i in (order if len(order) > 2 else (1, 0))]
-        crash = None
-        try:
-            self.reading.run(memory, arguments, programs, grid)
-        except Exception as error:
-            crash = _crash(error, memory)
-        return Run(memory, memory.tensors[self.output or self.operation.result.name], crash)
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What a run left behind."""
-
-    memory: Memory
-    output: CheckedTensor
-    crash: Finding | None
-
-    @property
-    def result(self) -> Array:
-        """The result in float64, int64 or bool."""
-        return widened(self.output.values, self.output.type.dtype)
-
-    def same_as(self, other: Run) -> bool:
-        """Whether both left the same bits, NaN aside."""
-        return bool(np.array_equal(self.result, other.result, self.output.type.is_float))
-
-
-def _crash(error: Exception, memory: Memory) -> Finding:
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    place, frame = None, error.__traceback__
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith(memory.machinery):
-            place = Place(file, frame.tb_lineno)
-        frame = frame.tb_next
-    program = memory.program if memory.programs else None
-    text = str(error).strip().splitlines()
-    if isinstance(error, EndlessError):
-        return Finding("endless", text[0], program=program, place=place)
-    message = f"{type(error).__name__}: {text[0] if text else 'without a message'}"
-    return Finding("crash", message, program=program, place=place)
 
 
 def check(
@@ -224,70 +31,70 @@ def check(
     initial: float | None = None,
     device: str | None = None,
     seed: int = 0,
-    **given: Block | float,
+    **given: Any,
 ) -> CheckResult:
     """Whether a kernel does what a specification says, for many sizes and kinds of data.
 
     kernel: a function under triton.jit, a lowbit kernel, or one under numba.cuda.jit where the
-    simulator is on (NUMBA_ENABLE_CUDASIM=1). spec: an Operation, or a function whose annotations
-    carry shapes and dtypes in jaxtyping's form and whose body is the reference. grid: the number
-    of programs on up to three axes, or a function that makes it from a dict of all sizes and
-    block sizes; one that is no function is run at the exercise's sizes only. output: the input
-    that the kernel replaces by the result. initial: what the caller fills the result with.
-    device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default where there
-    is one. given: values of other parameters, block sizes for example, or functions of the sizes.
+    simulator is on (NUMBA_ENABLE_CUDASIM=1); or a function of torch tensors, named as the inputs of
+    the specification, that launches Triton kernels and returns the result: of it `grid`, `output`
+    and `initial` are left out, and `given` are its other arguments. spec: an Operation, or a
+    function whose annotations carry shapes and dtypes in jaxtyping's form and whose body is the
+    reference. grid: the number of programs on up to three axes, or a function that makes it from a
+    dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only.
+    output: the input that the kernel replaces by the result. initial: what the caller fills the
+    result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
+    where there is one. given: values of other parameters, block sizes for example, or functions of
+    the sizes.
 
     ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
     kernel is of a version that is not known, or there is no GPU for device "cuda".
     """
-    subject = subject_of(kernel, spec, grid, output, initial, seed, given)
-    on_gpu = check_cuda.wanted(device, subject.reading)
-    binding = subject.binding
-    # Numba's simulator makes each thread one of Python: a thousand blocks take too long.
-    long = not isinstance(subject.reading, NumbaKernel)
-    cases = cases_of(subject.operation, binding.blocks, bool(binding.takes_strides), long)
-    notes: list[str] = []
-    fixed = any(isinstance(value, int) and value > 1 for value in given.values())
-    one = (1, 1, 1)
-    if not callable(grid) and (fixed or subject.grid_at(cases[0].sizes) != one):
-        exercise = cases[0].sizes
-        cases = [case for case in cases if case.sizes == exercise]
-        notes.append("the grid is fixed, so only one set of sizes was tried")
-    found = _check_cases(subject, cases, on_gpu, notes)
+    tested = tested_of(kernel, spec, grid, output, initial, seed, given)
+    return check_tested(tested, device, *tested.cases())
+
+
+def check_tested(
+    tested: Tested, device: str | None, cases: Sequence[Case], notes: Sequence[str] = ()
+) -> CheckResult:
+    """The outcome of these cases, the exercise first. Raises as `check` does."""
+    on_gpu = check_cuda.wanted(device, tested)
+    notes = list(notes)
+    found = _check_cases(tested, cases, on_gpu, notes)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
     if any(f.severity == "error" for f in findings):
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
-    elif callable(grid):
-        findings += other_blocks(subject, cases)
+    else:
+        findings += other_blocks(tested, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
-        subject.reading.name,
-        subject.operation.name,
-        subject.reading.description,
+        tested.name,
+        tested.operation.name,
+        tested.description,
         tuple(_merged(findings)),
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
-        partial(_view, subject, shown),
+        tested.viewer(shown),
     )
 
 
 def _check_cases(
-    subject: Subject, cases: Sequence[Case], on_gpu: bool, notes: list[str]
+    tested: Tested, cases: Sequence[Case], on_gpu: bool, notes: list[str]
 ) -> dict[int, list[Finding]]:
     """What is found in each case, by its number; small ones first, until one does not end."""
     found: dict[int, list[Finding]] = {}
-    slow = isinstance(subject.reading, NumbaKernel)
+    slow = tested.slow
     for number in sorted(range(len(cases)), key=lambda n: prod(cases[n].sizes.values())):
         case = cases[number]
         exercise = case.sizes == cases[0].sizes
         if slow and exercise and number:
             continue
         thorough = number % 3 == 0 and not (slow and exercise)
-        found[number], steps = _check_case(subject, case, thorough=thorough, on_gpu=on_gpu)
+        found[number], steps = _check_case(tested, case, thorough=thorough, on_gpu=on_gpu)
         if number == 0 and (slow := slow or steps > _SLOW):
             notes.append("it takes many steps, so the exercise was tried with normal data only")
         if any(finding.kind == "endless" for finding in found[number]):
@@ -296,10 +103,33 @@ def _check_cases(
     return found
 
 
-def _view(subject: Subject, case: Case | None) -> View:
-    from lowbit.lab.view_run import view_subject
+def tested_of(
+    kernel: Any,
+    spec: Operation | Callable[..., Any],
+    grid: GridLike,
+    output: str | None,
+    initial: float | None,
+    seed: int,
+    given: Mapping[str, Any],
+) -> Tested:
+    """The kernel, or function of tensors, bound to the operation. Raises as `check` does."""
+    if not isinstance(kernel, FunctionType):
+        return subject_of(kernel, spec, grid, output, initial, seed, given)
+    from lowbit.lab.check_function import TestedFunction
 
-    return view_subject(subject, case)
+    if (grid, output, initial) != (1, None, None):
+        raise ValueError(
+            f"{kernel.__name__} is a function of tensors, which launches its kernels itself: leave "
+            "out grid, output and initial (a kernel needs @triton.jit)"
+        )
+    return TestedFunction.of(kernel, operation_of(spec), seed, given)
+
+
+def operation_of(spec: Operation | Callable[..., Any]) -> Operation:
+    """The operation that a specification states. TypeError if it is none."""
+    if not callable(spec):
+        raise TypeError(f"spec is {spec!r}; give an annotated function, or an Operation")
+    return spec if isinstance(spec, Operation) else from_function(spec)
 
 
 def subject_of(
@@ -312,17 +142,15 @@ def subject_of(
     given: Mapping[str, Block | float],
 ) -> Subject:
     """The kernel, bound to the operation. Raises as `check` does."""
-    if not callable(spec):
-        raise TypeError(f"spec is {spec!r}; give an annotated function, or an Operation")
+    operation = operation_of(spec)
     if not isinstance(initial, (int, float, type(None))):
         raise TypeError(f"initial is {initial!r}; give a number, or None")
-    operation = spec if isinstance(spec, Operation) else from_function(spec)
     known = [t.name for t in operation.inputs]
     if output is not None and output not in known:
         raise ValueError(f"output is {output!r}; it must be an input: {', '.join(known)}")
     reading = reading_of(kernel)
     binding = bind(reading.parameters, operation, {**reading.constants, **given}, output)
-    return Subject(reading, operation, binding, grid, output, initial, seed)
+    return Subject(operation, seed, reading, binding, grid, output, initial, given)
 
 
 def reading_of(kernel: Any) -> Reading:
@@ -336,71 +164,66 @@ def reading_of(kernel: Any) -> Reading:
         return check_triton.TritonKernel.of(kernel)
     if check_numba.is_numba(kernel):
         return check_numba.NumbaKernel.of(kernel)
+    if isinstance(kernel, FunctionType):
+        raise TypeError(
+            f"{kernel.__name__} is a function of tensors; only a single kernel can be shown: give "
+            "one that it launches"
+        )
     raise TypeError(
-        f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, or a "
-        "lowbit kernel"
+        f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, a lowbit "
+        "kernel, or a function of tensors that launches kernels"
     )
 
 
 def _check_case(
-    subject: Subject, case: Case, *, thorough: bool, on_gpu: bool
+    tested: Tested, case: Case, *, thorough: bool, on_gpu: bool
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(subject.operation, subject.seed)
-    expected = subject.expected(case, inputs)
-    run = subject.run(case, inputs)
-    findings = [run.crash] if run.crash else subject.judge(case, run, expected)
+    inputs = case.inputs(tested.operation, tested.seed)
+    expected = tested.expected(case, inputs)
+    run = tested.run(case, inputs)
+    findings = [run.crash] if run.crash else tested.judge(case, run, expected)
     findings = [*run.memory.findings, *findings]
     if not run.crash and case.fill != SPECIAL:
-        shuffle = prod(subject.grid_at(case.sizes)) > 1
         if thorough or run.memory.atomics:
-            findings += _again(subject, case, inputs, run, expected, shuffle)
+            findings += _again(tested, case, inputs, run, expected)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)
         if on_gpu and not outside:
-            findings += check_cuda.compare(subject, case, inputs, run, expected)
+            findings += check_cuda.compare(tested, case, inputs, run, expected)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
     placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
     return placed, run.memory.steps
 
 
-def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
-    """What goes wrong first with block sizes that the kernel says are as good, an error; or, where
-    nobody has said which, with all of them doubled, a warning."""
-    free = subject.binding.free_blocks
-    doubled = {name: 2 * size for name, size in free.items()}
-    choices = [(numbers, "error") for numbers in subject.reading.alternatives]
-    choices += [(doubled, "warning")] if doubled else []
+def other_blocks(tested: Tested, cases: Sequence[Case]) -> list[Finding]:
+    """What goes wrong first in each variant of what is tested."""
     few = [case for case in cases if case.fill == "normal" and case.layout == "contiguous"][:3]
     findings: list[Finding] = []
-    for numbers, severity in choices:
-        binding = replace(subject.binding, numbers={**subject.binding.numbers, **numbers})
-        other = replace(subject, binding=binding)
+    for words, other, severity in tested.variants():
         tried = (_check_case(other, case, thorough=False, on_gpu=False)[0] for case in few)
         errors = (f for found in tried for f in found if f.severity == "error")
         if (first := next(errors, None)) is not None:
-            sizes = ", ".join(f"{name}={size}" for name, size in numbers.items())
-            message = f"with {sizes}: {first.title}: {first.message}"
+            message = f"with {words}: {first.title}: {first.message}"
             findings.append(replace(first, kind="block-sizes", message=message, severity=severity))
     return findings
 
 
 def _again(
-    subject: Subject,
+    tested: Tested,
     case: Case,
     inputs: Mapping[str, Array],
     run: Run,
     expected: Expected,
-    shuffle: bool,
 ) -> list[Finding]:
-    other = subject.run(case, inputs, shuffled=shuffle, poisoned=True)
+    other = tested.run(case, inputs, shuffled=run.several, poisoned=True)
     if other.crash:
         return [other.crash]
     if other.same_as(run):
         return []
     findings: list[Finding] = []
-    plain = subject.run(case, inputs, shuffled=shuffle) if shuffle else run
+    plain = tested.run(case, inputs, shuffled=run.several) if run.several else run
     differs = ~((plain.result == run.result) | (np.isnan(plain.result) & np.isnan(run.result)))
     if differs.any():
         index = first_index(differs)

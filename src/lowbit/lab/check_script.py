@@ -205,6 +205,11 @@ def arguments_named(name: str) -> dict[str, Any]:
 
     ValueError, with the names that there are, for another name.
     """
+    if name.startswith("gpu:"):
+        raise ValueError(
+            f"{name} is a function that launches kernels; view one kernel: lowbit.lab.view(kernel, "
+            "spec, grid=...)"
+        )
     if name.startswith(PRODUCT):
         return _product_named(name)
     from lowbit.kernels.triton.registry import teaching_kernels

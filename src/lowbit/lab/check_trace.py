@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.check_cases import Case
-from lowbit.lab.check_memory import CheckedTensor
-from lowbit.lab.check_run import GridLike, Run, Subject, subject_of
+from lowbit.lab.check_run import subject_of
+from lowbit.lab.check_subject import GridLike, Run, Subject
+from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.record import Recorder
 from lowbit.lab.trace import Trace, TracedTensor, Traffic
 from lowbit.spec.typed import Block, Expected, Operation, Sizes

@@ -8,6 +8,7 @@ when they are called, and everything is put back. Pointers are numbers of no rea
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import operator
@@ -23,9 +24,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.lab.check_bfloat16 import Bfloat16
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_logic import Transformer, logic, truth
-from lowbit.lab.check_memory import CheckedTensor, Memory, poison
+from lowbit.lab.check_memory import Memory
+from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
 
@@ -87,6 +90,10 @@ _OF_INTERPRETER = (
     "_implicit_cvt",
     "_patch_lang",
     "interpreter_builder.options",
+    "interpreter_builder.binary_op",
+    "interpreter_builder.cast_impl",
+    "interpreter_builder.create_fp_to_fp",
+    "interpreter_builder.unary_op",
     "interpreter_builder.create_masked_load",
 )
 
@@ -182,10 +189,15 @@ class TritonKernel:
 def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
     if isinstance(value, TensorArgument):
         number = list(memory.tensors).index(value.name)
-        dtype = memory.tensors[value.name].type.dtype
+        dtype = value.dtype or memory.tensors[value.name].type.dtype
         pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
-        address = np.array([number * _SPAN + _START], np.uint64)
+        address = np.array([number * _SPAN + _START + value.offset], np.uint64)
         return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if hasattr(value, "block_shape"):
+        # A descriptor made by the host (triton.tools.tensor_descriptor).
+        value = copy.copy(value)
+        value.base = _converted(value.base, memory, interpreter, tl)
+        return interpreter._implicit_cvt(value)
     if isinstance(value, float):
         handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
         return tl.tensor(handle, tl.float32)
@@ -280,7 +292,7 @@ class _Accesses:
     def __init__(self, memory: Memory, builder: Any, interpreter: Any) -> None:
         self._memory, self._builder, self._interpreter = memory, builder, interpreter
         self._tensors = list(memory.tensors.values())
-        self._dot = builder.create_dot
+        self._dot, self._bfloat16 = builder.create_dot, Bfloat16(builder, interpreter)
 
     def folded(self, folds: Any) -> Callable[..., Any]:
         """What replaces the method apply_impl of ReduceOps or ScanOps: the same, and recorded."""
@@ -313,6 +325,7 @@ class _Accesses:
             "create_atomic_rmw": self._rmw,
             "create_atomic_cas": self._cas,
             "create_dot": self._multiply,
+            **self._bfloat16.methods(),
         }
 
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[_Part]:
@@ -386,16 +399,10 @@ class _Accesses:
         return old
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
-        made = self._dot(self._widened(left), self._widened(right), *rest)
+        wide = self._bfloat16.wide
+        made = self._dot(wide(left), wide(right), *rest)
         self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
         return made
-
-    def _widened(self, handle: Any) -> Any:
-        """bfloat16 as float32: the interpreter would multiply the bits, which it has as uint16."""
-        if str(handle.dtype) != "bf16":
-            return handle
-        values = (handle.data.astype(np.uint32) << 16).view(np.float32)
-        return self._interpreter.TensorHandle(values, self._interpreter.tl.float32)
 
 
 _FOLDS: Mapping[str, str] = {

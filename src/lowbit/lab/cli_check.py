@@ -18,9 +18,10 @@ def check(
         str,
         typer.Argument(
             help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, a file FILE.py, or all (teaching kernels).",
+            "product:generic, an operator of lowbit.gpu as gpu:softmax, a file FILE.py, all "
+            "(teaching kernels), or gpu (operators).",
             show_default=False,
-            metavar="KERNEL|FILE.py|all",
+            metavar="KERNEL|FILE.py|all|gpu",
         ),
     ],
     json_file: Annotated[
@@ -56,9 +57,12 @@ def check(
 
 def _checked(what: str, device: str | None) -> list[CheckResult]:
     from lowbit.lab import check_script
+    from lowbit.lab.check_gpu import PREFIX, check_gpu
 
     if what == "all":
         return check_script.check_all(device)
+    if what == "gpu" or what.startswith(PREFIX):
+        return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device)
     if what.endswith(".py"):
         return [check_script.check_file(Path(what), device)]
     return [check_script.check_named(what, device)]

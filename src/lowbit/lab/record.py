@@ -22,7 +22,7 @@ from lowbit.lab.trace import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.lab.check_memory import CheckedTensor
+    from lowbit.lab.check_tensor import CheckedTensor
 
 
 class Recorder:

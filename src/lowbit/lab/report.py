@@ -31,6 +31,7 @@ TITLES: Mapping[str, str] = {
     "undefined-lanes": "relies on lanes that a mask leaves undefined",
     "special-values": "infinities make a NaN that the specification does not have",
     "block-sizes": "wrong with other block sizes",
+    "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",
     "endless": "the kernel does not end",
     "guard-overwritten": "wrote outside of a tensor on the GPU",
@@ -46,7 +47,7 @@ class Finding:
     kind: a key of TITLES. index: of the element, or for an access outside of the tensor its
     distance from the first element, in elements. masked: whether the access has a mask. sizes,
     fill and layout: the case; more: in how many further cases the same was seen. device:
-    "interpreter" or "cuda".
+    "interpreter" or "cuda". kernel: the one that did it, where a function launches several.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Finding:
     layout: str | None = None
     device: str = "interpreter"
     more: int = 0
+    kernel: str | None = None
 
     @property
     def title(self) -> str:
@@ -72,7 +74,8 @@ class Finding:
         return TITLES[self.kind]
 
     def __str__(self) -> str:
-        where = f" at {self.place}" if self.place else ""
+        where = f" in {self.kernel}" if self.kernel else ""
+        where += f" at {self.place}" if self.place else ""
         return f"{self.title}{where}: {self.message}"
 
 

@@ -116,6 +116,9 @@ def _sizes(operation: Operation, given: Sizes) -> dict[str, int]:
         raise ValueError(
             f"{operation.name} has no size {unknown[0]!r}; it has {', '.join(operation.names)}"
         )
+    empty = [name for name, size in given.items() if size < 1]
+    if empty:
+        raise ValueError(f"the size {empty[0]} is {given[empty[0]]}; give at least 1")
     return operation.complete({**exercise, **given})
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,9 @@ class Operation:
     they may be in the result (a softmax does). multiple_of: sizes that must be multiples.
     blocks: what a block size is when nobody says, by its name, as a number or from the sizes.
     special: whether a result has to be infinite or NaN exactly where that of the reference is.
+    at_most: the largest that a size may be. dtypes: what those tensors may be, `generic` by name,
+    whose annotation leaves the float open; `with_dtype` chooses one. slack: what the error
+    may be besides: a function of the inputs and of the unit roundoff of the result's dtype.
     """
 
     name: str
@@ -108,9 +111,28 @@ class Operation:
     multiple_of: Sizes = field(default_factory=dict[str, int])
     blocks: Mapping[str, Block] = field(default_factory=dict[str, Block])
     special: bool = False
+    at_most: Sizes = field(default_factory=dict[str, int])
+    dtypes: tuple[str, ...] = ()
+    generic: tuple[str, ...] = ()
+    slack: Callable[..., Array] | None = None
 
     def __str__(self) -> str:
         return self.name
+
+    def with_dtype(self, dtype: str) -> Operation:
+        """The operation of tensors of this dtype, where the annotations leave it open.
+
+        ValueError for one that is not among `dtypes`.
+        """
+        if dtype not in self.dtypes:
+            listed = ", ".join(self.dtypes) or "none but that of its annotations"
+            raise ValueError(f"{self.name} has no dtype {dtype!r}; there are {listed}")
+
+        def chosen(tensor: TensorType) -> TensorType:
+            return replace(tensor, dtype=dtype) if tensor.name in self.generic else tensor
+
+        inputs = tuple(chosen(tensor) for tensor in self.inputs)
+        return replace(self, inputs=inputs, result=chosen(self.result))
 
     def __call__(self, *arguments: Array) -> Array:
         """The reference itself, on arrays of any dtype."""
@@ -132,6 +154,9 @@ class Operation:
             step = self.multiple_of.get(name, 1)
             if size < 1 or size % step:
                 raise ValueError(f"{self.name}: {name} is {size}; it must be a multiple of {step}")
+            if size > self.at_most.get(name, size):
+                most = self.at_most[name]
+                raise ValueError(f"{self.name}: {name} is {size}; it must be at most {most}")
         return {name: int(sizes[name]) for name in self.names}
 
     def sum_length(self, sizes: Sizes) -> int:
@@ -148,8 +173,10 @@ class Operation:
         rounding of its own, the largest move of twelve random choices of signs. So the budget of
         an element z is (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the
         result, if that is float64); one rounding of the result's own dtype; and for
-        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. A result of
-        integers or bools must be exact.
+        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. No move shows
+        terms that cancel whatever the inputs are, nor what is rounded to fewer bits on the way:
+        operations that have such state it as their `slack`. A result of integers or bools must be
+        exact.
         """
         exact = {t.name: _wide(inputs[t.name]) for t in self.inputs}
         with np.errstate(all="ignore"):
@@ -165,7 +192,10 @@ class Operation:
             unit = min(ROUNDOFF[self.result.dtype], ROUNDOFF["float32"])
             move = self._largest_move(exact, value, unit, np.random.default_rng(seed))
             terms = self.sum_length(sizes) + _OWN_ROUNDINGS
-            own = ROUNDOFF[self.result.dtype] * np.abs(value)
+            coarse = ROUNDOFF[self.result.dtype]
+            own = coarse * np.abs(value)
+            if self.slack is not None:
+                own = own + self.slack(*exact.values(), coarse)
             least = terms * _SMALLEST_NORMAL[self.result.dtype]
             return Expected(value, terms * (move + unit * np.abs(value)) + own + least, self.result)
 
@@ -219,6 +249,9 @@ def operation(
     multiple_of: Sizes | None = None,
     blocks: Mapping[str, Block] | None = None,
     special: bool = False,
+    at_most: Sizes | None = None,
+    dtypes: tuple[str, ...] = (),
+    slack: Callable[..., Array] | None = None,
 ) -> Callable[[Callable[..., Array]], Operation]:
     """Make an Operation of an annotated function; see Operation for the arguments.
 
@@ -226,18 +259,15 @@ def operation(
     """
 
     def make(function: Callable[..., Array]) -> Operation:
-        plain = from_function(function, result)
-        made = Operation(
-            plain.name,
-            plain.doc,
-            plain.inputs,
-            plain.result,
-            function,
-            dict(exercise or {}),
-            summed,
-            dict(multiple_of or {}),
-            dict(blocks or {}),
-            special,
+        made = replace(
+            from_function(function, result, dtypes),
+            exercise=dict(exercise or {}),
+            summed=summed,
+            multiple_of=dict(multiple_of or {}),
+            blocks=dict(blocks or {}),
+            special=special,
+            at_most=dict(at_most or {}),
+            slack=slack,
         )
         if exercise:
             made.complete(made.exercise)
@@ -246,8 +276,13 @@ def operation(
     return make
 
 
-def from_function(function: Callable[..., Array], result: str = "z") -> Operation:
-    """The Operation of a function that has nothing but its annotations."""
+def from_function(
+    function: Callable[..., Array], result: str = "z", dtypes: tuple[str, ...] = ()
+) -> Operation:
+    """The Operation of a function that has nothing but its annotations.
+
+    Of several dtypes, which an annotation like Float leaves open, it gets the first.
+    """
     name = getattr(function, "__name__", "operation")
     try:
         hints = typing.get_type_hints(function)
@@ -260,12 +295,18 @@ def from_function(function: Callable[..., Array], result: str = "z") -> Operatio
             f"{name}: {missing[0]} has no annotation; write one in jaxtyping's form, for example "
             'Float32[np.ndarray, "N0 T"]'
         )
-    inputs = tuple(_tensor_type(p, hints[p], name) for p in parameters)
+    made = [_tensor_type(p, hints[p], name, dtypes) for p in parameters]
+    made.append(_tensor_type(result, hints["return"], name, dtypes))
+    *inputs, last = (tensor for tensor, _ in made)
+    generic = tuple(tensor.name for tensor, is_open in made if is_open)
     doc = inspect.getdoc(function) or ""
-    return Operation(name, doc, inputs, _tensor_type(result, hints["return"], name), function)
+    return Operation(name, doc, tuple(inputs), last, function, dtypes=dtypes, generic=generic)
 
 
-def _tensor_type(name: str, annotation: Any, function: str) -> TensorType:
+def _tensor_type(
+    name: str, annotation: Any, function: str, choice: tuple[str, ...]
+) -> tuple[TensorType, bool]:
+    """What an annotation says, and whether it leaves the dtype to a choice."""
     dtypes, text = getattr(annotation, "dtypes", None), getattr(annotation, "dim_str", None)
     if dtypes is None or text is None:
         raise TypeError(
@@ -273,7 +314,8 @@ def _tensor_type(name: str, annotation: Any, function: str) -> TensorType:
             'form, for example Float32[np.ndarray, "N0 T"]'
         )
     known = [d for d in dtypes if d in ROUNDOFF or d in _INTEGERS]
-    if len(dtypes) != 1 or not known:
+    is_open = len(dtypes) > 1 and bool(choice) and set(choice) <= set(known)
+    if not is_open and (len(dtypes) != 1 or not known):
         raise TypeError(
             f"{function}: {name} has the dtypes {', '.join(map(str, dtypes))}; give one of "
             f"{', '.join((*ROUNDOFF, *_INTEGERS))}, as in Float32"
@@ -285,4 +327,4 @@ def _tensor_type(name: str, annotation: Any, function: str) -> TensorType:
                 f"{function}: the dimension {dim!r} of {name} is not understood; write a name, a "
                 "number, or a sum, product or // of these"
             )
-    return TensorType(name, known[0], dims)
+    return TensorType(name, choice[0] if is_open else known[0], dims), is_open
