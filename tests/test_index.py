@@ -11,7 +11,6 @@ from lowbit.index_search import Chunk, Queries, group_maxima
 from lowbit.isa import available
 from lowbit.numerics import Range, quantize_rows
 
-
 RANGES: dict[int, Range] = {8: "minmax", 4: "mse"}
 
 

@@ -176,8 +176,8 @@ def test_sizes_are_ragged_prime_and_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"grid": 0}, "must be one to three positive numbers"),
-        ({"grid": lambda meta: (1, 2, 3, 4)}, "must be one to three positive numbers"),
+        ({"grid": -1}, "must be one to three numbers"),
+        ({"grid": lambda meta: (1, 2, 3, 4)}, "must be one to three numbers"),
         ({"output": "y"}, "must be an input: x"),
         ({"BLOCK": 3}, "no parameter 'BLOCK'"),
         ({"device": "tpu"}, "must be cpu or cuda"),

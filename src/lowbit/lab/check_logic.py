@@ -1,16 +1,19 @@
-"""What Triton's compiler makes of `and`, `or`, `not` and `if`, for its interpreter.
+"""What Triton's compiler makes of `and`, `or`, `not`, `if` and `range`, for its interpreter.
 
-The interpreter leaves them to Python, which asks a block of lanes for one truth value. The compiler
-takes `and` and `or` of tensors lane by lane, computes both sides, and refuses a block as a
-condition (triton/compiler/code_generator.py, visit_BoolOp and visit_If).
+The interpreter leaves them to Python, which asks a block of lanes for one truth value, and counts
+with its own integers. The compiler takes `and` and `or` of tensors lane by lane, computes both
+sides, and refuses a block as a condition; what a loop counts is a tensor, of 32 bits unless a bound
+is wider (triton/compiler/code_generator.py, visit_BoolOp, visit_If and visit_For).
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 
 class Transformer(ast.NodeTransformer):
@@ -51,6 +54,23 @@ def logic(tensor: type[Any]) -> Mapping[str, Any]:
         return value == 0 if isinstance(value, tensor) else not value
 
     return {f"_lowbit_{function.__name__}": function for function in (both, either, opposite)}
+
+
+def counting(tl: Any, interpreter: Any) -> Callable[..., Iterator[Any]]:
+    """What stands for `range` and `tl.range`: `tl` is triton.language."""
+
+    def count(first: Any, end: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
+        bounds = (0, first, step) if end is None else (first, end, step)
+        plain = [getattr(bound, "value", bound) for bound in bounds]
+        wide = any(getattr(bound, "dtype", None) in (tl.int64, tl.uint64) for bound in plain)
+        numbers = range(*(int(bound) for bound in plain))
+        dtype = tl.int64 if wide else tl.int32
+        stored = np.dtype(np.int64 if wide else np.int32)
+        for number in numbers:
+            handle = interpreter.TensorHandle(np.array([number], stored), dtype)
+            yield tl.tensor(handle, dtype)
+
+    return count
 
 
 _NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])

@@ -32,7 +32,7 @@ from lowbit.lab.check_numba import is_numba
 from lowbit.lab.check_run import check
 from lowbit.lab.check_triton import is_triton, triton_modules
 from lowbit.lab.report import CheckResult
-from lowbit.spec.typed import Operation
+from lowbit.spec.typed import Operation, Sizes
 
 PRODUCT = "product:"
 """What the names of lowbit's products on CPUs begin with; the instruction set follows."""
@@ -48,7 +48,9 @@ def check_file(path: Path, device: str | None = None) -> CheckResult:
     """
     if needs_simulator(path):
         result = in_simulator(path, "check", {"device": device})
-        return replace(result, viewer=partial(_view_of_file, path))
+        first = next(iter(result.findings), None)
+        shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
+        return replace(result, viewer=partial(_view_of_file, path, *shown))
     return check_module(load(path), str(path), device)
 
 
@@ -64,10 +66,10 @@ def needs_simulator(path: Path) -> bool:
     )
 
 
-def _view_of_file(path: Path) -> Any:
+def _view_of_file(path: Path, sizes: Sizes | None, fill: str | None) -> Any:
     from lowbit.lab.view_run import view_file
 
-    return view_file(path)
+    return view_file(path, sizes, fill or "normal")
 
 
 def load(path: Path) -> ModuleType:

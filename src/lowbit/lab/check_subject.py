@@ -219,11 +219,11 @@ class Subject(Tested):
         several = isinstance(wanted, (tuple, list, np.ndarray))
         dims: list[Any] = list(wanted) if several else [wanted]
         if not 1 <= len(dims) <= _AXES or any(
-            not isinstance(n, (int, np.integer)) or n < 1 for n in dims
+            not isinstance(n, (int, np.integer)) or n < 0 for n in dims
         ):
             raise ValueError(
                 f"the grid of {self.reading.name} is {wanted!r} at {dict(sizes)}; it must be one "
-                "to three positive numbers, or a function of the sizes that returns them"
+                "to three numbers, 0 or more, or a function of the sizes that returns them"
             )
         x, y, z = [*(int(n) for n in dims), 1, 1, 1][:_AXES]
         return x, y, z
@@ -287,6 +287,11 @@ class Subject(Tested):
             self.reading.run(memory, arguments, programs, grid)
         except Exception as error:
             crash = crash_of(error, memory, memory.program if memory.programs else None)
+        if crash is not None and crash.place is None and isinstance(self.reading, TritonKernel):
+            # No line of a kernel takes part.
+            raise RuntimeError(
+                f"{self.description} is another one inside than the checker knows: {crash.message}"
+            )
         output = memory.tensors[self.output or self.operation.result.name]
         return Run(memory, output, crash, several)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from lowbit.lab.check_bfloat16 import Bfloat16
 from lowbit.lab.check_bind import Parameter, TensorArgument
-from lowbit.lab.check_logic import Transformer, logic, truth
+from lowbit.lab.check_logic import Transformer, counting, logic, truth
 from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.record import block
@@ -214,10 +214,12 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
     from triton.runtime.jit import JITFunction
 
     texts: dict[Any, Callable[..., Any]] = {}
+    count = counting(tl, interpreter)
+    names = {**logic(tl.tensor), "range": count}
 
     def rewritten(function: Any) -> Callable[..., Any]:
         if function not in texts:
-            rewriter = interpreter.FunctionRewriter(_copy(function, logic(tl.tensor)))
+            rewriter = interpreter.FunctionRewriter(_copy(function, names))
             rewriter.ast_transformer = Transformer(rewriter.ast_transformer)
             texts[function] = rewriter.rewrite_ast()
         return texts[function]
@@ -237,6 +239,7 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
             # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
             scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
             scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
+            scope.set_attr(tl, "range", count)
             # Each integer addition is made a second time in 64 bits to look for overflow, and what
             # that finds is thrown away without `debug`.
             options = dataclasses.replace(builder.options, sanitize_overflow=False)

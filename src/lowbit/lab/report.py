@@ -116,7 +116,8 @@ class CheckResult:
     def lines(self) -> list[str]:
         """The report in plain lines."""
         word = "right" if self.ok else "wrong"
-        head = f"{self.kernel} ({self.operation}): {word} in {self.cases} cases"
+        cases = "case" if self.cases == 1 else "cases"
+        head = f"{self.kernel} ({self.operation}): {word} in {self.cases} {cases}"
         lines = [f"{head} on {' and '.join(self.devices)}, {self.reading}"]
         for finding in self.findings:
             lines.append(f"  {finding.severity}: {finding}")
@@ -154,7 +155,8 @@ class CheckResult:
 def _case(finding: Finding) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in (finding.sizes or {}).items())
     parts = [sizes, f"{finding.fill} data" if finding.fill else "", finding.layout or ""]
-    more = f"and in {finding.more} more cases" if finding.more else ""
+    cases = "case" if finding.more == 1 else "cases"
+    more = f"and in {finding.more} more {cases}" if finding.more else ""
     known = "; ".join(part for part in parts if part)
     device = "" if finding.device == "interpreter" else f"on {finding.device}"
     return " ".join(part for part in (device, f"with {known}" if known else "", more) if part)

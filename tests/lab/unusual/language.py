@@ -2,6 +2,7 @@
 
 # Triton's own annotations do not know tensors as conditions.
 # pyright: reportArgumentType=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -139,6 +140,18 @@ def mask_is_multiplied(x_ptr, y_ptr, dz_ptr, dx_ptr, N0, N1, B0: tl.constexpr, B
 
 
 @triton.jit
+def loops_count_in_tensors(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    for block in tl.range(tl.program_id(0), tl.cdiv(N0, B0), tl.num_programs(0), num_stages=2):
+        i = block.to(tl.int64) * B0 + tl.arange(0, B0)
+        x = tl.load(x_ptr + i, mask=i < N0)
+        for step in range(2):
+            x += tl.where(step == 1, 7.0, 3.0)
+        for step in tl.static_range(2):
+            x += step - 0.5
+        tl.store(z_ptr + i, x, mask=i < N0)
+
+
+@triton.jit
 def blocks_of_32_only(x_ptr, z_ptr, N0, B0: tl.constexpr):
     i = tl.program_id(0) * 32 + tl.arange(0, B0)
     tl.store(z_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10.0, mask=i < N0)
@@ -156,6 +169,7 @@ UNUSUAL = [
     (whole_blocks_then_single_elements, ADD, ()),
     (downwards_and_compensated, {"spec": long_sum, "grid": rows}, ("special-values",)),
     (exchanges_until_it_fits, {**ADD, "initial": 0.0}, ()),
+    (loops_count_in_tensors, ADD, ()),
     (mask_is_multiplied, {"spec": mul_relu_backward, "grid": blocks2}, ("special-values",)),
     (blocks_of_32_only, ADD, ("block-sizes",)),
 ]

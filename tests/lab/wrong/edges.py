@@ -26,6 +26,10 @@ def blocks2(meta):
     return (triton.cdiv(meta["N0"], meta["B0"]), triton.cdiv(meta["N1"], meta["B1"]))
 
 
+def whole_blocks(meta):
+    return (meta["N0"] // meta["B0"],)
+
+
 def rows(meta):
     return (meta["N0"],)
 
@@ -54,6 +58,12 @@ def row_of_at_most_1024(x_ptr, z_ptr, N0, T):
 
 
 @triton.jit
+def grid_is_rounded_down(x_ptr, z_ptr, N0, B0: tl.constexpr):
+    i = tl.program_id(0) * B0 + tl.arange(0, B0)
+    tl.store(z_ptr + i, tl.load(x_ptr + i, mask=i < N0) + 10.0, mask=i < N0)
+
+
+@triton.jit
 def index_of_eight_bits(x_ptr, z_ptr, N0, B0: tl.constexpr):
     i = tl.program_id(0) * B0 + tl.arange(0, B0)
     x = tl.load(x_ptr + i, mask=i < N0)
@@ -65,6 +75,15 @@ def index_that_overflows(x_ptr, z_ptr, N0, B0: tl.constexpr):
     i = tl.program_id(0) * B0 + tl.arange(0, B0)
     same = i * 20000000 // 20000000
     tl.store(z_ptr + i, tl.load(x_ptr + same, mask=i < N0) + 10.0, mask=i < N0)
+
+
+@triton.jit
+def loop_that_overflows(x_ptr, z_ptr, N0, T):
+    total = 0.0
+    for j in range(T):
+        same = j * 20000000 // 20000000
+        total += tl.load(x_ptr + tl.program_id(0) * T + same)
+    tl.store(z_ptr + tl.program_id(0), total)
 
 
 @triton.jit
@@ -178,8 +197,10 @@ WRONG = [
     (only_32_elements, ONE, "unwritten", None),
     (no_mask_but_a_power_of_two, ONE, "out-of-bounds-load", "tl.load(x_ptr + i)"),
     (row_of_at_most_1024, SUM, "wrong-values", None),
+    (grid_is_rounded_down, {**ADD, "grid": whole_blocks}, "unwritten", None),
     (index_of_eight_bits, ADD, "out-of-bounds-store", "tl.int8"),
     (index_that_overflows, ADD, "out-of-bounds-load", "same"),
+    (loop_that_overflows, SUM, "out-of-bounds-load", "same"),
     (nan_becomes_zero, ADD, "wrong-values", None),
     (infinity_is_clamped, RELU, "wrong-values", None),
     (one_more_where_the_block_fits, ADD, "out-of-bounds-store", "z_ptr + N0"),
