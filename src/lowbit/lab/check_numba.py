@@ -34,6 +34,7 @@ _THREADS = ("threads", "threads_y", "threads_z")
 _ONE = np.ones(1, bool)
 # The simulator runs one kernel at a time.
 _LOCK = threading.Lock()
+_TURN = 1e-5  # seconds that a thread keeps the interpreter while others wait
 
 
 def is_numba(kernel: Any) -> bool:
@@ -120,6 +121,7 @@ class NumbaKernel:
             _LOCK,
             warnings.catch_warnings(),
             _counted_barriers(simulator.BlockThread),
+            _quick_turns(),
             simulator._push_kernel_context(module),
             swapped_cuda_module(self.function, module),
         ):
@@ -127,6 +129,18 @@ class NumbaKernel:
             for point in programs:
                 manager = simulator.BlockManager(self.function, grid, block, False)
                 manager.run(point, *values)
+
+
+@contextlib.contextmanager
+def _quick_turns() -> Iterator[None]:
+    """While threads run, the simulator asks without a pause whether they do, and Python would let
+    it ask for five milliseconds at a time."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @contextlib.contextmanager
