@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
 import lowbit
-from lowbit.bench import Limits, linear, linear_entries, linear_probe
+from lowbit.bench import Limits, apart, linear, linear_entries, linear_probe
 from lowbit.bench.linear import run
 from lowbit.bench.linear_entries import READ, PlainRead, entries, find
 from lowbit.bench.linear_problem import (
@@ -264,7 +264,7 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
         asked.append([(one["m"], one["n"]) for one in json.loads(command[-1])])
         return subprocess.CompletedProcess(command, *next(answers))
 
-    monkeypatch.setattr(linear_probe.subprocess, "run", process)
+    monkeypatch.setattr(apart.subprocess, "run", process)
     found = linear_probe.attempt(Fake("fake"), [*shapes[:1], *shapes[2:]], 0)
     assert asked == [[(1, 16), (1, 17), (1, 18), (1, 19)], [(1, 19)]]
     assert found == {

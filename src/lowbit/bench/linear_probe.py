@@ -8,17 +8,14 @@ not to use it there, or null.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from lowbit.bench.apart import run_apart
 from lowbit.bench.linear_entries import find
 from lowbit.bench.linear_problem import Linear, LinearShape, LinearTask
 
-_SECONDS = 300
 _MOST_ROWS = 16  # as good as more, and some take a second for each
 
 
@@ -44,28 +41,8 @@ def _few_rows(shape: LinearShape) -> LinearShape:
 def _run(one: Linear, shapes: Sequence[LinearShape], seed: int) -> tuple[list[str | None], str]:
     """What a process said of the first of the shapes, and how it ended."""
     text = json.dumps([asdict(shape) for shape in shapes])
-    command = [sys.executable, "-m", "lowbit.bench.linear_probe", one.name, str(seed), text]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        lines = said.decode() if isinstance(said, bytes) else said
-        return _reasons(lines), f"took more than {_SECONDS} s when tried in a process of its own"
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    end = f"failed when tried in a process of its own: {last}"
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        end = f"crashed ({name}) when tried in a process of its own"
-    return _reasons(done.stdout), end
+    ended = run_apart("lowbit.bench.linear_probe", [one.name, str(seed), text])
+    return _reasons(ended.said), ended.how
 
 
 def _reasons(text: str) -> list[str | None]:

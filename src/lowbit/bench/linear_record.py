@@ -12,7 +12,7 @@ from typing import Any
 from lowbit.bench.linear_problem import ACTIVATIONS
 from lowbit.bench.peak import Ceiling
 from lowbit.bench.problem import parse_shape
-from lowbit.bench.record import Absent, Context, Spread
+from lowbit.bench.record import Absent, Context, Spread, aggregate
 
 MANY_ROWS = 128
 """From here on arithmetic decides, not the reading of weights."""
@@ -160,20 +160,10 @@ class LinearRecord:
 
 def _benchmark(row: LinearRow, index: int) -> dict[str, Any]:
     """A row as google/benchmark writes an aggregate, then the fields of lowbit's own."""
+    calls = row.rounds * row.calls
+    amounts = {"items": row.operations, "bytes": row.weight_bytes}
     return {
-        "name": f"{row.name}_median",
-        "family_index": index,
-        "run_name": row.name,
-        "run_type": "aggregate",
-        "aggregate_name": "median",
-        "repetitions": row.rounds,
-        "iterations": row.rounds * row.calls,
-        "real_time": row.seconds.median * 1e9,
-        "cpu_time": row.cpu_seconds * 1e9,
-        "time_unit": "ns",
-        "items_per_second": row.operations / row.seconds.median,
-        "bytes_per_second": row.weight_bytes / row.seconds.median,
-        **asdict(row),
+        **aggregate(row.name, row, calls, index, row.cpu_seconds, **amounts),
         "gops": row.gops,
         "gbs": row.gbs,
     }

@@ -6,19 +6,15 @@ whether the implementation can be trusted with these shapes.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lowbit.bench.apart import run_apart
 from lowbit.bench.implementation import Implementation, find
 from lowbit.bench.problem import Problem, gemm_case, shape_of
 from lowbit.spec import Case
-
-_SECONDS = 300
 
 # oneDNN names what it runs: ...,exec,cpu,matmul,brg_matmul:avx512_core_vnni,...,8x96:96x64,0.1
 _ONEDNN_EXEC = re.compile(r"exec,cpu,matmul,(?P<kernel>[^,]+),.*,(?P<shape>\d+x\d+:\d+x\d+),[^,]*$")
@@ -35,28 +31,11 @@ class Trial:
 def attempt(implementation: Implementation, cases: Sequence[Case], seed: int) -> Trial:
     """Run an implementation once on each case, all of the same dtypes, in its own process."""
     shapes = [shape_of(case) for case in cases]
-    command = [sys.executable, "-m", "lowbit.bench.probe"]
-    command += [implementation.name, str(seed), cases[0].dtypes, *shapes]
-    environment = dict(os.environ, ONEDNN_VERBOSE="1", PYTHONPATH=os.pathsep.join(sys.path))
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Trial(f"took more than {_SECONDS} s when tried in a process of its own")
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        return Trial(f"crashed ({name}) when tried in a process of its own")
-    if done.returncode > 0:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        return Trial(f"failed when tried in a process of its own: {lines[-1]}")
-    matches = (_ONEDNN_EXEC.search(line) for line in done.stdout.splitlines())
+    arguments = [implementation.name, str(seed), cases[0].dtypes, *shapes]
+    ended = run_apart("lowbit.bench.probe", arguments, ONEDNN_VERBOSE="1")
+    if not ended.well:
+        return Trial(ended.how)
+    matches = (_ONEDNN_EXEC.search(line) for line in ended.said.splitlines())
     return Trial(None, {match["shape"]: match["kernel"] for match in matches if match})
 
 

@@ -167,20 +167,36 @@ def _flat(row: Row) -> dict[str, Any]:
 
 def _benchmark(row: Row, index: int) -> dict[str, Any]:
     """A row as google/benchmark writes an aggregate, then the fields of lowbit's own."""
-    fields = asdict(row)
+    calls = row.rounds * row.calls
+    amounts = {"items": row.operations, "bytes": row.bytes_moved}
     return {
-        "name": f"{row.name}_median",
+        **aggregate(row.name, row, calls, index, row.cpu_seconds, **amounts),
+        "gops": row.gops,
+    }
+
+
+def aggregate(
+    name: str,
+    row: Any,
+    calls: int,
+    index: int | None = None,
+    cpu_seconds: float | None = None,
+    **amounts: int,
+) -> dict[str, Any]:
+    """A row with `seconds` and `rounds` as google/benchmark writes an aggregate, then the fields of
+    lowbit's own. `amounts` are of one call, and become rates."""
+    median = row.seconds.median
+    theirs: dict[str, Any] = {
+        "name": f"{name}_median",
         "family_index": index,
-        "run_name": row.name,
+        "run_name": name,
         "run_type": "aggregate",
         "aggregate_name": "median",
         "repetitions": row.rounds,
-        "iterations": row.rounds * row.calls,
-        "real_time": row.seconds.median * 1e9,
-        "cpu_time": row.cpu_seconds * 1e9,
+        "iterations": calls,
+        "real_time": median * 1e9,
+        "cpu_time": None if cpu_seconds is None else cpu_seconds * 1e9,
         "time_unit": "ns",
-        "items_per_second": row.operations / row.seconds.median,
-        "bytes_per_second": row.bytes_moved / row.seconds.median,
-        **fields,
-        "gops": row.gops,
+        **{f"{what}_per_second": amount / median for what, amount in amounts.items()},
     }
+    return {key: value for key, value in theirs.items() if value is not None} | asdict(row)

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowbit.bench.record import Context, Spread
+from lowbit.bench.record import Context, Spread, aggregate
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,4 @@ class SearchRecord:
 
 def _benchmark(row: SearchRow, index: int) -> dict[str, Any]:
     """A row as google/benchmark writes an aggregate, then the fields of lowbit's own."""
-    return {
-        "name": f"{row.name}_median",
-        "family_index": index,
-        "run_name": row.name,
-        "run_type": "aggregate",
-        "aggregate_name": "median",
-        "repetitions": row.rounds,
-        "iterations": row.rounds * row.calls,
-        "real_time": row.seconds.median * 1e9,
-        "time_unit": "ns",
-        "items_per_second": row.batch / row.seconds.median,
-        **asdict(row),
-    }
+    return aggregate(row.name, row, row.rounds * row.calls, index, items=row.batch)

@@ -126,17 +126,9 @@ def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
     return _int4_matmul_op(x, tiles, scale, row_scale, zero, row_zero, N, group_size)
 
 
-def _kernel(
-    x: Tensor,
-    tiles: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    zero: Tensor | None,
-    row_zero: Tensor | None,
-    N: int,
-    group_size: int,
-) -> Tensor:
-    weight = _int4.Weight(tiles, scale, row_scale, zero, row_zero, N, group_size)
+def _kernel(x: Tensor, *parts: Any) -> Tensor:
+    weight = _int4.Weight(*parts)
+    tiles, N, group_size = weight.tiles, weight.N, weight.group_size
     depth = x.shape[-1]
     flat = x.reshape(-1, depth)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
@@ -169,31 +161,14 @@ def _dequantized(
     return q * row_scale.double()[:N, group]
 
 
-def _reference(
-    x: Tensor,
-    tiles: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    zero: Tensor | None,
-    row_zero: Tensor | None,
-    N: int,
-    group_size: int,
-) -> Tensor:
-    w = _dequantized(x.shape[-1], tiles, row_scale, row_zero, N, group_size)
+def _reference(x: Tensor, *parts: Any) -> Tensor:
+    own = _int4.Weight(*parts)
+    w = _dequantized(x.shape[-1], own.tiles, own.row_scale, own.row_zero, own.N, own.group_size)
     return (x.double() @ w.T).to(x.dtype)
 
 
-def _fake(
-    x: Tensor,
-    tiles: Tensor,
-    scale: Tensor,
-    row_scale: Tensor,
-    zero: Tensor | None,
-    row_zero: Tensor | None,
-    N: int,
-    group_size: int,
-) -> Tensor:
-    return x.new_empty(*x.shape[:-1], N)
+def _fake(x: Tensor, *parts: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], _int4.Weight(*parts).N)
 
 
 _int4_matmul_op = register(

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.lab.check_bfloat16 import Bfloat16
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_logic import Transformer, counting, logic, truth
@@ -31,9 +32,6 @@ from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
-
-OLDEST, NEWEST = (3, 6), (3, 9)
-"""The versions of Triton whose interpreter is known, both included."""
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 _SPAN, _START = 1 << 40, 1 << 39

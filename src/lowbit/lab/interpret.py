@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lowbit.kernels.triton.fast import launch
 from lowbit.lab.check_bind import TensorArgument
-from lowbit.lab.check_memory import CheckedTensor, Memory
+from lowbit.lab.check_cuda import array_of
+from lowbit.lab.check_memory import Memory
+from lowbit.lab.check_tensor import NOBODY, CheckedTensor
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.spec.typed import TensorType
 
@@ -52,7 +51,7 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> No
         raise AssertionError(f"{reading.name}: " + "; ".join(wrong))
     for name, tensor in tensors.items():
         held = memory.tensors[name]
-        if (held.writer != -1).any():
+        if (held.writer != NOBODY).any():
             tensor.copy_(torch.from_numpy(held.values).view(tensor.dtype))
 
 
@@ -60,14 +59,4 @@ def _checked(name: str, tensor: Any) -> CheckedTensor:
     """A copy of a tensor, in memory that sees each access."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     type_ = TensorType(name, dtype, tuple(map(str, tensor.shape)))
-    return CheckedTensor(type_, _array(tensor), tensor.stride(), "both")
-
-
-def _array(tensor: Any) -> NDArray[Any]:
-    """The values in the dtype in which the interpreter keeps them: bfloat16 as uint16."""
-    import torch
-
-    plain = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return plain.contiguous().view(torch.int16).numpy().view(np.uint16)
-    return plain.numpy()
+    return CheckedTensor(type_, array_of(tensor), tensor.stride(), "both")

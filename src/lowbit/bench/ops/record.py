@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from lowbit.bench.record import Spread
+from lowbit.bench.record import Spread, aggregate
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,5 @@ def _cells(row: Row) -> list[str]:
 
 def _benchmark(row: Row) -> dict[str, Any]:
     name = f"{row.operation}/{row.case}/{row.implementation}".replace(" ", ",")
-    return {
-        "name": f"{name}_median",
-        "run_name": name,
-        "run_type": "aggregate",
-        "aggregate_name": "median",
-        "repetitions": row.rounds,
-        "iterations": row.rounds,
-        "real_time": row.seconds.median * 1e9,
-        "cpu_time": row.seconds.median * 1e9,
-        "time_unit": "ns",
-        "bytes_per_second": row.bytes / row.seconds.median,
-        "items_per_second": row.operations / row.seconds.median,
-        **asdict(row),
-    }
+    amounts = {"bytes": row.bytes, "items": row.operations}
+    return aggregate(name, row, row.rounds, cpu_seconds=row.seconds.median, **amounts)

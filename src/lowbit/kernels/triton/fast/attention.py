@@ -98,6 +98,28 @@ def options_of(config: object) -> dict[str, int]:
 
 
 @triton.jit
+def reach(first, queries, keys, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """How many keys a block of queries from `first` on sees, and how many in blocks that all of
+    its queries see whole."""
+    seen = keys
+    whole = keys // KEYS * KEYS
+    if CAUSAL:
+        seen = tl.maximum(tl.minimum(keys, first + QUERIES + keys - queries), 0)
+        whole = tl.maximum(tl.minimum(keys, first + 1 + keys - queries), 0) // KEYS * KEYS
+    return seen, whole
+
+
+@triton.jit
+def sees(row, start, queries, keys, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
+    """Which of the keys from `start` on each query sees, [rows, KEYS]."""
+    column = start + tl.arange(0, KEYS)
+    visible = (column < keys)[None, :]
+    if CAUSAL:
+        visible = visible & (column[None, :] <= (row + keys - queries)[:, None])
+    return visible
+
+
+@triton.jit
 def attention_kernel(
     q_ptr,
     k_ptr,
@@ -155,11 +177,7 @@ def attention_kernel(
     batch, head = batch_head // heads, batch_head % heads
     first = block * QUERIES
     row = first + tl.arange(0, QUERIES)
-    seen = keys
-    whole = keys // KEYS * KEYS
-    if CAUSAL:
-        seen = tl.maximum(tl.minimum(keys, first + QUERIES + keys - queries), 0)
-        whole = tl.maximum(tl.minimum(keys, first + 1 + keys - queries), 0) // KEYS * KEYS
+    seen, whole = reach(first, queries, keys, CAUSAL, QUERIES, KEYS)
 
     q = rows_of(q_rows, batch, head, first, QUERIES, SIZE)
     # Finite, so that a row that has not seen a key yet has no -inf less -inf, which is NaN.
@@ -170,10 +188,7 @@ def attention_kernel(
         k = rows_of(k_rows, batch, head // group, start, KEYS, SIZE)
         scores = tl.dot(q, k.T)
         if start >= whole:
-            column = start + tl.arange(0, KEYS)
-            visible = (column < keys)[None, :]
-            if CAUSAL:
-                visible = visible & (column[None, :] <= (row + keys - queries)[:, None])
+            visible = sees(row, start, queries, keys, CAUSAL, KEYS)
             scores = tl.where(visible, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1) * scale)
         rescale = tl.exp2(largest - now)

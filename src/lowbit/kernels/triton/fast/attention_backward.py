@@ -22,7 +22,9 @@ from lowbit.kernels.triton.fast.attention import (
     AttentionConfig,
     not_powers,
     options_of,
+    reach,
     section_of,
+    sees,
     strides_of,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -320,11 +322,7 @@ def attention_dq_kernel(
     batch, head = batch_head // heads, batch_head % heads
     first = block * QUERIES
     row = first + tl.arange(0, QUERIES)
-    seen = keys
-    whole = keys // KEYS * KEYS
-    if CAUSAL:
-        seen = tl.maximum(tl.minimum(keys, first + QUERIES + keys - queries), 0)
-        whole = tl.maximum(tl.minimum(keys, first + 1 + keys - queries), 0) // KEYS * KEYS
+    seen, whole = reach(first, queries, keys, CAUSAL, QUERIES, KEYS)
 
     q = rows_of(q_rows, batch, head, first, QUERIES, SIZE)
     dz = rows_of(dz_rows, batch, head, first, QUERIES, SIZE)
@@ -337,10 +335,7 @@ def attention_dq_kernel(
         v = rows_of(v_rows, batch, head // group, start, KEYS, SIZE)
         weight = tl.exp2(tl.dot(q, k.T) * (scale * log2_e) - lse[:, None])
         if start >= whole:
-            column = start + tl.arange(0, KEYS)
-            visible = (column < keys)[None, :]
-            if CAUSAL:
-                visible = visible & (column[None, :] <= (row + keys - queries)[:, None])
+            visible = sees(row, start, queries, keys, CAUSAL, KEYS)
             weight = tl.where(visible, weight, 0.0)
         ds = weight * (tl.dot(dz, v.T) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
