@@ -63,15 +63,15 @@ def backward_config(sm: int, size: int) -> BackwardConfig:
     return attention_backward.TABLE[90][size] if sm == 90 else attention_backward._FALLBACK
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("sm", GPUS)
-def test_attention(sm: int, size: int, causal: bool) -> None:
+def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = forward_config(sm, size, causal)
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
     given = {"q_ptr": q, "k_ptr": k, "v_ptr": k, "z_ptr": q, "lse_ptr": "*fp32"}
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given["SPECIALIZED"] = config.specialized
+    given |= {"SPECIALIZED": config.specialized, "MASKED": masked}
     assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
 
 
@@ -90,16 +90,16 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
     assert_matrix_units(compiled(kernel, given, sm, config), sm)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("sm", GPUS)
-def test_dq(sm: int, size: int, causal: bool) -> None:
+def test_dq(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = backward_config(sm, size).queries
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
     given: dict[str, Any] = dict.fromkeys(("q_ptr", "dz_ptr", "dq_ptr"), q)
     given |= {"k_ptr": k, "v_ptr": k, "lse_ptr": "*fp32", "delta_ptr": "*fp32"}
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given["SPECIALIZED"] = config.specialized
+    given |= {"SPECIALIZED": config.specialized, "MASKED": masked}
     made = compiled(attention_backward.attention_dq_kernel, given, sm, config)
     assert_matrix_units(made, sm)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,9 +33,11 @@ def _drawn(
     w = (values.double() - centre) * scale.double()[:, at]
     packed = pack_int4(values, scale, zero, group_size=group)
     # Activations: 16 bits of the greatest of their 32. Sums: what float32 loses in K additions of
-    # n·x, with the exponent's 1024 in the kernel of float16. Then one rounding to the dtype.
+    # n·x, with the exponent's 128 in the kernel of many rows and bfloat16. Then one rounding to the
+    # dtype.
     greatest = x.double().abs().amax(1, keepdim=True) * 2.0**-15
-    mass = (x.double().abs() + greatest) @ (scale.double()[:, at].T * (1040.0 + 8))
+    offset = 128.0 if m > 1 and dtype == torch.bfloat16 else 0.0
+    mass = (x.double().abs() + greatest) @ (scale.double()[:, at].T * (offset + 8 + 8))
     exact = x.double() @ w.T
     unit = torch.finfo(dtype).eps
     budget = greatest * w.abs().sum(1) + 2.0**-22 * mass + unit * exact.abs() + 1e-6
@@ -43,9 +46,9 @@ def _drawn(
     return x, packed, w, budget
 
 
-CASES = [(1, 64, 1024, 128), (1, 70, 128, 32), (1, 130, 520, 64), (3, 70, 256, 128),
-         (17, 65, 392, 128), (33, 64, 640, 256), (70, 66, 136, 128), (6, 66, 136, 64),
-         (2, 5, 8, 32)]  # fmt: skip
+CASES = [(1, 64, 1024, 128), (1, 70, 128, 32), (1, 130, 520, 64), (1, 33, 296, 96),
+         (1, 67, 1000, 1024), (1, 5, 8, 32), (3, 70, 256, 128), (17, 65, 392, 128),
+         (33, 64, 640, 256), (70, 66, 136, 128), (6, 66, 136, 64), (2, 5, 8, 32)]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -59,6 +62,101 @@ def test_in_the_interpreter(case: tuple[int, int, int, int], dtype: Any, zeros: 
     assert ((z.double() - x.double() @ w.T).abs() <= budget).all()
     plain = int4_matmul(x, packed)
     assert ((plain.double() - x.double() @ w.T).abs() <= budget).all()
+
+
+def _one_row(x: Any, packed: Int4Weight, *config: int) -> Any:
+    weight = fast.Weight(*packed[:6], packed.group_size)
+    with lowbit.lab.interpreter():
+        return fast.vector(x, weight, fast.VectorConfig(*config) if config else None)
+
+
+@pytest.mark.parametrize("config", [(1, 4, 1, 3), (4, 4, 3, 5), (64, 8, 1, 2)], ids=str)
+@pytest.mark.parametrize("n", [64, 67])
+def test_one_row_however_it_is_cut(config: tuple[int, ...], n: int) -> None:
+    x, packed, _, _ = _drawn(1, n, 328, 64, torch.bfloat16, True)
+    assert torch.equal(_one_row(x, packed, *config), _one_row(x, packed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_one_row_with_a_number_that_is_none(dtype: Any, odd: float) -> None:
+    x, packed, _, _ = _drawn(1, 67, 328, 64, dtype, False)
+    for k in (0, 5, 130, 327):
+        wrong = x.clone()
+        wrong[0, k] = odd
+        assert _one_row(wrong, packed).isnan().all()
+
+
+@pytest.mark.parametrize("exponent", [-133, -126, -120, -110, -100, 120])
+def test_one_row_of_tiny_and_of_huge_numbers(exponent: int) -> None:
+    """Steps are 2**-126 at least; between them and 2**-111, x has fewer than 16 bits."""
+    x, packed, w, _ = _drawn(1, 67, 328, 64, torch.bfloat16, True)
+    x = (x.double() * 2.0**exponent).bfloat16()
+    step = max(float(x.double().abs().max()) * 2.0**-15, 2.0**-126)
+    exact = x.double() @ w.T
+    # float32 has no bits below 2**-149, which matter in the few sums that are as small as this.
+    budget = step * w.abs().sum(1) + 2.0**-8 * exact.abs() + 2.0**-133 * len(w[0])
+    assert ((_one_row(x, packed).double() - exact).abs() <= budget).all()
+
+
+def test_one_row_of_parts_of_all_sizes() -> None:
+    """Each 32 k have their own scale: large numbers, here where the weight is 0, do not disturb."""
+    made = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 16, (67, 160), generator=made, dtype=torch.uint8)
+    values[:, :32] = 8
+    packed = pack_int4(values, torch.full((67, 5), 0.01), group_size=32)
+    w = (values.double() - 8) * 0.01
+    x = (torch.randn(1, 160, generator=made) * 2e-4).bfloat16()
+    x[0, :32], x[0, 32:64], x[0, 64:96] = 1e6, 0.0, 2.0**-130
+    exact = x.double() @ w.T
+    budget = 2.0**-15 * 1e-3 * w.abs().sum(1) + 2.0**-8 * exact.abs()
+    assert ((_one_row(x, packed).double() - exact).abs() <= budget).all()
+    assert (_one_row(torch.zeros_like(x), packed) == 0).all()
+
+
+def test_sums_that_cancel_in_float16() -> None:
+    """An offset of 1024 in each product would show: all of x have one sign."""
+    x, packed, w, budget = _drawn(7, 13, 128, 128, torch.float16, False)
+    x = -x.abs()
+    exact = x.double() @ w.T
+    with lowbit.lab.interpreter():
+        z = int4_matmul(x, packed).double()
+    budget = 2.0**-22 * (x.double().abs() @ w.abs().T) + 2.0**-11 * exact.abs() + 1e-6
+    assert ((z - exact).abs() <= budget).all()
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_one_row_that_is_too_long_for_registers(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, packed, w, _ = _drawn(1, 67, 328, group, torch.bfloat16, True)
+    called = list[str]()
+
+    def spied(name: str) -> Any:
+        real = getattr(fast, name)
+        return lambda *given: (called.append(name), real(*given))[1]
+
+    for name in ("vector", "rows", "dequantize"):
+        monkeypatch.setattr(fast, name, spied(name))
+    for most in (328, 327):
+        monkeypatch.setattr(fast, "MOST_DEPTH", most)
+        with lowbit.lab.interpreter():
+            z = int4_matmul(x, packed).double()
+        exact = x.double() @ w.T
+        assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
+    assert called == ["vector", "rows" if group == 128 else "dequantize"]
+
+
+def test_how_one_row_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the H200, which has 132 multiprocessors, did best."""
+    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
+    device = torch.device("cpu")
+    assert fast.vector_config(28672, 8192, device) == fast.VectorConfig(2, 4, 3, 4)
+    assert fast.vector_config(8192, 28672, device) == fast.VectorConfig(1, 8, 3, 2)
+    assert fast.vector_config(4096, 4096, device) == fast.VectorConfig(4, 4, 1, 4)
+    for n, depth in itertools.product((1, 64, 5000, 10**6), (8, 200, 4096, 20000, 32768)):
+        rows = fast.vector_config(n, depth, device).rows
+        assert fast.TILE_ROWS % rows == 0
 
 
 def test_words_are_packed_as_they_come() -> None:
@@ -109,8 +207,7 @@ def test_errors_say_what_to_do() -> None:
         pack_int4(values[:2, :60], scale[:2], group_size=32)
 
 
-POINTERS = {"tiles_ptr": "*i32", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16",
-            "partial_ptr": "*fp32", "met_ptr": "*i32", "z_ptr": "*bf16"}  # fmt: skip
+POINTERS = {"tiles_ptr": "*i32", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16"}
 
 
 @pytest.mark.parametrize("sm", [80, 90])
@@ -120,33 +217,27 @@ def test_ahead_of_time_rows(sm: int, half: bool) -> None:
     made = compile_ahead(
         fast.rows_kernel,
         {**POINTERS, "tiles_ptr": "*i16", "z_ptr": kind, "planes_ptr": kind, "sums_ptr": "*fp32",
-         "M": "i32:1", "N": "i32", "K": "i32", "GROUP": 128, "ZERO": False, "ASM": True,
-         "HALF": half, "BLOCK_M": 16, "SPLITS": 4},
+         "partial_ptr": "*fp32", "met_ptr": "*i32", "M": "i32:1", "N": "i32", "K": "i32",
+         "GROUP": 128, "ZERO": False, "ASM": True, "HALF": half, "BLOCK_M": 16, "SPLITS": 4},
         sm, num_warps=4, num_stages=3,
     )  # fmt: skip
     assert made.local == 0
     assert made.count("HGMMA" if sm == 90 else "HMMA") >= 4
     assert "cp.async" in made.ptx or made.wide_loads
-    # No conversion of single nibbles: bits only.
+    # No conversion of single nibbles: bits only. float16 takes 1024 + 8 off two at a time.
     assert made.count("I2F") + made.count("I2FP") == 0
+    assert made.count("HADD2") == (32 if half else 0)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
-    digits = compile_ahead(
-        fast.digits_kernel,
-        {"x_ptr": "*bf16", "even_ptr": "*i32", "odd_ptr": "*i32", "sum_ptr": "*fp32",
-         "scale_ptr": "*fp32", "met_ptr": "*i32", "K": "i32", "met": "i32", "BLOCK": 32, "MET": 32},
-        sm,
-    )  # fmt: skip
     planes = compile_ahead(
         fast.planes_kernel,
         {"x_ptr": "*bf16", "planes_ptr": "*bf16", "sums_ptr": "*fp32", "met_ptr": "*i32",
          "M": "i32:1", "K": "i32", "x_stride": "i32", "met": "i32", "BLOCK_M": 16, "MET": 8},
         sm,
     )  # fmt: skip
-    assert digits.local == planes.local == 0
-    assert digits.wide_loads > 0
+    assert planes.local == 0
     # The four k of a word's half lie side by side, eight bytes.
     assert planes.count("LDG.E.64") > 0
 
@@ -168,17 +259,43 @@ def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
 
 
 @pytest.mark.parametrize("sm", [80, 90])
-def test_ahead_of_time_vector(sm: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "depth", "group", "zeros", "half"),
+    [
+        (28672, 8192, 128, False, False),
+        (8192, 28672, 128, False, False),
+        (4096, 4096, 128, False, True),
+        (8193, fast.MOST_DEPTH, 96, True, False),
+        (4100, 5128, 32, True, True),
+    ],
+)
+def test_ahead_of_time_one_row(
+    sm: int,
+    n: int,
+    depth: int,
+    group: int,
+    zeros: bool,
+    half: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
+    config = fast.vector_config(n, depth, torch.device("cpu"))
+    kind = "*fp16" if half else "*bf16"
     made = compile_ahead(
-        fast.vector_kernel,
-        {**POINTERS, "even_ptr": "*i32", "odd_ptr": "*i32", "sum_ptr": "*fp32",
-         "scale_ptr": "*fp32", "N": "i32", "K": 8192, "GROUP": 128, "ZERO": False, "ASM": True,
-         "T": 256, "ROWS": 2, "TURNS": 16, "SPLITS": 1, "MASKED": False},
-        sm, num_warps=4,
+        fast.one_row_kernel,
+        {**POINTERS, "x_ptr": kind, "z_ptr": kind, "N": "i32" if n % 16 == 0 else "i32:1",
+         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": fast._parts(depth),
+         "ROWS": config.rows, "STAGES": config.num_stages},
+        sm, num_warps=config.num_warps,
     )  # fmt: skip
+    # All of x's digits are in registers, and as many programs fit as are started.
     assert made.local == 0
-    assert made.wide_loads >= 2
-    assert "dp4a" in made.ptx
+    assert made.registers * 32 * config.num_warps * config.programs <= 65536
+    assert made.count("IDP.4A") >= 64
+    assert made.wide_loads >= 8
+    # x is rounded without conversions, which are slow.
+    assert made.count("F2I") + made.count("F2IP") == 0
+    assert made.count("FFMA") >= depth // (32 * config.num_warps)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")
@@ -188,6 +305,10 @@ def test_ahead_of_time_vector(sm: int) -> None:
         *CASES,
         (1, 4096, 28672, 128),
         (1, 4100, 28680, 128),
+        (1, 5000, 4096, 128),
+        (1, 4096, 32768, 64),
+        (1, 300, 32776, 64),
+        (1, 300, 32776, 128),
         (16, 4100, 8200, 128),
         (64, 1000, 4096, 128),
         (300, 1000, 4096, 128),

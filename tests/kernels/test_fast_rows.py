@@ -125,26 +125,28 @@ def test_variance_of_a_large_mean() -> None:
 
 
 def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
-    """Programs that wait for each other cannot run one after the other. With the counters full
-    from the start none waits: a first run writes what parts tell each other, a second reads it."""
+    """Programs that wait for each other cannot run one after the other. With words from the start
+    none waits: a first run writes what parts tell each other, a second reads it."""
+    arguments["words_ptr"].fill_(1)
     for _ in range(2):
-        arguments["met_ptr"].fill_(arguments["PARTS"])[-1] = 0
+        arguments["words_ptr"][-1] = 0
         interpret._run(kernel, grid, arguments)
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
 @pytest.mark.parametrize("length", [33, 64, 130])
-def test_rows_in_parts(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_parts(length: int, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
     x, dz, weight = data((3, length)), data((3, length), seed=1), data((length,), seed=2)
     x[1, :32] = -float("inf")
-    config = RowConfig(1, 16, 4)
+    config = RowConfig(1, 16, 4, pieces)
     with launch.running(in_two_runs):
         z = softmax.softmax(x, config)
         dx = softmax.softmax_backward(z, dz, config)
         y = data((3, length), seed=3) + 2
         n, mean, rstd = norm.norm(y, weight, None, 1e-5, True, config)
         dn = norm.norm_backward(dz, y, weight, mean, rstd, True, config)
-    whole = RowConfig(1, 256, 4)
+    whole = RowConfig(1, 256, 4, pieces)
     with interpreter():
         torch.testing.assert_close(z, softmax.softmax(x, whole))
         torch.testing.assert_close(dx, softmax.softmax_backward(z, dz, whole))
@@ -244,6 +246,7 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
     assert "512 elements" in str(RowConfig(1, 16384, 1).refusal(16384, 132))
     assert "cannot share" in str(RowConfig(2, 16, 4).refusal(17, 132))
     assert "133 parts" in str(RowConfig(1, 16, 4).refusal(16 * 132 + 1, 132))
+    assert "cannot be cut into 32 pieces" in str(RowConfig(1, 16, 4, 32).refusal(16, 132))
     with pytest.raises(ValueError, match="does not fit rows of 5: a row would have 2 parts"):
         softmax.softmax(data((2, 5)), RowConfig(1, 4, 4))
     with pytest.raises(ValueError, match="parts is 0; it must be at least 1"):
@@ -253,13 +256,12 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("largest", [4096, 16384])
 def test_the_rule_serves_every_length(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
-    device = torch.device("cpu")
     for length in (1, 2, 511, 512, 1025, 4097, 16385, 131072):
-        config = rows.row_config({}, length, device, None, largest)
+        config = rows.row_config({}, torch.empty(1, length, device="meta"), None, largest)
         assert config.refusal(length, 132) is None
         assert config.parts(length) * config.chunk >= length
     with pytest.raises(ValueError, match=f"too long for this GPU.*the limit is {132 * largest}"):
-        rows.row_config({}, 132 * largest + 1, device, None, largest)
+        rows.row_config({}, torch.empty(132 * largest + 1, device="meta"), None, largest)
 
 
 def test_kernels_alone_need_a_gpu() -> None:

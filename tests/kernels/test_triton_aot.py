@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 
 from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
+from lowbit.kernels.triton.fast.launch import options_of  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
 from lowbit.lab.check_triton import TritonKernel  # noqa: E402
@@ -30,16 +31,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def rows_arguments(kernel: Any, type_: str, length: int, chunk: int, rows: int) -> dict[str, Any]:
+def rows_arguments(
+    kernel: Any, type_: str, length: int, chunk: int, rows: int, pieces: int = 1
+) -> dict[str, Any]:
     """Arguments of a kernel of rows: `*_ptr` of data in `type_`, sums and what is kept float32."""
     parts = -(-length // chunk)
     made: dict[str, Any] = {name: f"*{type_}" for name in kernel.arg_names if "_ptr" in name}
     for name in ("sums_ptr", "mean_ptr", "rstd_ptr"):
         made[name] = "*fp32"
-    made |= {"met_ptr": "*i32", "length": "i32", "rows": "i32:1", "eps": "fp32"}
+    made |= {"words_ptr": "*i64", "length": "i32", "rows": "i32:1", "eps": "fp32"}
     made |= {name: "i32" for name in kernel.arg_names if name.endswith("_stride")}
     made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
     made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
+    made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32"}
     made |= {"PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
     return {name: made[name] for name in kernel.arg_names}
 
@@ -82,6 +86,33 @@ def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> No
     made = compile_ahead(kernel, arguments, sm, num_warps=8)
     assert_wide_and_in_registers(made, sm)
     assert made.count("STG.E.128") > 0
+
+
+def _tables() -> list[Any]:
+    from lowbit.kernels.triton.fast import norm, softmax
+
+    return [
+        pytest.param(kernel, sm, type_, length, config, id=f"{kernel.fn.__name__}-{type_}-{length}")
+        for kernel, table in (
+            (softmax.softmax_kernel, softmax.FORWARD),
+            (norm.norm_kernel, norm.FORWARD),
+        )
+        for (sm, size), entries in table.items()
+        for length, config in entries
+        for type_ in ("fp32" if size == 4 else "bf16",)
+    ]
+
+
+@pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config"), _tables())
+def test_what_the_tables_say(kernel: Any, sm: int, type_: str, length: int, config: Any) -> None:
+    arguments = rows_arguments(kernel, type_, length, config.chunk, config.rows, config.pieces)
+    arguments |= {"rows": "i32"} | {n: False for n in ("CENTRED", "BIASED") if n in arguments}
+    made = compile_ahead(kernel, arguments, sm, **options_of(config))
+    assert_wide_and_in_registers(made, sm)
+    if arguments["HELD"]:
+        # Two elements to a register, and as many more for everything else.
+        held = config.rows * config.chunk // (config.num_warps * 32) // 2
+        assert made.registers < 2 * held + 32
 
 
 @pytest.mark.parametrize("sm", GPUS)

@@ -105,9 +105,10 @@ def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
     """x · (scale · (weight − zero_point))ᵀ: [..., K] by [N, K] → [..., N].
 
     x: bfloat16 or float16, any strides; the result has its dtype. weight: from `pack_int4`, on the
-    same device. Differentiable in x. Sums are float32. One row of x is multiplied in integers of 16
-    bits relative to the greatest of each 32 k; up to 128 rows by tensor cores, in groups of a
-    multiple of 128; for others the weight is dequantized to x's dtype first.
+    same device. Differentiable in x. Sums are float32. One row of x, K to 32768, is multiplied in
+    integers of 16 bits relative to the greatest of each 32 k, and NaN or infinity in it makes every
+    result NaN; up to 128 rows by tensor cores, in groups of a multiple of 128; for others the
+    weight is dequantized to x's dtype first.
 
     TypeError for another dtype; ValueError for a K or a device that does not match.
     """
@@ -135,7 +136,7 @@ def _kernel(x: Tensor, *parts: Any) -> Tensor:
     if not len(flat) or not N or not depth:
         return x.new_zeros(*x.shape[:-1], N)
     by_rows = group_size % _int4.TILE_DEPTH == 0
-    if len(flat) == 1 and (depth <= _int4.CHUNK or not by_rows):
+    if len(flat) == 1 and depth <= _int4.MOST_DEPTH:
         z = _int4.vector(flat, weight)
     elif len(flat) <= _MOST_BY_ROWS and by_rows:
         z = torch.cat([_int4.rows(part, weight) for part in flat.split(_int4.MOST_ROWS)])

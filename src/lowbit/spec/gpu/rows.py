@@ -17,6 +17,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = {"N": 5, "T": 300}
 # Of float32, in which the operators compute.
 _UNIT = 2.0**-24
+_LEAST_NORMAL = 2.0**-126
 _LAYER_EPS, _RMS_EPS = 1e-5, 1e-6
 
 
@@ -41,10 +42,12 @@ def _mean(x: Array) -> Array:
 
 
 def _softmax_slack(x: Array, dz: Array, unit: float) -> Array:
-    """z is kept in the result's dtype; z · dz and z · Σ may cancel."""
-    z = _softmax(x)
-    terms = z * (np.abs(dz) + (z * np.abs(dz)).sum(axis=1, keepdims=True))
-    return 2 * (unit + _roundings(x)) * terms
+    """z is kept in the result's dtype, and is 0 where float32 would be denormal, as GPUs take their
+    powers of two; z · dz and z · Σ may cancel."""
+    z, size = _softmax(x), np.abs(dz)
+    terms = z * (size + (z * size).sum(axis=1, keepdims=True))
+    flushed = _LEAST_NORMAL * (size + size.sum(axis=1, keepdims=True))
+    return 2 * (unit + _roundings(x)) * terms + flushed
 
 
 @operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES, result="dx", slack=_softmax_slack)

@@ -10,7 +10,7 @@ Only blocks on the diagonal, or at the end, are masked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -25,11 +25,16 @@ from lowbit.kernels.triton.fast.descriptors import (
     program_of,
     rows_of,
 )
-from lowbit.kernels.triton.fast.launch import compute_capability, launch
+from lowbit.kernels.triton.fast.launch import (
+    compute_capability,
+    launch,
+    multiprocessors,
+    options_of,
+)
 
 LARGEST_HEAD = 128
 LOG2_E = 1.4426950408889634
-# What a section's keys and values may take of the second-level cache.
+# What the keys and values of a section may take of the second-level cache, if causal.
 _SECTION_BYTES = 24 << 20
 _SHARED_BYTES = 227 << 10
 """Shared memory of a program on Hopper (CUDA C++ Programming Guide, compute capability 9.0)."""
@@ -90,13 +95,6 @@ def attention_config(head_size: int, causal: bool, device: torch.device) -> Atte
     return found[causal] if found else _FALLBACK
 
 
-def options_of(config: object) -> dict[str, int]:
-    """What the compiler is told, of a configuration's fields."""
-    names = {field.name for field in fields(config)} & {"num_warps", "num_stages", "maxnreg"}  # type: ignore[arg-type]
-    found = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 @triton.jit
 def reach(first, queries, keys, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """How many keys a block of queries from `first` on sees, and how many in blocks that all of
@@ -147,12 +145,15 @@ def attention_kernel(
     scale,
     section,
     CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
     SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):
     """A block of queries: z [batches, heads, queries, size], lse [batches, heads, queries].
+
+    MASKED: some block of keys is not seen whole.
 
     scale includes log2(e). lse is the logarithm to the base 2 of Σ exp2(scale · q·k), +inf for a
     row that sees no key. Query i sees the keys up to i + keys - queries, if CAUSAL.
@@ -187,9 +188,10 @@ def attention_kernel(
     for start in tl.range(0, seen, KEYS, warp_specialize=SPECIALIZED):
         k = rows_of(k_rows, batch, head // group, start, KEYS, SIZE)
         scores = tl.dot(q, k.T)
-        if start >= whole:
-            visible = sees(row, start, queries, keys, CAUSAL, KEYS)
-            scores = tl.where(visible, scores, -float("inf"))
+        if MASKED:  # noqa: SIM102  # constant, so that there is no branch without it
+            if start >= whole:
+                visible = sees(row, start, queries, keys, CAUSAL, KEYS)
+                scores = tl.where(visible, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1) * scale)
         rescale = tl.exp2(largest - now)
         weight = tl.exp2(scores * scale - now[:, None])
@@ -203,13 +205,22 @@ def attention_kernel(
     weights = tl.where(blind, 1.0, weights)
     lse = tl.where(blind, float("inf"), largest + tl.log2(weights))
     tl.store(lse_ptr + batch_head.to(tl.int64) * queries + row, lse, mask=row < queries)
-    z = (weighted / weights[:, None]).to(z_rows.dtype)
+    z = (weighted * (1.0 / weights)[:, None]).to(z_rows.dtype)
     z_rows.store([batch, head, first, 0], z.reshape(1, 1, QUERIES, SIZE))
 
 
-def section_of(length: int, size: int, heads: int) -> int:
-    """How many heads' rows of two tensors of 16 bits may share the second-level cache."""
-    return max(1, min(_SECTION_BYTES // (4 * length * size), heads))
+def section_of(
+    blocks: int, heads: int, length: int, size: int, causal: bool, device: torch.device
+) -> int:
+    """How many of the heads start their blocks in turn, each to walk along `length` rows of two
+    tensors.
+
+    Blocks that all have the same to do: as many heads as fill the GPU, so that the blocks of a head
+    run at the same time. Causal: all that the second-level cache holds, since the blocks with most
+    to do should come first.
+    """
+    most = _SECTION_BYTES // (4 * length * size) if causal else multiprocessors(device) // blocks
+    return max(1, min(most, heads))
 
 
 def strides_of(**tensors: Tensor) -> dict[str, int]:
@@ -246,6 +257,7 @@ def attention(
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), lse.fill_(math.inf)
     q, k, v = aligned(q), aligned(k), aligned(v)
     z = aligned_like(q)
+    blocks = triton.cdiv(queries, config.queries)
     q_block, k_block = (1, 1, config.queries, padded), (1, 1, config.keys, padded)
     arguments = {
         "q_ptr": described(q, q_block),
@@ -261,13 +273,13 @@ def attention(
         "size": size,
         **strides_of(q=q, k=k, v=v, z=z),
         "scale": scale * LOG2_E,
-        "section": section_of(keys, padded, batches * heads),
+        "section": section_of(blocks, batches * heads, keys, padded, causal, q.device),
         "CAUSAL": causal,
+        "MASKED": causal or keys % config.keys > 0,
         "SIZE": padded,
         "QUERIES": config.queries,
         "KEYS": config.keys,
         "SPECIALIZED": config.specialized,
     }
-    grid = (triton.cdiv(queries, config.queries) * batches * heads,)
-    launch(attention_kernel, grid, arguments, **options_of(config))
+    launch(attention_kernel, (blocks * batches * heads,), arguments, **options_of(config))
     return z.contiguous(), lse

@@ -291,12 +291,13 @@ def attention_dq_kernel(
     scale,
     section,
     CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
     SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     SPECIALIZED: tl.constexpr,
 ):
-    """A block of queries: dq = scale · Σ weight · (dz·v - delta) · k."""
+    """A block of queries: dq = scale · Σ weight · (dz·v - delta) · k. MASKED as in the forward."""
     log2_e = tl.constexpr(1.4426950408889634)
     q_rows = heads_of(
         q_ptr, batches, heads, queries, size, q_batch_stride, q_head_stride, q_row_stride,
@@ -334,9 +335,10 @@ def attention_dq_kernel(
         k = rows_of(k_rows, batch, head // group, start, KEYS, SIZE)
         v = rows_of(v_rows, batch, head // group, start, KEYS, SIZE)
         weight = tl.exp2(tl.dot(q, k.T) * (scale * log2_e) - lse[:, None])
-        if start >= whole:
-            visible = sees(row, start, queries, keys, CAUSAL, KEYS)
-            weight = tl.where(visible, weight, 0.0)
+        if MASKED:  # noqa: SIM102  # constant, so that there is no branch without it
+            if start >= whole:
+                visible = sees(row, start, queries, keys, CAUSAL, KEYS)
+                weight = tl.where(visible, weight, 0.0)
         ds = weight * (tl.dot(dz, v.T) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
     dq = (dq * scale).to(dq_rows.dtype)
@@ -422,6 +424,7 @@ def _dk_dv(
     q, k = tensors["q_ptr"], tensors["k_ptr"]
     padded = shared["SIZE"]
     batches, key_heads, keys, _ = k.shape
+    count = triton.cdiv(keys, config.keys)
     dk, dv = aligned_like(k), aligned_like(k)
     if config.together:
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -437,12 +440,14 @@ def _dk_dv(
         "dv_ptr": described(dv, (1, 1, config.keys, padded)),
         "dq_ptr": dq,
         **strides_of(dk=dk),
-        "section": section_of(q.shape[2], padded, batches * key_heads),
+        "section": section_of(
+            count, batches * key_heads, q.shape[2], padded, shared["CAUSAL"], q.device
+        ),
         "TOGETHER": config.together,
         "QUERIES": config.queries,
         "KEYS": config.keys,
     }
-    grid = (triton.cdiv(keys, config.keys) * batches * key_heads,)
+    grid = (count * batches * key_heads,)
     launch(attention_dk_dv_kernel, grid, arguments, **options_of(config))
     return dq, dk.contiguous(), dv.contiguous()
 
@@ -451,6 +456,7 @@ def _dq(tensors: dict[str, Tensor], shared: dict[str, Any], config: AttentionCon
     q, k = tensors["q_ptr"], tensors["k_ptr"]
     padded = shared["SIZE"]
     batches, heads, queries, _ = q.shape
+    keys, count = k.shape[2], triton.cdiv(queries, config.queries)
     dq = aligned_like(q)
     blocks = {"q_ptr": config.queries, "k_ptr": config.keys, "v_ptr": config.keys}
     blocks["dz_ptr"] = config.queries
@@ -459,11 +465,12 @@ def _dq(tensors: dict[str, Tensor], shared: dict[str, Any], config: AttentionCon
         **{name: described(tensors[name], (1, 1, rows, padded)) for name, rows in blocks.items()},
         "dq_ptr": described(dq, (1, 1, config.queries, padded)),
         **strides_of(dq=dq),
-        "section": section_of(k.shape[2], padded, batches * heads),
+        "section": section_of(count, batches * heads, keys, padded, shared["CAUSAL"], q.device),
+        "MASKED": shared["CAUSAL"] or keys % config.keys > 0,
         "QUERIES": config.queries,
         "KEYS": config.keys,
         "SPECIALIZED": config.specialized,
     }
-    grid = (triton.cdiv(queries, config.queries) * batches * heads,)
+    grid = (count * batches * heads,)
     launch(attention_dq_kernel, grid, arguments, **options_of(config))
     return dq.contiguous()

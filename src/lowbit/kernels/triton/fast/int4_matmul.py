@@ -11,14 +11,17 @@ into floats one by one: conversions would take longer than the memory does.
 
 - One row: x becomes integers of two digits of 8 bits for every 32 k, as on the CPU
   (docs/grouped-weights.md). A word's even nibbles, and its odd ones, are four bytes each with a
-  mask, and DP4A multiplies four bytes at once.
+  mask, and DP4A multiplies four bytes at once. Each program makes the digits of all of x, keeps
+  them in registers, and goes over its share of the rows of the weight.
 - Up to 64 rows: a word of two halves, masked and OR-ed with the exponent of 128 (of 1024 for
   float16), is two floats 128 + n. The halves of all words are one plane of k for the tensor cores,
   and so are their second, third and fourth nibbles; x is brought into the order of these planes
-  first. The 128 is taken off with the row sums of x, as the zero point is.
+  first. The 128 is taken off with the row sums of x, as the zero point is. float16 takes 1024 + 8
+  off each nibble instead: sums of products with 1024 would lose bits in float32.
+  Where there are few tiles, K is cut among several programs; the last of them adds the parts, in
+  their order.
 
-Where there are few tiles, K is cut among several programs; the last of them adds the parts, in
-their order. Larger M are served by dequantizing, see gpu/int4.py.
+Larger M are served by dequantizing, see gpu/int4.py.
 """
 
 from __future__ import annotations
@@ -36,37 +39,63 @@ TILE_ROWS, TILE_DEPTH = 64, 128
 WORDS = TILE_DEPTH // 8
 MIDDLE = 8  # the nibble that is taken off as it is; zero points are relative to it
 MOST_ROWS = 64  # of x, that tensor cores take at once
-_PART = 32  # k that share a scale of x's digits, and a thread of `vector_kernel`
-CHUNK = 8192  # k of a program of it; for more of them, tensor cores take less time
-_PROGRAMS = 1500  # that keep an H200 busy, by measurement
+MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program
+_PART = 32  # k that share a scale of x's digits, and a thread of `one_row_kernel`
+_PROGRAMS = 1500  # of `rows_kernel` that keep an H200 busy, by measurement
 
 
 @dataclass(frozen=True)
-class Int4Config:
-    """How the work is cut: tiles in a program and programs along K (`splits`), for many rows; rows
-    of the weight at once and how often (`rows`, `turns`), for one."""
+class VectorConfig:
+    """How one row is multiplied: `rows` of the weight at once, a power of two up to 64, and
+    `programs` on each multiprocessor."""
+
+    rows: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """How many rows are multiplied: by `splits` programs along K for each tile of rows."""
 
     splits: int
-    rows: int = 4
-    turns: int = 32
     num_warps: int = 4
     num_stages: int = 3
 
 
-def config_for(m: int, tiles: int, steps: int, device: torch.device) -> Int4Config:
-    """What fits a weight of so many tiles of rows and of K; one program for all in an interpreter.
+def vector_config(n: int, depth: int, device: torch.device) -> VectorConfig:
+    """What fits a weight [n, depth]: four loads of 16 bytes for each thread at once, if n suffices.
 
     Measured on an H200 (28672 x 8192, 8192 x 28672, 4096 x 4096); other GPUs are taken to be alike.
     """
     if multiprocessors(device) == 1:
-        return Int4Config(splits=1)
+        return VectorConfig(rows=16, num_warps=4, num_stages=1, programs=2)
+    parts = _parts(depth)
+    num_warps, programs = (4, 4) if parts <= 256 else (8, 2)
+    rows = max(1, 4 * 32 * num_warps // parts)
+    at_once = programs * multiprocessors(device)
+    while rows > 1 and rows * at_once > n:
+        rows //= 2
+    # To load ahead pays only for programs that go on for a while.
+    return VectorConfig(rows, num_warps, 3 if n > 4 * rows * at_once else 1, programs)
+
+
+def rows_config(tiles: int, steps: int, device: torch.device) -> RowsConfig:
+    """What fits a weight of so many tiles of rows and of K; one program along K in an interpreter.
+
+    Measured on an H200, as `vector_config` is.
+    """
     splits = 1
-    while splits < 8 and splits * tiles < _PROGRAMS // 2 and splits * 2 <= steps:
-        splits *= 2
-    turns = 32
-    while turns > 4 and tiles * TILE_ROWS // (4 * turns) < multiprocessors(device):
-        turns //= 2
-    return Int4Config(splits, turns=turns)
+    if multiprocessors(device) > 1:
+        while splits < 8 and splits * tiles < _PROGRAMS // 2 and splits * 2 <= steps:
+            splits *= 2
+    return RowsConfig(splits)
+
+
+def _parts(depth: int) -> int:
+    """How many times 32 k there are, rounded up to a power of two."""
+    return triton.next_power_of_2(max(triton.cdiv(depth, _PART), 32))
 
 
 @triton.jit
@@ -83,107 +112,102 @@ def _dot4(a, b, c, ASM: tl.constexpr):
 
 
 @triton.jit
-def digits_kernel(
-    x_ptr, even_ptr, odd_ptr, sum_ptr, scale_ptr, met_ptr, K, met,
-    BLOCK: tl.constexpr, MET: tl.constexpr,
-):  # fmt: skip
-    """One row of x as digits: for each 32 k a scale, the sum, and the bytes of both digits.
-
-    even, odd: int32 [2, K / 8], the even and the odd k of each word. Counters become zeros.
-    """
-    at = tl.program_id(0) * MET + tl.arange(0, MET)
-    tl.store(met_ptr + at, tl.zeros((MET,), tl.int32), mask=at < met)
-    part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    word, lane = tl.arange(0, 4), tl.arange(0, 8)
-    k = part[:, None, None] * 32 + word[None, :, None] * 8 + lane[None, None, :]
-    x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-    greatest = tl.max(tl.max(tl.abs(x), axis=2), axis=1)
-    scale = tl.where(greatest > 0, greatest / 32639.0, 1.0)
-    q = tl.floor(x / scale[:, None, None] + 0.5).to(tl.int32)
-    low = ((q + 128) & 255) - 128
-    high = (q - low) >> 8
-    inside = part < (K + 31) // 32
-    tl.store(sum_ptr + part, tl.sum(tl.sum(q, axis=2), axis=1).to(tl.float32), mask=inside)
-    tl.store(scale_ptr + part, scale, mask=inside)
-    words = (K + 127) // 128 * 16
-    to = part[:, None] * 4 + word[None, :]
-    kept = to < words
-    is_even = (lane % 2 == 0)[None, None, :]
-    shift = (lane // 2 * 8)[None, None, :]
-    for digit in tl.static_range(2):
-        byte = ((high if digit == 0 else low) & 255) << shift
-        even = tl.sum(tl.where(is_even, byte, 0), axis=2)
-        odd = tl.sum(tl.where(is_even, 0, byte), axis=2)
-        tl.store(even_ptr + digit * words + to, even, mask=kept)
-        tl.store(odd_ptr + digit * words + to, odd, mask=kept)
+def _sum4(b, c, ASM: tl.constexpr):
+    """c + the four signed bytes."""
+    return _dot4(0x01010101, b, c, ASM)
 
 
 @triton.jit
-def vector_kernel(
-    tiles_ptr, weight_scale_ptr, zero_ptr, even_ptr, odd_ptr, sum_ptr, scale_ptr, z_ptr,
-    partial_ptr, met_ptr, N, K: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr, T: tl.constexpr,
-    ROWS: tl.constexpr, TURNS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """z[n] = Σ_k x[k]·weight[n, k] for one row: a thread holds 32 k of x, for all rows n.
+def _greater(pairs):
+    """The greater of each two, NaN if one is."""
+    a, b = tl.split(pairs)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
-    MASKED: rows and K do not fill the programs. The compiler loads less at once then.
+
+@triton.jit
+def _digits(four, ASM: tl.constexpr):
+    """Four numbers [..., 2, 2], 128 added, as two words of their signed digits: high and low."""
+    a, b = tl.split(four)
+    first, third = tl.split(a)
+    second, fourth = tl.split(b)
+    if ASM:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 a, b;
+            prmt.b32 a, $2, $3, 0x5140; prmt.b32 b, $4, $5, 0x5140;
+            prmt.b32 $0, a, b, 0x7632; prmt.b32 a, a, b, 0x5410; xor.b32 $1, a, 0x80808080; }""",
+            "=r,=r,r,r,r,r", [first, second, third, fourth], dtype=(tl.int32, tl.int32),
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
+        low = (first & 255) | (second & 255) << 8 | (third & 255) << 16 | fourth << 24
+        high = ((first & 0xFF00) >> 8) | (second & 0xFF00) | (third & 0xFF00) << 8
+        high |= (fourth & 0xFF00) << 16
+        return high, low ^ -0x7F7F7F80  # 128 is subtracted again, in each of the four bytes
+
+
+@triton.jit
+def one_row_kernel(
+    tiles_ptr, weight_scale_ptr, zero_ptr, x_ptr, z_ptr, N, K: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """z[n] = Σ_k x[k]·weight[n, k] for one row: a thread holds parts of 32 k of x, for all rows n.
+
+    NaN and infinity in x make every z NaN.
     """
-    split = tl.program_id(1)
-    part = split * T + tl.arange(0, T)
-    word = part[:, None] * 4 + tl.arange(0, 4)[None, :]
-    steps = (K + 127) // 128
-    known = part * 32 < K
-    words = steps * 16
-    inside = word < words
-    high_even = tl.load(even_ptr + word, mask=inside, other=0)[None, :, :]
-    high_odd = tl.load(odd_ptr + word, mask=inside, other=0)[None, :, :]
-    low_even = tl.load(even_ptr + words + word, mask=inside, other=0)[None, :, :]
-    low_odd = tl.load(odd_ptr + words + word, mask=inside, other=0)[None, :, :]
-    sums = tl.load(sum_ptr + part, mask=known, other=0.0)
-    scale = tl.load(scale_ptr + part, mask=known, other=0.0)
-    nothing = tl.zeros((ROWS, T, 4), tl.int32)
+    whole: tl.constexpr = K == 32 * PARTS
+    part = tl.arange(0, PARTS)
+    word, lane = tl.arange(0, 4), tl.arange(0, 8)
+    k = part[:, None, None] * 32 + word[None, :, None] * 8 + lane[None, None, :]
+    if whole:
+        x = tl.load(x_ptr + k).to(tl.float32)
+    else:
+        x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    greatest = _greater(tl.abs(x).reshape(PARTS, 4, 4, 2))
+    greatest = _greater(_greater(greatest.reshape(PARTS, 4, 2, 2)))
+    # As integers, positive floats have the same order, and NaN comes last.
+    greatest = tl.max(greatest.to(tl.int32, bitcast=True), axis=1).to(tl.float32, bitcast=True)
+    scale = tl.maximum(greatest * (1 / 32639), 2.0**-126)  # 1 / scale must be finite
+    # Rounded by adding 1.5·2²³: the last bits are the integer's. 128 more, for the digits.
+    q = (x * (1.0 / scale)[:, None, None] + (12582912.0 + 128.0)).to(tl.int32, bitcast=True)
+    of_even, of_odd = tl.split(q.reshape(PARTS, 4, 2, 2, 2))
+    high_even, low_even = _digits(of_even, ASM)
+    high_odd, low_odd = _digits(of_odd, ASM)
+    sums = _sum4(high_odd, _sum4(high_even, 0, ASM), ASM) * 256
+    sums = _sum4(low_odd, _sum4(low_even, sums, ASM), ASM)
+    sums = tl.sum(sums, axis=1).to(tl.float32)[None, :]
+    scale = tl.where(greatest < float("inf"), scale, float("nan"))[None, :]
+    high_even, high_odd = high_even[None, :, :], high_odd[None, :, :]
+    low_even, low_odd = low_even[None, :, :], low_odd[None, :, :]
+    words = part[:, None] * 4 + word[None, :]
     # Within a row of tiles, where 32 bits are enough.
-    along = (word // 16 * 1024 + word % 16)[None, :, :]
+    along = (words // 16 * 1024 + words % 16)[None, :, :]
+    steps: tl.constexpr = (K + 127) // 128
+    inside = (words < steps * 16)[None, :, :]
     group = part * 32 // GROUP
-    groups = (K + GROUP - 1) // GROUP
-    for turn in tl.range(0, TURNS):
-        n = (tl.program_id(0) * TURNS + turn) * ROWS + tl.arange(0, ROWS)
-        there = (n < N)[:, None] & known[None, :]
+    groups: tl.constexpr = (K + GROUP - 1) // GROUP
+    known = (part * 32 < K)[None, :]
+    for start in tl.range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        n = start + tl.arange(0, ROWS)  # past N the tile and the scales go on
         first = (n // 64).to(tl.int64) * (steps * 1024) + n % 64 * 16
         at = tiles_ptr + first[:, None, None] + along
-        if MASKED:
-            packed = tl.load(at, mask=(n < N)[:, None, None] & inside[None, :, :], other=0)
-        else:
+        to = n[:, None] * groups + group[None, :]
+        # Without a mask, the compiler loads more at once.
+        if whole:
             packed = tl.load(at)
-        at = n[:, None] * groups + group[None, :]
-        if MASKED:
-            s = tl.load(weight_scale_ptr + at, mask=there, other=0.0).to(tl.float32)
+            s = tl.load(weight_scale_ptr + to).to(tl.float32)
         else:
-            s = tl.load(weight_scale_ptr + at).to(tl.float32)
+            packed = tl.load(at, mask=inside, other=0)
+            s = tl.load(weight_scale_ptr + to, mask=known, other=0.0).to(tl.float32)
         even, odd = packed & 0x0F0F0F0F, (packed >> 4) & 0x0F0F0F0F
-        high = _dot4(even, high_even + nothing, nothing, ASM)
-        high = _dot4(odd, high_odd + nothing, high, ASM)
-        low = _dot4(even, low_even + nothing, nothing, ASM)
-        low = _dot4(odd, low_odd + nothing, low, ASM)
+        high = _dot4(odd, high_odd, _dot4(even, high_even, 0, ASM), ASM)
+        low = _dot4(odd, low_odd, _dot4(even, low_even, 0, ASM), ASM)
         total = tl.sum(high * 256 + low, axis=2).to(tl.float32)
         middle = 8.0
         if ZERO:
-            middle += tl.load(zero_ptr + at, mask=there, other=0.0).to(tl.float32)
-        z = tl.sum((total - middle * sums[None, :]) * s * scale[None, :], axis=1)
-        if SPLITS == 1:
-            tl.store(z_ptr + n, z.to(z_ptr.dtype.element_ty), mask=n < N)
-        else:
-            tl.store(partial_ptr + split * N + n, z, mask=n < N)
-    if SPLITS > 1:
-        tl.debug_barrier()
-        if tl.atomic_add(met_ptr + tl.program_id(0), 1, sem="acq_rel") == SPLITS - 1:
-            tl.debug_barrier()
-            n = tl.program_id(0) * (TURNS * ROWS) + tl.arange(0, TURNS * ROWS)
-            z = tl.zeros((TURNS * ROWS,), tl.float32)
-            for i in tl.range(0, SPLITS):
-                z += tl.load(partial_ptr + i * N + n, mask=n < N, other=0.0, cache_modifier=".cg")
-            tl.store(z_ptr + n, z.to(z_ptr.dtype.element_ty), mask=n < N)
+            middle += tl.load(zero_ptr + to, mask=known, other=0.0).to(tl.float32)
+        z = tl.sum((total - middle * sums) * s * scale, axis=1)
+        tl.store(z_ptr + n, z.to(z_ptr.dtype.element_ty), mask=n < N)
 
 
 @triton.jit
@@ -228,7 +252,8 @@ def _planes_float16(halves):
         lop3.b32 $0, $4, 0x000F000F, 0x64006400, 0xEA; shr.u32 t, $4, 4;
         lop3.b32 $1, t, 0x000F000F, 0x64006400, 0xEA; shr.u32 t, $4, 8;
         lop3.b32 $2, t, 0x000F000F, 0x64006400, 0xEA; shr.u32 t, $4, 12;
-        lop3.b32 $3, t, 0x000F000F, 0x64006400, 0xEA; }""",
+        lop3.b32 $3, t, 0x000F000F, 0x64006400, 0xEA; mov.b32 t, 0x64086408;
+        sub.f16x2 $0, $0, t; sub.f16x2 $1, $1, t; sub.f16x2 $2, $2, t; sub.f16x2 $3, $3, t; }""",
         "=r,=r,=r,=r,r", [halves], dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
         is_pure=True, pack=2,
     )  # fmt: skip
@@ -238,15 +263,15 @@ def _planes_float16(halves):
 def _plane(halves, number: tl.constexpr, HALF: tl.constexpr):
     nibble = (halves >> (4 * number)) & 15
     if HALF:
-        return (nibble | 0x6400).to(tl.float16, bitcast=True)
+        return (nibble | 0x6400).to(tl.float16, bitcast=True) - 1032.0
     else:  # noqa: RET505  # Triton's compiler looks into code after a return.
         return (nibble | 0x4300).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
 def _planes(halves, ASM: tl.constexpr, HALF: tl.constexpr):
-    """The four nibbles of each 16-bit half of a word, as 128 + n in bfloat16, or 1024 + n in
-    float16 (`HALF`): the nibble becomes the lowest bits of the significand."""
+    """The four nibbles of each 16-bit half of a word, as 128 + n in bfloat16, or n - 8 in float16
+    (`HALF`): the nibble becomes the lowest bits of the significand of 128, or of 1024."""
     if ASM and HALF:
         return _planes_float16(halves)
     elif ASM:  # noqa: RET505
@@ -274,7 +299,7 @@ def rows_kernel(
     steps = (K + 127) // 128
     each = (steps + SPLITS - 1) // SPLITS
     rows, padded = steps * 32, tl.num_programs(0) * 64
-    offset = 1024.0 + 8.0 if HALF else 128.0 + 8.0
+    offset = 0.0 if HALF else 128.0 + 8.0
     total = tl.zeros((64, BLOCK_M), tl.float32)
     for step in tl.range(split * each, tl.minimum(split * each + each, steps)):
         at = (tile.to(tl.int64) * steps + step) * 2048 + row[:, None] * 32 + e[None, :]
@@ -292,6 +317,8 @@ def rows_kernel(
         if ZERO:
             zero = offset + tl.load(zero_ptr + group).to(tl.float32)
             total += (part - zero[:, None] * sums[None, :]) * s[:, None]
+        elif HALF:
+            total += part * s[:, None]
         else:
             total += (part - offset * sums[None, :]) * s[:, None]
     inside = (n < N)[:, None] & (m < M)[None, :]
@@ -325,7 +352,7 @@ def dequantize_kernel(
     n, k = (first + tile) * 64 + row, step * 128 + tl.arange(0, 128)
     there = (n < N)[:, None] & (k < K)[None, :]
     groups = (K + GROUP - 1) // GROUP
-    middle = 1024.0 + 8.0 if HALF else 128.0 + 8.0
+    middle = 0.0 if HALF else 128.0 + 8.0
     if GROUP % 128 == 0:  # one scale for a row of the tile
         at = (n * groups + step * 128 // GROUP)[:, None]
         known = (n < N)[:, None]
@@ -341,8 +368,8 @@ def dequantize_kernel(
 
 @dataclass(frozen=True)
 class Weight:
-    """tiles: int32 [N / 64, K / 128, 64, 16]; scale, zero: floats [groups, N], N rounded up to 64,
-    and again by row, [N, groups]; the zeros, of the nibbles less 8, may be None."""
+    """tiles: int32 [N / 64, K / 128, 64, 16]; scale, zero: floats [groups, N], and again by row,
+    [N, groups]; the zeros, of the nibbles less 8, may be None. Tensors have N rounded up to 64."""
 
     tiles: Tensor
     scale: Tensor
@@ -364,55 +391,30 @@ class Weight:
         }
 
 
-def vector(x: Tensor, weight: Weight, config: Int4Config | None = None) -> Tensor:
-    """x [1, K] · weightᵀ → [1, N]; group_size is a multiple of 32."""
+def vector(x: Tensor, weight: Weight, config: VectorConfig | None = None) -> Tensor:
+    """x [1, K] · weightᵀ → [1, N], K at most MOST_DEPTH; group_size is a multiple of 32."""
     depth, device = x.shape[1], x.device
-    tiles, steps = weight.tiles.shape[:2]
-    config = config or config_for(1, tiles, steps, device)
-    parts = triton.cdiv(depth, _PART)
-    largest = min(triton.next_power_of_2(max(parts, 32)), CHUNK // _PART)
-    # Programs that K fills need no masks.
-    whole = (c for c in (largest, largest // 2, largest // 4) if c >= 32 and parts % c == 0)
-    chunk = next(whole, largest)
-    splits = triton.cdiv(parts, chunk)
-    programs = triton.cdiv(weight.N, config.rows * config.turns)
-    words = torch.empty(2, 2, steps * WORDS, dtype=torch.int32, device=device)
-    floats = torch.empty(2, parts, dtype=torch.float32, device=device)
-    met = torch.empty(programs, dtype=torch.int32, device=device)
-    partial = torch.empty(splits if splits > 1 else 1, weight.N, device=device)
-    block = 32
-    blocks = triton.cdiv(steps * 4, block)
-    launch(
-        digits_kernel,
-        (blocks,),
-        {
-            "x_ptr": x, "even_ptr": words[0], "odd_ptr": words[1], "sum_ptr": floats[0],
-            "scale_ptr": floats[1], "met_ptr": met, "K": depth, "met": programs, "BLOCK": block,
-            "MET": triton.next_power_of_2(triton.cdiv(programs, blocks)),
-        },
-    )  # fmt: skip
+    config = config or vector_config(weight.N, depth, device)
+    at_once = config.programs * multiprocessors(device)
     z = torch.empty(1, weight.N, dtype=x.dtype, device=device)
     launch(
-        vector_kernel,
-        (programs, splits),
+        one_row_kernel,
+        (min(triton.cdiv(weight.N, config.rows), at_once),),
         {
-            **weight.arguments(by_row=True), "even_ptr": words[0], "odd_ptr": words[1],
-            "sum_ptr": floats[0],
-            "scale_ptr": floats[1], "z_ptr": z, "partial_ptr": partial, "met_ptr": met, "K": depth,
-            "ASM": _has_assembly(device), "T": chunk, "ROWS": config.rows, "TURNS": config.turns,
-            "SPLITS": splits,
-            "MASKED": depth % (_PART * chunk) + weight.N % (config.rows * config.turns) > 0,
+            **weight.arguments(by_row=True), "x_ptr": x, "z_ptr": z, "K": depth,
+            "ASM": _has_assembly(device), "PARTS": _parts(depth), "ROWS": config.rows,
+            "STAGES": config.num_stages,
         },
         num_warps=config.num_warps,
     )  # fmt: skip
     return z
 
 
-def rows(x: Tensor, weight: Weight, config: Int4Config | None = None) -> Tensor:
+def rows(x: Tensor, weight: Weight, config: RowsConfig | None = None) -> Tensor:
     """x [M, K] · weightᵀ → [M, N], M at most 64; group_size is a multiple of 128."""
     (m, depth), device = x.shape, x.device
     tiles, steps = weight.tiles.shape[:2]
-    config = config or config_for(m, tiles, steps, device)
+    config = config or rows_config(tiles, steps, device)
     block = max(16, triton.next_power_of_2(m))
     planes = torch.empty(4, steps * 32, block, dtype=x.dtype, device=device)
     sums = torch.empty(steps, block, dtype=torch.float32, device=device)

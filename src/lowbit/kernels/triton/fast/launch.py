@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -59,6 +60,13 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
             "run it in the interpreter: with lowbit.lab.interpreter(): ..."
         )
     runner(kernel, grid, arguments)
+
+
+def options_of(config: object) -> dict[str, int]:
+    """What the compiler is told, of a configuration's fields."""
+    names = {field.name for field in fields(config)} & {"num_warps", "num_stages", "maxnreg"}  # type: ignore[arg-type]
+    found = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @cache

@@ -15,7 +15,9 @@ from lowbit.kernels.triton.fast.rows import (
     Cut,
     RowConfig,
     RowTable,
+    again,
     as_rows,
+    load_pieces,
     meet,
     place,
     row_config,
@@ -23,20 +25,30 @@ from lowbit.kernels.triton.fast.rows import (
 
 # Measured on an H200.
 FORWARD: RowTable = {
-    90: (
+    (90, 2): (
+        (1024, RowConfig(2, 1024, 4)),
+        (2048, RowConfig(1, 2048, 4)),
+        (4096, RowConfig(1, 4096, 4)),
+        (8192, RowConfig(1, 8192, 8)),
+        (16384, RowConfig(1, 16384, 8)),
+        (32768, RowConfig(1, 32768, 16, 4)),
+        (65536, RowConfig(1, 65536, 32, 2)),
+        (131072, RowConfig(1, 8192, 4, 2, maxnreg=64)),
+    ),
+    (90, 4): (
         (1024, RowConfig(2, 1024, 4)),
         (2048, RowConfig(2, 2048, 4)),
         (4096, RowConfig(1, 4096, 4)),
         (8192, RowConfig(1, 8192, 8)),
         (16384, RowConfig(1, 16384, 8)),
-        (32768, RowConfig(1, 32768, 16)),
-    )
+        (65536, RowConfig(1, 4096, 4)),
+        (131072, RowConfig(1, 8192, 8, maxnreg=64)),
+    ),
 }
 BACKWARD: RowTable = {}
 
-LARGEST_CHUNK, LARGEST_BACKWARD_CHUNK = 32768, 16384
-"""Where no table says how: so much of a row is held by a program. Few large parts wait for each
-other far better than many small ones do, even where a register or two is spilled."""
+LARGEST_CHUNK = 16384
+"""Where no table says how: so much of a row fits in the registers of a program."""
 
 
 @triton.jit
@@ -47,8 +59,7 @@ def norm_kernel(
     z_ptr,
     mean_ptr,
     rstd_ptr,
-    sums_ptr,
-    met_ptr,
+    words_ptr,
     rows,
     length,
     x_stride,
@@ -58,6 +69,8 @@ def norm_kernel(
     BIASED: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
@@ -67,32 +80,40 @@ def norm_kernel(
     of large squares. Parts meet with their mean and their squares about it (Chan, Golub and
     LeVeque, Algorithms for computing the sample variance, 1983).
     """
-    row, part, column = place(met_ptr, rows, ROWS, CHUNK, PARTS)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    at = row[:, None] * x_stride + column[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    PIECE: tl.constexpr = CHUNK // PIECES
+    row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
+    there = (row < rows)[:, None]
+    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, 0.0, PIECES)
     mean = tl.zeros((ROWS,), tl.float32)
     if CENTRED:
-        mean = tl.sum(x, axis=1) / tl.minimum(length - part * CHUNK, CHUNK)
-    difference = tl.where(inside, x - mean[:, None], 0.0)
-    squares = tl.sum(difference * difference, axis=1)
+        level = tl.zeros((ROWS, PIECE), tl.float32)
+        for i in tl.static_range(PIECES):
+            level += x[i].to(tl.float32)
+        mean = tl.sum(level, axis=1) / tl.minimum(length - part * CHUNK, CHUNK)
+    squares = tl.zeros((ROWS, PIECE), tl.float32)
+    for i in tl.static_range(PIECES):
+        difference = again(x[i], tl.program_id(1), HELD) - mean[:, None]
+        squares += tl.where(column + i * PIECE < length, difference * difference, 0.0)
+    squares = tl.sum(squares, axis=1)
     if PARTS > 1:
-        means, squared = meet(mean, squares, sums_ptr, met_ptr, row, part, PARTS, PARTS_BLOCK)
-        parts = tl.arange(0, PARTS_BLOCK)[None, :]
-        counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
-        mean = tl.sum(means * counts, axis=1) / length
-        apart = means - mean[:, None]
-        squares = tl.sum(squared + counts * apart * apart, axis=1)
+        means, squared = meet(mean, squares, words_ptr, row, part, PARTS, PARTS_BLOCK)
+        if CENTRED:
+            parts = tl.arange(0, PARTS_BLOCK)
+            counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
+            common = tl.sum(means * counts, axis=0) / length
+            squared += counts * (means - common) * (means - common)
+            mean = tl.zeros((ROWS,), tl.float32) + common
+        squares = tl.zeros((ROWS,), tl.float32) + tl.sum(squared, axis=0)
     rstd = 1.0 / tl.sqrt_rn(squares / length + eps)
-    z = (x - mean[:, None]) * rstd[:, None]
-    if WEIGHTED:
-        weight = tl.load(weight_ptr + column, mask=column < length, other=0.0).to(tl.float32)
-        z = z * weight[None, :]
-    if BIASED:
-        bias = tl.load(bias_ptr + column, mask=column < length, other=0.0).to(tl.float32)
-        z = z + bias[None, :]
-    z = z.to(z_ptr.dtype.element_ty)
-    tl.store(z_ptr + row[:, None] * length + column[None, :], z, mask=inside)
+    for i in tl.static_range(PIECES):
+        at = column + i * PIECE
+        z = (again(x[i], tl.program_id(2), HELD) - mean[:, None]) * rstd[:, None]
+        if WEIGHTED:
+            z = z * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+        if BIASED:
+            z = z + tl.load(bias_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+        to = z_ptr + row[:, None] * length + at
+        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there & (at < length))
     if CENTRED:
         tl.store(mean_ptr + row, mean, mask=(row < rows) & (part == 0))
     tl.store(rstd_ptr + row, rstd, mask=(row < rows) & (part == 0))
@@ -106,8 +127,7 @@ def norm_backward_kernel(
     mean_ptr,
     rstd_ptr,
     dx_ptr,
-    sums_ptr,
-    met_ptr,
+    words_ptr,
     rows,
     length,
     x_stride,
@@ -116,34 +136,46 @@ def norm_backward_kernel(
     WEIGHTED: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
     """dx = (g - mean(g) - n · mean(g · n)) · rstd with g = dz · weight, n the normalized x."""
-    row, part, column = place(met_ptr, rows, ROWS, CHUNK, PARTS)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0)
-    g = tl.load(dz_ptr + row[:, None] * dz_stride + column[None, :], mask=inside, other=0.0)
+    PIECE: tl.constexpr = CHUNK // PIECES
+    row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
+    there = (row < rows)[:, None]
+    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, 0.0, PIECES)
+    dz = load_pieces(dz_ptr + (row * dz_stride)[:, None], there, column, length, 0.0, PIECES)
     rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-    normalized, g = x.to(tl.float32), g.to(tl.float32)
+    mean = tl.zeros((ROWS,), tl.float32)
     if CENTRED:
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        normalized = normalized - mean[:, None]
-    normalized = normalized * rstd[:, None]
-    if WEIGHTED:
-        weight = tl.load(weight_ptr + column, mask=column < length, other=0.0).to(tl.float32)
-        g = g * weight[None, :]
-    # Past the row g is 0, so those lanes add nothing, whatever `normalized` is there.
-    along = tl.sum(g * normalized, axis=1)
-    level = tl.sum(g, axis=1)
+    along, level = tl.zeros((ROWS, PIECE), tl.float32), tl.zeros((ROWS, PIECE), tl.float32)
+    for i in tl.static_range(PIECES):
+        g = dz[i].to(tl.float32)
+        if WEIGHTED:
+            at = column + i * PIECE
+            g = g * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+        # Past the row g is 0, so those lanes add nothing, whatever is normalized there.
+        along += g * ((x[i].to(tl.float32) - mean[:, None]) * rstd[:, None])
+        level += g
+    along, level = tl.sum(along, axis=1), tl.sum(level, axis=1)
     if PARTS > 1:
-        alongs, levels = meet(along, level, sums_ptr, met_ptr, row, part, PARTS, PARTS_BLOCK)
-        along, level = tl.sum(alongs, axis=1), tl.sum(levels, axis=1)
-    dx = g - normalized * (along / length)[:, None]
-    if CENTRED:
-        dx = dx - (level / length)[:, None]
-    dx = (dx * rstd[:, None]).to(dx_ptr.dtype.element_ty)
-    tl.store(dx_ptr + row[:, None] * length + column[None, :], dx, mask=inside)
+        alongs, levels = meet(along, level, words_ptr, row, part, PARTS, PARTS_BLOCK)
+        nothing = tl.zeros((ROWS,), tl.float32)
+        along, level = nothing + tl.sum(alongs, axis=0), nothing + tl.sum(levels, axis=0)
+    for i in tl.static_range(PIECES):
+        at, zero = column + i * PIECE, tl.program_id(2)
+        g = again(dz[i], zero, HELD)
+        if WEIGHTED:
+            g = g * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+        normalized = (again(x[i], zero, HELD) - mean[:, None]) * rstd[:, None]
+        dx = g - normalized * (along / length)[:, None]
+        if CENTRED:
+            dx = dx - (level / length)[:, None]
+        dx = (dx * rstd[:, None]).to(dx_ptr.dtype.element_ty)
+        tl.store(dx_ptr + row[:, None] * length + at, dx, mask=there & (at < length))
 
 
 def norm(
@@ -157,13 +189,11 @@ def norm(
     """x [..., length] normalized over its last dimension, in x's dtype; and, float32 [rows], the
     means (empty unless `centred`) and the reciprocals of the deviations."""
     x2d = as_rows(x)
-    rows, length = x2d.shape
+    rows = len(x2d)
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
-    cut = Cut.of(
-        rows, length, row_config(FORWARD, length, x.device, config, LARGEST_CHUNK), x.device
-    )
+    cut = Cut.of(x2d, row_config(FORWARD, x, config, LARGEST_CHUNK))
     arguments = {
         "x_ptr": x2d,
         "weight_ptr": x2d if weight is None else weight.contiguous(),
@@ -178,7 +208,7 @@ def norm(
         "BIASED": bias is not None,
         **cut.arguments,
     }
-    launch(norm_kernel, cut.grid, arguments, num_warps=cut.num_warps)
+    launch(norm_kernel, cut.grid, arguments, **cut.options)
     return z, mean, rstd
 
 
@@ -193,10 +223,8 @@ def norm_backward(
 ) -> Tensor:
     """The gradient of x."""
     x2d, dz2d = as_rows(x), as_rows(dz)
-    rows, length = x2d.shape
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    config = row_config(BACKWARD, length, x.device, config, LARGEST_BACKWARD_CHUNK)
-    cut = Cut.of(rows, length, config, x.device)
+    cut = Cut.of(x2d, row_config(BACKWARD, x, config, LARGEST_CHUNK))
     arguments = {
         "x_ptr": x2d,
         "dz_ptr": dz2d,
@@ -210,5 +238,5 @@ def norm_backward(
         "WEIGHTED": weight is not None,
         **cut.arguments,
     }
-    launch(norm_backward_kernel, cut.grid, arguments, num_warps=cut.num_warps)
+    launch(norm_backward_kernel, cut.grid, arguments, **cut.options)
     return dx

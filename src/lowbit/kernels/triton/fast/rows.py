@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import compute_capability, multiprocessors
+from lowbit.kernels.triton.fast.launch import compute_capability, multiprocessors, options_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,12 +31,16 @@ _WANTED_OF_A_THREAD, _LEAST_BLOCK, _MOST_WARPS = 16, 2048, 16
 class RowConfig:
     """How rows are cut: `rows` of them to a program, and `chunk` elements of each.
 
-    A row longer than `chunk` is shared by several programs.
+    A row longer than `chunk` is shared by several programs. With more than one of `pieces` a chunk
+    is worked on piece by piece and held as it lies in memory, elements of 16 bits in half a
+    register: it is turned into float32 anew for each of its uses.
     """
 
     rows: int
     chunk: int
     num_warps: int
+    pieces: int = 1
+    maxnreg: int | None = None
 
     def parts(self, length: int) -> int:
         """How many programs share a row."""
@@ -45,10 +49,12 @@ class RowConfig:
     def refusal(self, length: int, processors: int) -> str | None:
         """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
         they can."""
-        for name in ("rows", "chunk", "num_warps"):
+        for name in ("rows", "chunk", "num_warps", "pieces"):
             value = getattr(self, name)
             if value < 1 or value & (value - 1):
                 return f"{name} is {value}; it must be a power of two"
+        if self.pieces > self.chunk:
+            return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
         held = self.rows * self.chunk / (self.num_warps * _WARP)
         if processors > 1 and held > _ELEMENTS_OF_A_THREAD:
             return f"a thread would hold {held:.0f} elements, more than {_ELEMENTS_OF_A_THREAD}"
@@ -61,29 +67,26 @@ class RowConfig:
         return None
 
 
-RowTable = Mapping[int, tuple[tuple[int, RowConfig], ...]]
-"""By compute capability: (the longest row that it is for, configuration), the shortest first."""
+RowTable = Mapping[tuple[int, int], tuple[tuple[int, RowConfig], ...]]
+"""By compute capability and bytes of an element: (the longest row that it is for, configuration),
+the shortest first."""
 
 
 def row_config(
-    table: RowTable,
-    length: int,
-    device: torch.device,
-    given: RowConfig | None,
-    largest_chunk: int,
+    table: RowTable, x: Tensor, given: RowConfig | None, largest_chunk: int
 ) -> RowConfig:
-    """The configuration given, else that of the table, else that of a rule, which cuts rows longer
-    than `largest_chunk`.
+    """For rows x [..., length]: the configuration given, else that of the table, else that of a
+    rule, which cuts rows longer than `largest_chunk`.
 
     ValueError if the one given does not fit, or if the row is too long for the GPU.
     """
-    processors = multiprocessors(device)
+    length, processors = x.shape[-1], multiprocessors(x.device)
     if given is not None:
         refusal = given.refusal(length, processors)
         if refusal:
             raise ValueError(f"{given} does not fit rows of {length}: {refusal}")
         return given
-    for longest, config in table.get(compute_capability(device), ()):
+    for longest, config in table.get((compute_capability(x.device), x.element_size()), ()):
         if length <= longest and config.refusal(length, processors) is None:
             return config
     config = _by_rule(length, processors, largest_chunk)
@@ -112,29 +115,31 @@ class Cut:
 
     grid: tuple[int, ...]
     arguments: Mapping[str, Tensor | int]
-    num_warps: int
+    options: Mapping[str, int]
 
     @classmethod
-    def of(cls, rows: int, length: int, config: RowConfig, device: torch.device) -> Cut:
-        """Cut it. Where rows have one part, the memory is never touched."""
+    def of(cls, x: Tensor, config: RowConfig) -> Cut:
+        """Cut x [rows, length]. Where rows have one part, the memory is never touched."""
+        rows, length = x.shape
         parts = config.parts(length)
-        if parts > 1:
-            met = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-            sums = torch.empty(2 * rows * parts, dtype=torch.float32, device=device)
-        else:
-            met = torch.empty(1, dtype=torch.int32, device=device)
-            sums = torch.empty(1, dtype=torch.float32, device=device)
+        words = torch.zeros if parts > 1 else torch.empty
         arguments = {
-            "sums_ptr": sums,
-            "met_ptr": met,
+            "words_ptr": words(rows * parts + 1, dtype=torch.int64, device=x.device),
             "rows": rows,
             "length": length,
             "ROWS": config.rows,
             "CHUNK": config.chunk,
+            "PIECES": config.pieces,
+            "HELD": config.pieces > 1 and x.element_size() == 2 and _has_assembly(x.device),
             "PARTS": parts,
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }
-        return cls((-(-rows // config.rows) * parts,), arguments, config.num_warps)
+        grid = (-(-rows // config.rows) * parts,)
+        return cls(grid, arguments, options_of(config))
+
+
+def _has_assembly(device: torch.device) -> bool:
+    return compute_capability(device) > 0
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -144,39 +149,80 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def place(met_ptr, rows, ROWS: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr):
-    """The rows (int64 [ROWS]), the part, and the columns ([CHUNK]) of this program.
+def place(
+    words_ptr,
+    rows,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The rows (int64 [ROWS]), the part, and the columns of its first piece (as [1, columns]).
 
     Parts wait for each other, so no part may start after one of a later row: programs are
-    numbered in the order in which they start, by a counter behind those of the rows.
+    numbered in the order in which they start, by a counter behind the words of the rows.
     """
     program = tl.program_id(0)
     if PARTS > 1:
-        program = tl.atomic_add(met_ptr + rows, 1, sem="relaxed")
+        program = tl.atomic_add(words_ptr + rows * PARTS, 1, sem="relaxed").to(tl.int32)
     row = (program // PARTS) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     part = program % PARTS
-    return row, part, part * CHUNK + tl.arange(0, CHUNK)
+    return row, part, (part * CHUNK + tl.arange(0, CHUNK // PIECES))[None, :]
 
 
 @triton.jit
-def meet(
-    first, second, sums_ptr, met_ptr, row, part, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr
-):
-    """Two numbers ([1]) of every part of the row, as blocks [1, PARTS_BLOCK], in order.
+def load_pieces(start, there, column, length, other: tl.constexpr, PIECES: tl.constexpr):
+    """From `start` ([ROWS, 1], pointers to the rows) the pieces of a chunk, as a tuple."""
+    pieces = ()
+    for i in tl.static_range(PIECES):
+        at = column + i * column.shape[1]
+        pieces = pieces + (tl.load(start + at, mask=there & (at < length), other=other),)  # noqa: RUF005
+    return pieces
 
-    Each part writes its own, counts itself, and waits until all have. Lanes past PARTS get 0.
+
+@triton.jit
+def again(piece, zero, HELD: tl.constexpr):
+    """The piece as float32, without the compiler's seeing that it had been turned into it before,
+    if HELD: it would keep the float32, and they take twice the registers.
+
+    zero: an integer that is 0, which the compiler does not know; another for each use.
     """
-    at = sums_ptr + row * (2 * PARTS)
-    tl.store(at + 2 * part, first)
-    tl.store(at + 2 * part + 1, second)
-    tl.debug_barrier()
-    counter = met_ptr + tl.sum(row, axis=0)
-    tl.atomic_add(counter, 1, sem="release")
-    while tl.atomic_add(counter, 0, sem="acquire") < PARTS:
-        pass
-    tl.debug_barrier()
-    others = tl.arange(0, PARTS_BLOCK)[None, :]
+    if HELD:
+        piece = tl.inline_asm_elementwise(
+            "xor.b32 $0, $1, $2;", "=r,r,r,r", [piece, zero],
+            dtype=piece.dtype, is_pure=False, pack=2,
+        )  # fmt: skip
+    return piece.to(tl.float32)
+
+
+@triton.jit
+def _inverted(number):
+    """The bits of a float32, inverted, as the lower half of 64."""
+    return (~number.to(tl.int32, bitcast=True)).to(tl.uint32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
+def _number(bits):
+    return (~bits.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def meet(first, second, words_ptr, row, part, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr):
+    """Two numbers ([1]) of every part of the row, as blocks [PARTS_BLOCK], in order.
+
+    Each part writes its numbers as one word, inverted, since words are 0 before (and no
+    arithmetic gives a NaN of ones alone); then it reads the words of all parts until none is 0. A
+    word is written whole, so nothing else has to be in order. Lanes past PARTS get 0.
+    """
+    # Numbers rather than blocks of one: their layout would be taken over for the row.
+    at = words_ptr + tl.sum(row, axis=0) * PARTS
+    word = _inverted(tl.sum(first, axis=0)) << 32 | _inverted(tl.sum(second, axis=0))
+    tl.atomic_xchg(at + part, word, sem="relaxed")
+    others = tl.arange(0, PARTS_BLOCK)
     known = others < PARTS
-    firsts = tl.load(at[:, None] + 2 * others, mask=known, other=0.0, cache_modifier=".cg")
-    seconds = tl.load(at[:, None] + 2 * others + 1, mask=known, other=0.0, cache_modifier=".cg")
-    return firsts, seconds
+    nothing = tl.zeros((PARTS_BLOCK,), tl.int64)
+    words = tl.atomic_or(at + others, nothing, mask=known, sem="relaxed")
+    while tl.sum((known & (words == 0)).to(tl.int32), axis=0) > 0:
+        words = tl.atomic_or(at + others, nothing, mask=known, sem="relaxed")
+    firsts = tl.where(known, _number(words >> 32), 0.0)
+    return firsts, tl.where(known, _number(words), 0.0)

@@ -12,22 +12,34 @@ from lowbit.kernels.triton.fast.rows import (
     Cut,
     RowConfig,
     RowTable,
+    again,
     as_rows,
+    load_pieces,
     meet,
     place,
     row_config,
 )
 
-# Measured on an H200: up to here one program holds a row; in bfloat16 parts are slower.
+# Measured on an H200.
 FORWARD: RowTable = {
-    90: (
+    (90, 2): (
+        (1024, RowConfig(1, 1024, 2)),
+        (2048, RowConfig(1, 2048, 4)),
+        (4096, RowConfig(1, 4096, 4)),
+        (8192, RowConfig(1, 8192, 16)),
+        (16384, RowConfig(1, 16384, 8)),
+        (32768, RowConfig(1, 32768, 16, 2)),
+        (131072, RowConfig(1, 8192, 4, 2)),
+    ),
+    (90, 4): (
         (1024, RowConfig(1, 1024, 2)),
         (2048, RowConfig(1, 2048, 4)),
         (4096, RowConfig(1, 4096, 4)),
         (8192, RowConfig(1, 8192, 16)),
         (16384, RowConfig(1, 16384, 8)),
         (32768, RowConfig(1, 32768, 16)),
-    )
+        (131072, RowConfig(1, 8192, 8)),
+    ),
 }
 BACKWARD: RowTable = {}
 
@@ -39,40 +51,54 @@ LARGEST_CHUNK = 16384
 def softmax_kernel(
     x_ptr,
     z_ptr,
-    sums_ptr,
-    met_ptr,
+    words_ptr,
     rows,
     length,
     x_stride,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
     """z = exp(x - max) / sum; parts meet with their largest x and their sum relative to it."""
     log2_e = tl.constexpr(1.4426950408889634)
-    row, part, column = place(met_ptr, rows, ROWS, CHUNK, PARTS)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    at = row[:, None] * x_stride + column[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=-float("inf")).to(tl.float32)
-    largest = tl.max(x, axis=1)
+    PIECE: tl.constexpr = CHUNK // PIECES
+    row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
+    there = (row < rows)[:, None]
+    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, -float("inf"), PIECES)
+    largest = x[0].to(tl.float32)
+    for i in tl.static_range(1, PIECES):
+        largest = tl.maximum(largest, x[i].to(tl.float32))
+    largest = tl.max(largest, axis=1)
     # A row of -inf alone has no exp(x - max); with 0 for the maximum it is 0 / 0, which is right.
     base = tl.where(largest == -float("inf"), 0.0, largest)
-    z = tl.exp2((x - base[:, None]) * log2_e)
-    total = tl.sum(z, axis=1)
-    scale = 1.0 / total  # pyright: ignore[reportOperatorIssue]
+    total = tl.zeros((ROWS, PIECE), tl.float32)
+    for i in tl.static_range(PIECES):
+        total += tl.exp2((again(x[i], tl.program_id(1), HELD) - base[:, None]) * log2_e)
+    total = tl.sum(total, axis=1)
+    common, factor = base, 1.0
     if PARTS > 1:
-        bases, totals = meet(base, total, sums_ptr, met_ptr, row, part, PARTS, PARTS_BLOCK)
-        known = tl.arange(0, PARTS_BLOCK)[None, :] < PARTS
-        # A part of -inf alone has the sum 0 and no say in the maximum.
-        taken = known & (totals != 0)
-        common = tl.max(tl.where(taken, bases, -float("inf")), axis=1)
-        common = tl.where(common == -float("inf"), 0.0, common)
-        factor = tl.where(taken, tl.exp2((bases - common[:, None]) * log2_e), 0.0)
-        total = tl.sum(totals * factor, axis=1)
-        scale = tl.exp2((base - common) * log2_e) / total
-    z = (z * scale[:, None]).to(z_ptr.dtype.element_ty)
-    tl.store(z_ptr + row[:, None] * length + column[None, :], z, mask=inside)
+        bases, totals = meet(base, total, words_ptr, row, part, PARTS, PARTS_BLOCK)
+        # A part of -inf alone has the sum 0 and no say in the maximum; lanes past PARTS are so.
+        taken = totals != 0
+        largest = tl.max(tl.where(taken, bases, -float("inf")), axis=0)
+        largest = tl.where(largest == -float("inf"), 0.0, largest)
+        factors = tl.where(taken, tl.exp2((bases - largest) * log2_e), 0.0)
+        common = tl.zeros((ROWS,), tl.float32) + largest
+        total = tl.zeros((ROWS,), tl.float32) + tl.sum(totals * factors, axis=0)
+        factor = tl.exp2((base - common) * log2_e)
+    scale = factor / total
+    for i in tl.static_range(PIECES):
+        if HELD:  # exp is taken once more; its scale is in the exponent
+            z = (again(x[i], tl.program_id(2), HELD) - common[:, None]) * log2_e
+            z = tl.exp2(z - tl.log2(total)[:, None])
+        else:  # what was summed up is still there
+            z = tl.exp2((x[i].to(tl.float32) - base[:, None]) * log2_e) * scale[:, None]
+        at = column + i * PIECE
+        to = z_ptr + row[:, None] * length + at
+        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there & (at < length))
 
 
 @triton.jit
@@ -80,52 +106,54 @@ def softmax_backward_kernel(
     z_ptr,
     dz_ptr,
     dx_ptr,
-    sums_ptr,
-    met_ptr,
+    words_ptr,
     rows,
     length,
     z_stride,
     dz_stride,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
+    PIECES: tl.constexpr,
+    HELD: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
     """dx = z · (dz - Σ z · dz)."""
-    row, part, column = place(met_ptr, rows, ROWS, CHUNK, PARTS)
-    inside = (row < rows)[:, None] & (column < length)[None, :]
-    z = tl.load(z_ptr + row[:, None] * z_stride + column[None, :], mask=inside, other=0.0)
-    dz = tl.load(dz_ptr + row[:, None] * dz_stride + column[None, :], mask=inside, other=0.0)
-    z, dz = z.to(tl.float32), dz.to(tl.float32)
-    dot = tl.sum(z * dz, axis=1)
+    PIECE: tl.constexpr = CHUNK // PIECES
+    row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
+    there = (row < rows)[:, None]
+    z = load_pieces(z_ptr + (row * z_stride)[:, None], there, column, length, 0.0, PIECES)
+    dz = load_pieces(dz_ptr + (row * dz_stride)[:, None], there, column, length, 0.0, PIECES)
+    dot = tl.zeros((ROWS, PIECE), tl.float32)
+    for i in tl.static_range(PIECES):
+        dot += z[i].to(tl.float32) * dz[i].to(tl.float32)
+    dot = tl.sum(dot, axis=1)
     if PARTS > 1:
-        dots, _ = meet(dot, dot, sums_ptr, met_ptr, row, part, PARTS, PARTS_BLOCK)
-        dot = tl.sum(dots, axis=1)
-    dx = (z * (dz - tl.expand_dims(dot, 1))).to(dx_ptr.dtype.element_ty)
-    tl.store(dx_ptr + row[:, None] * length + column[None, :], dx, mask=inside)
+        dots, _ = meet(dot, dot, words_ptr, row, part, PARTS, PARTS_BLOCK)
+        dot = tl.zeros((ROWS,), tl.float32) + tl.sum(dots, axis=0)
+    for i in tl.static_range(PIECES):
+        zero = tl.program_id(2)
+        dx = again(z[i], zero, HELD) * (again(dz[i], zero, HELD) - dot[:, None])
+        at = column + i * PIECE
+        to = dx_ptr + row[:, None] * length + at
+        tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there & (at < length))
 
 
 def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
     """softmax of [..., length] over its last dimension, in x's dtype; float32 within."""
     x2d = as_rows(x)
-    rows, length = x2d.shape
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(
-        rows, length, row_config(FORWARD, length, x.device, config, LARGEST_CHUNK), x.device
-    )
+    cut = Cut.of(x2d, row_config(FORWARD, x, config, LARGEST_CHUNK))
     arguments = {"x_ptr": x2d, "z_ptr": z, "x_stride": x2d.stride(0), **cut.arguments}
-    launch(softmax_kernel, cut.grid, arguments, num_warps=cut.num_warps)
+    launch(softmax_kernel, cut.grid, arguments, **cut.options)
     return z
 
 
 def softmax_backward(z: Tensor, dz: Tensor, config: RowConfig | None = None) -> Tensor:
     """The gradient of x, from the softmax and its gradient."""
     z2d, dz2d = as_rows(z), as_rows(dz)
-    rows, length = z2d.shape
     dx = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    cut = Cut.of(
-        rows, length, row_config(BACKWARD, length, z.device, config, LARGEST_CHUNK), z.device
-    )
+    cut = Cut.of(z2d, row_config(BACKWARD, z, config, LARGEST_CHUNK))
     arguments = {
         "z_ptr": z2d,
         "dz_ptr": dz2d,
@@ -134,5 +162,5 @@ def softmax_backward(z: Tensor, dz: Tensor, config: RowConfig | None = None) -> 
         "dz_stride": dz2d.stride(0),
         **cut.arguments,
     }
-    launch(softmax_backward_kernel, cut.grid, arguments, num_warps=cut.num_warps)
+    launch(softmax_backward_kernel, cut.grid, arguments, **cut.options)
     return dx
