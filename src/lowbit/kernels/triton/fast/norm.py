@@ -3,6 +3,10 @@
 One text serves both: RMSNorm is LayerNorm that takes the mean for 0 and has no bias.
 """
 
+# Triton turns numbers into its own types, which its annotations do not say.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import torch

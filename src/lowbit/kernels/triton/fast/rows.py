@@ -5,6 +5,10 @@ of it: then the programs of a row tell each other their sums through memory, and
 each element read once and written once.
 """
 
+# Triton turns numbers into its own types, which its annotations do not say.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping

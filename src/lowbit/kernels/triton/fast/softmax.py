@@ -1,5 +1,9 @@
 """Softmax over rows, forward and backward, in one pass over memory."""
 
+# Triton turns numbers into its own types, which its annotations do not say.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import torch
