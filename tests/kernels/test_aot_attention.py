@@ -12,9 +12,10 @@ triton = pytest.importorskip("triton")
 
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import attention, attention_backward, batched_matmul  # noqa: E402
-from lowbit.kernels.triton.fast.attention import AttentionConfig, options_of  # noqa: E402
+from lowbit.kernels.triton.fast.attention import AttentionConfig  # noqa: E402
 from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa: E402
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
+from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 
 GPUS = [80, 90]
 

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast.launch import options_of  # noqa: E402
+from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
 from lowbit.lab.check_triton import TritonKernel  # noqa: E402

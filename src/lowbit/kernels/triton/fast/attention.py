@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.config import not_powers, options_of
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
@@ -25,12 +26,7 @@ from lowbit.kernels.triton.fast.descriptors import (
     program_of,
     rows_of,
 )
-from lowbit.kernels.triton.fast.launch import (
-    compute_capability,
-    launch,
-    multiprocessors,
-    options_of,
-)
+from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
 
 LARGEST_HEAD = 128
 LOG2_E = 1.4426950408889634
@@ -64,15 +60,6 @@ class AttentionConfig:
         if held > _SHARED_BYTES:
             return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"
         return None
-
-
-def not_powers(config: object, *names: str) -> str | None:
-    """The complaint about the first of these fields that is no power of two."""
-    for name in names:
-        value = getattr(config, name)
-        if value < 1 or value & (value - 1):
-            return f"{name} is {value}; it must be a power of two"
-    return None
 
 
 # By compute capability, then head size: for all keys, and causal. Measured on an H200.

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import (
     AttentionConfig,
-    not_powers,
-    options_of,
     reach,
     section_of,
     sees,
     strides_of,
 )
+from lowbit.kernels.triton.fast.config import not_powers, options_of
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,

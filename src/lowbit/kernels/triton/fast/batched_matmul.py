@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.attention import not_powers, options_of
+from lowbit.kernels.triton.fast.config import not_powers, options_of
 from lowbit.kernels.triton.fast.descriptors import aligned, aligned_empty, describable, described
 from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
 

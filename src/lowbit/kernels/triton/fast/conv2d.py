@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.config import not_powers
 from lowbit.kernels.triton.fast.launch import compute_capability, launch
 
 Pair = tuple[int, int]
@@ -34,11 +35,11 @@ class ConvConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        for name in ("pixels", "channels", "depth", "num_warps"):
-            value = getattr(self, name)
-            least = 1 if name == "num_warps" else _LEAST_DOT
-            if value < least or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two, {least} or more"
+        if refusal := not_powers(self, "pixels", "channels", "depth", "num_warps"):
+            return refusal
+        for name in ("pixels", "channels", "depth"):
+            if getattr(self, name) < _LEAST_DOT:
+                return f"{name} is {getattr(self, name)}; it must be {_LEAST_DOT} or more"
         return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
 
 

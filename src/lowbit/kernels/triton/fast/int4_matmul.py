@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
+from lowbit.kernels.triton.fast.launch import has_assembly, launch, multiprocessors
 
 TILE_ROWS, TILE_DEPTH = 64, 128
 WORDS = TILE_DEPTH // 8
@@ -402,7 +402,7 @@ def vector(x: Tensor, weight: Weight, config: VectorConfig | None = None) -> Ten
         (min(triton.cdiv(weight.N, config.rows), at_once),),
         {
             **weight.arguments(by_row=True), "x_ptr": x, "z_ptr": z, "K": depth,
-            "ASM": _has_assembly(device), "PARTS": _parts(depth), "ROWS": config.rows,
+            "ASM": has_assembly(device), "PARTS": _parts(depth), "ROWS": config.rows,
             "STAGES": config.num_stages,
         },
         num_warps=config.num_warps,
@@ -437,7 +437,7 @@ def rows(x: Tensor, weight: Weight, config: RowsConfig | None = None) -> Tensor:
             **weight.arguments(by_row=False), "tiles_ptr": weight.tiles.view(torch.int16),
             "planes_ptr": planes, "sums_ptr": sums, "z_ptr": z,
             "partial_ptr": partial if config.splits > 1 else sums, "met_ptr": met,
-            "M": m, "K": depth, "ASM": _has_assembly(device), "HALF": x.dtype == torch.float16,
+            "M": m, "K": depth, "ASM": has_assembly(device), "HALF": x.dtype == torch.float16,
             "BLOCK_M": block, "SPLITS": config.splits,
         },
         num_warps=config.num_warps,
@@ -452,13 +452,8 @@ def dequantize(weight: Weight, depth: int, dtype: torch.dtype, first: int, count
     w = torch.empty(left, depth, dtype=dtype, device=weight.tiles.device)
     arguments = {
         **weight.arguments(by_row=True), "tiles_ptr": weight.tiles.view(torch.int16), "w_ptr": w,
-        "K": depth, "first": first, "ASM": _has_assembly(w.device),
+        "K": depth, "first": first, "ASM": has_assembly(w.device),
         "HALF": dtype == torch.float16,
     }  # fmt: skip
     launch(dequantize_kernel, (triton.cdiv(left, TILE_ROWS), weight.tiles.shape[1]), arguments)
     return w
-
-
-def _has_assembly(device: torch.device) -> bool:
-    """Whether PTX can be written into the kernels: not in the interpreter."""
-    return compute_capability(device) >= 80

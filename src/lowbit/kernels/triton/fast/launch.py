@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -62,13 +61,6 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
     runner(kernel, grid, arguments)
 
 
-def options_of(config: object) -> dict[str, int]:
-    """What the compiler is told, of a configuration's fields."""
-    names = {field.name for field in fields(config)} & {"num_warps", "num_stages", "maxnreg"}  # type: ignore[arg-type]
-    found = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 @cache
 def _properties(index: int) -> tuple[int, int]:
     found = torch.cuda.get_device_properties(index)
@@ -78,6 +70,11 @@ def _properties(index: int) -> tuple[int, int]:
 def compute_capability(device: torch.device) -> int:
     """The GPU's compute capability as one number, 90 for 9.0; 0 for a CPU."""
     return _properties(_index(device))[0] if device.type == "cuda" else 0
+
+
+def has_assembly(device: torch.device) -> bool:
+    """Whether PTX can be written into kernels: not where they are interpreted."""
+    return compute_capability(device) >= 80
 
 
 def multiprocessors(device: torch.device) -> int:

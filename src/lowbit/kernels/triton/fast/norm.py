@@ -46,7 +46,7 @@ FORWARD: RowTable = {
         (8192, RowConfig(1, 8192, 8)),
         (16384, RowConfig(1, 16384, 8)),
         (65536, RowConfig(1, 4096, 4)),
-        (131072, RowConfig(1, 8192, 8, maxnreg=64)),
+        (131072, RowConfig(1, 4096, 4, 4, maxnreg=56)),
     ),
 }
 BACKWARD: RowTable = {}

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.config import not_powers
 from lowbit.kernels.triton.fast.launch import launch, multiprocessors
 from lowbit.kernels.triton.fast.rows import as_rows
 
@@ -27,10 +28,8 @@ class ColumnConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        for name in ("rows", "columns", "num_warps"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two"
+        if refusal := not_powers(self, "rows", "columns", "num_warps"):
+            return refusal
         return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
 

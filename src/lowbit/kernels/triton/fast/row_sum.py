@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.config import not_powers
 from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
 from lowbit.kernels.triton.fast.rows import as_rows
 
@@ -29,10 +30,8 @@ class SumConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        for name in ("rows", "chunk", "num_warps"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two"
+        if refusal := not_powers(self, "rows", "chunk", "num_warps"):
+            return refusal
         return None if self.parts >= 1 else f"parts is {self.parts}; it must be at least 1"
 
 

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import compute_capability, multiprocessors, options_of
+from lowbit.kernels.triton.fast.config import not_powers, options_of
+from lowbit.kernels.triton.fast.launch import compute_capability, has_assembly, multiprocessors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -53,10 +54,8 @@ class RowConfig:
     def refusal(self, length: int, processors: int) -> str | None:
         """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
         they can."""
-        for name in ("rows", "chunk", "num_warps", "pieces"):
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two"
+        if refusal := not_powers(self, "rows", "chunk", "num_warps", "pieces"):
+            return refusal
         if self.pieces > self.chunk:
             return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
         held = self.rows * self.chunk / (self.num_warps * _WARP)
@@ -134,16 +133,12 @@ class Cut:
             "ROWS": config.rows,
             "CHUNK": config.chunk,
             "PIECES": config.pieces,
-            "HELD": config.pieces > 1 and x.element_size() == 2 and _has_assembly(x.device),
+            "HELD": config.pieces > 1 and x.element_size() == 2 and has_assembly(x.device),
             "PARTS": parts,
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }
         grid = (-(-rows // config.rows) * parts,)
         return cls(grid, arguments, options_of(config))
-
-
-def _has_assembly(device: torch.device) -> bool:
-    return compute_capability(device) > 0
 
 
 def as_rows(x: Tensor) -> Tensor:
