@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.gpu import attention
+from lowbit.kernels.triton.fast import attention as fast
 from lowbit.kernels.triton.fast.attention import AttentionConfig
 from lowbit.kernels.triton.fast.attention import attention as attention_kernels
 from lowbit.kernels.triton.fast.attention_backward import (
@@ -25,6 +26,8 @@ SHAPES = [
     (1, 2, 1, 50, 17, 20),
     (1, 3, 3, 1, 37, 27),
     (1, 1, 1, 5, 1, 128),
+    (1, 2, 1, 20, 64, 16),  # whole blocks of keys: not masked, unless causal
+    (1, 1, 1, 16, 48, 32),  # one and a half of them
 ]
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 CONFIG = AttentionConfig(16, 32, 4, 2)
@@ -74,6 +77,18 @@ def test_forward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> No
     seen = torch.isfinite(lse)
     assert seen.all() or (causal and shape[3] > shape[4])
     assert (z[~seen] == 0).all()
+
+
+def test_how_many_heads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as an H200 runs at once or, causal, as its cache holds; never more than there are."""
+    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
+    device = torch.device("cpu")
+    for length, full, causal in ((1024, 16, 48), (4096, 4, 12), (16384, 1, 3), (65536, 1, 1)):
+        given = (length // 128, 256, length, 128)
+        assert fast.section_of(*given, False, device) == full
+        assert fast.section_of(*given, True, device) == causal
+    assert fast.section_of(1, 5, 16, 16, False, device) == 5
+    assert fast.section_of(1, 5, 16, 16, True, device) == 5
 
 
 @pytest.mark.parametrize("together", [False, True])

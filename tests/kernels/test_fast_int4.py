@@ -159,6 +159,16 @@ def test_how_one_row_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fast.TILE_ROWS % rows == 0
 
 
+def test_configurations_of_one_row_that_do_not_fit() -> None:
+    assert "rows is 128; a tile has 64" in str(fast.VectorConfig(128, 4, 1, 1).refusal())
+    assert "power of two" in str(fast.VectorConfig(3, 4, 1, 1).refusal())
+    assert "programs is 0" in str(fast.VectorConfig(4, 4, 1, 0).refusal())
+    x, packed, _, _ = _drawn(1, 70, 256, 128, torch.bfloat16, False)
+    weight = fast.Weight(*packed[:5], packed.N, packed.group_size)
+    with pytest.raises(ValueError, match="is no configuration: rows is 128"):
+        fast.vector(x, weight, fast.VectorConfig(128, 4, 1, 1))
+
+
 def test_words_are_packed_as_they_come() -> None:
     x, packed, _, _ = _drawn(3, 70, 256, 128, torch.bfloat16, True)
     words = packed.tiles.transpose(1, 2).reshape(128, 32)[:70]

@@ -127,33 +127,51 @@ def test_variance_of_a_large_mean() -> None:
 def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
     """Programs that wait for each other cannot run one after the other. With words from the start
     none waits: a first run writes what parts tell each other, a second reads it."""
-    arguments["words_ptr"].fill_(1)
+    words = arguments["words_ptr"]
+    assert arguments["PARTS"] > 1
+    assert not words.any()
+    words.fill_(1)
     for _ in range(2):
-        arguments["words_ptr"][-1] = 0
+        words[-1] = 0
         interpret._run(kernel, grid, arguments)
+        # Programs are numbered by a counter, in the order in which they start.
+        assert words[-1] == grid[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pieces", [1, 4])
 @pytest.mark.parametrize("length", [33, 64, 130])
-def test_rows_in_parts(length: int, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_parts(
+    length: int, pieces: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
-    x, dz, weight = data((3, length)), data((3, length), seed=1), data((length,), seed=2)
-    x[1, :32] = -float("inf")
-    config = RowConfig(1, 16, 4, pieces)
-    with launch.running(in_two_runs):
+    x, dz = data((5, length), dtype), data((5, length), dtype, seed=1)
+    weight, bias = data((length,), dtype, seed=2), data((length,), dtype, seed=4)
+    inf = float("inf")
+    x[1, :32] = -inf  # parts of -inf alone
+    x[2] = x[1] - 200  # whose base, 0, is above that of the row
+    x[3] = -inf
+    y = data((5, length), dtype, seed=3) + 2
+    config, whole = RowConfig(1, 16, 4, pieces), RowConfig(1, 256, 4, pieces)
+
+    def everything(config: RowConfig) -> list[Tensor]:
         z = softmax.softmax(x, config)
         dx = softmax.softmax_backward(z, dz, config)
-        y = data((3, length), seed=3) + 2
-        n, mean, rstd = norm.norm(y, weight, None, 1e-5, True, config)
-        dn = norm.norm_backward(dz, y, weight, mean, rstd, True, config)
-    whole = RowConfig(1, 256, 4, pieces)
+        found = [z, dx]
+        for centred, added in ((True, bias), (False, None)):
+            n, mean, rstd = norm.norm(y, weight, added, 1e-5, centred, config)
+            dn = norm.norm_backward(dz, y, weight, mean, rstd, centred, config)
+            found += [n, mean, rstd, dn]
+        return found
+
+    with launch.running(in_two_runs):
+        found = everything(config)
     with interpreter():
-        torch.testing.assert_close(z, softmax.softmax(x, whole))
-        torch.testing.assert_close(dx, softmax.softmax_backward(z, dz, whole))
-        expected = norm.norm(y, weight, None, 1e-5, True, whole)
-        torch.testing.assert_close((n, mean, rstd), expected)
-        expected = norm.norm_backward(dz, y, weight, mean, rstd, True, whole)
-        torch.testing.assert_close(dn, expected)
+        expected = everything(whole)
+    assert found[0][3].isnan().all()
+    # A NaN is one in both; else the order of float32 sums is all that differs.
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(found[0], torch.softmax(x, -1), equal_nan=True)
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
@@ -246,6 +264,7 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
     assert "512 elements" in str(RowConfig(1, 16384, 1).refusal(16384, 132))
     assert "cannot share" in str(RowConfig(2, 16, 4).refusal(17, 132))
     assert "133 parts" in str(RowConfig(1, 16, 4).refusal(16 * 132 + 1, 132))
+    assert "pieces is 3; it must be a power of two" in str(RowConfig(1, 16, 4, 3).refusal(16, 132))
     assert "cannot be cut into 32 pieces" in str(RowConfig(1, 16, 4, 32).refusal(16, 132))
     with pytest.raises(ValueError, match="does not fit rows of 5: a row would have 2 parts"):
         softmax.softmax(data((2, 5)), RowConfig(1, 4, 4))
@@ -256,12 +275,29 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize("largest", [4096, 16384])
 def test_the_rule_serves_every_length(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(rows, "LARGEST_CHUNK", largest)
     for length in (1, 2, 511, 512, 1025, 4097, 16385, 131072):
-        config = rows.row_config({}, torch.empty(1, length, device="meta"), None, largest)
+        config = rows.row_config({}, torch.empty(1, length, device="meta"), None)
         assert config.refusal(length, 132) is None
         assert config.parts(length) * config.chunk >= length
     with pytest.raises(ValueError, match=f"too long for this GPU.*the limit is {132 * largest}"):
-        rows.row_config({}, torch.empty(132 * largest + 1, device="meta"), None, largest)
+        rows.row_config({}, torch.empty(132 * largest + 1, device="meta"), None)
+
+
+def test_tables_are_by_gpu_and_bytes_of_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(rows, "compute_capability", lambda device: 90)
+    two, four = RowConfig(1, 256, 4, 2, maxnreg=64), RowConfig(1, 128, 4)
+    table: rows.RowTable = {(90, 2): ((300, two),), (90, 4): ((300, four),)}
+    for dtype, config in ((torch.float32, four), (torch.bfloat16, two), (torch.float16, two)):
+        x = torch.empty(5, 300, dtype=dtype)
+        assert rows.row_config(table, x, None) is config
+        assert rows.row_config(table, x.new_empty(5, 301), None) not in (two, four)
+        cut = rows.Cut.of(x, config)
+        assert cut.arguments["HELD"] is (config is two)
+        assert cut.options.get("maxnreg") == config.maxnreg
+        assert cut.options["num_warps"] == 4
+        assert cut.grid == (5 * config.parts(300),)
 
 
 def test_kernels_alone_need_a_gpu() -> None:

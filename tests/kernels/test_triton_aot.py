@@ -43,7 +43,7 @@ def rows_arguments(
     made |= {name: "i32" for name in kernel.arg_names if name.endswith("_stride")}
     made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
     made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
-    made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32"}
+    made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32", "ASM": True}
     made |= {"PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
     return {name: made[name] for name in kernel.arg_names}
 
@@ -91,25 +91,36 @@ def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> No
 def _tables() -> list[Any]:
     from lowbit.kernels.triton.fast import norm, softmax
 
+    rms, layer = {"CENTRED": False, "BIASED": False}, {"CENTRED": True, "BIASED": True}
+    served = [
+        (softmax.softmax_kernel, softmax.FORWARD, {}, 0),
+        (softmax.softmax_kernel, softmax.FORWARD, {}, 1),
+        (norm.norm_kernel, norm.RMS_ALIGNED, rms, 0),
+        (norm.norm_kernel, norm.FORWARD, rms, 1),
+        (norm.norm_kernel, norm.FORWARD, layer, 0),
+        (norm.norm_kernel, norm.FORWARD, layer, 1),
+    ]
     return [
-        pytest.param(kernel, sm, type_, length, config, id=f"{kernel.fn.__name__}-{type_}-{length}")
-        for kernel, table in (
-            (softmax.softmax_kernel, softmax.FORWARD),
-            (norm.norm_kernel, norm.FORWARD),
-        )
+        pytest.param(kernel, sm, type_, longest - less, config, flags)
+        for kernel, table, flags, less in served
         for (sm, size), entries in table.items()
-        for length, config in entries
-        for type_ in ("fp32" if size == 4 else "bf16",)
+        for longest, config in entries
+        for type_ in (("fp32",) if size == 4 else ("bf16", "fp16")[: 2 - less])
     ]
 
 
-@pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config"), _tables())
-def test_what_the_tables_say(kernel: Any, sm: int, type_: str, length: int, config: Any) -> None:
-    arguments = rows_arguments(kernel, type_, length, config.chunk, config.rows, config.pieces)
-    arguments |= {"rows": "i32"} | {n: False for n in ("CENTRED", "BIASED") if n in arguments}
-    made = compile_ahead(kernel, arguments, sm, **options_of(config))
-    assert_wide_and_in_registers(made, sm)
-    if arguments["HELD"]:
+@pytest.mark.parametrize(("kernel", "sm", "type_", "length", "config", "flags"), _tables())
+def test_what_the_tables_say(
+    kernel: Any, sm: int, type_: str, length: int, config: Any, flags: dict[str, bool]
+) -> None:
+    given = rows_arguments(kernel, type_, length, config.chunk, config.rows, config.pieces)
+    given |= {"rows": "i32"} | flags
+    if length % 16:
+        given |= {"length": "i32:1", "x_stride": "i32:1"}
+    made = compile_ahead(kernel, given, sm, **options_of(config))
+    assert made.local == 0
+    assert made.wide_loads > 0 or length % 16
+    if given["HELD"] and length % 16 == 0 and not flags.get("CENTRED"):
         # Two elements to a register, and as many more for everything else.
         held = config.rows * config.chunk // (config.num_warps * 32) // 2
         assert made.registers < 2 * held + 32

@@ -255,6 +255,16 @@ def nothing(y: Tensor) -> Tensor:
     return y
 
 
+def test_a_softmax_may_be_0_where_it_would_be_denormal() -> None:
+    """GPUs take powers of two so: dx is then off by 2^-126 times dz, which is no denormal."""
+    inputs = {"x": np.array([[0, -87.4]], np.float32), "dz": np.array([[0, 700]], np.float32)}
+    expected = operations()["softmax_dx"].with_dtype("float32").expect(inputs, {"N": 1, "T": 2})
+    exact = expected.value
+    assert np.abs(exact).max() > 2.0**-118
+    assert not expected.wrong(np.zeros((1, 2), np.float32)).any()
+    assert expected.wrong(np.full((1, 2), 4 * exact[0, 1], np.float32)).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

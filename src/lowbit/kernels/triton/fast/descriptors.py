@@ -104,9 +104,8 @@ def numbers_of(source, rows, length, row_stride, COUNT: tl.constexpr):
 def program_of(section, blocks, heads):
     """(block, head) of this program, of blocks · heads in one dimension.
 
-    Programs that run at the same time share few heads, `section` of them, so that what these read
-    stays in the second-level cache; within a section the last blocks, which causal attention
-    has the most work for, come first.
+    Heads are taken by sections; within one, the last blocks of all its heads, which causal
+    attention has the most work for, come first. How many heads to a section: `section_of`.
     """
     program = tl.program_id(0)
     first = program // (section * blocks) * section

@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.config import not_powers
 from lowbit.kernels.triton.fast.launch import has_assembly, launch, multiprocessors
 
 TILE_ROWS, TILE_DEPTH = 64, 128
@@ -41,18 +42,27 @@ MIDDLE = 8  # the nibble that is taken off as it is; zero points are relative to
 MOST_ROWS = 64  # of x, that tensor cores take at once
 MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program
 _PART = 32  # k that share a scale of x's digits, and a thread of `one_row_kernel`
-_PROGRAMS = 1500  # of `rows_kernel` that keep an H200 busy, by measurement
+_PROGRAMS = 750  # of `rows_kernel` that keep an H200 busy, by measurement
 
 
 @dataclass(frozen=True)
 class VectorConfig:
-    """How one row is multiplied: `rows` of the weight at once, a power of two up to 64, and
-    `programs` on each multiprocessor."""
+    """How one row is multiplied: `rows` of the weight at once, and `programs` on each
+    multiprocessor."""
 
     rows: int
     num_warps: int
     num_stages: int
     programs: int
+
+    def refusal(self) -> str | None:
+        """Why this is no configuration; None if it is."""
+        if refusal := not_powers(self, "rows", "num_warps"):
+            return refusal
+        # The weight is padded to whole tiles, and loaded without a mask.
+        if self.rows > TILE_ROWS:
+            return f"rows is {self.rows}; a tile has {TILE_ROWS}"
+        return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
 
 @dataclass(frozen=True)
@@ -88,13 +98,13 @@ def rows_config(tiles: int, steps: int, device: torch.device) -> RowsConfig:
     """
     splits = 1
     if multiprocessors(device) > 1:
-        while splits < 8 and splits * tiles < _PROGRAMS // 2 and splits * 2 <= steps:
+        while splits < 8 and splits * tiles < _PROGRAMS and splits * 2 <= steps:
             splits *= 2
     return RowsConfig(splits)
 
 
 def _parts(depth: int) -> int:
-    """How many times 32 k there are, rounded up to a power of two."""
+    """How many times 32 k there are, rounded up to a power of two; at least a warp's 32."""
     return triton.next_power_of_2(max(triton.cdiv(depth, _PART), 32))
 
 
@@ -392,9 +402,14 @@ class Weight:
 
 
 def vector(x: Tensor, weight: Weight, config: VectorConfig | None = None) -> Tensor:
-    """x [1, K] · weightᵀ → [1, N], K at most MOST_DEPTH; group_size is a multiple of 32."""
+    """x [1, K] · weightᵀ → [1, N], K at most MOST_DEPTH; group_size is a multiple of 32.
+
+    ValueError if `config` is none.
+    """
     depth, device = x.shape[1], x.device
     config = config or vector_config(weight.N, depth, device)
+    if refusal := config.refusal():
+        raise ValueError(f"{config} is no configuration: {refusal}")
     at_once = config.programs * multiprocessors(device)
     z = torch.empty(1, weight.N, dtype=x.dtype, device=device)
     launch(

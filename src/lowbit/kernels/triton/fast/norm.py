@@ -27,32 +27,47 @@ from lowbit.kernels.triton.fast.rows import (
     row_config,
 )
 
-# Measured on an H200.
-FORWARD: RowTable = {
-    (90, 2): (
+_SHORT = {
+    2: (
         (1024, RowConfig(2, 1024, 4)),
         (2048, RowConfig(1, 2048, 4)),
         (4096, RowConfig(1, 4096, 4)),
         (8192, RowConfig(1, 8192, 8)),
         (16384, RowConfig(1, 16384, 8)),
+    ),
+    4: (
+        (1024, RowConfig(2, 1024, 4)),
+        (2048, RowConfig(2, 2048, 4)),
+        (4096, RowConfig(1, 4096, 4)),
+    ),
+}
+# Measured on an H200 for RMSNorm, in rows that begin at multiples of 16 elements.
+RMS_ALIGNED: RowTable = {
+    (90, 2): (
+        *_SHORT[2],
         (32768, RowConfig(1, 32768, 16, 4)),
         (65536, RowConfig(1, 65536, 32, 2)),
         (131072, RowConfig(1, 8192, 4, 2, maxnreg=64)),
     ),
     (90, 4): (
-        (1024, RowConfig(2, 1024, 4)),
-        (2048, RowConfig(2, 2048, 4)),
-        (4096, RowConfig(1, 4096, 4)),
+        *_SHORT[4],
         (8192, RowConfig(1, 8192, 8)),
         (16384, RowConfig(1, 16384, 8)),
         (65536, RowConfig(1, 4096, 4)),
         (131072, RowConfig(1, 4096, 4, 4, maxnreg=56)),
     ),
 }
+# LayerNorm and other rows need more registers; where the above would spill, what does not.
+FORWARD: RowTable = {
+    (90, 2): (*_SHORT[2], (131072, RowConfig(1, 8192, 8, 2))),
+    (90, 4): (
+        *_SHORT[4],
+        (8192, RowConfig(1, 8192, 16)),
+        (131072, RowConfig(1, 4096, 4)),
+    ),
+}
+# The rule of rows.py serves all lengths.
 BACKWARD: RowTable = {}
-
-LARGEST_CHUNK = 16384
-"""Where no table says how: so much of a row fits in the registers of a program."""
 
 
 @triton.jit
@@ -75,6 +90,7 @@ def norm_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
+    ASM: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
@@ -96,7 +112,7 @@ def norm_kernel(
         mean = tl.sum(level, axis=1) / tl.minimum(length - part * CHUNK, CHUNK)
     squares = tl.zeros((ROWS, PIECE), tl.float32)
     for i in tl.static_range(PIECES):
-        difference = again(x[i], tl.program_id(1), HELD) - mean[:, None]
+        difference = again(x[i], tl.program_id(1), HELD, ASM) - mean[:, None]
         squares += tl.where(column + i * PIECE < length, difference * difference, 0.0)
     squares = tl.sum(squares, axis=1)
     if PARTS > 1:
@@ -111,7 +127,7 @@ def norm_kernel(
     rstd = 1.0 / tl.sqrt_rn(squares / length + eps)
     for i in tl.static_range(PIECES):
         at = column + i * PIECE
-        z = (again(x[i], tl.program_id(2), HELD) - mean[:, None]) * rstd[:, None]
+        z = (again(x[i], tl.program_id(2), HELD, ASM) - mean[:, None]) * rstd[:, None]
         if WEIGHTED:
             z = z * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
         if BIASED:
@@ -142,6 +158,7 @@ def norm_backward_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
+    ASM: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
@@ -171,10 +188,10 @@ def norm_backward_kernel(
         along, level = nothing + tl.sum(alongs, axis=0), nothing + tl.sum(levels, axis=0)
     for i in tl.static_range(PIECES):
         at, zero = column + i * PIECE, tl.program_id(2)
-        g = again(dz[i], zero, HELD)
+        g = again(dz[i], zero, HELD, ASM)
         if WEIGHTED:
             g = g * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
-        normalized = (again(x[i], zero, HELD) - mean[:, None]) * rstd[:, None]
+        normalized = (again(x[i], zero, HELD, ASM) - mean[:, None]) * rstd[:, None]
         dx = g - normalized * (along / length)[:, None]
         if CENTRED:
             dx = dx - (level / length)[:, None]
@@ -197,7 +214,9 @@ def norm(
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
-    cut = Cut.of(x2d, row_config(FORWARD, x, config, LARGEST_CHUNK))
+    aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
+    table = RMS_ALIGNED if aligned and not centred and bias is None else FORWARD
+    cut = Cut.of(x2d, row_config(table, x, config))
     arguments = {
         "x_ptr": x2d,
         "weight_ptr": x2d if weight is None else weight.contiguous(),
@@ -228,7 +247,7 @@ def norm_backward(
     """The gradient of x."""
     x2d, dz2d = as_rows(x), as_rows(dz)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(x2d, row_config(BACKWARD, x, config, LARGEST_CHUNK))
+    cut = Cut.of(x2d, row_config(BACKWARD, x, config))
     arguments = {
         "x_ptr": x2d,
         "dz_ptr": dz2d,

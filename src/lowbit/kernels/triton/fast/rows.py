@@ -30,15 +30,17 @@ _ELEMENTS_OF_A_THREAD = 128
 
 # The rule where no table knows better: how many elements a thread and a program hold.
 _WANTED_OF_A_THREAD, _LEAST_BLOCK, _MOST_WARPS = 16, 2048, 16
+LARGEST_CHUNK = 16384
 
 
 @dataclass(frozen=True)
 class RowConfig:
     """How rows are cut: `rows` of them to a program, and `chunk` elements of each.
 
-    A row longer than `chunk` is shared by several programs. With more than one of `pieces` a chunk
-    is worked on piece by piece and held as it lies in memory, elements of 16 bits in half a
-    register: it is turned into float32 anew for each of its uses.
+    A row longer than `chunk` is shared by several programs. A chunk is worked on in so many
+    `pieces`, for which the compiler needs fewer registers at once; if there is more than one,
+    elements of 16 bits are also held as they are, two to a register, and turned into float32 anew
+    for each of their uses.
     """
 
     rows: int
@@ -75,11 +77,9 @@ RowTable = Mapping[tuple[int, int], tuple[tuple[int, RowConfig], ...]]
 the shortest first."""
 
 
-def row_config(
-    table: RowTable, x: Tensor, given: RowConfig | None, largest_chunk: int
-) -> RowConfig:
+def row_config(table: RowTable, x: Tensor, given: RowConfig | None) -> RowConfig:
     """For rows x [..., length]: the configuration given, else that of the table, else that of a
-    rule, which cuts rows longer than `largest_chunk`.
+    rule, which cuts rows longer than LARGEST_CHUNK.
 
     ValueError if the one given does not fit, or if the row is too long for the GPU.
     """
@@ -92,20 +92,20 @@ def row_config(
     for longest, config in table.get((compute_capability(x.device), x.element_size()), ()):
         if length <= longest and config.refusal(length, processors) is None:
             return config
-    config = _by_rule(length, processors, largest_chunk)
+    config = _by_rule(length, processors)
     refusal = config.refusal(length, processors)
     if refusal:
         raise ValueError(
             f"rows of {length} elements are too long for this GPU: {refusal}; the limit is "
-            f"{processors * largest_chunk}"
+            f"{processors * LARGEST_CHUNK}"
         )
     return config
 
 
-def _by_rule(length: int, processors: int, largest_chunk: int) -> RowConfig:
+def _by_rule(length: int, processors: int) -> RowConfig:
     chunk = triton.next_power_of_2(length)
     if processors > 1:
-        chunk = min(chunk, largest_chunk)
+        chunk = min(chunk, LARGEST_CHUNK)
     rows = max(1, _LEAST_BLOCK // chunk)
     warps = rows * chunk // (_WARP * _WANTED_OF_A_THREAD)
     return RowConfig(rows, chunk, min(max(warps, 4), _MOST_WARPS))
@@ -122,18 +122,25 @@ class Cut:
 
     @classmethod
     def of(cls, x: Tensor, config: RowConfig) -> Cut:
-        """Cut x [rows, length]. Where rows have one part, the memory is never touched."""
+        """Cut x [rows, length]. Where rows have one part, the memory is never touched.
+
+        HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
+        """
         rows, length = x.shape
         parts = config.parts(length)
-        words = torch.zeros if parts > 1 else torch.empty
+        if parts > 1:
+            words = torch.zeros(rows * parts + 1, dtype=torch.int64, device=x.device)
+        else:
+            words = torch.empty(1, dtype=torch.int64, device=x.device)
         arguments = {
-            "words_ptr": words(rows * parts + 1, dtype=torch.int64, device=x.device),
+            "words_ptr": words,
             "rows": rows,
             "length": length,
             "ROWS": config.rows,
             "CHUNK": config.chunk,
             "PIECES": config.pieces,
-            "HELD": config.pieces > 1 and x.element_size() == 2 and has_assembly(x.device),
+            "HELD": config.pieces > 1 and x.element_size() == 2,
+            "ASM": has_assembly(x.device),
             "PARTS": parts,
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }
@@ -180,13 +187,13 @@ def load_pieces(start, there, column, length, other: tl.constexpr, PIECES: tl.co
 
 
 @triton.jit
-def again(piece, zero, HELD: tl.constexpr):
+def again(piece, zero, HELD: tl.constexpr, ASM: tl.constexpr):
     """The piece as float32, without the compiler's seeing that it had been turned into it before,
     if HELD: it would keep the float32, and they take twice the registers.
 
     zero: an integer that is 0, which the compiler does not know; another for each use.
     """
-    if HELD:
+    if HELD and ASM:
         piece = tl.inline_asm_elementwise(
             "xor.b32 $0, $1, $2;", "=r,r,r,r", [piece, zero],
             dtype=piece.dtype, is_pure=False, pack=2,
@@ -210,8 +217,8 @@ def meet(first, second, words_ptr, row, part, PARTS: tl.constexpr, PARTS_BLOCK: 
     """Two numbers ([1]) of every part of the row, as blocks [PARTS_BLOCK], in order.
 
     Each part writes its numbers as one word, inverted, since words are 0 before (and no
-    arithmetic gives a NaN of ones alone); then it reads the words of all parts until none is 0. A
-    word is written whole, so nothing else has to be in order. Lanes past PARTS get 0.
+    arithmetic of a GPU gives a NaN of ones alone); then it reads the words of all parts until none
+    is 0. A word is written whole, so nothing else has to be in order. Lanes past PARTS get 0.
     """
     # Numbers rather than blocks of one: their layout would be taken over for the row.
     at = words_ptr + tl.sum(row, axis=0) * PARTS

@@ -45,10 +45,8 @@ FORWARD: RowTable = {
         (131072, RowConfig(1, 8192, 8)),
     ),
 }
+# The rule of rows.py serves all lengths.
 BACKWARD: RowTable = {}
-
-LARGEST_CHUNK = 16384
-"""Where no table says how: so much of a row fits in the registers of a program."""
 
 
 @triton.jit
@@ -63,6 +61,7 @@ def softmax_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
+    ASM: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
@@ -80,9 +79,9 @@ def softmax_kernel(
     base = tl.where(largest == -float("inf"), 0.0, largest)
     total = tl.zeros((ROWS, PIECE), tl.float32)
     for i in tl.static_range(PIECES):
-        total += tl.exp2((again(x[i], tl.program_id(1), HELD) - base[:, None]) * log2_e)
+        total += tl.exp2((again(x[i], tl.program_id(1), HELD, ASM) - base[:, None]) * log2_e)
     total = tl.sum(total, axis=1)
-    common, factor = base, 1.0
+    common = base
     if PARTS > 1:
         bases, totals = meet(base, total, words_ptr, row, part, PARTS, PARTS_BLOCK)
         # A part of -inf alone has the sum 0 and no say in the maximum; lanes past PARTS are so.
@@ -92,13 +91,15 @@ def softmax_kernel(
         factors = tl.where(taken, tl.exp2((bases - largest) * log2_e), 0.0)
         common = tl.zeros((ROWS,), tl.float32) + largest
         total = tl.zeros((ROWS,), tl.float32) + tl.sum(totals * factors, axis=0)
-        factor = tl.exp2((base - common) * log2_e)
-    scale = factor / total
     for i in tl.static_range(PIECES):
         if HELD:  # exp is taken once more; its scale is in the exponent
-            z = (again(x[i], tl.program_id(2), HELD) - common[:, None]) * log2_e
+            z = (again(x[i], tl.program_id(2), HELD, ASM) - common[:, None]) * log2_e
             z = tl.exp2(z - tl.log2(total)[:, None])
         else:  # what was summed up is still there
+            scale = 1.0 / total
+            if PARTS > 1:
+                # Only the base of a part of -inf alone, 0, may be above the common one.
+                scale *= tl.exp2(tl.minimum(base - common, 0.0) * log2_e)
             z = tl.exp2((x[i].to(tl.float32) - base[:, None]) * log2_e) * scale[:, None]
         at = column + i * PIECE
         to = z_ptr + row[:, None] * length + at
@@ -119,6 +120,7 @@ def softmax_backward_kernel(
     CHUNK: tl.constexpr,
     PIECES: tl.constexpr,
     HELD: tl.constexpr,
+    ASM: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_BLOCK: tl.constexpr,
 ):
@@ -133,11 +135,12 @@ def softmax_backward_kernel(
         dot += z[i].to(tl.float32) * dz[i].to(tl.float32)
     dot = tl.sum(dot, axis=1)
     if PARTS > 1:
+        # One number would do.
         dots, _ = meet(dot, dot, words_ptr, row, part, PARTS, PARTS_BLOCK)
         dot = tl.zeros((ROWS,), tl.float32) + tl.sum(dots, axis=0)
     for i in tl.static_range(PIECES):
         zero = tl.program_id(2)
-        dx = again(z[i], zero, HELD) * (again(dz[i], zero, HELD) - dot[:, None])
+        dx = again(z[i], zero, HELD, ASM) * (again(dz[i], zero, HELD, ASM) - dot[:, None])
         at = column + i * PIECE
         to = dx_ptr + row[:, None] * length + at
         tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there & (at < length))
@@ -147,7 +150,7 @@ def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
     """softmax of [..., length] over its last dimension, in x's dtype; float32 within."""
     x2d = as_rows(x)
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(x2d, row_config(FORWARD, x, config, LARGEST_CHUNK))
+    cut = Cut.of(x2d, row_config(FORWARD, x, config))
     arguments = {"x_ptr": x2d, "z_ptr": z, "x_stride": x2d.stride(0), **cut.arguments}
     launch(softmax_kernel, cut.grid, arguments, **cut.options)
     return z
@@ -157,7 +160,7 @@ def softmax_backward(z: Tensor, dz: Tensor, config: RowConfig | None = None) -> 
     """The gradient of x, from the softmax and its gradient."""
     z2d, dz2d = as_rows(z), as_rows(dz)
     dx = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    cut = Cut.of(z2d, row_config(BACKWARD, z, config, LARGEST_CHUNK))
+    cut = Cut.of(z2d, row_config(BACKWARD, z, config))
     arguments = {
         "z_ptr": z2d,
         "dz_ptr": dz2d,
