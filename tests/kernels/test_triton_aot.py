@@ -105,7 +105,7 @@ def _tables() -> list[Any]:
         for kernel, table, flags, less in served
         for (sm, size), entries in table.items()
         for longest, config in entries
-        for type_ in (("fp32",) if size == 4 else ("bf16", "fp16")[: 2 - less])
+        for type_ in ("fp32" if size == 4 else "bf16",)
     ]
 
 
