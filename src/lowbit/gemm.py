@@ -29,6 +29,7 @@ from lowbit.kernels.cpu.float_call import (
     request_of,
 )
 from lowbit.kernels.cpu.float_plan import MOST_DOT_ROWS, make, make_dots
+from lowbit.numerics import bfloat16
 
 Array = npt.NDArray[Any]
 
@@ -174,7 +175,7 @@ def _float32(value: Any) -> npt.NDArray[np.float32]:
     array = _array(value)
     if array.dtype == np.float32:
         return array.copy(order="C")
-    return (array.astype(np.uint32, order="C") << 16).view(np.float32)
+    return bfloat16.widened(np.ascontiguousarray(array))
 
 
 def _rows_copied(value: Any) -> Any:
@@ -250,14 +251,7 @@ class _Scaling:
             out[...] = 0
             return
         scaled = _float32(given.c) * np.float32(factors[1])
-        out[...] = scaled if out.dtype == np.float32 else _bfloat16_bits(scaled)
-
-
-def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """float32 rounded half to even to bfloat16, as the uint16 of its bits."""
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), (bits >> 16) | 0x7FC0, rounded).astype(np.uint16)
+        out[...] = scaled if out.dtype == np.float32 else bfloat16.rounded(scaled)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from triton.runtime.jit import KernelInterface  # noqa: E402
 
 from lowbit.cli import app  # noqa: E402
 from lowbit.lab import check, interpreter, trace_kernel  # noqa: E402
-from lowbit.lab.check_bfloat16 import rounded_bits, widened_bits  # noqa: E402
+from lowbit.lab.check_bfloat16 import rounded_bits  # noqa: E402
 from lowbit.lab.check_gpu import check_gpu, functions  # noqa: E402
+from lowbit.numerics.bfloat16 import widened  # noqa: E402
 from lowbit.spec.gpu import operations  # noqa: E402
 from lowbit.spec.typed import Operation, operation  # noqa: E402
 
@@ -113,7 +114,7 @@ def numbers() -> np.ndarray:
 def test_bfloat16_is_rounded_to_even() -> None:
     given = numbers()
     wanted = torch.from_numpy(given.copy()).to(torch.bfloat16).float().numpy()
-    np.testing.assert_array_equal(widened_bits(rounded_bits(given)), wanted)
+    np.testing.assert_array_equal(widened(rounded_bits(given)), wanted)
 
 
 def test_kernels_compute_bfloat16_as_torch_does() -> None:

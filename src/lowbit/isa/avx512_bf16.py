@@ -16,6 +16,7 @@ from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, f32, u16
+from lowbit.numerics import bfloat16
 
 AVX512_BF16 = InstructionSet(
     name="avx512_bf16",
@@ -43,7 +44,7 @@ class _BFloat(ir.Type):
 
 def widened(bits: Any) -> Any:
     """bfloat16, as the uint16 of its bits, as float32; subnormal numbers become zero."""
-    return flushed((bits.astype(np.uint32) << 16).view(np.float32))
+    return flushed(bfloat16.widened(bits))
 
 
 def flushed(values: Any) -> Any:

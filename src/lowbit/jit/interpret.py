@@ -8,7 +8,7 @@ machine it runs on: an AMX kernel runs anywhere.
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,12 +50,18 @@ class Memory:
         self.bytes = _bytes_at(array, low, span)
         self.mine = np.zeros(span, bool)
         if array.size:
-            offsets = np.full(array.shape, self.start, np.int64)
-            for axis, stride in enumerate(array.strides):
-                steps = np.arange(array.shape[axis]) * stride
-                offsets += steps.reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+            offsets = self.start + offsets_of(array.shape, array.strides)
             for byte in range(array.itemsize):
                 self.mine[offsets + byte] = True
+
+
+def offsets_of(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """How far each element is from the first, int64 of this shape, in the unit of the strides."""
+    offsets = np.zeros(shape, np.int64)
+    for axis, stride in enumerate(strides):
+        steps = np.arange(shape[axis]) * stride
+        offsets += steps.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return offsets
 
 
 def _bytes_at(array: np.ndarray, low: int, span: int) -> np.ndarray:

@@ -12,20 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.numerics import bfloat16
+
 _NAN = 0x7FFF
 
 
-def widened_bits(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """bfloat16 as float32 of the same shape, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
 def rounded_bits(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Numbers of any dtype as bfloat16 of the same shape: the nearest, ties to even."""
-    wide = np.asarray(values).astype(np.float32)
-    bits = wide.view(np.uint32)
-    nearest = ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
-    return np.where(np.isnan(wide), np.uint16(_NAN), nearest)
+    """Numbers of any dtype as bfloat16 of the same shape, as `numerics.bfloat16` rounds, and with
+    the one NaN that a GPU makes."""
+    return np.where(np.isnan(values), np.uint16(_NAN), bfloat16.rounded(values))
 
 
 class Bfloat16:
@@ -52,7 +47,7 @@ class Bfloat16:
         if handle.dtype.scalar != self._narrow:
             return handle
         return self._interpreter.TensorHandle(
-            widened_bits(handle.data), self._interpreter.tl.float32
+            bfloat16.widened(handle.data), self._interpreter.tl.float32
         )
 
     def _number(self, value: float) -> Any:

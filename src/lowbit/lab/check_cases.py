@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.numerics import bfloat16
 from lowbit.spec.typed import Array, Operation, Sizes, TensorType
 
 SPECIAL = "special"
@@ -155,14 +156,13 @@ def stored(values: NDArray[np.float64], dtype: str) -> Array:
     """Floats as they are stored: bfloat16 as the upper half of a float32, rounded to even."""
     if dtype != "bfloat16":
         return values.astype(dtype)
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return bfloat16.rounded(values)
 
 
 def widened(values: Array, dtype: str) -> Array:
     """What stored elements mean: float64, int64 or bool."""
     if dtype == "bfloat16":
-        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return bfloat16.widened(values).astype(np.float64)
     if values.dtype.kind == "b":
         return values
     return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)

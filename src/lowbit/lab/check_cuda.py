@@ -81,6 +81,11 @@ def array_of(tensor: Any) -> Array:
     return plain.numpy()
 
 
+def dtype_of(tensor: Any) -> str:
+    """The name of a torch tensor's dtype, without torch's."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _guarded(tensor: CheckedTensor) -> Any:
     import torch
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from lowbit.lab.check_cases import Case, cases_of
+from lowbit.lab.check_cuda import dtype_of
 from lowbit.lab.check_host import Host, Poisoning
 from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_subject import (
@@ -137,7 +138,7 @@ class TestedFunction(Tested):
 
     def _unlike(self, result: torch.Tensor, wanted: CheckedTensor) -> Finding | None:
         """The finding that a result has another shape or dtype."""
-        dtype = str(result.dtype).removeprefix("torch.")
+        dtype = dtype_of(result)
         if (dtype, tuple(result.shape)) == (wanted.type.dtype, wanted.shape):
             return None
         message = (

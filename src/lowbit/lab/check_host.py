@@ -17,7 +17,6 @@ import ctypes
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from lowbit.jit.interpret import offsets_of
 from lowbit.kernels.triton.fast import launch
 from lowbit.lab.check_bind import TensorArgument
-from lowbit.lab.check_cuda import array_of
+from lowbit.lab.check_cuda import array_of, dtype_of
 from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import NOBODY, POISON, CheckedTensor
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.lab.report import Finding
-from lowbit.lab.trace import Program
+from lowbit.lab.trace import Program, grid_of, programs_of
 from lowbit.spec.typed import TensorType
 
 Order = Callable[[list[Program]], list[Program]]
 
-_AXES = 3
 _FRESH = {
     f"aten::{name}"
     for name in (
@@ -102,10 +101,7 @@ class _Held:
 
     def elements(self, view: Tensor) -> NDArray[np.int64]:
         """The element that each element of a view of this memory is, -1 for none."""
-        at = np.full(tuple(view.shape), view.storage_offset(), np.int64)
-        for axis, stride in enumerate(view.stride()):
-            steps = np.arange(view.shape[axis]) * stride
-            at += steps.reshape([-1 if a == axis else 1 for a in range(view.dim())])
+        at = int(view.storage_offset()) + offsets_of(tuple(view.shape), view.stride())
         size = view.element_size()
         return self.tensor.locate(at * size, np.ones(at.shape, bool), size)[0]
 
@@ -172,7 +168,7 @@ class Host(Poisoning):
         shape, strides = tuple(tensor.shape), tensor.stride()
         if initialised or tensor.storage_offset():
             shape, strides = (count,), (1,)
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = dtype_of(tensor)
         values = np.empty(shape, _numpy_dtype(dtype, tensor.element_size()))
         checked = CheckedTensor(
             TensorType("", dtype, tuple(map(str, shape))),
@@ -237,14 +233,14 @@ class Host(Poisoning):
         reading = TritonKernel.of(kernel)
         taken: dict[int, CheckedTensor] = {}
         values = {name: self._taken(name, one, taken) for name, one in arguments.items()}
-        x, y, z = [*map(int, grid), 1, 1, 1][:_AXES]
-        programs: list[Program] = list(product(range(x), range(y), range(z)))
+        dims = grid_of(grid)
+        programs = programs_of(dims)
         self.several |= len(programs) > 1
         memory = self.memory
         memory.tensors = {one.name: one for one in taken.values()}
         memory.kernel = reading.name
         memory.barrier()
-        reading.run(memory, values, self._order(programs), (x, y, z))
+        reading.run(memory, values, self._order(programs), dims)
         memory.barrier()
         memory.kernel = None
 
@@ -261,9 +257,8 @@ class Host(Poisoning):
         if _key(value) not in taken:
             held.tensor.name = held.own or name
             taken[_key(value)] = held.tensor
-        dtype = str(value.dtype).removeprefix("torch.")
         offset = int(value.storage_offset()) * value.element_size()
-        return TensorArgument(taken[_key(value)].name, offset, dtype)
+        return TensorArgument(taken[_key(value)].name, offset, dtype_of(value))
 
 
 @contextlib.contextmanager

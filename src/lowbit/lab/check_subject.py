@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,13 +20,12 @@ from lowbit.lab.check_tensor import CheckedTensor, Role
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding, Severity
-from lowbit.lab.trace import Place, Program
+from lowbit.lab.trace import Grid, Place, Program, grid_of, programs_of
 from lowbit.spec.typed import Array, Block, Expected, Operation, Sizes, TensorType
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View
 
-Grid = tuple[int, int, int]
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
 _AXES = 3
@@ -225,8 +223,7 @@ class Subject(Tested):
                 f"the grid of {self.reading.name} is {wanted!r} at {dict(sizes)}; it must be one "
                 "to three numbers, 0 or more, or a function of the sizes that returns them"
             )
-        x, y, z = [*(int(n) for n in dims), 1, 1, 1][:_AXES]
-        return x, y, z
+        return grid_of(dims)
 
     def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""
@@ -278,7 +275,7 @@ class Subject(Tested):
         strides = {one.name: one.strides for one in tensors}
         arguments = self.binding.arguments(case.sizes, strides)
         grid = self.grid_at(case.sizes)
-        programs: list[Program] = list(product(*(range(n) for n in grid)))
+        programs = programs_of(grid)
         several = len(programs) > 1
         if shuffled and several:
             programs = shuffle(programs, self.seed)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.jit.interpret import offsets_of
 from lowbit.spec.typed import Array, TensorType
 
 Role = Literal["input", "output", "both"]
@@ -41,11 +42,7 @@ class CheckedTensor:
         self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
         self.itemsize = values.dtype.itemsize
         self.initialised = initialised
-        at = np.zeros(self.shape, np.int64)
-        for axis, stride in enumerate(self.strides):
-            steps = np.arange(self.shape[axis]) * stride
-            at += steps.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
-        self.slots = at.reshape(-1)
+        self.slots = offsets_of(self.shape, self.strides).reshape(-1)
         self.count = self.slots.size
         size = int(self.slots.max(initial=-1)) + 1
         self.element = np.full(size, -1, np.int64)

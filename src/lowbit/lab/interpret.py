@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product
 from typing import Any
 
 from lowbit.kernels.triton.fast import launch
 from lowbit.lab.check_bind import TensorArgument
-from lowbit.lab.check_cuda import array_of
+from lowbit.lab.check_cuda import array_of, dtype_of
 from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import NOBODY, CheckedTensor
 from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.trace import grid_of, programs_of
 from lowbit.spec.typed import TensorType
-
-_AXES = 3
 
 
 @contextmanager
@@ -43,9 +41,8 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> No
     values = {
         name: TensorArgument(name) if name in tensors else one for name, one in arguments.items()
     }
-    x, y, z = [*grid, 1, 1, 1][:_AXES]
-    programs = list(product(range(x), range(y), range(z)))
-    reading.run(memory, values, programs, (x, y, z))
+    dims = grid_of(grid)
+    reading.run(memory, values, programs_of(dims), dims)
     wrong = [str(one) for one in memory.findings if one.severity == "error"]
     if wrong:
         raise AssertionError(f"{reading.name}: " + "; ".join(wrong))
@@ -57,6 +54,5 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> No
 
 def _checked(name: str, tensor: Any) -> CheckedTensor:
     """A copy of a tensor, in memory that sees each access."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    type_ = TensorType(name, dtype, tuple(map(str, tensor.shape)))
+    type_ = TensorType(name, dtype_of(tensor), tuple(map(str, tensor.shape)))
     return CheckedTensor(type_, array_of(tensor), tensor.stride(), "both")

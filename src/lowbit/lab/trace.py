@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
 
 Kind = Literal["load", "store", "atomic"]
 Program = tuple[int, ...]
+Grid = tuple[int, int, int]
+
+
+def grid_of(dims: Sequence[int]) -> Grid:
+    """One to three numbers of programs as a grid."""
+    x, y, z = [*map(int, dims), 1, 1][:3]
+    return x, y, z
+
+
+def programs_of(grid: Grid) -> list[Program]:
+    """In order: the last axis counts fastest."""
+    return list(product(*map(range, grid)))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.jit.interpret import offsets_of
 from lowbit.lab.check_cases import widened
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Access, Block, Computation, Event, Place, Program, Trace, TracedTensor
@@ -135,10 +136,7 @@ def _expected(tensor: TracedTensor) -> list[Any]:
 
 def _elements_at(tensor: TracedTensor) -> dict[int, int]:
     """The element at each offset in memory."""
-    at = np.zeros(tensor.shape, np.int64)
-    for axis, stride in enumerate(tensor.strides):
-        steps = np.arange(tensor.shape[axis]) * stride
-        at += steps.reshape([-1 if a == axis else 1 for a in range(len(tensor.shape))])
+    at = offsets_of(tensor.shape, tensor.strides)
     return {offset: element for element, offset in enumerate(at.reshape(-1).tolist())}
 
 

@@ -12,10 +12,11 @@ from lowbit.spec.typed import Array, operation
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SHORT = ("bfloat16", "float16")
+_SIZES = {"B": 2, "M": 40, "K": 70, "N": 50}
 _NIBBLES = np.arange(0, 32, 4)
 
 
-@operation(exercise={"B": 2, "M": 40, "K": 70, "N": 50}, dtypes=_DTYPES)
+@operation(exercise=_SIZES, dtypes=_DTYPES)
 def batched_matmul(
     x: Float[np.ndarray, "B M K"], y: Float[np.ndarray, "B K N"]
 ) -> Float[np.ndarray, "B M N"]:
@@ -23,7 +24,7 @@ def batched_matmul(
     return x @ y
 
 
-@operation(exercise={"B": 2, "M": 40, "K": 70, "N": 50}, dtypes=_DTYPES, result="dx")
+@operation(exercise=_SIZES, dtypes=_DTYPES, result="dx")
 def batched_matmul_dx(
     x: Float[np.ndarray, "B M K"], y: Float[np.ndarray, "B K N"], dz: Float[np.ndarray, "B M N"]
 ) -> Float[np.ndarray, "B M K"]:
@@ -31,7 +32,7 @@ def batched_matmul_dx(
     return dz @ y.swapaxes(1, 2)
 
 
-@operation(exercise={"B": 2, "M": 40, "K": 70, "N": 50}, dtypes=_DTYPES, result="dy")
+@operation(exercise=_SIZES, dtypes=_DTYPES, result="dy")
 def batched_matmul_dy(
     x: Float[np.ndarray, "B M K"], y: Float[np.ndarray, "B K N"], dz: Float[np.ndarray, "B M N"]
 ) -> Float[np.ndarray, "B K N"]:

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Protocol
 
 _OPTIONS = {"num_warps", "num_stages", "maxnreg"}
+
+
+class _Config(Protocol):
+    def refusal(self) -> str | None: ...
+
+
+def require(config: _Config) -> None:
+    """ValueError if the configuration refuses itself, with its reason."""
+    if refusal := config.refusal():
+        raise ValueError(f"{config} is no configuration: {refusal}")
 
 
 def not_powers(config: object, *names: str) -> str | None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers
+from lowbit.kernels.triton.fast.config import not_powers, require
 from lowbit.kernels.triton.fast.launch import compute_capability, launch
 
 Pair = tuple[int, int]
@@ -176,8 +176,7 @@ def conv2d(
     ValueError if `config` is none.
     """
     config = config or conv_config(x, weight.shape[0])
-    if refusal := config.refusal():
-        raise ValueError(f"{config} is no configuration: {refusal}")
+    require(config)
     z = empty_result(x, weight, stride, padding, dilation)
     flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
     if not flat:

@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers
+from lowbit.kernels.triton.fast.config import not_powers, require
 from lowbit.kernels.triton.fast.launch import has_assembly, launch, multiprocessors
 
 TILE_ROWS, TILE_DEPTH = 64, 128
@@ -408,8 +408,7 @@ def vector(x: Tensor, weight: Weight, config: VectorConfig | None = None) -> Ten
     """
     depth, device = x.shape[1], x.device
     config = config or vector_config(weight.N, depth, device)
-    if refusal := config.refusal():
-        raise ValueError(f"{config} is no configuration: {refusal}")
+    require(config)
     at_once = config.programs * multiprocessors(device)
     z = torch.empty(1, weight.N, dtype=x.dtype, device=device)
     launch(

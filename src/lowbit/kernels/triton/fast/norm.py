@@ -122,8 +122,8 @@ def norm_kernel(
             counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
             common = tl.sum(means * counts, axis=0) / length
             squared += counts * (means - common) * (means - common)
-            mean = tl.zeros((ROWS,), tl.float32) + common
-        squares = tl.zeros((ROWS,), tl.float32) + tl.sum(squared, axis=0)
+            mean = tl.full((ROWS,), common, tl.float32)
+        squares = tl.full((ROWS,), tl.sum(squared, axis=0), tl.float32)
     rstd = 1.0 / tl.sqrt_rn(squares / length + eps)
     for i in tl.static_range(PIECES):
         at = column + i * PIECE
@@ -184,8 +184,8 @@ def norm_backward_kernel(
     along, level = tl.sum(along, axis=1), tl.sum(level, axis=1)
     if PARTS > 1:
         alongs, levels = meet(along, level, words_ptr, row, part, PARTS, PARTS_BLOCK)
-        nothing = tl.zeros((ROWS,), tl.float32)
-        along, level = nothing + tl.sum(alongs, axis=0), nothing + tl.sum(levels, axis=0)
+        along = tl.full((ROWS,), tl.sum(alongs, axis=0), tl.float32)
+        level = tl.full((ROWS,), tl.sum(levels, axis=0), tl.float32)
     for i in tl.static_range(PIECES):
         at, zero = column + i * PIECE, tl.program_id(2)
         g = again(dz[i], zero, HELD, ASM)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers
+from lowbit.kernels.triton.fast.config import not_powers, require
 from lowbit.kernels.triton.fast.launch import launch, multiprocessors
 from lowbit.kernels.triton.fast.rows import as_rows
 
@@ -101,8 +101,7 @@ def norm_weight_backward(
     ValueError if `config` is none.
     """
     config = config or ColumnConfig()
-    if refusal := config.refusal():
-        raise ValueError(f"{config} is no configuration: {refusal}")
+    require(config)
     x2d, dz2d = as_rows(x), as_rows(dz)
     rows, length = x2d.shape
     blocks = -(-length // config.columns)

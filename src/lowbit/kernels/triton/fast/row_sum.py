@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers
+from lowbit.kernels.triton.fast.config import not_powers, require
 from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
 from lowbit.kernels.triton.fast.rows import as_rows
 
@@ -90,8 +90,7 @@ def row_sum(x: Tensor, config: SumConfig | None = None) -> Tensor:
     x2d = as_rows(x)
     rows, length = x2d.shape
     config = config or sum_config(rows, length, x.device)
-    if refusal := config.refusal():
-        raise ValueError(f"{config} is no configuration: {refusal}")
+    require(config)
     # A multiple of 16 in every part, so that all parts begin where wide loads can.
     span = -(-length // config.parts)
     span += -span % min(config.chunk, 16)

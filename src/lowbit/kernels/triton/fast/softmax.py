@@ -24,23 +24,22 @@ from lowbit.kernels.triton.fast.rows import (
     row_config,
 )
 
+_SHORT = (
+    (1024, RowConfig(1, 1024, 2)),
+    (2048, RowConfig(1, 2048, 4)),
+    (4096, RowConfig(1, 4096, 4)),
+    (8192, RowConfig(1, 8192, 16)),
+    (16384, RowConfig(1, 16384, 8)),
+)
 # Measured on an H200.
 FORWARD: RowTable = {
     (90, 2): (
-        (1024, RowConfig(1, 1024, 2)),
-        (2048, RowConfig(1, 2048, 4)),
-        (4096, RowConfig(1, 4096, 4)),
-        (8192, RowConfig(1, 8192, 16)),
-        (16384, RowConfig(1, 16384, 8)),
+        *_SHORT,
         (32768, RowConfig(1, 32768, 16, 2)),
         (131072, RowConfig(1, 8192, 4, 2)),
     ),
     (90, 4): (
-        (1024, RowConfig(1, 1024, 2)),
-        (2048, RowConfig(1, 2048, 4)),
-        (4096, RowConfig(1, 4096, 4)),
-        (8192, RowConfig(1, 8192, 16)),
-        (16384, RowConfig(1, 16384, 8)),
+        *_SHORT,
         (32768, RowConfig(1, 32768, 16)),
         (131072, RowConfig(1, 8192, 8)),
     ),
@@ -89,8 +88,8 @@ def softmax_kernel(
         largest = tl.max(tl.where(taken, bases, -float("inf")), axis=0)
         largest = tl.where(largest == -float("inf"), 0.0, largest)
         factors = tl.where(taken, tl.exp2((bases - largest) * log2_e), 0.0)
-        common = tl.zeros((ROWS,), tl.float32) + largest
-        total = tl.zeros((ROWS,), tl.float32) + tl.sum(totals * factors, axis=0)
+        common = tl.full((ROWS,), largest, tl.float32)
+        total = tl.full((ROWS,), tl.sum(totals * factors, axis=0), tl.float32)
     for i in tl.static_range(PIECES):
         if HELD:  # exp is taken once more; its scale is in the exponent
             z = (again(x[i], tl.program_id(2), HELD, ASM) - common[:, None]) * log2_e
@@ -137,7 +136,7 @@ def softmax_backward_kernel(
     if PARTS > 1:
         # One number would do.
         dots, _ = meet(dot, dot, words_ptr, row, part, PARTS, PARTS_BLOCK)
-        dot = tl.zeros((ROWS,), tl.float32) + tl.sum(dots, axis=0)
+        dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
     for i in tl.static_range(PIECES):
         zero = tl.program_id(2)
         dx = again(z[i], zero, HELD, ASM) * (again(dz[i], zero, HELD, ASM) - dot[:, None])
