@@ -1,0 +1,66 @@
+"""Where things make themselves known: a decorator, one import loop, and no list kept by hand.
+
+    micro_kernels: Registry[MicroKernel] = Registry("micro-kernel", "lowbit.kernels.cpu")
+
+    @micro_kernels.register("tiles")
+    class Tiles(MicroKernel): ...
+
+Every module below the named packages is imported when something is first looked up, so a new file
+is found by being there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind, by name, in the order in which their files are imported."""
+
+    def __init__(self, kind: str, *packages: str) -> None:
+        self.kind = kind
+        self._packages = packages
+        self._things: dict[str, T] = {}
+        self._loaded = False
+
+    def add(self, name: str, thing: T) -> T:
+        """Make `thing` known. ValueError: the name is taken."""
+        if name in self._things:
+            raise ValueError(f"there is a {self.kind} called {name!r} already")
+        self._things[name] = thing
+        return thing
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """The decorator: `add` of what it stands above."""
+        return lambda thing: self.add(name, thing)
+
+    def load(self) -> dict[str, T]:
+        """All of them by name, after every module of the packages has been imported."""
+        if not self._loaded:
+            for package in self._packages:
+                module = importlib.import_module(package)
+                for found in pkgutil.walk_packages(module.__path__, f"{package}."):
+                    importlib.import_module(found.name)
+            self._loaded = True
+        return self._things
+
+    def get(self, name: str) -> T:
+        """ValueError, with the names that there are, if none is called so."""
+        things = self.load()
+        if name not in things:
+            raise ValueError(f"no {self.kind} is called {name!r}; known: {', '.join(things)}")
+        return things[name]
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.load())
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(tuple(self.load().values()))
+
+    def __len__(self) -> int:
+        return len(self.load())
