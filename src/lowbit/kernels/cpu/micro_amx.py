@@ -23,6 +23,7 @@ from lowbit.isa.amx import (
     tdpbsud,
     tdpbusd,
     tileloadd,
+    tileloaddt1,
     tilerelease,
     tilestored,
     tilezero,
@@ -218,7 +219,7 @@ class Amx(MicroKernel):
             tileloadd(a_tile, step.a + offset, stride)
         for p in range(len(tiles[0])):
             b_tile = b_tiles[p % len(b_tiles)]
-            tileloadd(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
+            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
                 dot(tiles[d][p], a_tile, b_tile)
 
