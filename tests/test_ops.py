@@ -172,6 +172,17 @@ def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
         np.testing.assert_array_equal(whole, parts)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@ISAS
+def test_long_sums_over_many_rows(threads: int, isa: str) -> None:
+    """K so long that some kernels multiply it in spans, and several items."""
+    rng = np.random.default_rng(8)
+    a = rng.integers(0, 256, (75, 20000), dtype=np.uint8)
+    b = rng.integers(-128, 128, (20000, 83), dtype=np.int8)
+    exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32)
+    assert np.array_equal(lowbit.matmul(a, b, threads=threads, isa=isa), exact)
+
+
 def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the scratch memory holds: same result, in several calls of the kernel."""
     from lowbit import dispatch

@@ -244,6 +244,7 @@ def _make(request: Request) -> Plan:
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // row_bytes
     fused = request.source.kind in ("u8", "s8") and width >= min(request.n, _FUSED_COLUMNS)
+    fused = fused and not micro.shape(demand)[0].span  # in which rows are read span by span
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
@@ -268,6 +269,8 @@ def _make(request: Request) -> Plan:
         private_bytes += step_rows * row_bytes
     if request.weight != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * demand.lines * PANEL_LINE
+    if shape.span:
+        private_bytes += item_steps * item_panels * shape.step_sums
     return Plan(
         request=request,
         program=program,
@@ -296,11 +299,15 @@ def _items(
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
     Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
     some steps for each panel that it fetches, then columns, then rows down to single steps.
+    With spans of K, that is true of the panels of a span, and of sums in place of rows.
     """
-    fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
+    cache = host.caches()["L2"]
+    fitting = cache // (2 if fused else 4) // (shape.span * LINE or padded_k(request.k))
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     step_bytes_rows = step_rows * request.demand.planes
+    if shape.span:  # then not rows take the other quarter, but their sums
+        fitting = cache // 4 // (4 * min(request.n, fitting))
     down = 1 if fused else blocks(steps, max(1, fitting // step_bytes_rows))  # and below
     each = request.m * request.n * request.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1

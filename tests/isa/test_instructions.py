@@ -149,7 +149,16 @@ EXAMPLES: dict[str, list[Example]] = {
     "reduce_add": [Example((V,)), Example((Vector(s32, 64),))],
 }
 # These work on state, so one program exercises them together: see tests/isa/test_tiles.py.
-TILES = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbusd", "tdpbsud"}
+TILES = {
+    "ldtilecfg",
+    "tilerelease",
+    "tilezero",
+    "tileloadd",
+    "tileloaddt1",
+    "tilestored",
+    "tdpbusd",
+    "tdpbsud",
+}
 
 
 def _uses(instruction: Instruction) -> list[Example]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.groups import Grouping, Groups
-from lowbit.kernels.cpu.layout import FLIP, LINE, blocks
+from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, blocks
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
@@ -57,6 +57,8 @@ class Step:
     `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
     panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
     output has a row of bytes for each digit in the block, and what is stored are totals, float32.
+    `span`, where the shape has one: the lines that are multiplied now, and where sums wait for the
+    next span.
     """
 
     a: Value
@@ -70,6 +72,17 @@ class Step:
     panel_bytes: Value
     columns: Columns
     groups: Groups | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Part of K: lines from `first` to before `last`; `sums`: s32 [depth·16, 16] of memory for each
+    panel of the step, where sums over the lines before are, and are left for those after."""
+
+    first: Value
+    last: Value
+    sums: Value
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,8 @@ class Shape:
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
-    panels are fetched, 0 to leave that to the machine.
+    panels are fetched, 0 to leave that to the machine. `span`: of how many lines (64 k each) all
+    steps of an item are multiplied before the next span; 0: of all, step by step.
     """
 
     rows: int
@@ -90,6 +104,12 @@ class Shape:
     interleave: int = 0
     nibbles: str = ""
     ahead: int = 0
+    span: int = 0
+
+    @property
+    def step_sums(self) -> int:
+        """Bytes of the sums of a step over one panel, which wait between spans."""
+        return 4 * self.depth * PANEL * PANEL
 
 
 class MicroKernel(ABC):

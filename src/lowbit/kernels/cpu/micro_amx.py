@@ -9,13 +9,16 @@ Every line of an operand is one cache line, and 16 of them a contiguous kilobyte
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
 kilobyte each. What happens to them then would leave the tile unit idle for as long as a short
 product takes; so the rows of one step are finished while the next one is multiplied, a few of them
-for each 64 k.
+for each 64 k. Panels pass by once for each step: they are loaded so that they do not push the rows,
+which stay, out of the nearest cache. A long K is cut into spans, between which sums wait in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lowbit.isa import host
 from lowbit.isa.amx import (
     ROWS,
     TILES,
@@ -34,11 +37,12 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.groups import Grouping, Groups
 from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
-from lowbit.kernels.micro_kernel import Columns, Demand, MicroKernel, Shape, Step
+from lowbit.kernels.micro_kernel import Columns, Demand, MicroKernel, Shape, Span, Step
 from lowbit.kernels.registry import micro_kernel
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+_FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
 
@@ -107,6 +111,20 @@ class _Session:
                 place.store(add(self.row.value + r, digits, place.load(PANEL)))
 
 
+def _span(demand: Demand) -> int:
+    """How many lines of K are multiplied before the next; 0: all.
+
+    Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
+    of the second-level cache holds few columns. The rows of a step then fill the nearest cache.
+    """
+    caches, rows = host.caches(), 2 * ROWS
+    long = caches["L2"] // 2 // _FEWEST_COLUMNS < demand.k
+    if not long or demand.grouping or demand.weight != "s8" or demand.m <= rows:
+        return 0
+    most = caches["L1d"] // (rows * LINE)
+    return blocks(demand.lines, blocks(demand.lines, most))
+
+
 @micro_kernel("amx")
 class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
@@ -131,7 +149,7 @@ class Amx(MicroKernel):
             interleave = blocks(depth * rows, min(grouping.size // LINE, lines))
         else:
             interleave = min(_MOST_INTERLEAVED, blocks(depth * rows, lines))
-        return Shape(0, depth, panels, interleave), rows * planes
+        return Shape(0, depth, panels, interleave, span=_span(demand)), rows * planes
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -164,7 +182,8 @@ class Amx(MicroKernel):
         if not whole:  # what comes now has fewer panels than the step before
             self.drain(k, session, shape, step.columns, step.groups)
         if step.groups is None:
-            self._span(k, session, shape, step, panels, k.index(0), (k.index(0), step.lines))
+            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.lines)
+            self._span(k, session, shape, step, panels, k.index(0), span)
         else:
             lines = step.groups.grouping.size // LINE
             for group in k.range(0, step.groups.count):
@@ -185,15 +204,39 @@ class Amx(MicroKernel):
     ) -> None:
         """Multiply over some lines, while what came before is finished, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
-        for tile in (t for row in tiles for t in row):
-            tilezero(tile)
+        self._start(k, step, tiles)
         for line in k.range(*lines):
             self._multiply(k, shape, step, tiles, line)
             if panels < shape.panels and step.groups is None:
                 continue  # nothing is left of the step before
             session.finish(k, step.columns, step.groups, panels, shape.interleave)
         session.finish(k, step.columns, step.groups, panels, session.count.value)
-        self._hand_over(k, session, step, tiles, group)
+        if step.span is None:
+            self._hand_over(k, session, step, tiles, group)
+            return
+        for _ in k.when(step.span.last.equals(step.lines)):
+            self._hand_over(k, session, step, tiles, group)
+        for _ in k.when(step.span.last < step.lines):
+            for tile, place in self._places(step.span, tiles):
+                tilestored(tile, place, k.index(LINE))
+
+    @staticmethod
+    def _places(span: Span, tiles: list[list[Value]]) -> Iterator[tuple[Value, Value]]:
+        """Each tile of sums, and where it waits for the next span."""
+        for d, row in enumerate(tiles):
+            for p, tile in enumerate(row):
+                yield tile, span.sums + (p * len(tiles) + d) * (ROWS * PANEL)
+
+    def _start(self, k: Builder, step: Step, tiles: list[list[Value]]) -> None:
+        """Zeros, or the sums over the spans before."""
+        span = step.span
+        for _ in (0,) if span is None else k.when(span.first.equals(0)):
+            for tile in (t for row in tiles for t in row):
+                tilezero(tile)
+        if span is not None:
+            for _ in k.when(span.first > 0):
+                for tile, place in self._places(span, tiles):
+                    tileloadd(tile, place, k.index(LINE))
 
     def drain(
         self,
