@@ -98,7 +98,7 @@ def test_the_kernel_stores_each_element_once(
     a = rng.integers(0, 256, (m, k)).astype(np.uint8)
     b = rng.integers(-128, 128, (k, n)).astype(np.int8)
     packed, out, trace = pack(b), np.full((m, n), -1, np.int32), list[Access]()
-    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "requantize"))
+    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "parameters"))
     arguments = {
         **unused,
         "a": a, "a_row_stride": k, "a_stride": 1,

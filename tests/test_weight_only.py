@@ -114,7 +114,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "column_sum": b.column_sums.view(np.int32),
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
         "column_scale": b.scale, "bias": None, "residual": None, "residual_stride": 0,
-        "requantize": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
         "private": np.zeros(3 * demand.lines * PANEL_LINE, np.uint8),
         "private_bytes": 3 * demand.lines * PANEL_LINE,

@@ -88,7 +88,7 @@ class Form(NamedTuple):
             zero=zero,
             bias=bias,
             residual=residual,
-            requantize=self.finish.requantize,
+            parameters=self.finish.parameters,
         )
         if target is not out:
             out[...] = target

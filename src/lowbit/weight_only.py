@@ -68,6 +68,6 @@ def linear_weight_only(
                     threads=threads, isa=isa, planes=_PLANES[left.dtype])  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
-    result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))
+    result, returned = output(x, out, form.shape, form.finish.storage, (x, residual, bias))
     form.run(left, result, bias=added, residual=beside)
     return returned if form.finish.out != "bf16" else reinterpreted(returned)

@@ -55,7 +55,7 @@ def interpreted(
         "bias": None,
         "residual": None,
         "residual_stride": 0,
-        "requantize": None,
+        "parameters": None,
         "out": out,
         "out_stride": out.strides[0] // 4,
         "m": m,
@@ -114,6 +114,9 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
         epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
+    nan = out.view(np.uint32)[np.isnan(out)]
+    assert len(nan) == 2 * n
+    assert (nan == 0x7FC00000).all()
 
 
 def _quantized_reference(

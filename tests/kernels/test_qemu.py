@@ -186,7 +186,7 @@ def _arguments(
         "bias": bias,
         "residual": nothing,
         "residual_stride": 0,
-        "requantize": nothing,
+        "parameters": nothing,
         "out": out,
         "out_stride": out.shape[1],
         "m": m,

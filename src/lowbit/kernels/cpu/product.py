@@ -54,7 +54,7 @@ def product(
     bias: F32Pointer,
     residual: F32Pointer,
     residual_stride: Int,
-    requantize: F32Pointer,
+    parameters: F32Pointer,
     out: U8Pointer,
     out_stride: Int,
     m: Int,
@@ -103,7 +103,7 @@ def product(
             rows.pack(k, block * rows.block_outputs, packed + block * rows.block_bytes)
     operands = Operands(
         row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
-        residual, residual_stride, requantize, out, out_stride, n,
+        residual, residual_stride, parameters, out, out_stride, n,
     )  # fmt: skip
     mine = private
     unpacks = weight != "s8" and not shape.nibbles
