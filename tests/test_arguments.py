@@ -9,7 +9,7 @@ import pytest
 
 import lowbit
 from lowbit import Clamp
-from lowbit.kernels.cpu.product import product
+from lowbit.kernels.cpu.integer.product import product
 
 M, N, K = 16, 16, 16
 _rng = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from lowbit.isa import SETS, available
 from lowbit.isa.types import F32Pointer, Int
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.epilogue import Clamp
-from lowbit.kernels.cpu.functions import FUNCTIONS
+from lowbit.kernels.cpu.shared.epilogue import Clamp
+from lowbit.kernels.cpu.shared.functions import FUNCTIONS
 from lowbit.numerics import quantize_rows
 from lowbit.spec import epilogue as spec
 

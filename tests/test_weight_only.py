@@ -12,13 +12,12 @@ import pytest
 import lowbit
 from lowbit.isa import SETS, available, named
 from lowbit.jit.interpret import OutOfBoundsError
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.product import product as product_kernel
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product as product_kernel
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification

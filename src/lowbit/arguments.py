@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.layout import PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum

@@ -18,13 +18,18 @@ from lowbit.isa import InstructionSet, host
 from lowbit.jit import threads
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.groups import Grouping, group_count
-from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import UNPROVEN, Demand, MicroKernel, Shape
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    UNPROVEN,
+    Demand,
+    MicroKernel,
+    Shape,
+    micro_kernels,
+)
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping, group_count
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
 _WORK_PER_THREAD = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.kernels.cpu.epilogue import STEPS, Clamp, Step, structure_of
+from lowbit.kernels.cpu.shared.epilogue import STEPS, Clamp, Step, structure_of
 from lowbit.numerics.float32 import float32_number
 
 # Names for users, the epilogue's outputs, and how NumPy holds them.
@@ -29,7 +29,7 @@ class Finish:
     """The steps and the output of an epilogue.
 
     `storage`: how NumPy holds the output. `parameters`: the numbers that steps and output are
-    given, float32, as kernels/cpu/epilogue.py orders them.
+    given, float32, as kernels/cpu/shared/epilogue.py orders them.
     """
 
     out: str

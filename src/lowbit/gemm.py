@@ -20,7 +20,7 @@ from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.arguments import check_no_overlap, empty, matrix
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.float_call import (
+from lowbit.kernels.cpu.float.call import (
     BYTES,
     Layout,
     Run,
@@ -28,7 +28,7 @@ from lowbit.kernels.cpu.float_call import (
     product_call,
     request_of,
 )
-from lowbit.kernels.cpu.float_plan import MOST_DOT_ROWS, make, make_dots
+from lowbit.kernels.cpu.float.plan import MOST_DOT_ROWS, make, make_dots
 from lowbit.numerics import bfloat16
 from lowbit.numerics.float32 import BEYOND, float32_number
 

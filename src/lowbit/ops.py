@@ -32,11 +32,11 @@ from lowbit.arguments import (
 )
 from lowbit.finish import INTEGERS, Finish, reinterpreted, steps_tuple
 from lowbit.forms import Form, keep, threads_key
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue, Step
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import FLIP
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, Step
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
 

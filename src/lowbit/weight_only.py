@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_column, per_element
 from lowbit.finish import Finish, reinterpreted, steps_tuple
 from lowbit.forms import keep, threads_key
-from lowbit.kernels.cpu.epilogue import Step
+from lowbit.kernels.cpu.shared.epilogue import Step
 from lowbit.packed import PackedMatrix
 
 _PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type

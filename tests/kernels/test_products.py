@@ -11,13 +11,12 @@ import pytest
 from lowbit.isa import SETS, named
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.pack import pack as pack_kernel
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
 from lowbit.packed import PackedMatrix

@@ -14,9 +14,9 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, f32, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_micro import VectorMicro
-from lowbit.kernels.cpu.float_operand import Reader, float_of
-from lowbit.kernels.cpu.functions import canonical, to_bf16
+from lowbit.kernels.cpu.float.micro_kernel import VectorMicro
+from lowbit.kernels.cpu.float.operand import Reader, float_of
+from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
 
 
 @kernel

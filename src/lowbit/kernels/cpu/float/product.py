@@ -15,7 +15,7 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32, u16, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_micro import (
+from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
     Left,
@@ -25,9 +25,9 @@ from lowbit.kernels.cpu.float_micro import (
     PlainRight,
     Right,
 )
-from lowbit.kernels.cpu.float_operand import Operand, Reader, float_of
-from lowbit.kernels.cpu.float_pack import Part, Source, pack_lines, pack_units
-from lowbit.kernels.cpu.functions import canonical, to_bf16
+from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
+from lowbit.kernels.cpu.float.pack import Part, Source, pack_lines, pack_units
+from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
 
 
 def _ceil(a: Value, b: Value | int) -> Value:

@@ -20,10 +20,12 @@ from lowbit.isa.generic import extract, load_head, maximum, minimum, shuffle, st
 from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.functions import FUNCTIONS, canonical, clamp, rounded, to_bf16
-from lowbit.kernels.cpu.layout import LINE
-from lowbit.kernels.micro_kernel import Store
+from lowbit.kernels.cpu.shared.functions import FUNCTIONS, canonical, clamp, rounded, to_bf16
+from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.numerics.float32 import float32_number
+
+# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
+Store = Callable[[Value, Value], None]
 
 
 @dataclass(frozen=True)
