@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import lowbit
 from lowbit.isa import SETS, available
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics import int_format, quantize_rows
 from lowbit.spec import DTYPES, LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
 

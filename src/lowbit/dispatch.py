@@ -18,13 +18,18 @@ from lowbit.isa import InstructionSet, host
 from lowbit.jit import threads
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.groups import Grouping, group_count
-from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import UNPROVEN, Demand, MicroKernel, Shape
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    UNPROVEN,
+    Demand,
+    MicroKernel,
+    Shape,
+    micro_kernels,
+)
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping, group_count
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
 _WORK_PER_THREAD = 1 << 20
@@ -109,20 +114,20 @@ class Plan:
         zero: Address = None,
         bias: Address = None,
         residual: Address = None,
-        requantize: Address = None,
+        parameters: Address = None,
     ) -> None:
         """Compute. Operands that the epilogue does not use are None; strides count elements.
 
         a: the left operand, `strides` apart from row to row and within one; scale, zero: float32
         and int32, one entry a row of a, or None where they are made from float32 rows.
         right: a PackedMatrix's addresses. out: rows, contiguous, `out_stride` apart. bias: float32
-        for each column, padded to whole panels; residual: float32 [M, N], contiguous; requantize:
-        float32 (1 / scale, zero point) of a quantized output.
+        for each column, padded to whole panels; residual: float32 [M, N], contiguous; parameters:
+        float32, the numbers of steps and output.
         """
         rows = self.request.m
         if self.chunk_rows >= rows:
             self._run_rows(rows, a, strides, right, out, out_stride, scale, zero, bias, residual,
-                           requantize)  # fmt: skip
+                           parameters)  # fmt: skip
             return
         element = FLOATS.get(self.request.source.kind, 1)
         out_element = OUTPUTS[self.request.epilogue.out].bytes
@@ -138,7 +143,7 @@ class Plan:
                 _moved(zero, 4 * first),
                 bias,
                 _moved(residual, 4 * first * self.request.n),
-                requantize,
+                parameters,
             )
 
     def _run_rows(
@@ -153,7 +158,7 @@ class Plan:
         zero: Address,
         bias: Address,
         residual: Address,
-        requantize: Address,
+        parameters: Address,
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
         packed = workspace.reserve(
@@ -170,7 +175,7 @@ class Plan:
         panels, sums, zeros, scales = right
         self.program(
             self.threads, a, row_stride, stride, packed, scale, zero, row_sums,
-            panels, sums, zeros, scales, bias, residual, self.n, requantize, out, out_stride,
+            panels, sums, zeros, scales, bias, residual, self.n, parameters, out, out_stride,
             rows, self.n, self.k, self.block_rows, self.item_steps, self.item_panels,
             private, self.private_bytes,
         )  # fmt: skip

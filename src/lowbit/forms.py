@@ -20,11 +20,11 @@ from lowbit.finish import Finish
 from lowbit.isa import host
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.kernels.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
@@ -88,7 +88,7 @@ class Form(NamedTuple):
             zero=zero,
             bias=bias,
             residual=residual,
-            requantize=self.finish.requantize,
+            parameters=self.finish.parameters,
         )
         if target is not out:
             out[...] = target

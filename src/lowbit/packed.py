@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 NIBBLE_MASK = 15
@@ -49,7 +49,7 @@ def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedMatrix:
-    """The matrix b[K, N] of 8-bit or 4-bit integers in panels, as kernels/cpu/layout.py draws them.
+    """The matrix b[K, N] of 8-bit or 4-bit integers in panels (kernels/cpu/shared/layout.py).
 
     - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned; of
       4-bit integers half as many lines.

@@ -220,7 +220,7 @@ def test_the_source_of_the_package_counts(tmp_path: Path, monkeypatch: pytest.Mo
         file.write("\n# more\n")
     assert digest() == before
     seen = {before}
-    for name in ("isa/avx2.py", "jit/emit.py", "kernels/cpu/product.py"):
+    for name in ("isa/avx2.py", "jit/emit.py", "kernels/cpu/integer/product.py"):
         with (copy / name).open("a") as file:
             file.write("\n# more\n")
         seen.add(digest())

@@ -11,13 +11,12 @@ import pytest
 from lowbit.isa import SETS, named
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.pack import pack as pack_kernel
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
 from lowbit.packed import PackedMatrix
@@ -56,7 +55,7 @@ def interpreted(
         "bias": None,
         "residual": None,
         "residual_stride": 0,
-        "requantize": None,
+        "parameters": None,
         "out": out,
         "out_stride": out.strides[0] // 4,
         "m": m,
@@ -127,6 +126,9 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
         epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
+    nan = out.view(np.uint32)[np.isnan(out)]
+    assert len(nan) == 2 * n
+    assert (nan == 0x7FC00000).all()
 
 
 def _quantized_reference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -9,12 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_ADDRESSABLE = 1 << 56  # bytes: no address of any CPU has more bits
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised array whose first byte is at a multiple of 64."""
+    """An uninitialised array whose first byte is at a multiple of 64.
+
+    MemoryError: there is not so much memory, or cannot be.
+    """
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(shape) * kind.itemsize
+    if size > _ADDRESSABLE:
+        raise MemoryError(f"an array {shape} of {kind} takes {size} bytes, which no machine has")
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size].view(kind).reshape(shape)

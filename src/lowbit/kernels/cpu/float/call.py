@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lowbit.jit.kernel import Program
-from lowbit.kernels.cpu.float_dots import float_dots
-from lowbit.kernels.cpu.float_plan import DotsPlan, FloatPlan, FloatRequest
-from lowbit.kernels.cpu.float_product import float_product
-from lowbit.kernels.cpu.layout import LINE
+from lowbit.kernels.cpu.float.dots import float_dots
+from lowbit.kernels.cpu.float.plan import DotsPlan, FloatPlan, FloatRequest
+from lowbit.kernels.cpu.float.product import float_product
+from lowbit.kernels.cpu.shared.layout import LINE
 
 BYTES = {"float32": 4, "bfloat16": 2}
 _SHORT = {"float32": "f32", "bfloat16": "bf16"}

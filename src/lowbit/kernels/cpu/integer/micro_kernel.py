@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.groups import Grouping, Groups
-from lowbit.kernels.cpu.layout import FLIP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.epilogue import Store
+from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, blocks
+from lowbit.registry import Registry
 
-# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
-Store = Callable[[Value, Value], None]
 # (panel, first column in it, columns) -> how to store accumulators of so many columns.
 Columns = Callable[[Value, int, int], Store]
 
@@ -153,3 +154,23 @@ class MicroKernel(ABC):
 
     def end(self, k: Builder) -> None:  # noqa: B027
         """Emit what must happen once in each thread after the last step: as a rule, nothing."""
+
+
+_known: Registry[MicroKernel] = Registry("micro-kernel", "lowbit.kernels.cpu.integer")
+
+
+def micro_kernel(*instruction_sets: str) -> Callable[[type[MicroKernel]], type[MicroKernel]]:
+    """Register a MicroKernel class for the instruction sets that it is written for."""
+
+    def register(cls: type[MicroKernel]) -> type[MicroKernel]:
+        for one in map(cls, instruction_sets):
+            _known.add(repr(one), one)
+        return cls
+
+    return register
+
+
+@cache
+def micro_kernels() -> tuple[MicroKernel, ...]:
+    """All micro-kernels, the preferred first."""
+    return tuple(sorted(_known, key=lambda kernel: -kernel.preference))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.layout import LINE, NIBBLE_FLIP, PANEL_LINE
+from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL_LINE
 
 
 def unpack_nibbles(k: Builder, source: Value, target: Value, lines: Value, kind: str) -> None:

@@ -17,12 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import load_head, select, shuffle
+from lowbit.isa.generic import load_head, shuffle
 from lowbit.isa.types import Scalar, Vector, f32, u16, u32
 from lowbit.jit.value import Value
 
 _HALF = 16  # bits of a bfloat16
-_QUIET_NAN = 0x7FC0
 ELEMENTS: dict[str, Scalar] = {"f32": u32, "bf16": u16}
 
 
@@ -102,15 +101,6 @@ def transposed(columns: list[Value]) -> list[Value]:
         columns = [shuffle(a, b, pick) for a, b in pairs for pick in (low, high)]
         size *= 2
     return columns
-
-
-def to_bfloat16(values: Value) -> Value:
-    """A float32 vector rounded half to even to bfloat16, as a u16 vector of its bits."""
-    assert isinstance(values.type, Vector)
-    bits = values.bits(Vector(u32, values.type.lanes))
-    rounded = (bits + 0x7FFF + ((bits >> _HALF) & 1)) >> _HALF
-    nan = (bits >> _HALF) | _QUIET_NAN
-    return select(values.equals(values), rounded, nan).to(u16)
 
 
 def float_of(bits: Value) -> Value:

@@ -35,10 +35,17 @@ from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.groups import Grouping, Groups
-from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
-from lowbit.kernels.micro_kernel import Columns, Demand, MicroKernel, Shape, Span, Step
-from lowbit.kernels.registry import micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    Columns,
+    Demand,
+    MicroKernel,
+    Shape,
+    Span,
+    Step,
+    micro_kernel,
+)
+from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing

@@ -23,8 +23,8 @@ from lowbit.isa.generic import (
 from lowbit.isa.types import Vector, f32, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.functions import rounded
-from lowbit.kernels.cpu.layout import FLIP, LINE
+from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 
 _LANES = 16
 _WORD = 8  # bytes that are copied together, where a whole line would be too many

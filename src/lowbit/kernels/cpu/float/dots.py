@@ -14,8 +14,9 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, f32, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_micro import VectorMicro
-from lowbit.kernels.cpu.float_operand import Reader, float_of, to_bfloat16
+from lowbit.kernels.cpu.float.micro_kernel import VectorMicro
+from lowbit.kernels.cpu.float.operand import Reader, float_of
+from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
 
 
 @kernel
@@ -74,7 +75,7 @@ def float_dots(
                                 value.value = value.value + more
                             done = value.value
                             store_head(
-                                done if out_kind == "f32" else to_bfloat16(done),
+                                (canonical if out_kind == "f32" else to_bf16)(done),
                                 target + ((row + i) * out_stride + column),
                                 n - column,
                             )

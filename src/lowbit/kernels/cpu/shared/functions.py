@@ -28,6 +28,7 @@ _LEAST_EXP, _GREATEST_EXP = -87.0, 88.0  # so that the power of two is a normal 
 # erfc(z) = p(1 / (1 + 0.3275911 z)) · exp(-z²), Abramowitz and Stegun, formula 7.1.26.
 _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _ERFC_T = 0.3275911
+_BF16_NAN = 0x7FC0
 _GELU_TANH = 0.7978845608028654, 0.044715  # sqrt(2/π), and the cubic term's coefficient
 
 
@@ -96,9 +97,9 @@ def relu(x: Value) -> Value:
     return _keeping_nan(x, maximum(x, _constant(x, 0.0)))
 
 
-def clamp(x: Value, low: float, high: float) -> Value:
+def clamp(x: Value, low: Value, high: Value) -> Value:
     """x, but at least `low` and at most `high`."""
-    return _keeping_nan(x, minimum(maximum(x, _constant(x, low)), _constant(x, high)))
+    return _keeping_nan(x, minimum(maximum(x, low), high))
 
 
 def _keeping_nan(x: Value, result: Value) -> Value:
@@ -106,12 +107,17 @@ def _keeping_nan(x: Value, result: Value) -> Value:
     return select(x.equals(x), result, x)
 
 
+def canonical(x: Value) -> Value:
+    """x, and for NaN the one whose bits are 0x7FC00000: which of its operands' NaNs an operation
+    gives, and of which sign one that it makes is, differs between machines."""
+    return select(x.equals(x), x, _constant(x, float("nan")))
+
+
 def to_bf16(x: Value) -> Value:
-    """The bits of the nearest bfloat16, ties to even, as u16; a NaN stays one."""
+    """The bits of the nearest bfloat16, ties to even, as u16; of NaN 0x7FC0."""
     bits = x.bits(with_element(x.type, u32))
     nearest = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
-    quiet = (bits >> 16) | 0x40
-    return select(x.equals(x), nearest, quiet).to(u16)
+    return select(x.equals(x), nearest, x.machine.constant(_BF16_NAN, bits.type)).to(u16)
 
 
 FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}

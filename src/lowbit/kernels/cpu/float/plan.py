@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import InstructionSet, host
-from lowbit.kernels.cpu.float_micro import (
+from lowbit.kernels.cpu.float.amx import TILES_BF16
+from lowbit.kernels.cpu.float.micro_kernel import (
     FMA_256,
     FMA_512,
     MULTIPLY_ADD,
@@ -21,9 +22,8 @@ from lowbit.kernels.cpu.float_micro import (
     FloatShape,
     VectorMicro,
 )
-from lowbit.kernels.cpu.float_micro_amx import TILES_BF16
-from lowbit.kernels.cpu.float_operand import Operand
-from lowbit.kernels.cpu.layout import blocks
+from lowbit.kernels.cpu.float.operand import Operand
+from lowbit.kernels.cpu.shared.layout import blocks
 
 MICRO_KERNELS: tuple[FloatMicro, ...] = (TILES_BF16, PAIRS_512, FMA_512, FMA_256, MULTIPLY_ADD)
 

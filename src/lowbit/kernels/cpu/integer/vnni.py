@@ -17,9 +17,9 @@ from lowbit.isa.avx512_vnni import vpdpbusd
 from lowbit.isa.types import Vector, s8, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import GROUP, LINE
-from lowbit.kernels.cpu.vectors import VectorKernel
-from lowbit.kernels.registry import micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE
 
 # Instruction, most rows, panels, rows for nibbles.
 _VARIANTS = {"avx512_vnni": (vpdpbusd, 8, 3, 16), "avx2_vnni": (vpdpbusd_256, 6, 1, 5)}

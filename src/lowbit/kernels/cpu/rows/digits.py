@@ -15,10 +15,10 @@ from lowbit.isa.generic import extract, maximum, minimum, reduce_add, select, sh
 from lowbit.isa.types import Scalar, Vector, f32, s8, s32, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.activation import Row
-from lowbit.kernels.cpu.functions import rounded
-from lowbit.kernels.cpu.groups import BASE, Grouping
-from lowbit.kernels.cpu.layout import FLIP, LINE
+from lowbit.kernels.cpu.rows.activation import Row
+from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.groups import BASE, Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 
 LARGEST = {2: 127 * 257, 3: 2**22 - 1}
 _UNIT = 8  # k that no group divides

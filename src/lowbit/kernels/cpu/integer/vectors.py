@@ -17,9 +17,9 @@ from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, blocks
-from lowbit.kernels.cpu.nibbles import unpacked
-from lowbit.kernels.micro_kernel import Demand, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _QUADS = LINE // GROUP  # of 4 k, in 64
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k

@@ -15,7 +15,7 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32, u16, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_micro import (
+from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
     Left,
@@ -25,8 +25,9 @@ from lowbit.kernels.cpu.float_micro import (
     PlainRight,
     Right,
 )
-from lowbit.kernels.cpu.float_operand import Operand, Reader, float_of, to_bfloat16
-from lowbit.kernels.cpu.float_pack import Part, Source, pack_lines, pack_units
+from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
+from lowbit.kernels.cpu.float.pack import Part, Source, pack_lines, pack_units
+from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -337,7 +338,7 @@ def _store_whole(
     for r, line in enumerate(totals):
         target = finish.out + ((row + r) * finish.out_stride + column)
         for v, total in enumerate(line):
-            (target + v * lanes).store(total.value)
+            (target + v * lanes).store(canonical(total.value))
 
 
 def _store_from(
@@ -363,9 +364,9 @@ def _store_from(
                 for _ in k.when(finish.reads):
                     total.value = value + load_head(source + offset, left, lanes) * beta
                 if finish.out.type == finish.partial.type:
-                    store_head(total.value, target + offset, left)
+                    store_head(canonical(total.value), target + offset, left)
                 else:
                     for _ in k.when(finish.ends):
-                        store_head(to_bfloat16(total.value), target + offset, left)
+                        store_head(to_bf16(total.value), target + offset, left)
                     for _ in k.when(select(finish.ends, k.index(0), k.index(1)) > 0):
                         store_head(total.value, partial + offset, left)

@@ -7,7 +7,7 @@
                   a7       | zmm21   zmm22   zmm23
 
 For each unit of K: V loads of b and R broadcasts of a feed R·V fused multiply-adds. R and V are
-chosen for the shape (see float_plan.py): one row meets up to 16 vectors, wide outputs 8 by 3 or
+chosen for the shape (see plan.py): one row meets up to 16 vectors, wide outputs 8 by 3 or
 6 by 4.
 """
 
@@ -27,7 +27,7 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, f32, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.float_operand import Reader
+from lowbit.kernels.cpu.float.operand import Reader
 
 _LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
 _UNROLLED = 32  # products that a turn of the loop should hold, so that its control costs little

@@ -21,7 +21,7 @@ from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s8, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.layout import NIBBLE_FLIP, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks
 
 BASE = 256.0
 

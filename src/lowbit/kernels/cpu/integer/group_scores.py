@@ -22,9 +22,9 @@ from lowbit.isa.types import (
 )
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.epilogue import MAX_GROUP
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL, PANEL_LINE
-from lowbit.kernels.cpu.nibbles import unpacked
+from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, PANEL_LINE
+from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _PER_PANEL = PANEL // MAX_GROUP
 _BYTES = MAX_GROUP * GROUP  # of a group in a line

@@ -23,7 +23,7 @@ from lowbit.isa.amx import (
 from lowbit.isa.types import f32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_micro import FloatMicro, Left, PackedLeft, PackedRight, Right
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedLeft, PackedRight, Right
 
 _UNITS = ROW_BYTES // 4  # pairs of k in a row of a tile of a; also the columns in a row of b's
 

@@ -20,21 +20,44 @@ from lowbit.isa.generic import extract, load_head, maximum, minimum, shuffle, st
 from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.functions import FUNCTIONS, clamp, rounded, to_bf16
-from lowbit.kernels.cpu.layout import LINE
-from lowbit.kernels.micro_kernel import Store
+from lowbit.kernels.cpu.shared.functions import FUNCTIONS, canonical, clamp, rounded, to_bf16
+from lowbit.kernels.cpu.shared.layout import LINE
+from lowbit.numerics.float32 import float32_number
+
+# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
+Store = Callable[[Value, Value], None]
 
 
-class Clamp(NamedTuple):
-    """A step that bounds values: at least `low`, at most `high`."""
+@dataclass(frozen=True)
+class Clamp:
+    """A step that bounds values: at least `low`, at most `high`, numbers within float32.
+
+    TypeError, ValueError: they are no such numbers, or in the wrong order.
+    """
 
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            number = float32_number(getattr(self, name), f"{name} of Clamp")
+            object.__setattr__(self, name, number)
+        if not self.low <= self.high:
+            raise ValueError(f"{self} has its bounds in the wrong order, or NaN among them")
 
 
 # "bias" and "residual" add an operand, the others are functions of one number.
 STEPS = ("bias", "residual", *FUNCTIONS)
 Step = str | Clamp
+_PARAMETERS = {"clamp": 2, "u8": 2, "s8": 2}  # numbers that a step or an output is given
+
+
+def structure_of(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """What is code of some steps, their names, and what is not: their numbers."""
+    names = tuple("clamp" if isinstance(step, Clamp) else step for step in steps)
+    bounds = (step for step in steps if isinstance(step, Clamp))
+    return names, tuple(bound for step in bounds for bound in (step.low, step.high))
+
 
 # What the output can be, and the type that is stored.
 OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8, "max8": f32}
@@ -46,7 +69,8 @@ class Epilogue(NamedTuple):
 
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column. With
     the output "s32" nothing else happens. Otherwise sums become float32, are multiplied by their
-    row's, then by their column's scale, go through `steps` in order, and are stored as `out`:
+    row's, then by their column's scale, go through `steps` in order, named as in STEPS or
+    "clamp", whose bounds are numbers of the call, and are stored as `out`:
     "f32", "bf16", quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8 columns,
     two for a panel, where columns that do not exist count as −∞. `streams`: past the caches, for
     outputs that these could not hold; the output's rows then begin at multiples of a cache line,
@@ -58,7 +82,7 @@ class Epilogue(NamedTuple):
 
     a_zero: bool = False
     b_zero: bool = False
-    steps: tuple[Step, ...] = ()
+    steps: tuple[str, ...] = ()
     out: str = "s32"
     streams: bool = False
     scales: str = "both"
@@ -68,8 +92,8 @@ class Epilogue(NamedTuple):
 class Operands:
     """Where the epilogue's operands are: one entry a row, or one a column (padded to a panel).
 
-    `residual` has the output's shape; `requantize` points to the inverse of the output's scale
-    and its zero point, both float32.
+    `residual` has the output's shape. `parameters` are float32 numbers: the bounds of each
+    "clamp", step by step; then, of a quantized output, the inverse of its scale and its zero point.
     """
 
     row_zero: Value
@@ -81,7 +105,7 @@ class Operands:
     bias: Value
     residual: Value
     residual_stride: Value
-    requantize: Value
+    parameters: Value
     out: Value
     out_stride: Value
     columns: Value
@@ -95,13 +119,14 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
     column_scale = (at.column_scale + column).load(lanes) if scales == "both" else None
     bias = (at.bias + column).load(lanes) if "bias" in epilogue.steps else None
-    convert = _conversion(epilogue.out, at, lanes)
+    *numbers, for_out = _parameters(epilogue, at, lanes)
+    convert = _conversion(epilogue.out, for_out)
     left = at.columns - column
     target = at.out.cast(OUTPUTS[epilogue.out])
 
-    def step(row: Value, value: Value, what: Step) -> Value:
-        if isinstance(what, Clamp):
-            return clamp(value, *what)
+    def step(row: Value, value: Value, what: str, given: list[Value]) -> Value:
+        if what == "clamp":
+            return clamp(value, *given)
         if what == "bias":
             assert bias is not None
             return value + bias
@@ -120,8 +145,8 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = value.to(f32) * (at.row_scale + row).load().splat(lanes)
         if column_scale is not None:
             value = value * column_scale
-        for what in epilogue.steps:
-            value = step(row, value, what)
+        for what, given in zip(epilogue.steps, numbers, strict=True):
+            value = step(row, value, what, given)
         if epilogue.out == "max8":
             with k.scope():
                 _store_maxima(k, value, lanes, target + row * at.out_stride, column, left)
@@ -168,13 +193,25 @@ def _store_maxima(
         (place + group).store(best.value)
 
 
-def _conversion(out: str, at: Operands, lanes: int) -> Callable[[Value], Value]:
+def _parameters(epilogue: Epilogue, at: Operands, lanes: int) -> list[list[Value]]:
+    """The numbers that each step is given, and in the end the output."""
+    found, place = [], at.parameters
+    for what in (*epilogue.steps, epilogue.out):
+        count = _PARAMETERS.get(what, 0)
+        found.append([(place + i).load().splat(lanes) for i in range(count)])
+        place = place + count
+    return found
+
+
+def _conversion(out: str, given: list[Value]) -> Callable[[Value], Value]:
     """From float32 to what is stored. Quantizing clamps first, so that rounding cannot leave."""
     if out == "bf16":
         return to_bf16
+    if out == "f32":
+        return canonical
     if out not in ("u8", "s8"):
         return lambda value: value
-    inverse, zero = (((at.requantize + i).load()).splat(lanes) for i in range(2))
+    inverse, zero = given
     least, greatest = (limit - zero for limit in ((0.0, 255.0) if out == "u8" else (-128.0, 127.0)))
     whole_zero = rounded(zero)
 

@@ -22,13 +22,13 @@ from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu import activation, digits
-from lowbit.kernels.cpu.activation import Row, Source
-from lowbit.kernels.cpu.epilogue import Epilogue, Operands, columns
-from lowbit.kernels.cpu.groups import Grouping, Groups
-from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE
-from lowbit.kernels.cpu.nibbles import unpack_nibbles
-from lowbit.kernels.micro_kernel import Columns, MicroKernel, Shape, Span, Step
+from lowbit.kernels.cpu.integer.micro_kernel import Columns, MicroKernel, Shape, Span, Step
+from lowbit.kernels.cpu.rows import activation, digits
+from lowbit.kernels.cpu.rows.activation import Row, Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, Operands, columns
+from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE
+from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
 
 _ELEMENTS = {"u8": u8, "s8": u8, "f32": f32, "bf16": u16}  # of sources
 
@@ -54,7 +54,7 @@ def product(
     bias: F32Pointer,
     residual: F32Pointer,
     residual_stride: Int,
-    requantize: F32Pointer,
+    parameters: F32Pointer,
     out: U8Pointer,
     out_stride: Int,
     m: Int,
@@ -103,7 +103,7 @@ def product(
             rows.pack(k, block * rows.block_outputs, packed + block * rows.block_bytes)
     operands = Operands(
         row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
-        residual, residual_stride, requantize, out, out_stride, n,
+        residual, residual_stride, parameters, out, out_stride, n,
     )  # fmt: skip
     mine = private
     unpacks = weight != "s8" and not shape.nibbles

@@ -13,10 +13,9 @@ from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import GROUP, LINE
-from lowbit.kernels.cpu.vectors import VectorKernel
-from lowbit.kernels.micro_kernel import Demand
-from lowbit.kernels.registry import micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, micro_kernel
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
 

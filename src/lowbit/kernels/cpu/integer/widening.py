@@ -15,9 +15,9 @@ from lowbit.isa.generic import madd16
 from lowbit.isa.types import Vector, s16, u16, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.layout import LINE
-from lowbit.kernels.cpu.vectors import VectorKernel
-from lowbit.kernels.registry import micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
+from lowbit.kernels.cpu.shared.layout import LINE
 
 # Instruction, columns in a vector, most rows, panels, rows for nibbles.
 _VARIANTS = {

@@ -8,7 +8,7 @@ from lowbit.isa.generic import maximum, minimum, shuffle
 from lowbit.isa.types import u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float_operand import Reader, transposed
+from lowbit.kernels.cpu.float.operand import Reader, transposed
 
 
 @dataclass(frozen=True)

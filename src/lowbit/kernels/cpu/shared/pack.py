@@ -7,7 +7,7 @@ from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, PANEL
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL
 
 
 @kernel
