@@ -327,6 +327,20 @@ def test_more_threads_than_any_machine_has() -> None:
         lowbit.matmul(a, b, threads=2.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [0, -1, -2, -64, 1.0, 2.5, True, False, "2", np.float32(1)])
+def test_a_wrong_number_of_threads_is_wrong_after_any_call(wrong: Any) -> None:
+    """Also one that equals, as a key, what was asked for before: 1 == 1.0 == True."""
+    a = np.full((50, 40), 3, np.uint8)
+    packed = lowbit.pack(np.full((40, 30), -2, np.int8))
+    for right in (0, 1, 2, None):  # 0: no call before
+        if right != 0:
+            lowbit.matmul(a, packed, threads=right)
+        with pytest.raises(ValueError, match="threads must be an integer of at least 1, got"):
+            lowbit.matmul(a, packed, threads=wrong)
+    for kind in (np.int64, np.uint8):
+        assert (lowbit.matmul(a, packed, threads=kind(2)) == -240).all()  # type: ignore[arg-type]
+
+
 def test_packing_does_not_depend_on_the_instruction_set() -> None:
     b = np.random.default_rng(4).integers(-128, 128, (130, 50)).astype(np.int8)
     for view in variants(b).values():

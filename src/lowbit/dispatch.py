@@ -161,12 +161,12 @@ class Plan:
         parameters: Address,
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
-        packed = workspace.reserve(
+        packed, address = workspace.reserve(
             self.packed_bytes
             + self.threads * self.private_bytes
             + 4 * self.chunk_rows * (1 + 2 * self.groups)
         )
-        private = packed + self.packed_bytes
+        private = address + self.packed_bytes
         made = private + self.threads * self.private_bytes
         row_sums = made + 4 * self.chunk_rows
         if self.makes_rows:
@@ -231,9 +231,7 @@ def plan(request: Request) -> Plan:
 def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
     """How many threads a product uses: `wanted`, or as many as there are and the work is worth."""
     if wanted is not None:
-        if not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"threads must be an integer of at least 1, got {wanted!r}")
-        return min(wanted, _MOST_THREADS)
+        return min(threads.checked(wanted), _MOST_THREADS)
     worth = m * n * k // _WORK_PER_THREAD
     return 1 if worth < 2 else min(threads.max_threads(), worth)
 
