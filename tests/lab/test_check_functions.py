@@ -1,5 +1,5 @@
 """Functions of tensors under the checker: the report, the interpreter's bfloat16, the operators of
-lowbit.gpu and their specifications, bad input."""
+lowbit.torch.functional and their specifications, bad input."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Checking the operators of `lowbit.gpu` against their specifications."""
+"""Checking the operators of `lowbit.torch.functional` against their specifications."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -17,7 +15,7 @@ from lowbit.spec.typed import Operation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from lowbit.gpu.registration import Specified
+    from lowbit.torch.registration import Specified
 
 PREFIX = "gpu:"
 """What the names of the operators begin with."""
@@ -33,19 +31,17 @@ def functions() -> Mapping[str, Specified]:
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
     registered under a name that no specification has.
     """
-    from lowbit import gpu
-    from lowbit.gpu.registration import specified_functions
     from lowbit.spec.gpu import operations
+    from lowbit.torch.registration import specified_functions
 
-    for module in pkgutil.iter_modules(gpu.__path__):
-        importlib.import_module(f"{gpu.__name__}.{module.name}")
-    unknown = sorted(set(specified_functions) - set(operations()))
+    known = specified_functions.load()
+    unknown = sorted(set(known) - set(operations()))
     if unknown:
         raise LookupError(
             f"{unknown[0]} is the name of no operation in lowbit.spec.gpu; write one, or correct "
             "the name given to @specified"
         )
-    ordered = {n: specified_functions[n] for n in operations() if n in specified_functions}
+    ordered = {n: known[n] for n in operations() if n in known}
     return MappingProxyType(ordered)
 
 

@@ -249,6 +249,8 @@ class Host(Poisoning):
     def _taken(self, name: str, value: Any, taken: dict[int, CheckedTensor]) -> Any:
         """An argument as the interpreter takes it; the memory of tensors goes into `taken`, by
         the address of what holds it, under the name of an input, or of its first parameter."""
+        if isinstance(value, tuple):
+            return tuple(self._taken(name, one, taken) for one in value)
         if hasattr(value, "block_shape"):
             descriptor = copy.copy(value)
             descriptor.base = self._taken(name, value.base, taken)

@@ -212,6 +212,8 @@ def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
         pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
         address = np.array([number * _SPAN + _START + value.offset], np.uint64)
         return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, tuple):
+        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
     if hasattr(value, "block_shape"):
         # A descriptor made by the host (triton.tools.tensor_descriptor).
         value = copy.copy(value)

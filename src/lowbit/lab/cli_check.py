@@ -20,7 +20,7 @@ def check(
         str,
         typer.Argument(
             help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.gpu as gpu:softmax, a file FILE.py, all "
+            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
             "(teaching kernels), or gpu (operators).",
             show_default=False,
             metavar="KERNEL|FILE.py|all|gpu",
