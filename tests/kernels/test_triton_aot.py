@@ -18,8 +18,8 @@ from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
-from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
-from lowbit.lab.check_triton import TritonKernel  # noqa: E402
+from lowbit.lab.backends.kinds.triton import TritonKernel  # noqa: E402
+from lowbit.lab.run.bind import TensorArgument, bind  # noqa: E402
 
 GPUS = [80, 90]
 TYPES = ["fp32", "bf16"]

@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.lab import check, check_file
-from lowbit.lab.check_cases import cases_of, widened
-from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.run.cases import cases_of
+from lowbit.lab.run.tensor import widened
 from lowbit.spec import ladder
 from lowbit.spec.typed import LARGEST, Operation, operation
 

@@ -18,7 +18,7 @@ from triton.runtime import interpreter
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check, trace_kernel
-from lowbit.lab.check_cases import size_sets
+from lowbit.lab.run.cases import size_sets
 from lowbit.spec import ladder
 from lowbit.spec.typed import Operation
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.lab.check_cases import FILLS
 from lowbit.lab.cli_check import missing, refuse
+from lowbit.lab.run.cases import FILLS
 
 if TYPE_CHECKING:
-    from lowbit.lab.view_page import View
+    from lowbit.lab.view.page import View
 
 
 def view(
@@ -76,11 +76,11 @@ def view(
 
 
 def _seen(what: str, sizes: dict[str, int], fill: str) -> View:
-    from lowbit.lab import view_run
+    from lowbit.lab.view import run
 
     if what.endswith(".py"):
-        return view_run.view_file(Path(what), sizes, fill)
-    return view_run.view_named(what, sizes, fill)
+        return run.view_file(Path(what), sizes, fill)
+    return run.view_named(what, sizes, fill)
 
 
 def _sizes(given: list[str]) -> dict[str, int]:
@@ -94,7 +94,7 @@ def _sizes(given: list[str]) -> dict[str, int]:
 
 
 def _summary(seen: View) -> list[str]:
-    from lowbit.lab.view_page import counted
+    from lowbit.lab.view.page import counted
 
     data = seen.data
     sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())

@@ -17,9 +17,12 @@ from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL
-from lowbit.lab.check_cpu import CpuKernel
-from lowbit.lab.check_script import PRODUCT
+from lowbit.lab.backends.backend import Request
+from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.spec.typed import Array, Operation, Sizes, TensorType
+
+PRODUCT = "product:"
+"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
 
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
@@ -48,16 +51,16 @@ packed_product = Operation(
 
 
 @cache
-def cpu_products() -> dict[str, dict[str, Any]]:
-    """For each instruction set the arguments of `check`, by names like product:generic."""
-    found: dict[str, dict[str, Any]] = {}
+def cpu_products() -> dict[str, Request]:
+    """For each instruction set its product, by names like product:generic."""
+    found: dict[str, Request] = {}
     for micro in micro_kernels():
         if not micro.refuses(Demand(1, PANEL, LINE)):
-            found.setdefault(f"{PRODUCT}{micro.isa}", _arguments(micro))
+            found.setdefault(f"{PRODUCT}{micro.isa}", _request(micro))
     return dict(sorted(found.items()))
 
 
-def _arguments(micro: MicroKernel) -> dict[str, Any]:
+def _request(micro: MicroKernel) -> Request:
     def block_rows(sizes: Sizes) -> int:
         return micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))[1]
 
@@ -75,10 +78,7 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
 
     known = {"a", "panels", "out", "m", "n"}
     unused = {name: None for name in product.types if name not in known}
-    return {
-        "kernel": CpuKernel(product, micro.isa, static),
-        "spec": packed_product,
-        "grid": lambda sizes: 1,
+    given = {
         **unused,
         **_ITEM,
         "a_row_stride": lambda sizes: sizes["K"],
@@ -90,3 +90,5 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
         "private": private,
         "private_bytes": step_bytes,
     }
+    kernel = CpuKernel(product, micro.isa, static)
+    return Request(kernel, packed_product, lambda sizes: 1, given=given)
