@@ -17,10 +17,9 @@ import numpy.typing as npt
 from lowbit.arguments import float_matrix, padded
 from lowbit.array_file import ArrayFile
 from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
-from lowbit.numerics import QTensor, Range, int_format, quantize
-from lowbit.packed import WEIGHTS, PackedMatrix
+from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
+from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
-from lowbit.spec import longest_sum
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
 _QUERIES = 256  # that are served together at most
@@ -61,7 +60,7 @@ class VectorIndex:
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}")
-        most = longest_sum("u8", WEIGHTS[_FORMATS[bits]], shifted=(True, False))
+        most = longest_sum("uint8", _FORMATS[bits], shifted=(True, False))
         if dim > most:
             raise ValueError(
                 f"dim = {dim} products of queries and vectors of {bits} bits could overflow "

@@ -24,7 +24,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.kernels.micro_kernel import Demand
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.spec import Case
-from lowbit.spec.gemm import integer_product
+from lowbit.spec.operations.products import integer_product
 
 if TYPE_CHECKING:
     from lowbit.kernels.numba.registry import Rung

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,20 +153,10 @@ def _gradient(ctx: Any, dz: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 differentiate(_attention_op, _gradient, _keep)
 
 
-@specified("attention_causal")
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attention(q, k, v, causal=True)
-
-
 @specified("attention_dq", wanted="q")
 @specified("attention_dk", wanted="k")
 @specified("attention_dv", wanted="v")
-def _attention_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
-    return gradient(attention, wanted, dz, q=q, k=k, v=v)
-
-
-@specified("attention_causal_dq", wanted="q")
-@specified("attention_causal_dk", wanted="k")
-@specified("attention_causal_dv", wanted="v")
-def _causal_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
-    return gradient(_causal, wanted, dz, q=q, k=k, v=v)
+def _attention_gradient(
+    q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str, causal: bool
+) -> Tensor:
+    return gradient(partial(attention, causal=causal), wanted, dz, q=q, k=k, v=v)

@@ -9,10 +9,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lowbit.lab.check_cases import SPECIAL, Case
 from lowbit.lab.check_run import check_tested
 from lowbit.lab.report import CheckResult
-from lowbit.spec.typed import Operation
+from lowbit.spec import Case
+from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ PREFIX = "gpu:"
 """What the names of the operators begin with."""
 
 # What a function is tried on once it has been tried on all: these data, and so many other sizes.
-_FILLS, _OTHERS = ("normal", "large", SPECIAL), 5
+_FILLS, _OTHERS = ("normal", "large", "nan", "inf"), 5
 
 
 @cache
@@ -35,17 +35,16 @@ def functions() -> Mapping[str, Specified]:
     """
     from lowbit import gpu
     from lowbit.gpu.registration import specified_functions
-    from lowbit.spec.gpu import operations
 
     for module in pkgutil.iter_modules(gpu.__path__):
         importlib.import_module(f"{gpu.__name__}.{module.name}")
-    unknown = sorted(set(specified_functions) - set(operations()))
+    unknown = sorted(set(specified_functions) - set(operations.names()))
     if unknown:
         raise LookupError(
-            f"{unknown[0]} is the name of no operation in lowbit.spec.gpu; write one, or correct "
-            "the name given to @specified"
+            f"{unknown[0]} is the name of no operation in lowbit.spec.operations; write one, or "
+            "correct the name given to @specified"
         )
-    ordered = {n: specified_functions[n] for n in operations() if n in specified_functions}
+    ordered = {n: specified_functions[n] for n in operations.names() if n in specified_functions}
     return MappingProxyType(ordered)
 
 
@@ -56,7 +55,6 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
     from lowbit.lab.check_function import TestedFunction
-    from lowbit.spec.gpu import operations
 
     known = functions()
     if name is not None and name not in known:
@@ -66,20 +64,18 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
     results: list[CheckResult] = []
     for one in known if name is None else [name]:
         function = known[one].function
-        for operation in _with_dtypes(operations()[one]):
-            tested = TestedFunction.of(function, operation, 0, known[one].given)
+        for operation in operations.get(one).variants():
+            given = {**known[one].given, **operation.static}
+            tested = TestedFunction.of(function, operation, 0, given)
             cases, notes = tested.cases()
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
             result = check_tested(tested, device, cases, notes)
-            title = f"{one}, {operation.result.dtype}"
+            chosen = [f"{name}={value}" for name, value in operation.static.items()]
+            title = ", ".join([one, operation.result.dtype, *chosen])
             results.append(replace(result, kernel=PREFIX + one, operation=title))
     return results
-
-
-def _with_dtypes(operation: Operation) -> list[Operation]:
-    return [operation.with_dtype(dtype) for dtype in operation.dtypes] or [operation]
 
 
 def _few(cases: list[Case]) -> list[Case]:

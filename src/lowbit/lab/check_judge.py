@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program
-from lowbit.spec.typed import Array, Expected
+from lowbit.spec import Array, Expected
 
 if TYPE_CHECKING:
     from lowbit.lab.check_subject import Run
@@ -38,7 +38,7 @@ def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
     wrong = expected.wrong(got) & ~unwritten
     strange = np.zeros(output.shape, bool)
     if lenient:
-        wrong &= ~np.isnan(expected.value)
+        wrong &= ~np.isnan(expected.reference)
         strange = wrong & np.isnan(got)
     for kind, where in (("wrong-values", wrong & ~strange), ("special-values", strange)):
         if where.any():
@@ -62,7 +62,7 @@ def wrong_values(
 ) -> Finding:
     """The finding that a result has wrong elements."""
     index = first_index(wrong)
-    value, wanted = got[index].item(), expected.value[index].item()
+    value, wanted = got[index].item(), expected.reference[index].item()
     by = f", written by program {list(program)}" if program is not None else ""
     budget = expected.budget[index].item()
     within = f" within {budget:.3g}" if budget and np.isfinite(budget) else ""

@@ -12,11 +12,10 @@ import numpy as np
 
 from lowbit.lab import check_cuda
 from lowbit.lab.check_bind import bind
-from lowbit.lab.check_cases import SPECIAL, Case
 from lowbit.lab.check_judge import first_index
 from lowbit.lab.check_subject import GridLike, Reading, Run, Subject, Tested
 from lowbit.lab.report import CheckResult, Finding
-from lowbit.spec.typed import Array, Block, Expected, Operation, from_function
+from lowbit.spec import SPECIAL, Array, Block, Case, Expected, Operation, from_function
 
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
@@ -180,12 +179,12 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(tested.operation, tested.seed)
+    inputs = case.inputs(tested.seed)
     expected = tested.expected(case, inputs)
     run = tested.run(case, inputs)
     findings = [run.crash] if run.crash else tested.judge(case, run, expected)
     findings = [*run.memory.findings, *findings]
-    if not run.crash and case.fill != SPECIAL:
+    if not run.crash and case.fill not in SPECIAL:
         if thorough or run.memory.atomics:
             findings += _again(tested, case, inputs, run, expected)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)

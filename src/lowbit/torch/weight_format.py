@@ -12,10 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.kernels.cpu.layout import NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.numerics import QTensor, Range, int_format, pack_nibbles, quantize, unpack_nibbles
+from lowbit.numerics import (
+    QTensor,
+    Range,
+    int_format,
+    longest_sum,
+    pack_nibbles,
+    quantize,
+    unpack_nibbles,
+)
 from lowbit.packed import PackedMatrix, nibbles_to_bytes, unpack_panels
 from lowbit.packing import pack
-from lowbit.spec import longest_sum
 
 Array = npt.NDArray[Any]
 
@@ -68,9 +75,9 @@ class WeightFormat(NamedTuple):
         """Raise ValueError if the sum over one scale could overflow int32."""
         summed = min(self.group_size or in_features, in_features)
         if self.four_bits:
-            most = longest_sum("s8", "u4")
+            most = longest_sum("int8", "uint4")
         else:
-            most = longest_sum("u8", "s8", shifted=(True, False))
+            most = longest_sum("uint8", "int8", shifted=(True, False))
         if summed > most:
             raise ValueError(
                 f"a sum over {summed} inputs could overflow int32; at most {most} cannot: "
