@@ -13,6 +13,7 @@ import pytest
 
 import lowbit
 from lowbit import isa
+from lowbit.bench.table import three_digits
 
 
 def run_lowbit(
@@ -142,7 +143,7 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     (line,) = csv.DictReader(table.read_text().splitlines())
     assert float(line["seconds_median"]) == row["seconds"]["median"]
     assert "matmul u8:s8:s32 5x70:70x33, warm weights, 1 thread" in done.stdout
-    assert f"{ceiling['gops']:.0f} GOP/s of int8 ({ceiling['way']})" in done.stdout
+    assert f"{three_digits(ceiling['gops'])} GOP/s of int8 ({ceiling['way']})" in done.stdout
     assert "exact" in done.stdout
     assert "5x70:70x33 u8:s8:s32, 1 thread: timing" in done.stderr  # progress
 

@@ -57,7 +57,7 @@ def test_rows_stand_in_order_and_are_exact(record: Record) -> None:
         assert (row.shape, row.dtypes, row.threads) == (SHAPE, "u4:u4:s32", 1)
         assert row.operations == 2 * 5 * 33 * 67
         assert row.bytes_moved == (5 + 67) * 17 + 4 * 5 * 67
-        assert row.peak_share == pytest.approx(row.gops / record.ceilings[0].gops)
+        assert row.peak_share == pytest.approx(record.ceilings[0].share(row.gops))
         assert (row.blas_ratio is None) == (row.implementation == "numpy fp32")
         assert row.ours == (row.kind == "ours") == (row.lowbit_speedup is None)
     assert [row.implementation for row in record.rows if row.best_peer] == ["numpy fp32"]

@@ -243,6 +243,7 @@ def test_a_plain_loop_is_measured_once(monkeypatch: pytest.MonkeyPatch, plain_lo
 def test_copies_that_memory_cannot_hold_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_COLD_SHARE", 0.0)
     monkeypatch.setattr(linear, "_MOST_MEMORY", 1e-6)
+    monkeypatch.setattr(linear, "_MOST_COPIES", 1 << 30)  # however large the caches are
     plan = LinearPlan(["1x512:512x512"], ["int8"], peers=False, limits=QUICK)
     (reason,) = (one.reason for one in run(plan).absent if one.implementation == COLD)
     assert reason.startswith("copies that exceed the caches would take ")

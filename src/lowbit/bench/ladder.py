@@ -172,7 +172,7 @@ def _rows(
                 error=errors[one.name],
                 lowbit_speedup=None if own else Spread(*paired_ratio(taken, ours)),
                 best_peer=one.name == best,
-                peak_share=task.operations / taken.median / 1e9 / ceiling.gops,
+                peak_share=ceiling.share(task.operations / taken.median / 1e9),
                 kind=one.kind,
                 idea=one.idea,
                 blas_ratio=None if base is None else Spread(*paired_ratio(base, taken)),
