@@ -195,23 +195,28 @@ def test_bad_explain_arguments_are_one_line() -> None:
 def test_missing_command_line_extra_is_one_line(missing: str) -> None:
     line = error_line(run_lowbit("info", without=missing), 1)
     assert missing in line
-    assert "pip install 'lowbit[cli]'" in line
+    assert "in a clone of lowbit: pip install '.[cli]'" in line
 
 
 def test_bench_without_torch_runs_what_there_is() -> None:
     arguments = ("--threads", "1", "--noise", "0.5")
     done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, without="torch")
     assert done.returncode == 0, done.stderr
-    assert "not run: torch fp32: PyTorch is not installed: pip install 'lowbit[torch]'" in (
-        done.stdout
-    )
+    assert "torch fp32: torch is not installed; in a clone of lowbit: pip install" in done.stdout
     assert "lowbit" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["torch", "triton"])
+def test_missing_gpu_extra_is_one_line(missing: str) -> None:
+    line = error_line(run_lowbit("bench", "ops", without=missing), 1)
+    assert f"lowbit bench ops needs {missing}" in line
+    assert "in a clone of lowbit: pip install '.[gpu]'" in line
 
 
 def test_missing_demo_extra_is_one_line() -> None:
     line = error_line(run_lowbit("demo", without="transformers"), 1)
     assert "transformers" in line
-    assert "pip install 'lowbit[demo]'" in line
+    assert "in a clone of lowbit: pip install '.[demo]'" in line
 
 
 def test_bad_demo_arguments_are_one_line() -> None:

@@ -26,7 +26,10 @@ def test_the_right_one_is_silent() -> None:
 def test_another_version_is_warned_of(version: str) -> None:
     done = _imported(f"triton.__version__ = {version!r}")
     assert done.returncode == 0
-    assert f"made for Triton 3.6 to 3.9 and this is {version}; install one with:" in done.stderr
+    assert (
+        f"made for Triton 3.6 to 3.9 and this is {version}; in a clone of lowbit: pip install"
+        in done.stderr
+    )
 
 
 def test_one_without_what_is_needed_is_refused_in_a_line() -> None:

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from importlib.util import find_spec
 
-_missing = [name for name in ("torch", "triton") if find_spec(name) is None]
-if _missing:
-    raise ModuleNotFoundError(
-        f"lowbit.gpu needs {' and '.join(_missing)}; install with: pip install 'lowbit[gpu]'",
-        name=_missing[0],
-    )
+from lowbit.registry.extras import install, require
+
+require("lowbit.gpu", "gpu", "torch", "triton")
 
 import triton  # noqa: E402
 
 from lowbit.kernels.triton import NEWEST, OLDEST  # noqa: E402
 
 _known = "lowbit.gpu is made for Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
-_known += f" and this is {triton.__version__}; install one with: pip install 'lowbit[gpu]'"
+_known += f" and this is {triton.__version__}; {install('gpu')}"
 try:
     from lowbit.gpu.attention import attention
     from lowbit.gpu.convolution import conv2d

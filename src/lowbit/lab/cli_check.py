@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from lowbit.lab.report import CheckResult
+from lowbit.registry.extras import explained
 
 
 def check(
@@ -47,6 +48,8 @@ def check(
             json_file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
+    except ModuleNotFoundError as error:
+        refuse(explained(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
     console = Console(soft_wrap=True)
