@@ -12,7 +12,7 @@ from lowbit import isa
 from lowbit.bench import peak
 from lowbit.bench.table import limits_line
 from lowbit.isa import named
-from lowbit.kernels.cpu import peak as kernels
+from lowbit.kernels.cpu.shared import peak as kernels
 
 OWN = [name for name, way in kernels.WAYS.items() if not named(way.isa).missing()]
 ROUNDS, ITEMS = 3, 2

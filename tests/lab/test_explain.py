@@ -15,7 +15,7 @@ from lowbit.bench.problem import GEMMS, Problem, gemm_case
 from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.lab import explain
 from lowbit.lab.explain import Explanation, explain_gemm, request_of
 from lowbit.lab.explain_text import render

@@ -20,7 +20,7 @@ from lowbit.bench.implementation import Prepared, find
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.problem import Problem, Reference, gemm_case
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.registry.extras import absent
 from lowbit.spec import Case

@@ -18,7 +18,7 @@ from lowbit import isa as instruction_sets
 from lowbit.bench.timing import settle
 from lowbit.isa import InstructionSet, host
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu import peak as kernels
+from lowbit.kernels.cpu.shared import peak as kernels
 
 _SAMPLE_SECONDS = 2e-3
 _BURSTS, _SAMPLES = 5, 3  # so many times so many samples in a row
@@ -58,7 +58,7 @@ def share(part: float) -> float | None:
 class Ceiling:
     """The measured limits of one instruction set with some threads.
 
-    way: what multiplied fastest, a name of `kernels.cpu.peak.WAYS`. gops: billions of int8
+    way: what multiplied fastest, a name of `kernels.cpu.shared.peak.WAYS`. gops: billions of int8
     operations a second, two for each product; gops_median: the median of the samples. ways: the
     best of every way that was tried. read_gbs: 10^9 bytes a second, by the cache level (or
     "memory") that they were read from. disturbed: `PRODUCTS` or levels of which no sample was

