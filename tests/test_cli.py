@@ -15,6 +15,8 @@ import lowbit
 from lowbit import isa
 from lowbit.bench.table import three_digits
 
+pytestmark = pytest.mark.slow
+
 
 def run_lowbit(
     *arguments: str, without: str = "", **environment: str

@@ -334,6 +334,7 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     return result, file.getvalue(), path
 
 
+@pytest.mark.slow
 class TestWhole:
     def test_result(self, short_run: tuple[object, str, Path]) -> None:
         from lowbit import ops

@@ -28,6 +28,8 @@ from lowbit.bench.ladder_entries import (
 from lowbit.bench.ladder_table import render
 from lowbit.bench.record import Record
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("threadpoolctl")
 
 SHAPE = "5x33:33x67"

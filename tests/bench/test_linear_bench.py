@@ -31,6 +31,8 @@ from lowbit.bench.linear_record import LinearRecord, LinearRow, means
 from lowbit.bench.linear_table import render
 from lowbit.bench.record import COLD, Spread
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("threadpoolctl")
 
 QUICK = Limits(noise=0.5, seconds=0.02, least_rounds=3)

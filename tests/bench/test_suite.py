@@ -31,6 +31,8 @@ from lowbit.bench.table import (
     three_digits,
 )
 
+pytestmark = pytest.mark.slow
+
 SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
 QUICK = Limits(noise=0.5, seconds=0.5, least_rounds=8)
 SHAPE = "9x70:70x33"

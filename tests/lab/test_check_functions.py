@@ -27,6 +27,8 @@ from lowbit.numerics.bfloat16 import widened  # noqa: E402
 from lowbit.spec.gpu import operations  # noqa: E402
 from lowbit.spec.typed import Operation, operation  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 # Triton's own annotations do not know what launches a kernel, and with what.
 # pyright: reportArgumentType=false, reportCallIssue=false
 

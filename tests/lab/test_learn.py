@@ -21,6 +21,8 @@ from lowbit.lab.lessons import LESSONS, Lesson, find
 from lowbit.spec import ladder
 from lowbit.spec.typed import Operation
 
+pytestmark = pytest.mark.slow
+
 LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
 EMPTY = "    pass  # your kernel"
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
