@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_column, per_element
 from lowbit.finish import Finish, reinterpreted, steps_tuple
 from lowbit.forms import keep, threads_key
-from lowbit.kernels.cpu.epilogue import Step
+from lowbit.kernels.cpu.shared.epilogue import Step
 from lowbit.packed import PackedMatrix
 
 _PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type
@@ -39,7 +39,7 @@ def linear_weight_only(
 
     with exact integer sums, groups in ascending order, in float32; then `residual` and `steps` as
     in `matmul_scaled`. So the result is the same bits on every instruction set and for any number
-    of threads, and off by no more than spec.LINEAR_WEIGHT_ONLY says. A group of x that holds NaN
+    of threads, and off by no more than its specification says. A group of x that holds NaN
     or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
     `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
 
@@ -68,6 +68,6 @@ def linear_weight_only(
                     threads=threads, isa=isa, planes=_PLANES[left.dtype])  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
-    result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))
+    result, returned = output(x, out, form.shape, form.finish.storage, (x, residual, bias))
     form.run(left, result, bias=added, residual=beside)
     return returned if form.finish.out != "bf16" else reinterpreted(returned)

@@ -21,6 +21,8 @@ from lowbit.lab import check, trace_kernel
 from lowbit.spec import Operation, exercises
 from lowbit.spec.cases import size_sets
 
+pytestmark = pytest.mark.slow
+
 EXERCISES = list(exercises.exercises)
 
 

@@ -27,6 +27,8 @@ from lowbit.lab.trace import Access
 from lowbit.lab.view_run import view_file, view_named
 from lowbit.spec import exercises, operation
 
+pytestmark = pytest.mark.slow
+
 
 def blocks(meta: dict[str, Any]) -> int:
     return -(-meta["N0"] // meta["B0"])

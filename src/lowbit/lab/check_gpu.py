@@ -1,9 +1,7 @@
-"""Checking the operators of `lowbit.gpu` against their specifications."""
+"""Checking the operators of `lowbit.torch.functional` against their specifications."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -15,15 +13,15 @@ from lowbit.spec import Case
 from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from lowbit.gpu.registration import Specified
+    from lowbit.torch.registration import Specified
 
 PREFIX = "gpu:"
 """What the names of the operators begin with."""
 
 # What a function is tried on once it has been tried on all: these data, and so many other sizes.
-_FILLS, _OTHERS = ("normal", "large", "nan", "inf"), 5
+_FILLS, _OTHERS = ("normal", "large", "nan"), 5
 
 
 @cache
@@ -33,24 +31,24 @@ def functions() -> Mapping[str, Specified]:
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
     registered under a name that no specification has.
     """
-    from lowbit import gpu
-    from lowbit.gpu.registration import specified_functions
+    from lowbit.torch.registration import specified_functions
 
-    for module in pkgutil.iter_modules(gpu.__path__):
-        importlib.import_module(f"{gpu.__name__}.{module.name}")
-    unknown = sorted(set(specified_functions) - set(operations.names()))
+    known = specified_functions.load()
+    unknown = sorted(set(known) - set(operations.names()))
     if unknown:
         raise LookupError(
             f"{unknown[0]} is the name of no operation in lowbit.spec.operations; write one, or "
             "correct the name given to @specified"
         )
-    ordered = {n: specified_functions[n] for n in operations.names() if n in specified_functions}
+    ordered = {n: known[n] for n in operations.names() if n in known}
     return MappingProxyType(ordered)
 
 
-def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckResult]:
+def check_gpu(
+    name: str | None = None, device: str | None = None, **how: Any
+) -> Iterator[CheckResult]:
     """Check one operator, or all, for each dtype that it takes. A function is tried on all cases
-    once, for its first operation and dtype; for others on a few.
+    once, for its first operation and dtype; for others on a few. `how`: as `check` takes it.
 
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
@@ -61,7 +59,6 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
         listed = ", ".join(PREFIX + one for one in known)
         raise ValueError(f"no operator {PREFIX}{name}; there are {listed}")
     tried: set[Callable[..., Any]] = set()
-    results: list[CheckResult] = []
     for one in known if name is None else [name]:
         function = known[one].function
         for operation in operations.get(one).variants():
@@ -71,11 +68,10 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
-            result = check_tested(tested, device, cases, notes)
+            result = check_tested(tested, device, cases, notes, **how)
             chosen = [f"{name}={value}" for name, value in operation.static.items()]
             title = ", ".join([one, operation.result.dtype, *chosen])
-            results.append(replace(result, kernel=PREFIX + one, operation=title))
-    return results
+            yield replace(result, kernel=PREFIX + one, operation=title)
 
 
 def _few(cases: list[Case]) -> list[Case]:

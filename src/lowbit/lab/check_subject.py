@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from lowbit.lab.check_beyond import UnsupportedError
 from lowbit.lab.check_bind import Binding, Parameter, TensorArgument
-from lowbit.lab.check_judge import judge
+from lowbit.lab.check_judge import Lenience, judge
 from lowbit.lab.check_memory import EndlessError, Memory
 from lowbit.lab.check_numba import NumbaKernel
 from lowbit.lab.check_tensor import CheckedTensor, Role, storage_dtype, strides_of, widened
@@ -21,7 +22,6 @@ from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding, Severity
 from lowbit.lab.trace import Grid, Place, Program, grid_of, programs_of
 from lowbit.spec import (
-    SPECIAL,
     Array,
     Block,
     Case,
@@ -150,9 +150,11 @@ class Tested(ABC):
         """The reference's result for these inputs, as they are stored."""
         return case.expect(inputs, self.seed)
 
-    def judge(self, case: Case, run: Run, expected: Expected) -> list[Finding]:
+    def judge(
+        self, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
+    ) -> list[Finding]:
         """What is wrong with the result of a run."""
-        return judge(run, expected, lenient=case.fill in SPECIAL and not self.operation.special)
+        return judge(run, expected, Lenience.of(case, inputs, expected))
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,10 @@ def shuffle(programs: Sequence[Program], seed: int) -> list[Program]:
 
 
 def crash_of(error: Exception, memory: Memory, program: Program | None) -> Finding:
-    """The finding that something stops with an error, at the last line that is no machinery's."""
+    """The finding that something stops with an error, at the last line that is no machinery's.
+
+    UnsupportedError, with that line, if the error is one.
+    """
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     place, frame = None, error.__traceback__
@@ -357,6 +362,8 @@ def crash_of(error: Exception, memory: Memory, program: Program | None) -> Findi
             place = Place(file, frame.tb_lineno)
         frame = frame.tb_next
     text = str(error).strip().splitlines()
+    if isinstance(error, UnsupportedError):
+        raise UnsupportedError(f"{text[0]} (at {place})") from error
     if isinstance(error, EndlessError):
         return Finding("endless", text[0], program=program, place=place, kernel=memory.kernel)
     message = f"{type(error).__name__}: {text[0] if text else 'without a message'}"

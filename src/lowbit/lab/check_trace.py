@@ -55,7 +55,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     run = subject.run(case, inputs, recorder=recorder)
     fresh = subject.tensors(case, inputs)
     given = {tensor.name: tensor.values for tensor in fresh if tensor.role != "output"}
-    ending = [run.crash] if run.crash else subject.judge(case, run, expected)
+    ending = [run.crash] if run.crash else subject.judge(case, inputs, run, expected)
     source, first_line = _source(subject)
     return Trace(
         kernel=subject.reading.name,

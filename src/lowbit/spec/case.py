@@ -118,14 +118,15 @@ class Case:
             for t in one.inputs
         }
 
-    def _exact(self, inputs: Inputs) -> dict[str, Array]:
+    def exact(self, inputs: Inputs) -> dict[str, Array]:
+        """The inputs as float64, int64 and bool."""
         return {t.name: t.format.widened(inputs[t.name]) for t in self.operation.inputs}
 
     def ideal(self, inputs: Inputs) -> Array:
         """The result, in int64 or float64, had nothing been quantized inside the operation."""
         one = self.operation
         with np.errstate(all="ignore"):
-            return (one.ideal or one.reference)(**self._exact(inputs), **one.static)
+            return (one.ideal or one.reference)(**self.exact(inputs), **one.static)
 
     def expect(self, inputs: Inputs, seed: int = 0) -> Expected:
         """The reference of these inputs, and the error allowed to each element.
@@ -134,7 +135,7 @@ class Case:
         That of floats is the stated one or, where there is none, `_perturbed`; with one rounding
         of the result's own dtype if that is shorter than float32.
         """
-        one, exact = self.operation, self._exact(inputs)
+        one, exact = self.operation, self.exact(inputs)
         result = one.result
         with np.errstate(all="ignore"):
             value = np.asarray(one(**exact))

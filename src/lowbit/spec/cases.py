@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from lowbit.spec.case import Case, Layout, fills_of
+from lowbit.spec.data import SPECIAL
 from lowbit.spec.operation import Operation, Sizes
 
 T = TypeVar("T")
@@ -55,16 +56,24 @@ def _in_turn(choices: Sequence[T], rng: np.random.Generator) -> Iterator[T]:
 def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
     """The cases of an operation for an interpreted kernel with these block sizes.
 
-    The exercise's sizes with every fill; size one, sizes of primes, one block, one less and one
-    more, and each size one while the others are not, with two fills each in turn; if `long`, each
-    size long.
+    The exercise's sizes with every fill; size one with the special ones, too; sizes of primes, one
+    block, one less and one more, and each size one while the others are not, with two fills each in
+    turn; if `long`, each size long.
     """
     first, *rest = size_sets(operation, blocks)
     fills = fills_of(operation)
-    cases = [Case(operation, first, fill) for fill in fills]
+    common = [fill for fill in fills if fill not in SPECIAL]
+
+    def special(sizes: Sizes) -> list[str]:
+        # A sum of several of the largest overflows on the way, in an order that is free.
+        known = operation.budget is not None or operation.sum_length(sizes) == 1
+        return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
+
+    cases = [Case(operation, first, fill) for fill in (*common, *special(first))]
     for number, sizes in enumerate(rest):
-        other = fills[1 + number % (len(fills) - 1)]
-        cases += [Case(operation, sizes, "normal"), Case(operation, sizes, other)]
+        other = common[1 + number % (len(common) - 1)]
+        cases += [Case(operation, sizes), Case(operation, sizes, other)]
+    cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
     cases += [Case(operation, sizes) for sizes in _long_sets(operation)] if long else []
     if strided:
         cases += [

@@ -10,13 +10,13 @@ import numpy as np
 from lowbit.spec.dtypes import Array, DType
 
 SPECIAL: Mapping[str, tuple[float, ...]] = {
+    "largest": (1.0, -1.0),
     "inf": (np.inf,),
     "neg_inf": (-np.inf,),
     "nan": (np.nan,),
 }
 """The fills with a few special values among normal ones, in multiples of the largest that the dtype
-holds: infinities of one sign, and NaN. Each fill is of one kind, so that a sum does not always end
-as NaN."""
+holds. Each fill is of one kind, so that a sum does not always end as NaN."""
 
 CORNERS = ("max*max", "max*min", "min*max", "min*min")
 """The fills of integer products: each factor at an end of its range."""

@@ -92,6 +92,8 @@ def _tensor_type(
     dtypes, text = getattr(annotation, "dtypes", None), getattr(annotation, "dim_str", None)
     if dtypes is None or text is None:
         raise TypeError(f"{function}: the annotation of {name} is {annotation!r}; write it {_FORM}")
+    # jaxtyping's Bool is NumPy's of both names.
+    dtypes = [dtype for dtype in dtypes if dtype != "bool_"]
     unknown = [dtype for dtype in dtypes if dtype not in DTYPES]
     if unknown or not dtypes:
         raise TypeError(
