@@ -18,6 +18,8 @@ from lowbit.kernels.cpu.shared.functions import FUNCTIONS
 from lowbit.numerics import quantize_rows
 from lowbit.spec import epilogue as spec
 
+pytestmark = pytest.mark.slow
+
 ISAS = pytest.mark.parametrize(
     "isa",
     [

@@ -22,6 +22,8 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
 from lowbit.weights.panels import PackedMatrix
 
+pytestmark = pytest.mark.slow
+
 ISAS = pytest.mark.parametrize(
     "isa",
     [

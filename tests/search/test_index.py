@@ -11,6 +11,8 @@ from lowbit.isa import available
 from lowbit.numerics import Range, quantize_rows
 from lowbit.search.groups import Chunk, Queries, group_maxima
 
+pytestmark = pytest.mark.slow
+
 RANGES: dict[int, Range] = {8: "minmax", 4: "mse"}
 
 

@@ -70,23 +70,29 @@ def test_weights_there_and_back_are_the_same(config: Any, as_gpu: pytest.MonkeyP
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 @pytest.mark.parametrize("shape", [(1, 296), (3, 296), (2, 2, 296), (130, 296), (0, 296)], ids=str)
 @pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_layers_compute_the_same_there(
-    config: Any, shape: tuple[int, ...], interpreted: bool, as_gpu: pytest.MonkeyPatch
+    config: Any,
+    shape: tuple[int, ...],
+    interpreted: bool,
+    dtype: torch.dtype,
+    as_gpu: pytest.MonkeyPatch,
 ) -> None:
     layer = _layer(config)
-    x = torch.randn(shape).bfloat16()
-    exact = x.double() @ layer.weight.dequantize().double().T + layer.bias.bfloat16().double()
-    there = _moved(layer)
+    x = torch.randn(shape).to(dtype)
+    there = _moved(layer).to(dtype)
+    exact = x.double() @ layer.weight.dequantize().double().T + there.bias.double()
     with torch.inference_mode():
         if interpreted:
             with lowbit.lab.interpreter():
                 out = there(x)
         else:
             out = there(x)
-    assert out.dtype == torch.bfloat16
-    # One rounding of the sum and one with the bias; x and weight have some 16 and 8 bits.
-    mass = x.double().abs() @ layer.weight.dequantize().double().abs().T + 1
-    assert ((out.double() - exact).abs() <= 2.0**-7 * mass).all()
+    assert out.dtype == dtype
+    # Roundings of the weight, the sum and the sum with the bias to the dtype; float32 of 296 terms.
+    unit = torch.finfo(dtype).eps * (16 if dtype == torch.float32 else 1.5)
+    mass = x.double().abs() @ layer.weight.dequantize().double().abs().T + exact.abs()
+    assert ((out.double() - exact).abs() <= unit * mass).all()
 
 
 def test_inputs_of_any_width_are_served(as_gpu: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.custom_ops import check_activation, dequantize_weight, linear
+from lowbit.torch.functional.int4 import Int4Weight, int4_matmul
+from lowbit.torch.functional.linear import check_activation, dequantize_weight, linear
 from lowbit.torch.weight import QuantizedWeight
 
 
@@ -96,8 +97,6 @@ def _on_tiles(x: Tensor, weight: Any, bias: Tensor | None, config: QuantizeConfi
             f"{config} has no kernel on {str(weight.device)!r} yet; move the layer with .cpu(), or "
             "quantize it with Int4WeightOnlyConfig"
         )
-    from lowbit.gpu import Int4Weight, int4_matmul
-
     out_features, in_features = weight.shape
     packed = Int4Weight(
         tiles=weight.tiles,

@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.kernels.triton.fast.tiles import GROUP_UNIT, MIDDLE, TILE_DEPTH, TILE_ROWS, WORDS
+from lowbit.kernels.triton.fast.tiles import (
+    GROUP_UNIT,
+    MIDDLE,
+    TILE_DEPTH,
+    TILE_ROWS,
+    to_rows,
+    to_tiles,
+)
 from lowbit.numerics import QTensor, from_int32, int_format, to_int32
 from lowbit.weights.format import Shape, WeightFormat
 
@@ -46,9 +53,8 @@ class Tiles:
         nibbles = np.zeros((tall * TILE_ROWS, deep * TILE_DEPTH), np.uint8)
         nibbles[:rows, :depth] = q.values
         nibbles[:rows, :depth] += np.uint8(MIDDLE - q.format.midpoint)
-        words = to_int32(nibbles, axis=1).reshape(tall, TILE_ROWS, deep, WORDS)
-        arrays = {"tiles": np.ascontiguousarray(words.transpose(0, 2, 1, 3))}
-        beside = {"scale": q.scale}
+        arrays = {"tiles": np.ascontiguousarray(to_tiles(to_int32(nibbles, axis=1)))}
+        beside: dict[str, Array] = {"scale": q.scale}
         if not q.format.signed:
             beside["zero"] = (q.zero_point - q.format.midpoint).astype(np.int8)
         for name, given in beside.items():
@@ -60,9 +66,7 @@ class Tiles:
     def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
         """What `pack` was given."""
         (rows, depth), fmt = shape, int_format(format.integers)
-        tiles = arrays["tiles"]
-        words = tiles.transpose(0, 2, 1, 3).reshape(len(tiles) * TILE_ROWS, -1)
-        nibbles = from_int32(words, axis=1)[:rows, :depth]
+        nibbles = from_int32(to_rows(arrays["tiles"]), axis=1)[:rows, :depth]
         values = (nibbles - np.uint8(MIDDLE - fmt.midpoint)).view(fmt.storage)
         scale = arrays["row_scale"][:rows].copy()
         zeros = np.full(scale.shape, fmt.midpoint, np.int32)
