@@ -19,6 +19,8 @@ from lowbit.lab import interpreter  # noqa: E402
 from lowbit.lab.backends.interpreter import run_checked  # noqa: E402
 from lowbit.torch import functional  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (3, 37), (2, 5, 16), (7, 129), (1, 1000), (0, 5)]
 

@@ -16,16 +16,18 @@ from lowbit.cli import app
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check_file
 from lowbit.lab.check.run import check_request
-from lowbit.lab.exercises.exercise import Exercise, exercises, find
+from lowbit.lab.exercises.exercise import Exercise, course, find
 from lowbit.lab.exercises.file import starter, teaching
 from lowbit.lab.exercises.progress import Progress, Standing, folder
 from lowbit.lab.source import load, request_of_file
-from lowbit.spec import ladder
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
+from lowbit.spec.exercises import exercises
 
-LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
+pytestmark = pytest.mark.slow
+
+OPERATIONS = list(exercises)
 EMPTY = "    pass  # your kernel"
-EXERCISES = tuple(exercises)
+EXERCISES = tuple(course)
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 
 
@@ -58,9 +60,9 @@ def solve(exercise: Exercise, path: Path) -> None:
     path.write_text(text.replace(EMPTY, teaching(exercise).body), encoding="utf-8")
 
 
-def test_every_operation_of_the_ladder_has_a_lesson() -> None:
-    assert [exercise.operation for exercise in EXERCISES] == LADDER
-    assert [exercise.number for exercise in EXERCISES] == list(range(1, len(LADDER) + 1))
+def test_every_operation_has_an_exercise() -> None:
+    assert [exercise.operation for exercise in EXERCISES] == OPERATIONS
+    assert [exercise.number for exercise in EXERCISES] == list(range(1, len(OPERATIONS) + 1))
     for exercise in EXERCISES:
         assert len(set(exercise.hints)) == 3
         assert "\n" not in exercise.formula + exercise.idea
@@ -109,7 +111,7 @@ def test_the_file_with_the_teaching_kernel_in_it_is_right(
 
 
 @every_exercise
-def test_the_file_states_what_the_ladder_states(exercise: Exercise, tmp_path: Path) -> None:
+def test_the_file_states_what_the_exercise_states(exercise: Exercise, tmp_path: Path) -> None:
     text = starter(exercise)
     assert max(map(len, text.splitlines())) <= 100
     path = tmp_path / f"{exercise.stem}.py"
@@ -416,7 +418,10 @@ def _elsewhere(setup: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        ("sys.modules['triton'] = None", "needs triton: pip install 'lowbit[lab]'"),
+        (
+            "sys.modules['triton'] = None",
+            "needs triton; in a clone of lowbit: pip install '.[lab]'",
+        ),
         (
             "import triton; triton.__version__ = '4.1.0'",
             "lowbit's checker knows Triton 3.6 to 3.9; this is 4.1.0: pip install 'triton>=3.6,",
@@ -446,7 +451,7 @@ def test_a_missing_package_is_one_line(command: list[str]) -> None:
     done = _elsewhere("sys.modules['jaxtyping'] = None", *command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lowbit: ")
-    assert done.stderr.endswith("install with: pip install 'lowbit[lab]'\n")
+    assert done.stderr.endswith("in a clone of lowbit: pip install '.[lab]'\n")
     assert done.stderr.count("\n") == 1
 
 

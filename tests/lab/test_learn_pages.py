@@ -10,7 +10,7 @@ import pytest
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import trace_kernel
 from lowbit.lab.backends.kinds.triton import TritonKernel
-from lowbit.lab.exercises.exercise import Exercise, exercises
+from lowbit.lab.exercises.exercise import Exercise, course
 from lowbit.lab.exercises.file import teaching
 from lowbit.lab.report import TITLES
 from lowbit.lab.source import load
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / "docs" / "learn"
 WRONG = {path.name: load(path).WRONG for path in sorted(HERE.glob("wrong/*.py"))}
 HEADINGS = ["The picture", "The idea", "What goes wrong", "The teaching kernel", "On a GPU"]
-EXERCISES = tuple(exercises)
+EXERCISES = tuple(course)
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 
 

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.lab.cli_check import missing, refuse
+from lowbit.lab.cli_check import refuse
+from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.exercise import Exercise
@@ -76,7 +77,7 @@ def learn(
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
-        refuse(missing(error))
+        refuse(explained(error))
     except (ValueError, RuntimeError) as error:
         refuse(str(error))
     except Exception as error:  # what the file defines may not fit together in any way
@@ -140,28 +141,28 @@ def _carry_out(
 
 
 def _list(progress: Progress) -> None:
-    from lowbit.lab.exercises.exercise import exercises
+    from lowbit.lab.exercises.exercise import course
     from lowbit.lab.exercises.progress import Standing
 
     known = progress.read()
     console = Console(soft_wrap=True, highlight=False)
-    for exercise in exercises:
+    for exercise in course:
         state = str(known.get(exercise.name, Standing()))
         line = Text(f"{exercise.number:2}  {exercise.name:20} ")
         line.append(f"{state:8} ", _STYLES[state]).append(exercise.formula, "bold")
         console.print(line)
         console.print(Text(f"    {exercise.idea}", "dim"))
     done = sum(one.solved for one in known.values())
-    console.print(f"\n{done} of {len(exercises)} done. {_next(known)}")
+    console.print(f"\n{done} of {len(course)} done. {_next(known)}")
     console.print("Three hints for each, one after the other: lowbit learn 4 --hint")
     console.print(Text(f"The progress is kept in {progress.path}", "dim"))
 
 
 def _next(known: dict[str, Standing]) -> str:
-    from lowbit.lab.exercises.exercise import exercises
+    from lowbit.lab.exercises.exercise import course
     from lowbit.lab.exercises.progress import Standing
 
-    for exercise in exercises:
+    for exercise in course:
         one = known.get(exercise.name, Standing())
         if not one.solved:
             action = "" if one.file else " --start"

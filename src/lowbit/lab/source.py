@@ -27,10 +27,10 @@ from types import ModuleType
 from typing import Any
 
 from lowbit.lab.backends.backend import Request, backend_of, is_kernel
-from lowbit.lab.cpu_products import PRODUCT, cpu_products
+from lowbit.lab.product_kernels import PRODUCT, product_kernels
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
 
 OPERATOR = "gpu:"
 """What the names of the operators on tensors begin with."""
@@ -47,7 +47,7 @@ def request_of_file(path: Path) -> Request:
     names = vars(module)
     if "spec" not in names:
         raise ValueError(
-            f"{path} defines no `spec`; import one: from lowbit.spec.ladder import ... as spec, "
+            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
             "or write a function with jaxtyping annotations"
         )
     kernel = names["kernel"] if "kernel" in names else _only_kernel(module, path)
@@ -128,7 +128,7 @@ def request_named(name: str) -> Request:
             "spec, grid=...)"
         )
     if name.startswith(PRODUCT):
-        products = cpu_products()
+        products = product_kernels()
         if name not in products:
             raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
         return products[name]

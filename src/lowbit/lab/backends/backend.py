@@ -15,13 +15,12 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 from lowbit.lab.report import Severity
-from lowbit.lab.run.cases import Case
 from lowbit.lab.run.outcome import Run
 from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
-from lowbit.lab.run.tensor import CheckedTensor, widened
+from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.registry import Registry
-from lowbit.spec.typed import Array, Expected, Operation, Sizes, from_function
+from lowbit.spec import Array, Case, Operation, Sizes, from_function
 
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
@@ -140,14 +139,6 @@ class Subject(ABC):
     def grid_at(self, sizes: Sizes) -> Grid:
         """The programs that there are at these sizes."""
         return (1, 1, 1)
-
-    def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
-        """The reference's result for these inputs, as they are stored."""
-        return self.operation.expect(self.meant(inputs), case.sizes, self.seed)
-
-    def meant(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs in float64, int64 and bool."""
-        return {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
 
 
 class Backend(ABC):

@@ -9,11 +9,10 @@ import numpy as np
 
 from lowbit.lab.backends.backend import Subject
 from lowbit.lab.report import Finding
-from lowbit.lab.run.cases import Case
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run
 from lowbit.lab.run.tensor import CheckedTensor, array_of, unwritten
-from lowbit.spec.typed import Array
+from lowbit.spec import Array, Case
 
 _GUARD = 4096
 _PATTERN = 0x5A

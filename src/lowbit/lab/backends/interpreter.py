@@ -17,7 +17,7 @@ from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import grid_of, programs_of
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, array_of, dtype_of
-from lowbit.spec.typed import TensorType
+from lowbit.spec import TensorType
 
 
 @contextmanager

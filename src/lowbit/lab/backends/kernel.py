@@ -13,12 +13,11 @@ import numpy as np
 from lowbit.lab.backends.backend import PLAIN, Backend, GridLike, Request, Subject, Way
 from lowbit.lab.report import Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
-from lowbit.lab.run.cases import Case, cases_of
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
 from lowbit.lab.run.program import Grid, Program, grid_of, programs_of
 from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of
-from lowbit.spec.typed import Array, Block, Sizes
+from lowbit.spec import Array, Block, Case, Sizes, TensorType, cases_of
 
 _AXES = 3
 
@@ -185,7 +184,14 @@ class KernelSubject(Subject):
         """Fresh tensors that hold the inputs, and the result's."""
         result, strided = self.operation.result, self.binding.takes_strides
         tensors: list[CheckedTensor] = []
+        packed = {one.name: (name, one.pack) for name, one in self.binding.packed.items()}
         for type_ in self.operation.inputs:
+            if type_.name in packed:
+                name, pack = packed[type_.name]
+                values = pack(inputs[type_.name])
+                type_ = TensorType(name, values.dtype.name, tuple(map(str, values.shape)))
+                tensors.append(tensor_of(type_, values, "contiguous", "input"))
+                continue
             role = "both" if type_.name == self.output else "input"
             layout = case.layout if type_.name in strided else "contiguous"
             tensors.append(tensor_of(type_, inputs[type_.name], layout, role))

@@ -13,11 +13,10 @@ import numpy as np
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Subject, Way
 from lowbit.lab.report import CheckResult, Finding, Tell
-from lowbit.lab.run.cases import SPECIAL, Case
 from lowbit.lab.run.judge import first_index, judge, wrong_values
 from lowbit.lab.run.outcome import Run
 from lowbit.lab.view.run import view_subject
-from lowbit.spec.typed import Array, Expected
+from lowbit.spec import SPECIAL, Array, Case, Expected
 
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
@@ -95,14 +94,10 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(subject.operation, subject.seed)
-    expected = subject.expected(case, inputs)
+    inputs = case.inputs(subject.seed)
+    expected = case.expect(inputs, subject.seed)
     run = subject.run(case, inputs)
-    findings = (
-        [run.crash]
-        if run.crash
-        else judge(subject.operation, case.fill, subject.meant(inputs), run, expected)
-    )
+    findings = [run.crash] if run.crash else judge(case, inputs, run, expected)
     findings = [*run.memory.findings, *findings]
     if not run.crash and case.fill not in SPECIAL:
         if thorough or run.memory.atomics:

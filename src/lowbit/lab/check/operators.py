@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.check.cases import check_subject
 from lowbit.lab.report import CheckResult
-from lowbit.lab.run.cases import Case
 from lowbit.lab.source import OPERATOR
-from lowbit.spec.typed import Operation
+from lowbit.spec import Case
+from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,17 +30,16 @@ def functions() -> Mapping[str, Specified]:
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
     registered under a name that no specification has.
     """
-    from lowbit.spec.gpu import operations
     from lowbit.torch.registration import specified_functions
 
     known = specified_functions.load()
-    unknown = sorted(set(known) - set(operations()))
+    unknown = sorted(set(known) - set(operations.names()))
     if unknown:
         raise LookupError(
-            f"{unknown[0]} is the name of no operation in lowbit.spec.gpu; write one, or correct "
-            "the name given to @specified"
+            f"{unknown[0]} is the name of no operation in lowbit.spec.operations; write one, or "
+            "correct the name given to @specified"
         )
-    ordered = {n: known[n] for n in operations() if n in known}
+    ordered = {n: known[n] for n in operations.names() if n in known}
     return MappingProxyType(ordered)
 
 
@@ -52,7 +51,6 @@ def check_gpu(
 
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
-    from lowbit.spec.gpu import operations
 
     known = functions()
     if name is not None and name not in known:
@@ -61,19 +59,17 @@ def check_gpu(
     tried: set[Callable[..., Any]] = set()
     for one in known if name is None else [name]:
         function = known[one].function
-        for operation in _with_dtypes(operations()[one]):
-            subject = Request(function, operation, given=known[one].given).bound()
+        for operation in operations.get(one).variants():
+            given = {**known[one].given, **operation.static}
+            subject = Request(function, operation, given=given).bound()
             cases, notes = subject.cases()
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
             result = check_subject(subject, device, cases, notes, **how)
-            title = f"{one}, {operation.result.dtype}"
+            chosen = [f"{name}={value}" for name, value in operation.static.items()]
+            title = ", ".join([one, operation.result.dtype, *chosen])
             yield replace(result, kernel=OPERATOR + one, operation=title)
-
-
-def _with_dtypes(operation: Operation) -> list[Operation]:
-    return [operation.with_dtype(dtype) for dtype in operation.dtypes] or [operation]
 
 
 def _few(cases: list[Case]) -> list[Case]:

@@ -15,7 +15,7 @@ from lowbit.lab.report import CheckResult, Tell
 from lowbit.lab.run.triton import triton_modules
 from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
 from lowbit.lab.view.run import view_file
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
 
 
 def check(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowbit.registry import Registry
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """An exercise of the course. number: from 1, its place in `lowbit.spec.ladder`. hints: from
+    """An exercise of the course. number: from 1, its place in `lowbit.spec.exercises`. hints: from
     the idea to nearly the code; the last one may have several lines."""
 
     number: int
@@ -30,14 +30,14 @@ class Exercise:
         return f"{self.number:02d}_{self.name}"
 
 
-exercises: Registry[Exercise] = Registry("exercise", "lowbit.lab.exercises.course")
+course: Registry[Exercise] = Registry("exercise", "lowbit.lab.exercises.course")
 """By the name of the operation, in the order of their numbers."""
 
 
 def find(what: str) -> Exercise:
     """The exercise of a number or of an operation's name. ValueError for one that there is not."""
-    for exercise in exercises:
+    for exercise in course:
         if what in (exercise.name, str(exercise.number), f"{exercise.number:02d}"):
             return exercise
-    names = ", ".join(f"{one.number} {one.name}" for one in exercises)
+    names = ", ".join(f"{one.number} {one.name}" for one in course)
     raise ValueError(f"there is no exercise {what!r}; there are {names}")

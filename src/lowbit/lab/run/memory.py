@@ -18,7 +18,7 @@ from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison
 from lowbit.lab.run.trace import Access, Block, Computation, Kind
-from lowbit.spec.typed import Array
+from lowbit.spec import Array
 
 # Instead of the number of a program: more than one; somebody whose access is in order with every
 # later one, because it was atomic.

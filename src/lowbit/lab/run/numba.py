@@ -27,7 +27,7 @@ from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Grid, Program
 from lowbit.lab.run.tensor import CheckedTensor, poison, strides_of
 from lowbit.lab.run.unsupported import UnsupportedError, refusals
-from lowbit.spec.typed import TensorType
+from lowbit.spec import TensorType
 
 _ONE = np.ones(1, bool)
 _RUNNER = "Numba's CUDA simulator"

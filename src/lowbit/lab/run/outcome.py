@@ -13,7 +13,7 @@ from lowbit.lab.run.memory import EndlessError, Memory
 from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.tensor import CheckedTensor, widened
 from lowbit.lab.run.unsupported import UnsupportedError
-from lowbit.spec.typed import Array, Sizes
+from lowbit.spec import Array, Sizes
 
 # What a program may take, in steps of an interpreter: this much for each element of the space of
 # all sizes, and this much besides.

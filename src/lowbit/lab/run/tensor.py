@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.jit.interpret import offsets_of
-from lowbit.lab.run.cases import Layout
-from lowbit.numerics import bfloat16
-from lowbit.spec.typed import Array, Sizes, TensorType
+from lowbit.spec import DTYPES, Array, Layout, Sizes, TensorType
 
 Role = Literal["input", "output", "both"]
 
@@ -104,7 +102,8 @@ class CheckedTensor:
 
 def tensor_of(type_: TensorType, values: Array, layout: Layout, role: Role) -> CheckedTensor:
     """A fresh tensor that holds these values, in this layout."""
-    return CheckedTensor(type_, values, strides_of(values.shape, layout), role)
+    stored = values.view(storage_dtype(type_.dtype))
+    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role)
 
 
 def unwritten(type_: TensorType, sizes: Sizes) -> CheckedTensor:
@@ -130,17 +129,14 @@ def dtype_of(tensor: Any) -> str:
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for elements of this one: uint16 for bfloat16."""
+    """NumPy's dtype for elements of this one: uint16 for bfloat16, as Triton's interpreter has."""
     return np.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
 def widened(values: Array, dtype: str) -> Array:
     """What stored elements mean: float64, int64 or bool."""
-    if dtype == "bfloat16":
-        return bfloat16.widened(values).astype(np.float64)
-    if values.dtype.kind == "b":
-        return values
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    known = DTYPES[dtype]
+    return known.widened(values.view(known.storage))
 
 
 def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:

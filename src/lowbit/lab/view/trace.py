@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject, Way
-from lowbit.lab.run.cases import Case
 from lowbit.lab.run.judge import judge
 from lowbit.lab.run.outcome import Run
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import Trace, TracedTensor, Traffic
-from lowbit.spec.typed import Block, Expected, Operation, Sizes
+from lowbit.spec import Block, Case, Expected, Operation, Sizes
 
 
 def trace_kernel(
@@ -34,12 +33,12 @@ def trace_kernel(
 ) -> Trace:
     """Run a kernel once and record what it does; the arguments are those of `check`.
 
-    sizes: of the run, those of the exercise if None; fill: the data, one of check_cases.FILLS.
+    sizes: of the run, those of the exercise if None; fill: the data, one of spec.FILLS.
     Raises as `check` does, and RuntimeError with its message if the kernel stops with an error.
     """
     subject = Request(kernel, spec, grid, output, initial, seed, given).bound()
     operation = subject.operation
-    trace = trace_of(subject, Case(operation.complete(sizes or operation.exercise), fill))
+    trace = trace_of(subject, Case(operation, sizes or operation.exercise, fill))
     crashes = [finding for finding in trace.findings if finding.kind == "crash"]
     if crashes:
         raise RuntimeError(f"{subject.name} stops with an error: {crashes[0]}")
@@ -54,14 +53,12 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     """
     source, first_line = _source(subject)
     recorder = Recorder(limit)
-    inputs = case.inputs(subject.operation, subject.seed)
-    expected = subject.expected(case, inputs)
+    inputs = case.inputs(subject.seed)
+    expected = case.expect(inputs, subject.seed)
     run = subject.run(case, inputs, Way(recorder=recorder))
-    ending = (
-        [run.crash]
-        if run.crash
-        else judge(subject.operation, case.fill, subject.meant(inputs), run, expected)
-    )
+    fresh = subject.tensors(case, inputs)
+    given = {tensor.name: tensor.values for tensor in fresh if tensor.role != "output"}
+    ending = [run.crash] if run.crash else judge(case, inputs, run, expected)
     return Trace(
         kernel=subject.name,
         operation=subject.operation.name,
@@ -70,7 +67,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
         fill=case.fill,
         grid=subject.grid_at(case.sizes),
         tensors=tuple(
-            _traced(subject, run, tensor, inputs.get(tensor.name), expected)
+            _traced(subject, run, tensor, given.get(tensor.name), expected)
             for tensor in run.memory.tensors.values()
         ),
         events=tuple(recorder.events),
@@ -111,7 +108,7 @@ def _traced(
         after=tensor.values,
         written=written,
         traffic=run.memory.recorder.traffic.get(tensor.name, Traffic(nothing[0], nothing[1])),
-        expected=expected.value if is_result else None,
+        expected=expected.reference if is_result else None,
         wrong=expected.wrong(run.result) if is_result else None,
     )
 

@@ -11,12 +11,11 @@ from typing import Any
 
 from lowbit.lab.backends.backend import PLAIN, Backend, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
-from lowbit.lab.run.cases import Case, cases_of
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
 from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
 from lowbit.lab.run.triton import triton_modules
-from lowbit.spec.typed import Array, Operation
+from lowbit.spec import Array, Case, Operation, cases_of
 
 
 @backends.register("function")

@@ -1,1 +1,1 @@
-"""What the course says about each operation of `lowbit.spec.ladder`."""
+"""What the course says about each operation of `lowbit.spec.exercises`."""

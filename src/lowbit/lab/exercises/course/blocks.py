@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from lowbit.lab.exercises.exercise import Exercise, exercises
-from lowbit.spec import ladder
+from lowbit.lab.exercises.exercise import Exercise, course
+from lowbit.spec import exercises as operations
 
 for exercise in (
     Exercise(
         number=1,
-        operation=ladder.add_constant,
+        operation=operations.add_constant,
         formula="z_i = x_i + 10",
         idea="One program works on a whole block of lanes; a mask keeps lanes past the end away.",
         hints=(
@@ -25,7 +25,7 @@ tl.store(z_ptr + i, ..., mask=...)""",
     ),
     Exercise(
         number=2,
-        operation=ladder.add_constant_blocks,
+        operation=operations.add_constant_blocks,
         formula="z_i = x_i + 10",
         idea="A grid of programs, a block to each; the last block is ragged, so the mask matters.",
         hints=(
@@ -41,7 +41,7 @@ tl.store(z_ptr + i, ..., mask=...)""",
     ),
     Exercise(
         number=3,
-        operation=ladder.outer_add,
+        operation=operations.outer_add,
         formula="z_ji = x_i + y_j",
         idea="Broadcasting: a row of lanes meets a column of lanes and makes a block [B1, B0].",
         hints=(
@@ -60,7 +60,7 @@ tl.store(z_ptr + j[:, None] * N0 + i[None, :], ..., mask=inside)""",
     ),
     Exercise(
         number=4,
-        operation=ladder.outer_add_blocks,
+        operation=operations.outer_add_blocks,
         formula="z_ji = x_i + y_j",
         idea="The grid has two axes, as the result has; both edges are ragged.",
         hints=(
@@ -79,7 +79,7 @@ tl.store(z_ptr + j[:, None] * N0 + i[None, :], ..., mask=inside)""",
     ),
     Exercise(
         number=5,
-        operation=ladder.outer_mul_relu,
+        operation=operations.outer_mul_relu,
         formula="z_ji = relu(x_i · y_j)",
         idea="Fusion: what follows the product happens in registers, before the only store.",
         hints=(
@@ -94,7 +94,7 @@ tl.store(z_ptr + ..., z, mask=inside)""",
     ),
     Exercise(
         number=6,
-        operation=ladder.mul_relu_backward,
+        operation=operations.mul_relu_backward,
         formula="dx_ji = dz_ji · y_j where x_ji · y_j > 0, else 0",
         idea="The chain rule in a kernel: compute the forward again rather than store it.",
         hints=(
@@ -112,4 +112,4 @@ tl.store(dx_ptr + at, tl.where(..., dz * y, 0.0), mask=inside)""",
         ),
     ),
 ):
-    exercises.add(exercise.name, exercise)
+    course.add(exercise.name, exercise)
