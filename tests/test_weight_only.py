@@ -21,9 +21,9 @@ from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
 from lowbit.lab.cpu_functions import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
 from lowbit.spec import Case, Operation, fills_of
 from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.weights.panels import PackedMatrix
 
 pytestmark = pytest.mark.slow
 
