@@ -14,8 +14,8 @@ import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes  # noqa: E402
 from lowbit.kernels.triton.fast.int4_matmul import int4_choice  # noqa: E402
-from lowbit.kernels.triton.fast.int4_weight import TILE_DEPTH, TILE_ROWS  # noqa: E402
 from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
+from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS  # noqa: E402
 from lowbit.torch.functional import Int4Weight, int4_matmul, pack_int4  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -314,8 +314,8 @@ def test_ahead_of_time_one_row(
     made = compile_ahead(
         int4_one_row.one_row_kernel,
         {**POINTERS, "x_ptr": kind, "z_ptr": kind, "N": "i32" if n % 16 == 0 else "i32:1",
-         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": int4_one_row._parts(depth),
-         "ROWS": config.rows, "STAGES": config.num_stages},
+         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True,
+         "PARTS": int4_one_row._parts(depth), "ROWS": config.rows, "STAGES": config.num_stages},
         sm, num_warps=config.num_warps,
     )  # fmt: skip
     # All of x's digits are in registers, and as many programs fit as are started.

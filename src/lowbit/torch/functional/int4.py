@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.int4_weight import (
+from lowbit.kernels.triton.fast.tiles import (
+    GROUP_UNIT,
     MIDDLE,
     TILE_DEPTH,
     TILE_ROWS,
@@ -38,8 +39,8 @@ def pack_int4(
     words = _words(weight)
     N, K = words.shape[0], words.shape[1] * 8
     check_tensor("pack_int4", "scale", scale, FLOATS)
-    if not isinstance(group_size, int) or group_size < 32 or group_size % 32:
-        raise ValueError(f"pack_int4: group_size is {group_size}; give a multiple of 32")
+    if not isinstance(group_size, int) or group_size < 1 or group_size % GROUP_UNIT:
+        raise ValueError(f"pack_int4: group_size is {group_size}; give a multiple of {GROUP_UNIT}")
     groups = -(-K // group_size)
     for name, one in (("scale", scale), ("zero_point", zero_point)):
         if one is not None and list(one.shape) != [N, groups]:
@@ -132,10 +133,10 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
-# Its arguments are x and the fields of the weight.
+_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(Int4Weight))
+
 _int4_matmul_op = register(
-    f"int4_matmul(Tensor x, {', '.join(f'{_TYPES[str(f.type)]} {f.name}' for f in fields(Int4Weight))})"
-    " -> Tensor",
+    f"int4_matmul(Tensor x, {_FIELDS}) -> Tensor",
     kernel="int4_matmul.int4_matmul",
     cpu=_reference,
     fake=_fake,

@@ -81,12 +81,14 @@ def padded_head(size: int) -> int:
     return max(LEAST_DOT, triton.next_power_of_2(size))
 
 
-@choices.register("attention")
 @lru_cache(1024)
 def attention_choice(gpu: Gpu, head_size: int, causal: bool = False) -> Choice[AttentionConfig]:
     """For heads of this size."""
     key = padded_head(head_size), causal
     return from_table("attention_kernel", TABLE, gpu, key, _FALLBACK)
+
+
+choices.add("attention", attention_choice)
 
 
 @triton.jit

@@ -92,12 +92,14 @@ TABLE: Table[BackwardConfig] = {
 _FALLBACK = BackwardConfig(KeysConfig(32, 32, 4, 1), AttentionConfig(64, 32, 4, 1))
 
 
-@choices.register("attention_backward")
 @lru_cache(1024)
 def backward_choice(gpu: Gpu, head_size: int) -> Choice[BackwardConfig]:
     """For heads of this size."""
     kernels = "attention_dk_dv_kernel and attention_dq_kernel"
     return from_table(kernels, TABLE, gpu, padded_head(head_size), _FALLBACK)
+
+
+choices.add("attention_backward", backward_choice)
 
 
 @triton.jit

@@ -70,11 +70,13 @@ TABLE: Table[MatmulConfig] = {
 _FALLBACK = {2: MatmulConfig(128, 128, 32, 8, 3), 4: MatmulConfig(64, 128, 16, 8, 3, flat=False)}
 
 
-@choices.register("bmm")
 @lru_cache(1024)
 def matmul_choice(gpu: Gpu, itemsize: int) -> Choice[MatmulConfig]:
     """For any sizes."""
     return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, _FALLBACK[itemsize])
+
+
+choices.add("bmm", matmul_choice)
 
 
 @triton.jit

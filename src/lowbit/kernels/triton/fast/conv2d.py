@@ -64,12 +64,14 @@ _ANY = {
 _NARROW = 64
 
 
-@choices.register("conv2d")
 @lru_cache(1024)
 def conv_choice(gpu: Gpu, channels: int, itemsize: int) -> Choice[ConvConfig]:
     """For so many output channels."""
     kind = "float32" if itemsize == 4 else "narrow" if channels <= _NARROW else "wide"
     return from_table("conv2d_kernel", TABLE, gpu, kind, _ANY[kind])
+
+
+choices.add("conv2d", conv_choice)
 
 
 @triton.jit

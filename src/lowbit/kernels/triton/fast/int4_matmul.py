@@ -1,4 +1,4 @@
-"""Products with 4-bit weights: x [M, K] · dequantized weight [N, K]ᵀ, and which kernel serves them."""
+"""Products with 4-bit weights, x [M, K] · dequantized weight [N, K]ᵀ: which kernel serves them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
 from lowbit.kernels.triton.fast.config import Choice, choices
-from lowbit.kernels.triton.fast.int4_weight import TILE_ROWS, Int4Weight
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
+from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
 _DEQUANTIZED_TILES = 256  # of rows of the weight, that are floats at one time
 
@@ -60,7 +60,6 @@ KERNELS = {
 """The first that does not refuse serves a product."""
 
 
-@choices.register("int4_matmul")
 @lru_cache(1024)
 def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any]:
     """For x [M, K] by a weight [N, K]."""
@@ -71,6 +70,9 @@ def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any
             return Choice(name, kernel.config(gpu, N, K), kernel.why, tuple(refused))
         refused.append((name, refusal))
     raise AssertionError("the last kernel serves every product")
+
+
+choices.add("int4_matmul", int4_choice)
 
 
 def int4_matmul(x: Tensor, *parts: Any) -> Tensor:

@@ -18,11 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import not_powers, require
-from lowbit.kernels.triton.fast.int4_weight import TILE_ROWS, Int4Weight
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.tiles import GROUP_UNIT, TILE_ROWS, Int4Weight
 
 MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program
-_PART = 32  # k that share a scale of x's digits, and a thread of the kernel
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,12 @@ def vector_config(gpu: Gpu, N: int, K: int) -> VectorConfig:
     while rows > 1 and rows * at_once > N:
         rows //= 2
     # To load ahead pays only for programs that go on for a while.
-    return VectorConfig(rows, num_warps, 3 if N > 4 * rows * at_once else 1, programs)
+    return VectorConfig(rows, num_warps, 3 if 4 * rows * at_once < N else 1, programs)
 
 
 def _parts(depth: int) -> int:
     """How many times 32 k there are, rounded up to a power of two; at least a warp's 32."""
-    return triton.next_power_of_2(max(triton.cdiv(depth, _PART), 32))
+    return triton.next_power_of_2(max(triton.cdiv(depth, GROUP_UNIT), 32))
 
 
 @triton.jit

@@ -35,19 +35,9 @@ class ColumnConfig:
 
 @triton.jit
 def norm_weight_kernel(
-    x_ptr,
-    dz_ptr,
-    mean_ptr,
-    rstd_ptr,
-    sums_ptr,
-    rows,
-    length,
-    x_stride,
-    dz_stride,
-    CENTRED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    x_ptr, dz_ptr, mean_ptr, rstd_ptr, sums_ptr, rows, length, x_stride, dz_stride,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Program (c, g) sums, for a block of columns, every programs(1)-th block of rows from g on;
     sums is [2, groups, length]: dz · n, and dz, with n the normalized x."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -56,7 +56,6 @@ def row_sum_kernel(
     tl.store(z_ptr + row * tl.num_programs(1) + tl.program_id(1), z, mask=row < rows)
 
 
-@choices.register("sum")
 @lru_cache(1024)
 def sum_choice(gpu: Gpu, rows: int, length: int) -> Choice[SumConfig]:
     """By a rule: enough programs to fill the GPU, from the parts of rows if there are few."""
@@ -67,6 +66,9 @@ def sum_choice(gpu: Gpu, rows: int, length: int) -> Choice[SumConfig]:
     parts = min(max(wanted * together // max(rows, 1), 1), -(-length // chunk))
     config = SumConfig(together, chunk, parts, min(max(warps, 4), 8))
     return Choice("row_sum_kernel", config, f"cut so that {wanted} programs run, or more")
+
+
+choices.add("sum", sum_choice)
 
 
 def row_sum(x: Tensor, config: SumConfig | None = None) -> Tensor:

@@ -66,7 +66,8 @@ class RowConfig:
             return f"a row of {length} in {parts} parts cannot share its programs with other rows"
         # The parts of a row wait for each other, so all of them must be able to run at once.
         if parts > processors:
-            return f"a row of {length} would have {parts} parts, more than the {processors} multiprocessors"
+            more = f"more than the {processors} multiprocessors"
+            return f"a row of {length} would have {parts} parts, {more}"
         return None
 
 
@@ -157,13 +158,9 @@ def as_rows(x: Tensor) -> Tensor:
 
 @triton.jit
 def place(
-    words_ptr,
-    rows,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    words_ptr, rows,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """The rows (int64 [ROWS]), the part, and the columns of its first piece (as [1, columns]).
 
     Parts wait for each other, so no part may start after one of a later row: programs are
@@ -178,13 +175,30 @@ def place(
 
 
 @triton.jit
-def load_pieces(start, there, column, length, other: tl.constexpr, PIECES: tl.constexpr):
-    """From `start` ([ROWS, 1], pointers to the rows) the pieces of a chunk, as a tuple."""
+def load_pieces(
+    x_ptr, stride, row, rows, column, length, other: tl.constexpr, PIECES: tl.constexpr
+):
+    """The pieces of a chunk of these rows, which begin at `column`, as a tuple."""
+    start, there = x_ptr + (row * stride)[:, None], (row < rows)[:, None]
     pieces = ()
     for i in tl.static_range(PIECES):
         at = column + i * column.shape[1]
         pieces = pieces + (tl.load(start + at, mask=there & (at < length), other=other),)  # noqa: RUF005
     return pieces
+
+
+@triton.jit
+def store_piece(z_ptr, piece, row, rows, at, length):
+    """Store a piece at the columns `at` of a contiguous z, in z's dtype."""
+    to = z_ptr + row[:, None] * length + at
+    there = (row < rows)[:, None]
+    tl.store(to, piece.to(z_ptr.dtype.element_ty), mask=there & (at < length))
+
+
+@triton.jit
+def load_along(x_ptr, at, length):
+    """What all rows share, at the columns `at`, as float32."""
+    return tl.load(x_ptr + at, mask=at < length, other=0.0).to(tl.float32)
 
 
 @triton.jit
