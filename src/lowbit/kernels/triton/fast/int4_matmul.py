@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
@@ -60,7 +59,7 @@ KERNELS = {
 """The first that does not refuse serves a product."""
 
 
-@lru_cache(1024)
+@choosing("int4_matmul")
 def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any]:
     """For x [M, K] by a weight [N, K]."""
     refused = list[tuple[str, str]]()
@@ -70,9 +69,6 @@ def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any
             return Choice(name, kernel.config(gpu, N, K), kernel.why, tuple(refused))
         refused.append((name, refusal))
     raise AssertionError("the last kernel serves every product")
-
-
-choices.add("int4_matmul", int4_choice)
 
 
 def int4_matmul(x: Tensor, *parts: Any) -> Tensor:

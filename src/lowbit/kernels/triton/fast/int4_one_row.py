@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, require
+from lowbit.kernels.triton.fast.config import Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import GROUP_UNIT, TILE_ROWS, Int4Weight
 
@@ -25,7 +25,7 @@ MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a pro
 
 
 @dataclass(frozen=True)
-class VectorConfig:
+class VectorConfig(Config):
     """How one row is multiplied: `rows` of the weight at once, and `programs` on each
     multiprocessor."""
 
@@ -36,7 +36,7 @@ class VectorConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, rows=1, num_warps=1):
+        if refusal := self.not_powers(rows=1, num_warps=1):
             return refusal
         # The weight is padded to whole tiles, and loaded without a mask.
         if self.rows > TILE_ROWS:
@@ -205,7 +205,7 @@ def vector(x: Tensor, weight: Int4Weight, config: VectorConfig) -> Tensor:
 
     ValueError if `config` is none.
     """
-    require(config)
+    config.require()
     gpu = gpu_of(x.device)
     z = torch.empty(1, weight.N, dtype=x.dtype, device=x.device)
     arguments = {

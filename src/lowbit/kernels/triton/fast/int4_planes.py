@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import options_of
+from lowbit.kernels.triton.fast.config import Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS, Int4Weight
 
@@ -31,7 +31,7 @@ _PROGRAMS = 750  # of `rows_kernel` that keep an H200 busy, by measurement
 
 
 @dataclass(frozen=True)
-class RowsConfig:
+class RowsConfig(Config):
     """How many rows are multiplied: by `splits` programs along K for each tile of rows."""
 
     splits: int
@@ -244,7 +244,7 @@ def _up_to_64(x: Tensor, weight: Int4Weight, config: RowsConfig) -> Tensor:
         "partial_ptr": partial if config.splits > 1 else sums,
         "SPLITS": config.splits,
     }
-    launch(rows_kernel, (tiles, config.splits), arguments, **options_of(config))
+    launch(rows_kernel, (tiles, config.splits), arguments, **config.options)
     return z
 
 

@@ -9,14 +9,14 @@ One text serves both: RMSNorm is LayerNorm that takes the mean for 0 and has no 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choices, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
@@ -175,7 +175,7 @@ def norm_backward_kernel(
         store_piece(dx_ptr, dx * rstd[:, None], row, rows, at, length)
 
 
-@lru_cache(1024)
+@choosing("layer_norm")
 def norm_choice(
     gpu: Gpu,
     length: int,
@@ -189,17 +189,13 @@ def norm_choice(
     return row_choice("norm_kernel", table, gpu, length, itemsize)
 
 
-choices.add("layer_norm", norm_choice)
 choices.add("rms_norm", partial(norm_choice, centred=False))
 
 
-@lru_cache(1024)
+@choosing("norm_backward")
 def norm_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("norm_backward_kernel", {}, gpu, length, itemsize)
-
-
-choices.add("norm_backward", norm_backward_choice)
 
 
 def norm(

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, not_powers, options_of, require
+from lowbit.kernels.triton.fast.config import Choice, Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 
 _WARP = 32
@@ -32,7 +32,7 @@ LARGEST_CHUNK = 16384
 
 
 @dataclass(frozen=True)
-class RowConfig:
+class RowConfig(Config):
     """How rows are cut: `rows` of them to a program, and `chunk` elements of each.
 
     A row longer than `chunk` is shared by several programs. A chunk is worked on in so many
@@ -54,7 +54,7 @@ class RowConfig:
     def refusal(self, length: int, processors: int) -> str | None:
         """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
         they can."""
-        if refusal := not_powers(self, rows=1, chunk=1, num_warps=1, pieces=1):
+        if refusal := self.not_powers(rows=1, chunk=1, num_warps=1, pieces=1):
             return refusal
         if self.pieces > self.chunk:
             return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
@@ -129,7 +129,7 @@ class Cut:
         """
         rows, length = x.shape
         gpu, parts = gpu_of(x.device), config.parts(length)
-        require(config, length, gpu.multiprocessors)
+        config.require(length, gpu.multiprocessors)
         if parts > 1:
             words = torch.zeros(rows * parts + 1, dtype=torch.int64, device=x.device)
         else:
@@ -147,7 +147,7 @@ class Cut:
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }
         grid = (-(-rows // config.rows) * parts,)
-        return cls(grid, arguments, options_of(config))
+        return cls(grid, arguments, config.options)
 
 
 def as_rows(x: Tensor) -> Tensor:

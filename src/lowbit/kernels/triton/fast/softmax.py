@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
@@ -119,22 +117,16 @@ def softmax_backward_kernel(
         store_piece(dx_ptr, dx, row, rows, column + i * PIECE, length)
 
 
-@lru_cache(1024)
+@choosing("softmax")
 def softmax_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("softmax_kernel", FORWARD, gpu, length, itemsize)
 
 
-choices.add("softmax", softmax_choice)
-
-
-@lru_cache(1024)
+@choosing("softmax_backward")
 def softmax_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("softmax_backward_kernel", {}, gpu, length, itemsize)
-
-
-choices.add("softmax_backward", softmax_backward_choice)
 
 
 def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
