@@ -16,11 +16,11 @@ from lowbit.dispatch import Plan, Request
 from lowbit.isa import SETS, active, available, chain, get, host
 from lowbit.jit import threads
 from lowbit.jit.interpret import Access
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, PANEL, blocks, padded_k
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
 from lowbit.ops import pack
 
 INTEGER = Source("u8"), Epilogue()
@@ -98,7 +98,7 @@ def test_the_kernel_stores_each_element_once(
     a = rng.integers(0, 256, (m, k)).astype(np.uint8)
     b = rng.integers(-128, 128, (k, n)).astype(np.int8)
     packed, out, trace = pack(b), np.full((m, n), -1, np.int32), list[Access]()
-    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "requantize"))
+    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "parameters"))
     arguments = {
         **unused,
         "a": a, "a_row_stride": k, "a_stride": 1,

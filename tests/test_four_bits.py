@@ -12,8 +12,8 @@ from tests.kernels.test_products import interpreted
 
 import lowbit
 from lowbit.isa import SETS
-from lowbit.kernels.cpu.layout import padded_k
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import micro_kernels
+from lowbit.kernels.cpu.shared.layout import padded_k
 
 ISAS = pytest.mark.parametrize(
     "isa",

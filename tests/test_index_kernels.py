@@ -8,8 +8,8 @@ import pytest
 import lowbit
 from lowbit.index_search import Queries
 from lowbit.isa import active, named
-from lowbit.kernels.cpu.group_scores import group_scores
-from lowbit.kernels.cpu.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
 
 
 def _select(numbers: np.ndarray, count: int, width: int, interpreted: bool) -> np.ndarray:

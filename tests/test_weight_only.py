@@ -12,16 +12,17 @@ import pytest
 import lowbit
 from lowbit.isa import SETS, available, named
 from lowbit.jit.interpret import OutOfBoundsError
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.product import product as product_kernel
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product as product_kernel
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
+
+pytestmark = pytest.mark.slow
 
 ISAS = pytest.mark.parametrize(
     "isa",
@@ -114,7 +115,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "column_sum": b.column_sums.view(np.int32),
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
         "column_scale": b.scale, "bias": None, "residual": None, "residual_stride": 0,
-        "requantize": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
         "private": np.zeros(3 * demand.lines * PANEL_LINE, np.uint8),
         "private_bytes": 3 * demand.lines * PANEL_LINE,

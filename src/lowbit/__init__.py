@@ -10,7 +10,7 @@ lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 
 from lowbit.gemm import gemm
 from lowbit.index import VectorIndex
-from lowbit.kernels.cpu.epilogue import Clamp
+from lowbit.kernels.cpu.shared.epilogue import Clamp
 from lowbit.numerics import QTensor, quantize
 from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
 from lowbit.packed import PackedMatrix

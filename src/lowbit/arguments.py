@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.layout import PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks
+from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
@@ -145,25 +146,61 @@ def output(
     out: Any,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    inputs: tuple[Array | None, ...] = (),
+    inputs: tuple[Any, ...] = (),
 ) -> tuple[Array, Any]:
-    """(where to write, what to return): `out`, or a new array of the kind of `like`."""
+    """(where to write, what to return): `out`, or a new array of the kind of `like`.
+
+    ValueError: `out` is of another shape or type, read-only, or shares memory with itself or with
+    one of `inputs`, which are what the user gave. MemoryError: there cannot be such an array.
+    """
     if out is None:
+        fresh = empty(shape, dtype)
         if type(like) is not np.ndarray and _is_torch(like):
-            torch = sys.modules["torch"]
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype.name))
-            return tensor.numpy(), tensor
-        size = math.prod(shape) * dtype.itemsize
-        fresh = np.empty(shape, dtype) if size < _LARGE else aligned_empty(shape, dtype)
+            return fresh, sys.modules["torch"].from_numpy(fresh)
         return fresh, fresh
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:
         raise ValueError(f"out must be {dtype} {shape}, got {target.dtype} {target.shape}")
     if not target.flags.writeable:
         raise ValueError("out is read-only")
-    if any(one is not None and np.may_share_memory(target, one) for one in inputs):
-        raise ValueError("out shares memory with an operand, which would be overwritten while read")
+    check_no_overlap(target.shape, target.strides, dtype.itemsize)
+    for one in map(_memory, inputs):
+        if one is not None and np.may_share_memory(target, one):
+            raise ValueError(
+                "out shares memory with an operand, which would be overwritten while read"
+            )
     return target, out
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A new array; MemoryError, saying how large it would be, if there cannot be one."""
+    size = math.prod(shape) * dtype.itemsize
+    return np.empty(shape, dtype) if size < _LARGE else aligned_empty(shape, dtype)
+
+
+def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> None:
+    """ValueError if elements of `out` may lie in each other's bytes: if an axis steps less far than
+    all that lies inside of it."""
+    extent = item
+    axes = [(abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1]
+    for stride, count in sorted(axes):
+        if stride < extent and 0 not in shape:
+            raise ValueError(
+                f"out shares memory with itself: {shape} elements of {item} bytes, "
+                f"{strides} bytes apart"
+            )
+        extent += stride * (count - 1)
+
+
+def _memory(value: Any) -> Array | None:
+    """Where an operand's numbers are, if it is an array or a tensor."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not _is_torch(value):
+        return None
+    torch = sys.modules["torch"]
+    value = value.detach()
+    return (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
 
 
 def per_row(value: Any, rows: int, name: str) -> Array:
@@ -171,7 +208,12 @@ def per_row(value: Any, rows: int, name: str) -> Array:
     if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.shape == (rows,):
         return np.ascontiguousarray(value)
     each = np.empty(rows, _FLOAT32)
-    each[...] = value if isinstance(value, float | int) else _numbers(value, name, "iuf", rows)
+    if type(value) is float and -BEYOND < value < BEYOND:
+        each.fill(value)
+    elif isinstance(value, float | int):
+        each.fill(float32_number(value, name))
+    else:
+        each[...] = float32_array(_numbers(value, name, "iuf", rows), name)
     return each
 
 
@@ -196,10 +238,7 @@ def zero_points(value: Any, rows: int, dtype: np.dtype[Any], name: str, shift: i
 
 
 def _numbers(value: Any, name: str, kinds: str, rows: int) -> Array:
-    given = np.asarray(value)
-    if given.dtype.kind not in kinds:
-        what = "real numbers" if "f" in kinds else "integers"
-        raise TypeError(f"{name} must be of {what}, got {given.dtype}")
+    given = _plain(value, name, kinds)
     if given.shape not in ((), (1,), (rows,)):
         raise ValueError(f"{name} must be one number or have shape ({rows},), got {given.shape}")
     return given
@@ -207,14 +246,22 @@ def _numbers(value: Any, name: str, kinds: str, rows: int) -> Array:
 
 def per_column(value: Any, columns: int, name: str) -> Array:
     """Real numbers for each column as float32, padded with zeros to whole panels."""
-    given = np.asarray(value.detach() if _is_torch(value) else value)
-    if given.dtype.kind not in "iuf":
-        raise TypeError(f"{name} must be of real numbers, got {given.dtype}")
+    given = _plain(value, name, "iuf")
     if given.shape != (columns,):
         raise ValueError(f"{name} must have shape ({columns},), got {given.shape}")
     if columns % PANEL == 0 and given.dtype is _FLOAT32 and given.flags.c_contiguous:
         return given
-    return padded(given.astype(np.float32))
+    return padded(float32_array(given, name))
+
+
+def _plain(value: Any, name: str, kinds: str) -> Array:
+    """Numbers of the given kinds as an array. TypeError: they are others, or some are masked."""
+    given = np.asarray(value.detach() if _is_torch(value) else value)
+    if given.dtype.kind not in kinds or isinstance(value, np.ma.MaskedArray):
+        what = "real numbers" if "f" in kinds else "integers"
+        kind = type(value).__name__ if isinstance(value, np.ma.MaskedArray) else given.dtype
+        raise TypeError(f"{name} must be of {what}, got {kind}")
+    return given
 
 
 def per_element(value: Any, shape: tuple[int, int], name: str) -> Array:

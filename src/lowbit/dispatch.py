@@ -18,13 +18,18 @@ from lowbit.isa import InstructionSet, host
 from lowbit.jit import threads
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.groups import Grouping, group_count
-from lowbit.kernels.cpu.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import UNPROVEN, Demand, MicroKernel, Shape
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    UNPROVEN,
+    Demand,
+    MicroKernel,
+    Shape,
+    micro_kernels,
+)
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping, group_count
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
 _WORK_PER_THREAD = 1 << 20
@@ -109,20 +114,20 @@ class Plan:
         zero: Address = None,
         bias: Address = None,
         residual: Address = None,
-        requantize: Address = None,
+        parameters: Address = None,
     ) -> None:
         """Compute. Operands that the epilogue does not use are None; strides count elements.
 
         a: the left operand, `strides` apart from row to row and within one; scale, zero: float32
         and int32, one entry a row of a, or None where they are made from float32 rows.
         right: a PackedMatrix's addresses. out: rows, contiguous, `out_stride` apart. bias: float32
-        for each column, padded to whole panels; residual: float32 [M, N], contiguous; requantize:
-        float32 (1 / scale, zero point) of a quantized output.
+        for each column, padded to whole panels; residual: float32 [M, N], contiguous; parameters:
+        float32, the numbers of steps and output.
         """
         rows = self.request.m
         if self.chunk_rows >= rows:
             self._run_rows(rows, a, strides, right, out, out_stride, scale, zero, bias, residual,
-                           requantize)  # fmt: skip
+                           parameters)  # fmt: skip
             return
         element = FLOATS.get(self.request.source.kind, 1)
         out_element = OUTPUTS[self.request.epilogue.out].bytes
@@ -138,7 +143,7 @@ class Plan:
                 _moved(zero, 4 * first),
                 bias,
                 _moved(residual, 4 * first * self.request.n),
-                requantize,
+                parameters,
             )
 
     def _run_rows(
@@ -153,15 +158,15 @@ class Plan:
         zero: Address,
         bias: Address,
         residual: Address,
-        requantize: Address,
+        parameters: Address,
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
-        packed = workspace.reserve(
+        packed, address = workspace.reserve(
             self.packed_bytes
             + self.threads * self.private_bytes
             + 4 * self.chunk_rows * (1 + 2 * self.groups)
         )
-        private = packed + self.packed_bytes
+        private = address + self.packed_bytes
         made = private + self.threads * self.private_bytes
         row_sums = made + 4 * self.chunk_rows
         if self.makes_rows:
@@ -170,7 +175,7 @@ class Plan:
         panels, sums, zeros, scales = right
         self.program(
             self.threads, a, row_stride, stride, packed, scale, zero, row_sums,
-            panels, sums, zeros, scales, bias, residual, self.n, requantize, out, out_stride,
+            panels, sums, zeros, scales, bias, residual, self.n, parameters, out, out_stride,
             rows, self.n, self.k, self.block_rows, self.item_steps, self.item_panels,
             private, self.private_bytes,
         )  # fmt: skip
@@ -226,9 +231,7 @@ def plan(request: Request) -> Plan:
 def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
     """How many threads a product uses: `wanted`, or as many as there are and the work is worth."""
     if wanted is not None:
-        if not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"threads must be an integer of at least 1, got {wanted!r}")
-        return min(wanted, _MOST_THREADS)
+        return min(threads.checked(wanted), _MOST_THREADS)
     worth = m * n * k // _WORK_PER_THREAD
     return 1 if worth < 2 else min(threads.max_threads(), worth)
 
@@ -244,6 +247,7 @@ def _make(request: Request) -> Plan:
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // row_bytes
     fused = request.source.kind in ("u8", "s8") and width >= min(request.n, _FUSED_COLUMNS)
+    fused = fused and not micro.shape(demand)[0].span  # in which rows are read span by span
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
@@ -268,6 +272,8 @@ def _make(request: Request) -> Plan:
         private_bytes += step_rows * row_bytes
     if request.weight != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * demand.lines * PANEL_LINE
+    if shape.span:
+        private_bytes += item_steps * item_panels * shape.step_sums
     return Plan(
         request=request,
         program=program,
@@ -296,11 +302,15 @@ def _items(
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
     Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
     some steps for each panel that it fetches, then columns, then rows down to single steps.
+    With spans of K, that is true of the panels of a span, and of sums in place of rows.
     """
-    fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
+    cache = host.caches()["L2"]
+    fitting = cache // (2 if fused else 4) // (shape.span * LINE or padded_k(request.k))
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     step_bytes_rows = step_rows * request.demand.planes
+    if shape.span:  # then not rows take the other quarter, but their sums
+        fitting = cache // 4 // (4 * min(request.n, fitting))
     down = 1 if fused else blocks(steps, max(1, fitting // step_bytes_rows))  # and below
     each = request.m * request.n * request.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1

@@ -20,11 +20,11 @@ from lowbit.finish import Finish
 from lowbit.isa import host
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.kernels.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
 
@@ -88,15 +88,20 @@ class Form(NamedTuple):
             zero=zero,
             bias=bias,
             residual=residual,
-            requantize=self.finish.requantize,
+            parameters=self.finish.parameters,
         )
         if target is not out:
             out[...] = target
 
 
 def threads_key(threads: int | None) -> int:
-    """What a key says of the threads: the number asked for, or as many as there are now."""
-    return -thread_runtime.max_threads() if threads is None else threads
+    """What a key says of the threads: the number asked for, or, negative, as many as there are now.
+
+    ValueError for what is no number of threads: it could equal one that is (1.0, True).
+    """
+    if threads is None:
+        return -thread_runtime.max_threads()
+    return threads if type(threads) is int and threads > 0 else thread_runtime.checked(threads)
 
 
 def keep(

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
-from lowbit.arguments import matrix
+from lowbit.arguments import check_no_overlap, empty, matrix
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.float_call import (
+from lowbit.kernels.cpu.float.call import (
     BYTES,
     Layout,
     Run,
@@ -28,8 +28,9 @@ from lowbit.kernels.cpu.float_call import (
     product_call,
     request_of,
 )
-from lowbit.kernels.cpu.float_plan import MOST_DOT_ROWS, make, make_dots
+from lowbit.kernels.cpu.float.plan import MOST_DOT_ROWS, make, make_dots
 from lowbit.numerics import bfloat16
+from lowbit.numerics.float32 import BEYOND, float32_number
 
 Array = npt.NDArray[Any]
 
@@ -84,12 +85,8 @@ def gemm(
 
 
 def _factor(value: Any, name: str) -> float:
-    if type(value) is float:
-        return value
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    known = type(value) is float and -BEYOND < value < BEYOND
+    return value if known else float32_number(value, name)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -141,13 +138,14 @@ def _result_shape(a: Layout, b: Layout) -> tuple[int, int]:
 def _empty(like: Any, shape: tuple[int, int], dtype: str) -> Any:
     if _is_tensor(like):
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        size = np.dtype(np.float32 if dtype == "float32" else np.int16)
+        return torch.from_numpy(empty(shape, size)).view(getattr(torch, dtype))
     if dtype == "float32":
-        return np.empty(shape, np.float32)
+        return empty(shape, _FLOAT32)
     ml_dtypes = sys.modules.get("ml_dtypes")
     if ml_dtypes is None:
         raise TypeError("NumPy has no bfloat16 of its own: import ml_dtypes, which has")
-    return np.empty(shape, ml_dtypes.bfloat16)
+    return empty(shape, np.dtype(ml_dtypes.bfloat16))
 
 
 def _address(value: Any) -> int:
@@ -212,6 +210,7 @@ def _prepared(
     shape = _result_shape(a, b)
     if a.dtype != b.dtype:
         raise TypeError(f"a is {a.dtype} and b is {b.dtype}: convert one of them")
+    check_no_overlap(out.shape, out.strides, BYTES[out.dtype])
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
     if c is None and adds:
@@ -251,6 +250,7 @@ class _Scaling:
             out[...] = 0
             return
         scaled = _float32(given.c) * np.float32(factors[1])
+        scaled[np.isnan(scaled)] = np.nan  # of one sign, as in products
         out[...] = scaled if out.dtype == np.float32 else bfloat16.rounded(scaled)
 
 
@@ -293,12 +293,7 @@ _KNOWN_BITS = {0.0: 0, 1.0: 0x3F800000}
 def _bits(value: float) -> int:
     """The bits of a float32, as the kernels take their factors."""
     known = _KNOWN_BITS.get(value)
-    if known is not None:
-        return known
-    try:
-        return struct.unpack("<I", struct.pack("<f", value))[0]
-    except OverflowError:
-        raise ValueError(f"alpha and beta are float32 numbers, and {value} is too large") from None
+    return struct.unpack("<I", struct.pack("<f", value))[0] if known is None else known
 
 
 class _Product:

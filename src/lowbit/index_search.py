@@ -17,12 +17,12 @@ import numpy.typing as npt
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import MAX_GROUP, Epilogue
-from lowbit.kernels.cpu.group_scores import group_scores
-from lowbit.kernels.cpu.layout import LINE, PANEL, blocks
-from lowbit.kernels.cpu.select import EMPTY, LAST_PLACE, keep_greatest
-from lowbit.kernels.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP, Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.numerics import quantize_rows
 from lowbit.packed import PackedMatrix
 

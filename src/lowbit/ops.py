@@ -32,11 +32,11 @@ from lowbit.arguments import (
 )
 from lowbit.finish import INTEGERS, Finish, reinterpreted, steps_tuple
 from lowbit.forms import Form, keep, threads_key
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue, Step
-from lowbit.kernels.cpu.groups import Grouping
-from lowbit.kernels.cpu.layout import FLIP
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, Step
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
 
@@ -123,12 +123,13 @@ def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> 
     if isinstance(right, PackedMatrix) or right.ndim == 2:
         flat = left.reshape(math.prod(left.shape[:-1]), left.shape[-1])
         columns = right.shape[1]
-        result, returned = output(a, out, (*left.shape[:-1], columns), np.dtype(np.int32))
+        given = () if isinstance(right, PackedMatrix) else (right,)
+        result, returned = output(a, out, (*left.shape[:-1], columns), _INT32, (left, *given))
         result[...] = matmul(flat, right, threads=threads, isa=isa).reshape(result.shape)
         return returned
     leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     shape = (*leading, left.shape[-2], right.shape[-1])
-    result, returned = output(a, out, shape, np.dtype(np.int32), (left, right))
+    result, returned = output(a, out, shape, _INT32, (left, right))
     left = np.broadcast_to(left, (*leading, *left.shape[-2:]))
     right = np.broadcast_to(right, (*leading, *right.shape[-2:]))
     for index in np.ndindex(leading):
@@ -190,6 +191,8 @@ def matmul_scaled(
         check_depth(left.shape[1], left.dtype, b.dtype, shifted)
         a_zero = a_zero_point is not None or left.dtype == np.int8
         form = keep(key, b, left, finish, a_zero=a_zero, threads=threads, isa=isa)
+    given = left, residual, a_scale, a_zero_point, bias
+    result, returned = output(a, out, form.shape, form.finish.storage, given)
     rows = form.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
@@ -199,7 +202,6 @@ def matmul_scaled(
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
-    result, returned = output(a, out, form.shape, form.finish.storage, (left, beside))
     form.run(left, result, scale, zero, added, beside)
     return returned if form.finish.out != "bf16" else reinterpreted(returned)
 
@@ -247,7 +249,7 @@ def linear_dynamic(
                     symmetric=symmetric, planes=planes)  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
-    result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))
+    result, returned = output(x, out, form.shape, form.finish.storage, (left, residual, bias))
     form.run(left, result, bias=added, residual=beside)
     return returned
 

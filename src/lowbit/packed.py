@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 NIBBLE_MASK = 15
@@ -49,7 +49,7 @@ def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedMatrix:
-    """The matrix b[K, N] of 8-bit or 4-bit integers in panels, as kernels/cpu/layout.py draws them.
+    """The matrix b[K, N] of 8-bit or 4-bit integers in panels (kernels/cpu/shared/layout.py).
 
     - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned; of
       4-bit integers half as many lines.
@@ -81,6 +81,9 @@ class PackedMatrix:
     def __post_init__(self) -> None:
         if self.dtype not in WEIGHTS:
             raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        for name, size in (("K", self.K), ("N", self.N)):
+            if type(size) is not int or size < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
         lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
         expected = (blocks(self.N, PANEL), lines, LINE)
         if self.panels.shape != expected or self.panels.dtype != np.uint8:
@@ -112,10 +115,12 @@ class PackedMatrix:
         if self.group_size is None:
             kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
             return {name: ((kind,), columns) for name, kind in kinds.items()}
-        if self.weight == "s8" or self.group_size < 1 or self.group_size % GROUP_UNIT:
+        size, most = self.group_size, max(padded_k(self.K), GROUP_UNIT)
+        fits = type(size) is int and 1 <= size <= most and size % GROUP_UNIT == 0
+        if self.weight == "s8" or self.scale is None or not fits:
             raise ValueError(
-                f"groups are of 4-bit integers, a multiple of {GROUP_UNIT} in each, got "
-                f"{self.dtype}, group_size={self.group_size}"
+                f"groups are of 4-bit integers with scales, a multiple of {GROUP_UNIT} of the "
+                f"{self.K} in each, got {self.dtype}, group_size={size!r}"
             )
         each = (panels, self.groups, PANEL)
         return {

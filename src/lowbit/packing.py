@@ -11,8 +11,8 @@ from lowbit import isa as instruction_sets
 from lowbit.arguments import bytes_matrix, padded
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.kernels.cpu.pack import pack as pack_kernel
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values

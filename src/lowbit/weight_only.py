@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_column, per_element
 from lowbit.finish import Finish, reinterpreted, steps_tuple
 from lowbit.forms import keep, threads_key
-from lowbit.kernels.cpu.epilogue import Step
+from lowbit.kernels.cpu.shared.epilogue import Step
 from lowbit.packed import PackedMatrix
 
 _PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type
@@ -68,6 +68,6 @@ def linear_weight_only(
                     threads=threads, isa=isa, planes=_PLANES[left.dtype])  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
-    result, returned = output(x, out, form.shape, form.finish.storage, (left, beside))
+    result, returned = output(x, out, form.shape, form.finish.storage, (x, residual, bias))
     form.run(left, result, bias=added, residual=beside)
     return returned if form.finish.out != "bf16" else reinterpreted(returned)

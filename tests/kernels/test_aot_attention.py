@@ -16,6 +16,8 @@ from lowbit.kernels.triton.fast.attention import AttentionConfig  # noqa: E402
 from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa: E402
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GPUS = [80, 90]
 
 

@@ -8,11 +8,10 @@ import llvmlite.binding as llvm
 import pytest
 
 from lowbit.isa import named
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
 # registers of "generic" are a guess at what any machine has, so spilling there is no mistake.

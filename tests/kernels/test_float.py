@@ -19,8 +19,8 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.float_dots import float_dots
-from lowbit.kernels.cpu.float_micro import (
+from lowbit.kernels.cpu.float.dots import float_dots
+from lowbit.kernels.cpu.float.micro_kernel import (
     FMA_256,
     FMA_512,
     MULTIPLY_ADD,
@@ -29,10 +29,10 @@ from lowbit.kernels.cpu.float_micro import (
     FloatShape,
     VectorMicro,
 )
-from lowbit.kernels.cpu.float_operand import Operand
-from lowbit.kernels.cpu.float_plan import MICRO_KERNELS, cut
-from lowbit.kernels.cpu.float_product import float_product
-from lowbit.kernels.cpu.layout import blocks
+from lowbit.kernels.cpu.float.operand import Operand
+from lowbit.kernels.cpu.float.plan import MICRO_KERNELS, cut
+from lowbit.kernels.cpu.float.product import float_product
+from lowbit.kernels.cpu.shared.layout import blocks
 
 MICROS = pytest.mark.parametrize("micro", MICRO_KERNELS, ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
@@ -339,7 +339,7 @@ def test_tile_code_is_generated_on_any_x86_machine() -> None:
 
 
 def test_every_level_has_a_micro_kernel() -> None:
-    from lowbit.kernels.cpu.float_plan import micro_kernels
+    from lowbit.kernels.cpu.float.plan import micro_kernels
 
     for level in SETS:
         assert any(not micro.pair for micro in micro_kernels(level))

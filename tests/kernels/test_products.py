@@ -11,13 +11,12 @@ import pytest
 from lowbit.isa import SETS, named
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import LINE, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.pack import pack as pack_kernel
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
 from lowbit.packed import PackedMatrix
@@ -34,8 +33,9 @@ def interpreted(
     m, k = a.shape
     lines = blocks(k, LINE)
     shape, block_rows = micro.shape(Demand(m, b.N, k))
+    shape = replace(shape, span=extra.pop("span", 0))
     step_rows = block_rows * shape.depth
-    private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE
+    private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
     source = extra.pop("source", Source("u8"))
     fused = extra.pop("fused", False)
     weight = extra.pop("weight", "s8")
@@ -55,7 +55,7 @@ def interpreted(
         "bias": None,
         "residual": None,
         "residual_stride": 0,
-        "requantize": None,
+        "parameters": None,
         "out": out,
         "out_stride": out.strides[0] // 4,
         "m": m,
@@ -92,6 +92,18 @@ def test_integer_product(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("span", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(70, 50, 320), (33, 17, 130)])
+def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) -> None:
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=2, fill="full")
+    out = np.full(sizes[:2], 0x55555555, np.int32)
+    interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
 @MICRO_KERNELS
 @pytest.mark.parametrize(("symmetric", "fused"), [(False, False), (True, False), (False, True)])
 def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> None:
@@ -114,6 +126,9 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
         epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
+    nan = out.view(np.uint32)[np.isnan(out)]
+    assert len(nan) == 2 * n
+    assert (nan == 0x7FC00000).all()
 
 
 def _quantized_reference(

@@ -23,12 +23,11 @@ from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import PANEL, blocks, padded_k
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel, Shape
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize
 from lowbit.ops import pack
 from lowbit.packed import PackedMatrix
@@ -186,7 +185,7 @@ def _arguments(
         "bias": bias,
         "residual": nothing,
         "residual_stride": 0,
-        "requantize": nothing,
+        "parameters": nothing,
         "out": out,
         "out_stride": out.shape[1],
         "m": m,

@@ -13,6 +13,8 @@ from torch import fx, nn
 from lowbit.torch import Int4DynamicConfig, Int8DynamicConfig, QuantizeConfig, QuantizedWeight
 from lowbit.torch.functional.linear import dequantize_weight, linear
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ["eager", "aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
 
 

@@ -7,13 +7,13 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lowbit.lab.check_cases import SPECIAL, Case
+from lowbit.lab.check_cases import Case
 from lowbit.lab.check_run import check_tested
 from lowbit.lab.report import CheckResult
 from lowbit.spec.typed import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from lowbit.torch.registration import Specified
 
@@ -21,7 +21,7 @@ PREFIX = "gpu:"
 """What the names of the operators begin with."""
 
 # What a function is tried on once it has been tried on all: these data, and so many other sizes.
-_FILLS, _OTHERS = ("normal", "large", SPECIAL), 5
+_FILLS, _OTHERS = ("normal", "large", "nan"), 5
 
 
 @cache
@@ -45,9 +45,11 @@ def functions() -> Mapping[str, Specified]:
     return MappingProxyType(ordered)
 
 
-def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckResult]:
+def check_gpu(
+    name: str | None = None, device: str | None = None, **how: Any
+) -> Iterator[CheckResult]:
     """Check one operator, or all, for each dtype that it takes. A function is tried on all cases
-    once, for its first operation and dtype; for others on a few.
+    once, for its first operation and dtype; for others on a few. `how`: as `check` takes it.
 
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
@@ -59,7 +61,6 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
         listed = ", ".join(PREFIX + one for one in known)
         raise ValueError(f"no operator {PREFIX}{name}; there are {listed}")
     tried: set[Callable[..., Any]] = set()
-    results: list[CheckResult] = []
     for one in known if name is None else [name]:
         function = known[one].function
         for operation in _with_dtypes(operations()[one]):
@@ -68,10 +69,9 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
-            result = check_tested(tested, device, cases, notes)
+            result = check_tested(tested, device, cases, notes, **how)
             title = f"{one}, {operation.result.dtype}"
-            results.append(replace(result, kernel=PREFIX + one, operation=title))
-    return results
+            yield replace(result, kernel=PREFIX + one, operation=title)
 
 
 def _with_dtypes(operation: Operation) -> list[Operation]:

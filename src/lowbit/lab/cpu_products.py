@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import GROUP, LINE, PANEL
-from lowbit.kernels.cpu.product import product
-from lowbit.kernels.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.registry import micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL
 from lowbit.lab.check_cpu import CpuKernel
 from lowbit.lab.check_script import PRODUCT
 from lowbit.spec.typed import Array, Operation, Sizes, TensorType

@@ -22,10 +22,10 @@ from lowbit.bench.timing import Limits, interleave, quantiles
 from lowbit.dispatch import Plan, Request
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.activation import Source
-from lowbit.kernels.cpu.epilogue import Epilogue
-from lowbit.kernels.cpu.layout import PANEL, blocks, padded_k
-from lowbit.kernels.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL
 
@@ -118,9 +118,12 @@ class Explanation:
     measured: Spread
 
     @property
-    def reached(self) -> float:
-        """The predicted time as a share of the measured one."""
-        return self.prediction.seconds / self.measured.median
+    def reached(self) -> float | None:
+        """The predicted time as a share of the measured one; None where the limits that predict it
+        were not measured well."""
+        if self.ceiling.disturbed:
+            return None
+        return peak.share(self.prediction.seconds / self.measured.median)
 
     def to_json(self) -> str:
         """Everything as JSON text."""

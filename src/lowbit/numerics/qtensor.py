@@ -66,6 +66,8 @@ class QTensor:
             ("zero_point", self.zero_point, np.dtype(np.int32), expected),
         )
         for name, array, dtype, shape in parts:
+            if isinstance(array, np.ma.MaskedArray):
+                raise TypeError(f"expected {name} without a mask, got MaskedArray")
             if array.dtype != dtype:
                 raise TypeError(f"expected {name} of dtype {dtype}, got {array.dtype}")
             if array.shape != shape:
@@ -167,6 +169,10 @@ def quantize(
 def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     # A PyTorch parameter refuses to become an array until it is detached.
     detach = getattr(array, "detach", None)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "expected an array without a mask, got MaskedArray; array.filled(value) gives one"
+        )
     try:
         x = np.asarray(array if detach is None else detach())
     except (TypeError, ValueError, RuntimeError) as error:

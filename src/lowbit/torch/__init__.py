@@ -11,14 +11,9 @@ In short:
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from lowbit.registry.extras import require
 
-_missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
-if _missing:
-    raise ModuleNotFoundError(
-        f"lowbit.torch needs {' and '.join(_missing)}; install with: pip install 'lowbit[torch]'",
-        name=_missing[0],
-    )
+require("lowbit.torch", "torch", "torch")
 
 from lowbit.torch.config import (  # noqa: E402
     Int4DynamicConfig,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.kernels.cpu.layout import NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.numerics import QTensor, Range, int_format, pack_nibbles, quantize, unpack_nibbles
 from lowbit.packed import PackedMatrix, nibbles_to_bytes, unpack_panels
 from lowbit.packing import pack

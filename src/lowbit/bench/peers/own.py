@@ -12,7 +12,7 @@ from lowbit import isa as instruction_sets
 from lowbit.bench.implementation import Prepared, implementation
 from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case

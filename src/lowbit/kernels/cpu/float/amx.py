@@ -1,0 +1,93 @@
+"""The inner loop of bfloat16 products for AMX: two by two tiles, or one by four for few rows.
+
+       b0 (6)  b1 (7)          A tile of a is 16 rows of 32 k, one of b 16 pairs of k of 16
+a0 (4)  c 0     c 1            columns: each of their rows is one cache line of the packed
+a1 (5)  c 2     c 3            operands. Tiles cannot be read lane by lane, so the sums leave
+                               through scratch.
+"""
+
+from __future__ import annotations
+
+from lowbit.isa.amx import (
+    AMX_BF16,
+    ROW_BYTES,
+    ROWS,
+    TILES,
+    ldtilecfg,
+    tdpbf16ps,
+    tileloadd,
+    tilerelease,
+    tilestored,
+    tilezero,
+)
+from lowbit.isa.types import f32, u8
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Value
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedLeft, PackedRight, Right
+
+_UNITS = ROW_BYTES // 4  # pairs of k in a row of a tile of a; also the columns in a row of b's
+
+
+class TileMicro(FloatMicro):
+    """Blocks of 16 or 32 rows by panels of 4 or 2 vectors of 16 columns."""
+
+    name = "tiles"
+    pair = True
+    plain = False
+    line = _UNITS
+    quantum = 2 * _UNITS
+
+    def shapes(self) -> list[tuple[int, int]]:
+        return [(2 * ROWS, 2), (ROWS, 4), (2 * ROWS, 1), (ROWS, 3), (ROWS, 2), (ROWS, 1)]
+
+    def begin(self, k: Builder) -> None:
+        """All tiles have 16 rows of 64 bytes."""
+        config = k.local(u8, 64)
+        config.store(k.zeros(u8, 64))
+        config.store(k.constant(1, u8))
+        for number in range(TILES):
+            (config + (16 + 2 * number)).store(k.constant(ROW_BYTES, u8))
+            (config + (48 + number)).store(k.constant(ROWS, u8))
+        ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
+
+    def end(self, k: Builder) -> None:
+        tilerelease(*(k.tile(i) for i in range(TILES)))
+
+    def step(
+        self,
+        k: Builder,
+        sizes: tuple[int, int],
+        left: Left,
+        right: Right,
+        units: Value,
+        scratch: Value,
+    ) -> list[list[Value]] | None:
+        assert isinstance(left, PackedLeft)
+        assert isinstance(right, PackedRight)
+        rows, vectors = sizes
+        depth = rows // ROWS
+        sums = [[k.tile(d * vectors + v) for v in range(vectors)] for d in range(depth)]
+        a_tiles = [k.tile(depth * vectors + d) for d in range(depth)]
+        b_tiles = [k.tile(t) for t in range(depth * vectors + depth, TILES)]
+        a_stride, b_stride = k.index(ROW_BYTES), k.index(4 * right.width)
+        for tile in (t for row in sums for t in row):
+            tilezero(tile)
+        for unit in k.range(0, units, _UNITS):
+            for d, a_tile in enumerate(a_tiles):
+                offset = unit * left.rows + d * ROWS * _UNITS
+                tileloadd(a_tile, left.base + offset, a_stride)
+            for v in range(vectors):
+                b_tile = b_tiles[v % len(b_tiles)]
+                offset = unit * right.width + v * self.lanes
+                tileloadd(b_tile, right.base + offset, b_stride)
+                for d, a_tile in enumerate(a_tiles):
+                    tdpbf16ps(sums[d][v], a_tile, b_tile)
+        line = vectors * self.lanes
+        for d, tiles in enumerate(sums):
+            for v, tile in enumerate(tiles):
+                place = scratch + (d * ROWS * line + v * self.lanes)
+                tilestored(tile, place, k.index(f32.bytes * line))
+        return None
+
+
+TILES_BF16 = TileMicro(AMX_BF16)

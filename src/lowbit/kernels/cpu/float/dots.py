@@ -1,0 +1,129 @@
+"""Float products of few rows with columns that lie along K: dot products, nothing packed.
+
+A weight [N, K] used as its transpose, by one row or a few, is read once and packing it would cost
+more than the product. R rows meet C columns at once; each pair has a vector of partial sums along
+K, and in the end the vectors of the C columns are folded into one whose lanes are columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowbit.isa.generic import load_head, minimum, shuffle, store_head
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, f32, u16
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.jit.value import Value
+from lowbit.kernels.cpu.float.micro_kernel import VectorMicro
+from lowbit.kernels.cpu.float.operand import Reader, float_of
+from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
+
+
+@kernel
+def float_dots(
+    k: Builder,
+    a: U8Pointer,
+    a_row_stride: Int,
+    b: U8Pointer,
+    b_column_stride: Int,
+    c: F32Pointer,
+    c_stride: Int,
+    out: U8Pointer,
+    out_stride: Int,
+    m: Int,
+    n: Int,
+    depth: Int,
+    item_groups: Int,
+    alpha: Int,
+    beta: Int,
+    reads_c: Int,
+    *,
+    micro: VectorMicro,
+    rows: int,
+    columns: int,
+    kind: str,
+    out_kind: str,
+) -> None:
+    """out[m, n] = alpha·a[m, depth]·b[depth, n] + beta·c[m, n], c only read if `reads_c`.
+
+    Both operands are contiguous along K; the other strides count elements. alpha and beta are the
+    bits of float32 numbers. An item is `item_groups` times `columns` columns by all rows.
+    """
+    reader = Reader(kind, micro.pair)
+    left, right = reader.pointer(a), reader.pointer(b)
+    factors = [float_of(factor).splat(columns) for factor in (alpha, beta)]
+    target = out.cast(f32 if out_kind == "f32" else u16)
+    groups = (n + (columns - 1)) // columns
+    for item in k.parallel((groups + item_groups - 1) // item_groups):
+        first = item * item_groups
+        for group in k.range(first, minimum(first + item_groups, groups)):
+            column = group * columns
+            for row in k.range(0, m, rows):
+                pair = _Pair(
+                    rows=[left + minimum(row + i, m - 1) * a_row_stride for i in range(rows)],
+                    columns=[
+                        right + minimum(column + i, n - 1) * b_column_stride for i in range(columns)
+                    ],
+                )
+                with k.scope():
+                    for i, total in enumerate(_dots(k, micro, reader, pair, depth)):
+                        for _ in k.when(row + i < m):
+                            value = k.register(total * factors[0])
+                            for _ in k.when(reads_c > 0):
+                                addend = c + ((row + i) * c_stride + column)
+                                more = load_head(addend, n - column, columns) * factors[1]
+                                value.value = value.value + more
+                            done = value.value
+                            store_head(
+                                (canonical if out_kind == "f32" else to_bf16)(done),
+                                target + ((row + i) * out_stride + column),
+                                n - column,
+                            )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Where a few rows and a few columns begin."""
+
+    rows: list[Value]
+    columns: list[Value]
+
+
+def _dots(k: Builder, micro: VectorMicro, reader: Reader, pair: _Pair, depth: Value) -> list[Value]:
+    """For each row a vector of its products with the columns."""
+    lanes, zero = micro.lanes, k.zeros(f32, micro.lanes)
+    sums = [[k.register(zero) for _ in pair.columns] for _ in pair.rows]
+
+    def add(at: Value, left: Value | None) -> None:
+        columns = [reader.along(start + at, lanes, left) for start in pair.columns]
+        for start, accumulators in zip(pair.rows, sums, strict=True):
+            row = reader.along(start + at, lanes, left)
+            for accumulator, column in zip(accumulators, columns, strict=True):
+                accumulator.value = micro.combine(accumulator.value, row, column)
+
+    turn = lanes * reader.depth
+    whole = depth // turn * turn
+    for at in k.range(0, whole, turn):
+        add(at, None)
+    for _ in k.when(whole < depth):
+        add(whole, depth - whole)
+    return [folded([accumulator.value for accumulator in row]) for row in sums]
+
+
+def folded(vectors: list[Value]) -> Value:
+    """A vector whose lane i is the sum of all lanes of the i-th of 2^j vectors."""
+    kind = vectors[0].type
+    assert isinstance(kind, Vector)
+    lanes, count = kind.lanes, len(vectors)
+    low = tuple(i // 2 + lanes * (i % 2) for i in range(lanes))
+    high = tuple(lane + lanes // 2 for lane in low)
+    while len(vectors) > 1:
+        half = len(vectors) // 2
+        pairs = zip(vectors[:half], vectors[half:], strict=True)
+        vectors = [shuffle(a, b, low) + shuffle(a, b, high) for a, b in pairs]
+    total = vectors[0]
+    while lanes > count:
+        lanes //= 2
+        halves = tuple(range(lanes)), tuple(range(lanes, 2 * lanes))
+        total = shuffle(total, total, halves[0]) + shuffle(total, total, halves[1])
+    return total

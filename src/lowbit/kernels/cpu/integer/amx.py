@@ -1,0 +1,290 @@
+"""The micro-kernel for AMX: two by two tiles of accumulators, or one by four for few rows.
+
+           b0 (6)  b1 (7)          For each 64 k: four loads and four products, and each product
+    a0 (4)  c 0     c 1            takes as many cycles as a block has rows. With up to 16 rows a
+    a1 (5)  c 2     c 3            single block of a would leave products waiting for each other,
+                                   so it meets four panels at once.
+
+Every line of an operand is one cache line, and 16 of them a contiguous kilobyte, which is what the
+tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
+kilobyte each. What happens to them then would leave the tile unit idle for as long as a short
+product takes; so the rows of one step are finished while the next one is multiplied, a few of them
+for each 64 k. Panels pass by once for each step: they are loaded so that they do not push the rows,
+which stay, out of the nearest cache. A long K is cut into spans, between which sums wait in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowbit.isa import host
+from lowbit.isa.amx import (
+    ROWS,
+    TILES,
+    ldtilecfg,
+    tdpbsud,
+    tdpbusd,
+    tileloadd,
+    tileloaddt1,
+    tilerelease,
+    tilestored,
+    tilezero,
+)
+from lowbit.isa.generic import minimum
+from lowbit.isa.types import f32, s32, u8
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    Columns,
+    Demand,
+    MicroKernel,
+    Shape,
+    Span,
+    Step,
+    micro_kernel,
+)
+from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+
+_TILE = ROWS * LINE  # bytes
+_FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+_FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
+_MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
+
+
+@dataclass
+class _Session:
+    """The step before, or the step's group before, whose sums wait in scratch.
+
+    scratch: for each panel the rows of all blocks, one after another. row, panel: where the step
+    lies in the output; count: how many of its rows of the output there are, of which the first
+    `done` are finished; group: which one the sums are of. totals: with groups, float32 for each
+    panel, zeros between steps.
+    """
+
+    scratch: list[Value]
+    totals: list[Value]
+    row: Register
+    panel: Register
+    count: Register
+    done: Register
+    group: Register | None
+
+    def finish(
+        self,
+        k: Builder,
+        columns: Columns,
+        groups: Groups | None,
+        panels: int,
+        rows: Value | int,
+    ) -> None:
+        """Finish some rows more, as far as there are."""
+        end = minimum(self.done.value + rows, self.count.value)
+        for _ in k.when(self.done.value < end):
+            span = self.done.value, end
+            if groups is None or self.group is None:
+                self._store(k, columns, self.scratch[:panels], span)
+            else:
+                self._add(k, groups, panels, span, self.group.value)
+                for _ in k.when(self.group.value.equals(groups.count - 1)):
+                    self._store(k, columns, self.totals[:panels], span)
+            self.done.value = end
+
+    def _store(
+        self, k: Builder, columns: Columns, sources: list[Value], span: tuple[Value, Value]
+    ) -> None:
+        """Store rows of the output; totals become zeros."""
+        stores = [columns(self.panel.value + which, 0, PANEL) for which in range(len(sources))]
+        for r in k.range(*span):
+            for store, source in zip(stores, sources, strict=True):
+                place = source + r * PANEL
+                store(self.row.value + r, place.load(PANEL))
+                if self.totals:
+                    place.store(k.zeros(f32, PANEL))
+
+    def _add(
+        self, k: Builder, groups: Groups, panels: int, span: tuple[Value, Value], group: Value
+    ) -> None:
+        """Add a group's sums to the totals of some rows."""
+        planes = groups.grouping.planes
+        adds = [
+            groups.columns(k, self.panel.value + which, group, 0, PANEL) for which in range(panels)
+        ]
+        for r in k.range(*span):
+            for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
+                digits = [(sums + (r * planes + i) * PANEL).load(PANEL) for i in range(planes)]
+                place = totals + r * PANEL
+                place.store(add(self.row.value + r, digits, place.load(PANEL)))
+
+
+def _span(demand: Demand) -> int:
+    """How many lines of K are multiplied before the next; 0: all.
+
+    Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
+    of the second-level cache holds few columns. The rows of a step then fill the nearest cache.
+    """
+    caches, rows = host.caches(), 2 * ROWS
+    long = caches["L2"] // 2 // _FEWEST_COLUMNS < demand.k
+    if not long or demand.grouping or demand.weight != "s8" or demand.m <= rows:
+        return 0
+    most = caches["L1d"] // (rows * LINE)
+    return blocks(demand.lines, blocks(demand.lines, most))
+
+
+@micro_kernel("amx")
+class Amx(MicroKernel):
+    """Two blocks of up to 16 rows by two panels, or one block by four panels."""
+
+    name = "amx"
+
+    def refuses(self, demand: Demand) -> str:
+        grouping = demand.grouping
+        if grouping is not None and grouping.size % LINE:
+            return f"a group has {grouping.size} k, and tiles take {LINE} at once"
+        rows = demand.m * demand.planes
+        if demand.weight != "s8" and rows <= _FEW:
+            return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+        return ""
+
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        m, lines, planes, grouping = demand.m, demand.lines, demand.planes, demand.grouping
+        most = ROWS // planes  # rows of the output in a block
+        depth, panels = (1, 4) if m <= most else (2, 2)
+        rows = blocks(m, depth * blocks(m, depth * most))
+        if grouping:  # all rows, in the course of each group
+            interleave = blocks(depth * rows, min(grouping.size // LINE, lines))
+        else:
+            interleave = min(_MOST_INTERLEAVED, blocks(depth * rows, lines))
+        return Shape(0, depth, panels, interleave, span=_span(demand)), rows * planes
+
+    def begin(
+        self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
+    ) -> _Session:
+        """Shape the tiles: those of b have 16 rows, the others as many as a block."""
+        config = k.local(u8, 64)
+        config.store(k.zeros(u8, 64))
+        config.store(k.constant(1, u8))
+        first_b = shape.depth * shape.panels + shape.depth
+        for number in range(TILES):
+            (config + (16 + 2 * number)).store(k.constant(LINE, u8))
+            rows = k.constant(ROWS, u8) if number >= first_b else block_rows.to(u8)
+            (config + (48 + number)).store(rows)
+        ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
+        size = shape.depth * ROWS * PANEL
+        scratch = [k.local(s32, size) for _ in range(shape.panels)]
+        totals = [k.local(f32, size) for _ in range(shape.panels)] if grouping else []
+        for place in totals:
+            for i in k.range(0, size, PANEL):
+                (place + i).store(k.zeros(f32, PANEL))
+        row, panel, count, done = (k.register(k.index(0)) for _ in range(4))
+        group = k.register(k.index(0)) if grouping else None
+        return _Session(scratch, totals, row, panel, count, done, group)
+
+    def end(self, k: Builder) -> None:
+        tilerelease(*(k.tile(i) for i in range(TILES)))
+
+    def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
+        whole = panels == shape.panels
+        if not whole:  # what comes now has fewer panels than the step before
+            self.drain(k, session, shape, step.columns, step.groups)
+        if step.groups is None:
+            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.lines)
+            self._span(k, session, shape, step, panels, k.index(0), span)
+        else:
+            lines = step.groups.grouping.size // LINE
+            for group in k.range(0, step.groups.count):
+                span = group * lines, minimum((group + 1) * lines, step.lines)
+                self._span(k, session, shape, step, panels, group, span)
+        if not whole:
+            session.finish(k, step.columns, step.groups, panels, session.count.value)
+
+    def _span(
+        self,
+        k: Builder,
+        session: _Session,
+        shape: Shape,
+        step: Step,
+        panels: int,
+        group: Value,
+        lines: tuple[Value, Value],
+    ) -> None:
+        """Multiply over some lines, while what came before is finished, and leave the sums."""
+        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
+        self._start(k, step, tiles)
+        for line in k.range(*lines):
+            self._multiply(k, shape, step, tiles, line)
+            if panels < shape.panels and step.groups is None:
+                continue  # nothing is left of the step before
+            session.finish(k, step.columns, step.groups, panels, shape.interleave)
+        session.finish(k, step.columns, step.groups, panels, session.count.value)
+        if step.span is None:
+            self._hand_over(k, session, step, tiles, group)
+            return
+        for _ in k.when(step.span.last.equals(step.lines)):
+            self._hand_over(k, session, step, tiles, group)
+        for _ in k.when(step.span.last < step.lines):
+            for tile, place in self._places(step.span, tiles):
+                tilestored(tile, place, k.index(LINE))
+
+    @staticmethod
+    def _places(span: Span, tiles: list[list[Value]]) -> Iterator[tuple[Value, Value]]:
+        """Each tile of sums, and where it waits for the next span."""
+        for d, row in enumerate(tiles):
+            for p, tile in enumerate(row):
+                yield tile, span.sums + (p * len(tiles) + d) * (ROWS * PANEL)
+
+    def _start(self, k: Builder, step: Step, tiles: list[list[Value]]) -> None:
+        """Zeros, or the sums over the spans before."""
+        span = step.span
+        for _ in (0,) if span is None else k.when(span.first.equals(0)):
+            for tile in (t for row in tiles for t in row):
+                tilezero(tile)
+        if span is not None:
+            for _ in k.when(span.first > 0):
+                for tile, place in self._places(span, tiles):
+                    tileloadd(tile, place, k.index(LINE))
+
+    def drain(
+        self,
+        k: Builder,
+        session: _Session,
+        shape: Shape,
+        columns: Columns,
+        groups: Groups | None,
+    ) -> None:
+        session.finish(k, columns, groups, shape.panels, session.count.value)
+
+    @staticmethod
+    def _multiply(
+        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], line: Value
+    ) -> None:
+        """Add the products of 64 k."""
+        first_a = shape.depth * shape.panels
+        a_tiles = [k.tile(first_a + d) for d in range(shape.depth)]
+        b_tiles = [k.tile(t) for t in range(first_a + shape.depth, TILES)]
+        stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
+        for d, a_tile in enumerate(a_tiles):
+            offset = step.block_bytes * d + line * step.block_rows * LINE
+            tileloadd(a_tile, step.a + offset, stride)
+        for p in range(len(tiles[0])):
+            b_tile = b_tiles[p % len(b_tiles)]
+            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
+            for d, a_tile in enumerate(a_tiles):
+                dot(tiles[d][p], a_tile, b_tile)
+
+    @staticmethod
+    def _hand_over(
+        k: Builder, session: _Session, step: Step, tiles: list[list[Value]], group: Value
+    ) -> None:
+        """Bring the sums to scratch, to be finished later; what was there is finished by now."""
+        for d, row in enumerate(tiles):
+            for sums, tile in zip(session.scratch, row, strict=False):
+                tilestored(tile, sums + step.block_rows * (d * PANEL), k.index(LINE))
+        session.row.value, session.panel.value = step.row, step.panel
+        if session.group is not None:
+            session.group.value = group
+        planes = step.groups.grouping.planes if step.groups else 1
+        rows = step.block_rows // planes * len(tiles)
+        session.count.value = minimum(rows, step.rows - step.row)
+        session.done.value = k.index(0)

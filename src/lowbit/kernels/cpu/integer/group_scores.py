@@ -1,0 +1,94 @@
+"""Some groups of 8 columns of a product, each row its own: what maxima did not keep.
+
+The results are those of `product` with the output "f32", to the bit: sums are integers, and what
+follows is the same operations in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from lowbit.isa.types import (
+    F32Pointer,
+    Int,
+    Pointer,
+    S32Pointer,
+    U8Pointer,
+    Value,
+    Vector,
+    f32,
+    s32,
+    s64,
+)
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, PANEL_LINE
+from lowbit.kernels.cpu.shared.nibbles import unpacked
+
+_PER_PANEL = PANEL // MAX_GROUP
+_BYTES = MAX_GROUP * GROUP  # of a group in a line
+
+S64Pointer = Annotated[Value, Pointer(s64)]
+
+
+@kernel
+def group_scores(
+    k: Builder,
+    codes: S32Pointer,
+    row_scale: F32Pointer,
+    groups: S64Pointer,
+    places: Int,
+    first: Int,
+    beyond: Int,
+    panels: U8Pointer,
+    lines: Int,
+    column_scale: F32Pointer,
+    bias: F32Pointer,
+    out: F32Pointer,
+    rows: Int,
+    *,
+    weight: str,
+    biased: bool,
+) -> None:
+    """out[row, place] = what group groups[row, place] scores, if it is at least first, not beyond.
+
+    codes: the rows' integers less their zero points, s32 [rows, lines · 64]. groups: s64 [rows,
+    places]; panels hold those from `first` on. lines: of 64 k. out: float32 [rows, places, 8].
+    """
+    panel_bytes = lines * (PANEL_LINE if weight == "s8" else PANEL_LINE // 2)
+    for row in k.parallel(rows):
+        a = codes + row * lines * LINE
+        scale = (row_scale + row).load().splat(MAX_GROUP)
+        for place in k.range(row * places, row * places + places):
+            group = (groups + place).load() - first
+            for _ in k.when((group > -1) & (group < beyond - first)):
+                with k.scope():
+                    half = panels + group % _PER_PANEL * _BYTES
+                    source = half + group // _PER_PANEL * panel_bytes
+                    total = _sum(k, a, source, lines, weight)
+                    column = group * MAX_GROUP
+                    value = total.to(f32) * scale * (column_scale + column).load(MAX_GROUP)
+                    if biased:
+                        value = value + (bias + column).load(MAX_GROUP)
+                    (out + place * MAX_GROUP).store(value)
+
+
+def _sum(k: Builder, a: Value, source: Value, lines: Value, weight: str) -> Value:
+    """Σ a·b of the 8 columns of a group, whose lines are 64 bytes apart."""
+    total = k.register(k.zeros(s32, MAX_GROUP))
+
+    def add(quad: Value, values: Value) -> None:
+        four = values.bits(Vector(s32, MAX_GROUP))
+        for byte in range(GROUP):
+            b = (four << (24 - 8 * byte)) >> 24
+            total.value = total.value + b * (a + (quad * GROUP + byte)).load().splat(MAX_GROUP)
+
+    if weight == "s8":
+        for line in k.range(0, lines * (LINE // GROUP)):
+            add(line, (source + line * LINE).load(_BYTES))
+        return total.value
+    for line in k.range(0, lines * (LINE // GROUP // 2)):
+        for which, values in enumerate(unpacked((source + line * LINE).load(_BYTES), weight)):
+            add(line * 2 + which, values)
+    return total.value

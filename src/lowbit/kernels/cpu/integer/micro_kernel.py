@@ -1,0 +1,176 @@
+"""The part of a matrix product that differs between instruction sets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Value
+from lowbit.kernels.cpu.shared.epilogue import Store
+from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, blocks
+from lowbit.registry import Registry
+
+# (panel, first column in it, columns) -> how to store accumulators of so many columns.
+Columns = Callable[[Value, int, int], Store]
+
+UNPROVEN = 2 * FLIP
+"""What a right operand that nobody has looked at must be taken for: any two may be neighbours."""
+
+
+class Demand(NamedTuple):
+    """A product [m, k] by [k, n], as far as it decides which micro-kernel serves it and how.
+
+    `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
+    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
+    or nibbles. `grouping`: of weights with groups.
+    """
+
+    m: int
+    n: int
+    k: int
+    largest_pair: int = UNPROVEN
+    weight: str = "s8"
+    grouping: Grouping | None = None
+
+    @property
+    def lines(self) -> int:
+        """The blocks of 64 that K takes."""
+        return blocks(self.k, LINE)
+
+    @property
+    def planes(self) -> int:
+        """The rows of bytes that a row of the left operand has: its digits, or itself."""
+        return self.grouping.planes if self.grouping else 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a micro-kernel is given: one block of rows times a few panels.
+
+    `a` points to the block of the packed left operand, `b` to the first panel, which is number
+    `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
+    `block_rows` rows each). K takes `lines` blocks of 64. Of the rows from `row` on, those before
+    `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
+    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    output has a row of bytes for each digit in the block, and what is stored are totals, float32.
+    `span`, where the shape has one: the lines that are multiplied now, and where sums wait for the
+    next span.
+    """
+
+    a: Value
+    b: Value
+    row: Value
+    rows: Value
+    panel: Value
+    lines: Value
+    block_rows: Value
+    block_bytes: Value
+    panel_bytes: Value
+    columns: Columns
+    groups: Groups | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Part of K: lines from `first` to before `last`; `sums`: s32 [depth·16, 16] of memory for each
+    panel of the step, where sums over the lines before are, and are left for those after."""
+
+    first: Value
+    last: Value
+    sums: Value
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a micro-kernel cuts the output. It keys the code.
+
+    `rows` is the rows of a block as far as the code fixes them (0: told at run time), `depth` the
+    blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
+    `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
+    that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
+    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
+    panels are fetched, 0 to leave that to the machine. `span`: of how many lines (64 k each) all
+    steps of an item are multiplied before the next span; 0: of all, step by step.
+    """
+
+    rows: int
+    depth: int
+    panels: int
+    interleave: int = 0
+    nibbles: str = ""
+    ahead: int = 0
+    span: int = 0
+
+    @property
+    def step_sums(self) -> int:
+        """Bytes of the sums of a step over one panel, which wait between spans."""
+        return 4 * self.depth * PANEL * PANEL
+
+
+class MicroKernel(ABC):
+    """The inner loops over K, for one instruction set.
+
+    Of several for one set, the one of the highest `preference` that does not refuse serves.
+    """
+
+    name: str
+    preference = 0
+
+    def __init__(self, isa: str) -> None:
+        self.isa = isa
+
+    def __repr__(self) -> str:
+        return f"{self.name}/{self.isa}"
+
+    def refuses(self, demand: Demand) -> str:
+        """ "" if it can serve the demand, else why not: the one place that says so."""
+        return "" if demand.grouping is None else "it does not multiply weights with groups"
+
+    @abstractmethod
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        """How the output is best cut for this kernel, and how many rows of bytes a block then
+        has."""
+
+    def begin(  # noqa: B027
+        self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
+    ) -> Any:
+        """Emit what must happen once in each thread before the first step: as a rule, nothing.
+        What it returns is given to every step."""
+
+    @abstractmethod
+    def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
+        """Emit the product of `shape.depth` blocks of rows with `panels` panels."""
+
+    def drain(  # noqa: B027
+        self, k: Builder, session: Any, shape: Shape, columns: Columns, groups: Groups | None
+    ) -> None:
+        """Emit what completes the steps so far: as a rule, nothing."""
+
+    def end(self, k: Builder) -> None:  # noqa: B027
+        """Emit what must happen once in each thread after the last step: as a rule, nothing."""
+
+
+_known: Registry[MicroKernel] = Registry("micro-kernel", "lowbit.kernels.cpu.integer")
+
+
+def micro_kernel(*instruction_sets: str) -> Callable[[type[MicroKernel]], type[MicroKernel]]:
+    """Register a MicroKernel class for the instruction sets that it is written for."""
+
+    def register(cls: type[MicroKernel]) -> type[MicroKernel]:
+        for one in map(cls, instruction_sets):
+            _known.add(repr(one), one)
+        return cls
+
+    return register
+
+
+@cache
+def micro_kernels() -> tuple[MicroKernel, ...]:
+    """All micro-kernels, the preferred first."""
+    return tuple(sorted(_known, key=lambda kernel: -kernel.preference))

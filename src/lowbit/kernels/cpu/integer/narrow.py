@@ -1,0 +1,59 @@
+"""The micro-kernel for weights that cannot saturate: pairs of products summed in 16 bits.
+
+VPMADDUBSW is the fastest byte product without VNNI, and wrong where a pair sum leaves 16 bits. With
+a ≤ 255 it cannot, if of every two neighbouring weights along K the positive parts sum to at most
+128, and the negative ones too: 255 · 128 = 32640. That is a property of the weights alone, which
+packing lets one prove; other weights are refused, and served by an exact kernel.
+"""
+
+from __future__ import annotations
+
+from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
+from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
+from lowbit.isa.types import Vector, s8, s16, u8, u32
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, micro_kernel
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE
+
+LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
+
+# Byte product, pair sum, columns in a vector, most rows, panels, rows for nibbles.
+_VARIANTS = {
+    "avx512": (vpmaddubsw_512, vpmaddwd_512, 16, 8, 2, 16),
+    "avx2": (vpmaddubsw, vpmaddwd, 8, 5, 1, 4),
+}
+
+
+@micro_kernel("avx512", "avx2")
+class Narrow(VectorKernel):
+    """Some rows by one or two panels."""
+
+    name = "narrow"
+    preference = 1
+
+    def __init__(self, isa: str) -> None:
+        self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
+        super().__init__(isa, *sizes)
+
+    def refuses(self, demand: Demand) -> str:
+        if demand.largest_pair <= LARGEST_PAIR:
+            return ""
+        return (
+            f"neighbouring weights sum to {demand.largest_pair}, and 16-bit sums could saturate "
+            f"above {LARGEST_PAIR}"
+        )
+
+    def multiply(
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+    ) -> None:
+        size = self.lanes * GROUP
+        unsigned, other = Vector(u8, size), Vector(s8, size)
+        ones = k.constant(1, Vector(s16, 2 * self.lanes))
+        for row, accumulators in enumerate(sums):
+            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
+            for accumulator, column in zip(accumulators, columns, strict=True):
+                pair = (column, four) if signed else (four, column)
+                pairs = self._multiply_bytes(pair[0].bits(unsigned), pair[1].bits(other))
+                accumulator.value = accumulator.value + self._add_pairs(pairs, ones)

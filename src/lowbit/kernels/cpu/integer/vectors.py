@@ -1,0 +1,170 @@
+"""What the micro-kernels of vector registers share: rows times panels of accumulators.
+
+      panel 0   panel 1   panel 2       Every row meets every panel: for each 4 k, a line of
+a0 |  sum       sum       sum           each panel is loaded once and 4 bytes of each row are
+a1 |  sum       sum       sum           broadcast. How many rows and panels fit, and what
+..                                      instructions multiply, is each kernel's own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from itertools import product
+from typing import Any
+
+from lowbit.isa import host
+from lowbit.isa.generic import minimum, prefetch
+from lowbit.isa.types import f32, s32
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.nibbles import unpacked
+
+_QUADS = LINE // GROUP  # of 4 k, in 64
+_STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
+_STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
+
+
+class VectorKernel(MicroKernel):
+    """Some rows by some panels, of vectors of `lanes` columns each.
+
+    `most_rows`, `panels`: what the registers hold; `nibble_rows`: the rows for one panel of
+    nibbles. `chains`: accumulators that the products need in order not to wait for each other;
+    where a step has fewer, each gets partial sums.
+    """
+
+    def __init__(
+        self,
+        isa: str,
+        lanes: int,
+        most_rows: int,
+        panels: int,
+        nibble_rows: int,
+        chains: int = 0,
+    ) -> None:
+        super().__init__(isa)
+        self.lanes, self.most_rows, self.panels = lanes, most_rows, panels
+        self.nibble_rows, self.chains = nibble_rows, chains
+        self.offsets = range(0, PANEL, lanes)
+
+    def refuses(self, demand: Demand) -> str:
+        return ""
+
+    @abstractmethod
+    def multiply(
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+    ) -> None:
+        """Emit the products of 4 k. `a`: those of the first row, the next rows' 64 bytes apart;
+        `columns`: a vector of bytes for each vector of accumulators; `sums`: for each row one
+        register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
+        the left, and less than 16 on the right."""
+
+    def shape(self, demand: Demand) -> tuple[Shape, int]:
+        vectors = self.panels * len(self.offsets)
+        planes = demand.planes
+        bytes_rows = demand.m * planes
+
+        def cost(rows: int) -> tuple[int, int]:
+            return blocks(bytes_rows, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
+
+        if demand.weight != "s8":
+            # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
+            # some, where they are long and all rows meet them at once.
+            count = blocks(bytes_rows, max(self.nibble_rows // planes, 1) * planes)
+            rows = blocks(demand.m, count) * planes
+            long = count == 1 and demand.lines >= _LONG
+            many = long and rows * _STREAMS <= self.most_rows * self.panels
+            ahead = host.read_ahead() if count == 1 else 0
+            panels = _STREAMS if many else 1
+            return Shape(rows, 1, panels, nibbles=demand.weight, ahead=ahead), rows
+        rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
+        return Shape(rows, depth=1, panels=self.panels), rows
+
+    def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
+        places = [(p, at) for p in range(panels) for at in self.offsets]
+        parts = self._parts(shape, step, len(places))
+        pairs = step.lines * (_QUADS // 2)
+        if step.groups is None:
+            with k.scope():
+                sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
+                for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
+                    self._store(k, step, p, at, list(column))
+            return
+        groups, planes = step.groups, step.groups.grouping.planes
+        rows = shape.rows // planes
+        totals = k.local(f32, rows * len(places) * self.lanes)
+        for i in range(rows * len(places)):
+            (totals + i * self.lanes).store(k.zeros(f32, self.lanes))
+        for group in k.range(0, groups.count):
+            first = group * groups.group_pairs
+            span = first, minimum(first + groups.group_pairs, pairs)
+            with k.scope():
+                sums = self._sums(k, shape, step, places, parts, span)
+                for i, (p, at) in enumerate(places):
+                    add = groups.columns(k, step.panel + p, group, at, self.lanes)
+                    for row in range(rows):
+                        digits = [sums[row * planes + digit][i] for digit in range(planes)]
+                        place = totals + (i * rows + row) * self.lanes
+                        place.store(add(step.row + row, digits, place.load(self.lanes)))
+        for i, (p, at) in enumerate(places):
+            held = [
+                (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)
+            ]
+            self._store(k, step, p, at, held)
+
+    def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
+        """Into how many partial sums each is cut, lest products wait for each other."""
+        quads = step.groups.grouping.size // GROUP if step.groups else _QUADS
+        fitting = self.chains // (shape.rows * vectors)
+        return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
+
+    def _store(self, k: Builder, step: Step, panel: int, at: int, rows: list[Value]) -> None:
+        """Store some columns of all rows that exist."""
+        store = step.columns(step.panel + panel, at, self.lanes)
+        for row, value in enumerate(rows):
+            for _ in k.when(step.row + row < step.rows):
+                store(step.row + row, value)
+
+    def _sums(
+        self,
+        k: Builder,
+        shape: Shape,
+        step: Step,
+        places: list[tuple[int, int]],
+        parts: int,
+        span: tuple[Value, Value],
+    ) -> list[list[Value]]:
+        """For each row its vectors of sums, over some times 8 k."""
+        panels = len(places) // len(self.offsets)
+        zero = k.zeros(s32, self.lanes)
+        sums = [
+            [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
+        ]
+        together = max(parts, 2) if shape.nibbles else parts
+        for quad in k.range(span[0] * 2, span[1] * 2, together):
+            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
+            if shape.ahead:
+                for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
+                    place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
+                    prefetch(place + (shape.ahead + line))
+            for which in range(together):
+                columns = [self._bytes(shape, step, quad, place, which) for place in places]
+                signed = step.groups is not None
+                self.multiply(k, a + which * GROUP, columns, sums[which % parts], signed)
+        totals = [[register.value for register in row] for row in sums[0]]
+        for part in sums[1:]:
+            for row, more in zip(totals, part, strict=True):
+                row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
+        return totals
+
+    def _bytes(
+        self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int
+    ) -> Value:
+        """A vector of some columns: 4 k in each dword, `which` times 4 behind those of `quad`."""
+        size, (panel, at) = self.lanes * GROUP, place
+        base = step.b + (step.panel_bytes * panel + at * GROUP)
+        if shape.nibbles:
+            both = (base + (quad + which // 2 * 2) * (LINE // 2)).load(size)
+            return unpacked(both, shape.nibbles)[which % 2]
+        return (base + (quad + which) * LINE).load(size)

@@ -1,0 +1,56 @@
+"""The micro-kernel for machines without an exact byte product: bytes widened to 16 bits.
+
+A dword holds four k of one column. Its even bytes (k0, k2) and its odd ones (k1, k3) become 16-bit
+lanes by shifts, on both sides alike, so that one multiply-add of pairs sums two products into the
+column's own 32-bit lane. Pair sums of u8 times s8 stay below 2^17: nothing saturates, ever.
+
+    dword      | k3 k2 k1 k0 |         even  | k2 . k0 |    odd  | k3 . k1 |
+"""
+
+from __future__ import annotations
+
+from lowbit.isa.avx2 import vpmaddwd
+from lowbit.isa.avx512 import vpmaddwd_512
+from lowbit.isa.generic import madd16
+from lowbit.isa.types import Vector, s16, u16, u32
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Register, Value
+from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
+from lowbit.kernels.cpu.shared.layout import LINE
+
+# Instruction, columns in a vector, most rows, panels, rows for nibbles.
+_VARIANTS = {
+    "avx512": (vpmaddwd_512, 16, 8, 2, 12),
+    "avx2": (vpmaddwd, 8, 4, 1, 3),
+    "generic": (madd16, 8, 2, 1, 2),
+}
+
+
+@micro_kernel("avx512", "avx2", "generic")
+class Widening(VectorKernel):
+    """A few rows by one or two panels."""
+
+    name = "widening"
+
+    def __init__(self, isa: str) -> None:
+        self._multiply_add, *sizes = _VARIANTS[isa]
+        super().__init__(isa, *sizes)
+
+    def multiply(
+        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+    ) -> None:
+        """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
+        pairs = Vector(s16, 2 * self.lanes)
+        halves = [((both << 8) >> 8, both >> 8) for both in (c.bits(pairs) for c in columns)]
+        for row, accumulators in enumerate(sums):
+            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
+            if signed:
+                odd = four.bits(pairs) >> 8
+                even = (four.bits(pairs) << 8) >> 8
+            else:
+                odd = (four.bits(Vector(u16, 2 * self.lanes)) >> 8).bits(pairs)
+                even = (four & 0x00FF00FF).bits(pairs)
+            for accumulator, (b_even, b_odd) in zip(accumulators, halves, strict=True):
+                accumulator.value = accumulator.value + self._multiply_add(even, b_even)
+                accumulator.value = accumulator.value + self._multiply_add(odd, b_odd)

@@ -1,0 +1,135 @@
+"""How rows of floats become rows of signed bytes for weights with groups (see groups.py).
+
+Three digits hold 23 bits of the greatest number of a row's group and its sign, two hold 16:
+
+    X = max|x| / Q        q = round(x / X)        q = d0·256² + d1·256 + d2,  −128 ≤ d ≤ 127
+
+with Q = 2^22 − 1, or 32639. So a number is off by at most 2^−23 (2^−16) of the greatest of its
+group and the rounding of x / X: about what float32 (bfloat16) itself loses where the numbers of a
+group are of one size.
+"""
+
+from __future__ import annotations
+
+from lowbit.isa.generic import extract, maximum, minimum, reduce_add, select, shuffle
+from lowbit.isa.types import Scalar, Vector, f32, s8, s32, u32
+from lowbit.jit.builder import Builder
+from lowbit.jit.value import Value
+from lowbit.kernels.cpu.rows.activation import Row
+from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.groups import BASE, Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
+
+LARGEST = {2: 127 * 257, 3: 2**22 - 1}
+_UNIT = 8  # k that no group divides
+_INFINITY_BITS = 0x7F800000
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
+    """Bring a row of float32, or of the bits of bfloat16, into lines of digits, one after another
+    for each block of 64 k; `scales` and `sums` have an entry for each group."""
+    wide = grouping.size % (2 * _UNIT) == 0 and k.isa.vector_registers == 32
+    lanes = 2 * _UNIT if wide else _UNIT
+    for group in k.range(0, _groups(grouping, row.length)):
+        with k.scope():
+            _split_group(k, grouping, row, group, lanes, scales + group, sums + group)
+    filled = (row.length + (lanes - 1)) // lanes * lanes
+    for i in k.range(filled, _padded(row.length), _UNIT):
+        for number in range(grouping.planes):
+            (_place(row, i) + number * LINE).cast(s8).store(k.zeros(s8, _UNIT))
+
+
+def _split_group(
+    k: Builder, grouping: Grouping, row: Row, group: Value, lanes: int, scale: Value, sum_: Value
+) -> None:
+    """One group of a row."""
+    first = group * grouping.size
+    end = minimum(first + grouping.size, row.length)
+    greatest, finite = _greatest(k, row, first, end, lanes)
+    unit = greatest / float(LARGEST[grouping.planes])
+    usable = (unit > _SMALLEST_NORMAL) & finite
+    one = k.constant(1.0, f32)
+    inverse = select(usable, one / unit, k.constant(0.0, f32)).splat(lanes)
+    top = select(usable, unit * BASE ** (grouping.planes - 1), one)
+    scale.store(select(finite, top, k.constant(float("nan"), f32)))
+    totals = [k.register(k.zeros(s32, lanes)) for _ in range(grouping.planes)]
+    for i in k.range(first, end, lanes):
+        q = rounded(_numbers(k, row.source + i, row.length - i, lanes) * inverse)
+        place = _place(row, i)
+        for number in reversed(range(grouping.planes)):
+            (place + number * LINE).cast(s8).store(q.to(s8))
+            totals[number].value = totals[number].value + ((q << 24) >> 24)
+            q = (q + FLIP) >> 8
+    value = k.constant(0.0, f32)
+    for number, total in enumerate(totals):
+        value = value + reduce_add(total.value).to(f32) * BASE**-number
+    sum_.store(value)
+
+
+def signed(k: Builder, grouping: Grouping, row: Row, zero: Value, sums: Value) -> None:
+    """Turn a row of quantized bytes, u8 with its zero point, into one of digits: s8, zeros beyond
+    the end, the zero point of the signed values, and the sum of each group."""
+    for i in k.range(0, _padded(row.length), LINE):
+        place = _place(row, i)
+        place.store(place.load(LINE) ^ FLIP)
+    for i in k.range(row.length, _padded(row.length)):
+        _place(row, i).cast(s8).store(k.constant(0, s8))
+    zero.store(zero.load() - FLIP)
+    for group in k.range(0, _groups(grouping, row.length)):
+        first = group * grouping.size
+        with k.scope():
+            total = k.register(k.zeros(s32, _UNIT))
+            for i in k.range(first, minimum(first + grouping.size, row.length), _UNIT):
+                total.value = total.value + _place(row, i).cast(s8).load(_UNIT).to(s32)
+            (sums + group).store(reduce_add(total.value).to(f32))
+
+
+def _groups(grouping: Grouping, length: Value) -> Value:
+    return (length + (grouping.size - 1)) // grouping.size
+
+
+def _padded(length: Value) -> Value:
+    return (length + (LINE - 1)) // LINE * LINE
+
+
+def _place(row: Row, i: Value) -> Value:
+    """Where element i of a row goes."""
+    return row.lines + (i // LINE * row.line_stride + i % LINE)
+
+
+def _greatest(k: Builder, row: Row, first: Value, end: Value, lanes: int) -> tuple[Value, Value]:
+    """(the greatest magnitude, whether all are finite) of a group.
+
+    Magnitudes order as their bits do, and NaN comes out above infinity.
+    """
+    with k.scope():
+        most = k.register(k.zeros(s32, lanes))
+        for i in k.range(first, end, lanes):
+            bits = _numbers(k, row.source + i, row.length - i, lanes).bits(Vector(s32, lanes))
+            most.value = maximum(bits & 0x7FFFFFFF, most.value)
+    value, half = most.value, lanes // 2
+    while half:
+        turned = shuffle(value, value, tuple(lane ^ half for lane in range(lanes)))
+        value, half = maximum(value, turned), half // 2
+    bits = extract(value, 0)
+    return bits.bits(f32), bits < _INFINITY_BITS
+
+
+def _numbers(k: Builder, source: Value, left: Value, lanes: int) -> Value:
+    """The first `left` of so many numbers as float32, zeros behind them."""
+    element = source.type.element  # type: ignore[union-attr]
+    assert isinstance(element, Scalar)
+    with k.scope():
+        loaded = k.register(k.zeros(element, lanes))
+        for _ in k.when(left > lanes - 1):
+            loaded.value = source.load(lanes)
+        for _ in k.when(left < lanes):
+            rest = k.local(element, lanes)
+            rest.store(k.zeros(element, lanes))
+            for i in k.range(0, left):
+                (rest + i).store((source + i).load())
+            loaded.value = rest.load(lanes)
+    if element == f32:
+        return loaded.value
+    return (loaded.value.to(u32) << 16).bits(Vector(f32, lanes))

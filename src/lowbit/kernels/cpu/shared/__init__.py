@@ -1,0 +1,1 @@
+"""What products of integers and of floats share: layouts, packing, epilogues, functions."""

@@ -1,0 +1,89 @@
+"""Packing the right operand: once for all M, from any strides, with the column sums beside it."""
+
+from __future__ import annotations
+
+from lowbit.isa.generic import minimum, shuffle
+from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u32
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.jit.value import Value
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL
+
+
+@kernel
+def pack(
+    k: Builder,
+    b: U8Pointer,
+    k_stride: Int,
+    n_stride: Int,
+    panels: U8Pointer,
+    column_sum: S32Pointer,
+    depth: Int,
+    n: Int,
+    *,
+    along: str,
+    unsigned: bool,
+) -> None:
+    """Pack b[depth, n] into panels (see layout.py) and sum each column of stored values.
+
+    `along` names the axis whose stride is 1 ("k", "n", or "" for neither). `unsigned` bytes have
+    128 taken away, so that what is stored, and summed, is signed.
+    """
+    flip = FLIP if unsigned else 0
+    lines = (depth + (LINE - 1)) // LINE * (LINE // GROUP)
+    whole_lines = depth // GROUP
+    for panel in k.parallel((n + (PANEL - 1)) // PANEL):
+        first = panel * PANEL
+        with k.scope():
+            source = b + first * n_stride
+            target = panels + panel * lines * LINE
+            width = minimum(n - first, k.index(PANEL))
+            sums = k.register(k.zeros(s32, PANEL))
+
+            def put(line: Value, values: Value, target: Value = target) -> None:
+                (target + line * LINE).store(values)
+
+            fast_lines = k.register(k.index(0))
+            if along:
+                for _ in k.when(width.equals(PANEL)):
+                    fast_lines.value = whole_lines
+                    for line in k.range(0, whole_lines):
+                        start = source + line * GROUP * k_stride
+                        if along == "n":
+                            put(line, _interleaved(start, k_stride) ^ flip)
+                        else:
+                            _gather(k, start, n_stride, target + line * LINE, flip)
+            for line in k.range(fast_lines.value, lines):
+                put(line, k.zeros(u8, LINE))
+                for i in k.range(line * GROUP, minimum(line * GROUP + GROUP, depth)):
+                    place = target + line * LINE + (i - line * GROUP)
+                    for column in k.range(0, width):
+                        value = (source + i * k_stride + column * n_stride).load() ^ flip
+                        (place + column * GROUP).store(value)
+            for line in k.range(0, lines):
+                four = (target + line * LINE).load(LINE).bits(Vector(s32, PANEL))
+                for byte in range(GROUP):
+                    sums.value = sums.value + ((four << (24 - 8 * byte)) >> 24)
+            (column_sum + first).store(sums.value)
+
+
+def _interleaved(start: Value, k_stride: Value) -> Value:
+    """Four rows of 16 neighbouring columns as one line: column by column, four k each."""
+    rows = [(start + k_stride * i).load(PANEL) for i in range(GROUP)]
+    pairs = [_zipped(rows[0], rows[1]), _zipped(rows[2], rows[3])]
+    words = [pair.bits(Vector(u16, PANEL)) for pair in pairs]
+    return _zipped(*words).bits(Vector(u8, LINE))
+
+
+def _zipped(a: Value, b: Value) -> Value:
+    """a0 b0 a1 b1 ..."""
+    assert isinstance(a.type, Vector)
+    lanes = a.type.lanes
+    return shuffle(a, b, tuple(i // 2 + lanes * (i % 2) for i in range(2 * lanes)))
+
+
+def _gather(k: Builder, start: Value, n_stride: Value, target: Value, flip: int) -> None:
+    """Four neighbouring k of each of 16 columns, a dword at a time."""
+    for column in range(PANEL):
+        four = (start + n_stride * column).cast(u32).load()
+        (target + column * GROUP).cast(u32).store(four ^ (flip * 0x01010101))
