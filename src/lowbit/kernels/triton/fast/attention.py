@@ -26,6 +26,7 @@ from lowbit.kernels.triton.fast.config import (
     Table,
     choosing,
     from_table,
+    refuse_itemsize,
     too_much_shared,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -79,10 +80,14 @@ def padded_head(size: int) -> int:
 
 
 @choosing("attention")
-def attention_choice(gpu: Gpu, head_size: int, causal: bool = False) -> Choice[AttentionConfig]:
+def attention_choice(
+    gpu: Gpu, head_size: int, causal: bool = False, itemsize: int = 2
+) -> Choice[AttentionConfig]:
     """For heads of this size."""
+    refuse_itemsize("attention", itemsize)
     key = padded_head(head_size), causal
-    return from_table("attention_kernel", TABLE, gpu, key, _FALLBACK)
+    what = f"heads of {key[0]}{', causal,' * causal}"
+    return from_table("attention_kernel", TABLE, gpu, key, what, _FALLBACK)
 
 
 @triton.jit

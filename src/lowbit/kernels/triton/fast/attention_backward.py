@@ -34,6 +34,7 @@ from lowbit.kernels.triton.fast.config import (
     Table,
     choosing,
     from_table,
+    refuse_itemsize,
     too_much_shared,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -91,10 +92,11 @@ _FALLBACK = BackwardConfig(KeysConfig(32, 32, 4, 1), AttentionConfig(64, 32, 4, 
 
 
 @choosing("attention_backward")
-def backward_choice(gpu: Gpu, head_size: int) -> Choice[BackwardConfig]:
+def backward_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[BackwardConfig]:
     """For heads of this size."""
-    kernels = "attention_dk_dv_kernel and attention_dq_kernel"
-    return from_table(kernels, TABLE, gpu, padded_head(head_size), _FALLBACK)
+    refuse_itemsize("attention_backward", itemsize)
+    kernels, size = "attention_dk_dv_kernel and attention_dq_kernel", padded_head(head_size)
+    return from_table(kernels, TABLE, gpu, size, f"heads of {size}", _FALLBACK)
 
 
 @triton.jit

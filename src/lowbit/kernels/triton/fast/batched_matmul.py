@@ -70,7 +70,8 @@ _FALLBACK = {2: MatmulConfig(128, 128, 32, 8, 3), 4: MatmulConfig(64, 128, 16, 8
 @choosing("bmm")
 def matmul_choice(gpu: Gpu, itemsize: int) -> Choice[MatmulConfig]:
     """For any sizes."""
-    return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, _FALLBACK[itemsize])
+    what, fallback = f"elements of {itemsize} bytes", _FALLBACK[itemsize]
+    return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, what, fallback)
 
 
 @triton.jit

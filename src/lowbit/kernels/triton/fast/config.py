@@ -85,14 +85,22 @@ def choosing(operator: str) -> Callable[[Callable[P, Choice[C]]], Callable[P, Ch
     return register
 
 
-def from_table(kernel: str, table: Table[C], gpu: Gpu, key: Hashable, fallback: C) -> Choice[C]:
-    """The configuration of a table, else one that fits any GPU."""
+def from_table(
+    kernel: str, table: Table[C], gpu: Gpu, key: Hashable, what: str, fallback: C
+) -> Choice[C]:
+    """The configuration of a table, else one that fits any GPU; what: the key in words."""
     found = table.get(gpu.capability, {}).get(key)
     if found is not None:
-        return Choice(kernel, found, f"the table has it for sm_{gpu.capability}, {key}")
+        return Choice(kernel, found, f"the table has it for {what} on sm_{gpu.capability}")
     known = " and ".join(f"sm_{one}" for one in table)
-    missing = f"it is for {known}, and says nothing of {key} on {gpu}"
-    return Choice(kernel, fallback, "fits any GPU", (("the table's", missing),))
+    missing = f"made for {known}; says nothing of {what} on {gpu}"
+    return Choice(kernel, fallback, "fits any GPU", (("the table", missing),))
+
+
+def refuse_itemsize(operator: str, itemsize: int) -> None:
+    """ValueError unless elements have 16 bits."""
+    if itemsize != 2:
+        raise ValueError(f"{operator} takes bfloat16 or float16, got elements of {itemsize} bytes")
 
 
 def too_much_shared(held: int) -> str | None:

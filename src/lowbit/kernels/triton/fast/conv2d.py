@@ -58,7 +58,8 @@ _NARROW = 64
 def conv_choice(gpu: Gpu, channels: int, itemsize: int) -> Choice[ConvConfig]:
     """For so many output channels."""
     kind = "float32" if itemsize == 4 else "narrow" if channels <= _NARROW else "wide"
-    return from_table("conv2d_kernel", TABLE, gpu, kind, _ANY[kind])
+    what = f"{channels} channels of {itemsize} bytes"
+    return from_table("conv2d_kernel", TABLE, gpu, kind, what, _ANY[kind])
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
-from lowbit.kernels.triton.fast.config import Choice, choosing
+from lowbit.kernels.triton.fast.config import Choice, choosing, refuse_itemsize
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
@@ -60,8 +60,11 @@ KERNELS = {
 
 
 @choosing("int4_matmul")
-def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any]:
+def int4_choice(
+    gpu: Gpu, M: int, N: int, K: int, group_size: int, itemsize: int = 2
+) -> Choice[Any]:
     """For x [M, K] by a weight [N, K]."""
+    refuse_itemsize("int4_matmul", itemsize)
     refused = list[tuple[str, str]]()
     for name, kernel in KERNELS.items():
         refusal = kernel.refusal(M, K, group_size)
