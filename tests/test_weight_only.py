@@ -19,8 +19,8 @@ from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
 from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
+from lowbit.weights.panels import PackedMatrix
 
 pytestmark = pytest.mark.slow
 

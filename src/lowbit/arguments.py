@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.layout import PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import PANEL
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
-from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
+from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
@@ -270,10 +270,3 @@ def per_element(value: Any, shape: tuple[int, int], name: str) -> Array:
     if given.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {given.shape}")
     return given
-
-
-def padded(vector: Array) -> Array:
-    """A copy of a vector over the columns, filled with zeros to whole panels."""
-    result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
-    result[: len(vector)] = vector
-    return result

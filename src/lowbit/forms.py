@@ -25,8 +25,8 @@ from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
+from lowbit.weights.panels import PackedMatrix
 
 Array = npt.NDArray[Any]
 

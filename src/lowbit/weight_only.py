@@ -11,7 +11,7 @@ from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_
 from lowbit.finish import Finish, reinterpreted, steps_tuple
 from lowbit.forms import keep, threads_key
 from lowbit.kernels.cpu.shared.epilogue import Step
-from lowbit.packed import PackedMatrix
+from lowbit.weights.panels import PackedMatrix
 
 _PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type
 _OUTPUTS = ("float32", "bfloat16")

@@ -148,7 +148,7 @@ def test_one_row_that_is_too_long_for_registers(
             z = int4_matmul(x, packed).double()
         exact = x.double() @ w.T
         assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
-        served.append(choose(INTERPRETER, 1, 67, 328, group).kernel)
+        served.append(choose(INTERPRETER, 1, 67, 328, group, 2).kernel)
     other = "rows_kernel" if group == 128 else "dequantize_kernel and cuBLAS"
     assert served == ["one_row_kernel", other]
 
@@ -167,7 +167,7 @@ def test_one_row_that_is_too_long_for_registers(
 def test_which_kernel_serves_and_why_others_do_not(
     M: int, K: int, group: int, kernel: str, reasons: list[str]
 ) -> None:
-    choice = int4_choice(H200, M, 4096, K, group)
+    choice = int4_choice(H200, M, 4096, K, group, 2)
     assert choice.kernel == kernel
     assert len(choice.refused) == len(reasons)
     for (_, why), reason in zip(choice.refused, reasons, strict=True):
@@ -226,8 +226,8 @@ def test_errors_say_what_to_do() -> None:
     packed = pack_int4(values, scale, group_size=32)
     with pytest.raises(ValueError, match="last dimension must be 64"):
         int4_matmul(torch.ones(2, 63, dtype=torch.bfloat16), packed)
-    with pytest.raises(TypeError, match="bfloat16 or float16"):
-        int4_matmul(torch.ones(2, 64), packed)
+    with pytest.raises(TypeError, match="float32, bfloat16 or float16"):
+        int4_matmul(torch.ones(2, 64).double(), packed)
     with pytest.raises(TypeError, match="pack_int4"):
         int4_matmul(torch.ones(2, 64, dtype=torch.bfloat16), values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 32"):

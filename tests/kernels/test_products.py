@@ -19,8 +19,8 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix
 from lowbit.spec import MATMUL
+from lowbit.weights.panels import PackedMatrix
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
 MICRO_KERNELS = pytest.mark.parametrize("micro", micro_kernels(), ids=repr)

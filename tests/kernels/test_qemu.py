@@ -30,8 +30,8 @@ from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix
 from lowbit.spec import MATMUL
+from lowbit.weights.panels import PackedMatrix
 
 QEMU, COMPILER = "qemu-aarch64", "aarch64-linux-gnu-gcc"
 pytestmark = pytest.mark.skipif(

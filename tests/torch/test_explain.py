@@ -9,10 +9,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from lowbit.kernels.triton.fast import launch  # noqa: E402
-from lowbit.kernels.triton.fast.config import choices  # noqa: E402
-from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
-from lowbit.torch import explain, functional  # noqa: E402
+from lowbit.kernels.triton.fast import launch
+from lowbit.kernels.triton.fast.config import choices
+from lowbit.kernels.triton.fast.launch import Gpu
+from lowbit.torch import explain, functional
 
 H200, A100 = Gpu(90, 132), Gpu(80, 108)
 SIZES: dict[str, Any] = {"length": 5000, "rows": 300, "head_size": 100, "channels": 64}
@@ -26,6 +26,9 @@ def test_every_operator_says_what_serves_it_on_each_device(operator: str) -> Non
         assert "_kernel" in choice.kernel
         assert str(choice).startswith(f"{choice.kernel}: {choice.why}")
     on_cpu = explain(operator, device="cpu", **SIZES)
+    if operator == "linear":
+        assert on_cpu.kernel == "lowbit's product for CPUs"
+        return
     assert on_cpu.kernel == "PyTorch in float64"
     assert "on the CPU" in on_cpu.refused[-1][1]
 
@@ -63,6 +66,14 @@ def test_why_a_table_does_not_serve() -> None:
     [
         (lambda: explain("sofmax"), "no operator is called 'sofmax'; known: .*softmax"),
         (lambda: explain("softmax", device=H200), "chosen by length too"),
+        (
+            lambda: explain("linear", device=H200, M=1, N=64, K=64, integers="int8"),
+            "no kernel serves it on sm_90 .*: tiles are of 4-bit integers, not of int8",
+        ),
+        (
+            lambda: explain("linear", device=H200, M=1, N=64, K=64, activations="dynamic"),
+            "a layer of 'dynamic' activations has no kernel on 'cuda' yet",
+        ),
         (lambda: explain("softmax", device=H200, length=2**40), "too long for this GPU"),
         (
             lambda: explain("attention", device=H200, dtype=torch.float32, head_size=64),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lowbit.bench.problem import gemm_case, parse_shape
 from lowbit.bench.timing import Limits
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import GROUP_UNIT
 from lowbit.spec import LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Expected
+from lowbit.weights.panels import group_refusal
 
 Floats = NDArray[np.float32]
 
@@ -95,11 +95,8 @@ class LinearPlan:
             if one not in ACTIVATIONS:
                 known = ", ".join(ACTIVATIONS)
                 raise ValueError(f"activations {one!r} are not known; known are {known}")
-        if self.group_size < 0 or self.group_size % GROUP_UNIT:
-            raise ValueError(
-                f"group_size is {self.group_size}; it must be a multiple of {GROUP_UNIT}, or 0 "
-                "for one scale a column"
-            )
+        if self.group_size and (refusal := group_refusal("uint4", self.group_size)):
+            raise ValueError(f"{refusal}; 0 is one scale a column")
         for text in self.shapes:
             gemm_case(text, "f32:s8:f32")  # which refuses what this machine cannot hold
             k = parse_shape(text)["K"]

@@ -26,8 +26,8 @@ from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
-from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL
+from lowbit.weights.panels import PackedMatrix
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)
 

@@ -17,17 +17,19 @@ def explain(
     *,
     device: torch.device | str | Gpu = "cuda",
     dtype: torch.dtype = torch.bfloat16,
-    **sizes: int,
+    **sizes: Any,
 ) -> Choice[Any]:
     """Which kernel serves an operator of `lowbit.torch.functional`, how it is cut, and why others
     do not; as text, by `str`.
 
     operator: its name, "softmax", or that of its backward, "softmax_backward". device: where the
     tensors are; a Gpu(capability, multiprocessors) of one that is not here. sizes: what decides, by
-    name, such as `length` of rows; those that do not may be given too.
+    name, such as `length` of rows; those that do not may be given too. Of "linear": M, N, K, the
+    weight's `integers` and `group_size`, and `activations`, as a configuration has them.
 
     ValueError for an unknown operator, with the known ones, for a size that is missing, and where
-    no kernel can serve; RuntimeError for a GPU that PyTorch does not find.
+    no kernel can serve; RuntimeError for a GPU that PyTorch does not find; ModuleNotFoundError
+    without Triton.
     """
     require_triton()
     choose = choices.get(operator)
@@ -38,7 +40,7 @@ def explain(
     if missing:
         raise ValueError(f"{operator} is chosen by {', '.join(missing)} too; give numbers for it")
     choice = choose(**{name: given[name] for name in wanted if name in given})
-    if gpu.capability:
+    if gpu.capability or operator == "linear":  # which has kernels for CPUs
         return choice
     here = "the tensors are on the CPU; within lowbit.lab.interpreter() it runs there too"
     refused = (*choice.refused, (choice.kernel, here))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import torch
 from torch import Tensor, nn
 
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.functional.linear import dequantize_weight, linear
+from lowbit.torch.functional.linear import linear
 from lowbit.torch.weight import QuantizedWeight
 
 
@@ -25,7 +24,6 @@ class QuantizedLinear(nn.Linear):
     """
 
     config: QuantizeConfig
-    group_size: int  # of the packed weight, 0 without groups
     activations: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -35,26 +33,8 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         # Straight to the dictionary: nn.Module's attribute look-up costs a microsecond here.
-        weight: Any = self._parameters["weight"]
-        bias = self._parameters["bias"]
-        if torch.is_grad_enabled() and (
-            input.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            call: Any = _StraightThrough.apply
-        else:
-            call = linear
-        return call(
-            input,
-            weight.panels,
-            weight.column_sums,
-            weight.scale,
-            weight.zero_points,
-            bias,
-            self.in_features,
-            self.out_features,
-            self.group_size,
-            self.activations,
-        )
+        parameters: Any = self._parameters
+        return linear(input, parameters["weight"], parameters["bias"], self.activations)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
@@ -83,53 +63,5 @@ def become_quantized(layer: nn.Linear, weight: nn.Parameter, config: QuantizeCon
     layer.__class__ = QuantizedLinear
     assert isinstance(layer, QuantizedLinear)
     layer.config = config
-    layer.group_size = config.weight_format.packed_group(layer.in_features)
     layer.activations = config.activations
     layer.weight = weight
-
-
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        x: Tensor,
-        panels: Tensor,
-        column_sums: Tensor,
-        scale: Tensor,
-        zero_points: Tensor | None,
-        bias: Tensor | None,
-        in_features: int,
-        out_features: int,
-        group_size: int,
-        activations: str,
-    ) -> Tensor:
-        return linear(
-            x,
-            panels,
-            column_sums,
-            scale,
-            zero_points,
-            bias,
-            in_features,
-            out_features,
-            group_size,
-            activations,
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, panels, _, scale, zero_points, bias, *ctx.sizes, _ = inputs
-        ctx.save_for_backward(panels, scale, zero_points)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        in_features, out_features, group_size = ctx.sizes
-        for_x = for_bias = None
-        if ctx.needs_input_grad[0]:
-            weight = dequantize_weight(*ctx.saved_tensors, in_features, out_features, group_size)
-            for_x = (gradient.to(torch.float32) @ weight).to(gradient.dtype)
-        if ctx.needs_input_grad[5]:
-            rows = gradient.reshape(-1, out_features)
-            for_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
-        return for_x, None, None, None, None, for_bias, None, None, None, None

@@ -14,8 +14,8 @@ from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
 from lowbit.spec import LINEAR_DYNAMIC, Case
+from lowbit.weights.panels import PackedMatrix
 
 _NIBBLES = {"s4": "int4", "u4": "uint4"}
 

@@ -44,8 +44,10 @@ class VectorConfig(Config):
         return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
 
-def refusal(M: int, K: int, group_size: int) -> str | None:
+def refusal(M: int, K: int, group_size: int, itemsize: int) -> str | None:
     """Why the kernel does not serve a product; None if it does."""
+    if itemsize != 2:
+        return "x is float32, and its digits have 16 bits"
     if M != 1:
         return f"x has {M} rows, and it takes one"
     if K > MOST_DEPTH:

@@ -39,8 +39,10 @@ class RowsConfig(Config):
     num_stages: int = 3
 
 
-def refusal(M: int, K: int, group_size: int) -> str | None:
+def refusal(M: int, K: int, group_size: int, itemsize: int) -> str | None:
     """Why `rows_kernel` does not serve a product; None if it does."""
+    if itemsize != 2:
+        return "x is float32, and tensor cores take 16 bits"
     if M > MOST_BY_ROWS:
         return f"x has {M} rows; above {MOST_BY_ROWS} it takes less time to write the weight anew"
     if group_size % TILE_DEPTH:
