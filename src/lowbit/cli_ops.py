@@ -34,7 +34,7 @@ def ops(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
     ] = None,
 ) -> None:
-    """Time the operators of lowbit.gpu against PyTorch's, on a GPU.
+    """Time the operators of lowbit.torch against PyTorch's, on a GPU.
 
     All implementations get the same data, are compared with float64 first, and take turns in
     random order with cold caches. Exit code 2 where there is no GPU.

@@ -8,8 +8,6 @@ start each other, half of them each time. One that the system does not give is d
 
 from __future__ import annotations
 
-from functools import cache
-
 from lowbit.isa import get
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
@@ -70,11 +68,11 @@ define internal ptr @member(ptr %task) {{
 """
 
 
-@cache
-def _loaded() -> Loaded:
-    return load(_NAME, get("generic"), lambda: _IR)
+_kept: list[Loaded] = []  # code must outlive its calls; threads that race here load it twice
 
 
 def address() -> int:
     """Of the function: void (kernel, its slots, number of threads, unused)."""
-    return _loaded().address
+    if not _kept:
+        _kept.append(load(_NAME, get("generic"), lambda: _IR))
+    return _kept[0].address

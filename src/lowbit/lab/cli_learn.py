@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.lab.cli_check import refuse
-from lowbit.lab.cli_view import missing
+from lowbit.lab.cli_check import missing, refuse
 
 if TYPE_CHECKING:
     from lowbit.lab.learn_progress import Exercise, Progress

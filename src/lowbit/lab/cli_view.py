@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowbit.lab.check_cases import FILLS
-from lowbit.lab.cli_check import refuse
+from lowbit.lab.cli_check import missing, refuse
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View
@@ -73,12 +73,6 @@ def view(
     for file in (html_file, json_file):
         if file is not None:
             print(f"written to {file}")
-
-
-def missing(error: ModuleNotFoundError) -> str:
-    """What is missing, and what to install."""
-    known = "pip install" in str(error)
-    return str(error) if known else f"{error}; install with: pip install 'lowbit[lab]'"
 
 
 def _seen(what: str, sizes: dict[str, int], fill: str) -> View:

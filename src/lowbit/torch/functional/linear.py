@@ -7,11 +7,14 @@ operator has a derivative of its own; `lowbit.torch.linear` adds that around the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lowbit.forms import threads_key
 from lowbit.ops import linear_plan
+from lowbit.torch.registration import register
 from lowbit.torch.weight_format import dequantized
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -20,18 +23,6 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PANEL_COLUMNS = 16
 
 _ALIGNMENT = 64
-
-_library = torch.library.Library("lowbit", "FRAGMENT")
-_library.define(
-    "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
-    "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
-    "int out_features, int group_size) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def _check_activation(x: Tensor, in_features: int) -> None:
@@ -125,11 +116,6 @@ def _dequantize_weight_cpu(
     )
 
 
-_library.impl("linear", _linear_cpu, "CPU")
-_library.impl("dequantize_weight", _dequantize_weight_cpu, "CPU")
-
-
-@torch.library.register_fake("lowbit::linear", lib=_library)
 def _linear_fake(
     x: Tensor,
     panels: Tensor,
@@ -139,24 +125,27 @@ def _linear_fake(
     bias: Tensor | None,
     in_features: int,
     out_features: int,
-    group_size: int,
-    activations: str,
+    *_: Any,
 ) -> Tensor:
     _check_activation(x, in_features)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("lowbit::dequantize_weight", lib=_library)
 def _dequantize_weight_fake(
-    panels: Tensor,
-    scale: Tensor,
-    zero_points: Tensor | None,
-    in_features: int,
-    out_features: int,
-    group_size: int,
+    panels: Tensor, scale: Tensor, zero_points: Any, in_features: int, out_features: int, _: int
 ) -> Tensor:
     return scale.new_empty((out_features, in_features))
 
 
-linear = torch.ops.lowbit.linear.default
-dequantize_weight = torch.ops.lowbit.dequantize_weight.default
+linear = register(
+    "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
+    "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
+    cpu=_linear_cpu,
+    fake=_linear_fake,
+)
+dequantize_weight = register(
+    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
+    "int out_features, int group_size) -> Tensor",
+    cpu=_dequantize_weight_cpu,
+    fake=_dequantize_weight_fake,
+)
