@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.jit.interpret import offsets_of
+from lowbit.jit.memory import offsets_of
 from lowbit.lab.report import Finding
 from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.tensor import widened
