@@ -245,7 +245,7 @@ def linear_dynamic(
     b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
     range is used whole. `residual` and `steps` as in `matmul_scaled`. The arithmetic is that of
     `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. With groups in b, each
-    group's integer sums are scaled and added in float32, in ascending order (spec.LINEAR_GROUPS).
+    group's integer sums are scaled and added in float32, in ascending order (spec: linear_groups).
     A row that holds NaN or infinity gives a row of NaN.
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.

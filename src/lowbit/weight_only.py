@@ -39,7 +39,7 @@ def linear_weight_only(
 
     with exact integer sums, groups in ascending order, in float32; then `residual` and `steps` as
     in `matmul_scaled`. So the result is the same bits on every instruction set and for any number
-    of threads, and off by no more than spec.LINEAR_WEIGHT_ONLY says. A group of x that holds NaN
+    of threads, and off by no more than its specification says. A group of x that holds NaN
     or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
     `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from lowbit.bench.problem import gemm_case, parse_shape
 from lowbit.bench.timing import Limits
 from lowbit.numerics import QTensor, int_format
-from lowbit.spec import LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Expected
+from lowbit.spec import Expected
+from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
 from lowbit.weights.panels import group_refusal
 
 Floats = NDArray[np.float32]
@@ -37,7 +38,6 @@ DISTRIBUTION = (
 
 _MIDDLE = 8
 _CHECKED_COLUMNS = 128  # each is a sum of its own, and the budget takes many times the work of one
-_BFLOAT16_UNIT = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -192,16 +192,11 @@ class LinearTask:
             "b_scale": self.scale[:, self.columns],
             "b_zero_point": self.zero[:, self.columns],
         }
-        spec = LINEAR_GROUPS if activations == "int8" else LINEAR_WEIGHT_ONLY
+        spec = linear_groups if activations == "int8" else linear_weight_only
         sizes = {"M": shape.m, "G": grouped[0], "S": grouped[1], "N": len(self.columns)}
-        rounded = activations == "bf16"
-        options = ("bfloat16",) if rounded else ()
-        case = spec.case(sizes, dtypes="f32:u4:f32", without=("bias",), options=options)
-        found = case.expect(inputs)
-        if not rounded:
-            return found
-        store = _BFLOAT16_UNIT * (np.abs(found.reference) + found.budget)
-        return Expected(found.reference, found.budget + store, found.dtype)
+        floats = "bf16" if activations == "bf16" else "f32"
+        case = spec.case(sizes, dtypes=f"{floats}:u4:{floats}", without=("bias", "residual"))
+        return case.expect(inputs)
 
 
 Call = Callable[[], Any]

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arguments import float_matrix
-from lowbit.numerics import QTensor, Range, int_format, quantize
+from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
 from lowbit.search.groups import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
-from lowbit.spec import longest_sum
-from lowbit.weights.panels import WEIGHTS, PackedMatrix, pack, padded
+from lowbit.weights.panels import PackedMatrix, pack, padded
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
@@ -80,7 +79,7 @@ class VectorIndex:
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}")
-        most = longest_sum("u8", WEIGHTS[_FORMATS[bits]], shifted=(True, False))
+        most = longest_sum("uint8", _FORMATS[bits], shifted=(True, False))
         if dim > most:
             raise ValueError(
                 f"dim = {dim} products of queries and vectors of {bits} bits could overflow "

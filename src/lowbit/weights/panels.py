@@ -15,10 +15,9 @@ from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
-from lowbit.numerics import QTensor, int_format
+from lowbit.numerics import QTensor, int_format, longest_sum
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values
-from lowbit.spec import longest_sum
 from lowbit.weights.format import Shape, WeightFormat
 
 Array = npt.NDArray[Any]
@@ -441,9 +440,9 @@ class Panels:
             return refusal
         summed = size or in_features
         if size is None:
-            most, instead = longest_sum("u8", "s8", shifted=(True, False)), ""
+            most, instead = longest_sum("uint8", "int8", shifted=(True, False)), ""
         else:
-            most, instead = longest_sum("s8", "u4"), "; use groups"
+            most, instead = longest_sum("int8", "uint4"), "; use groups"
         if summed > most:
             return (
                 f"a sum over {summed} inputs could overflow int32; at most {most} cannot{instead}"

@@ -143,8 +143,7 @@ _int4_matmul_op = register(
 )
 
 
-@specified("int4_matmul", group_size=128)
-@specified("int4_matmul_32", group_size=32)
+@specified("int4_matmul")
 def _packed_and_multiplied(
     x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, group_size: int
 ) -> Tensor:
