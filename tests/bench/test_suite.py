@@ -19,7 +19,7 @@ from lowbit.bench import Limits, Plan, implementation, peak, probe, run, suite
 from lowbit.bench.implementation import Implementation, Prepared, find, implementations
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import Lowbit
-from lowbit.bench.problem import GEMMS, Problem, Reference, gemm_case
+from lowbit.bench.problem import SIGNATURES, Problem, Reference, gemm_case
 from lowbit.bench.record import COLD, Absent, Record, Row, Spread
 from lowbit.bench.requantized import quantization_of
 from lowbit.bench.table import (
@@ -31,7 +31,8 @@ from lowbit.bench.table import (
     three_digits,
 )
 
-SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
+pytestmark = pytest.mark.slow
+
 QUICK = Limits(noise=0.5, seconds=0.5, least_rounds=8)
 SHAPE = "9x70:70x33"
 
@@ -225,7 +226,7 @@ def test_every_thread_count_has_its_rows_and_limits(two: None) -> None:
     assert [one.threads for one in record.ceilings] == [1, 2]
     for row in record.rows:
         ceiling = record.ceilings[row.threads - 1]
-        assert row.peak_share == pytest.approx(row.gops / ceiling.gops)
+        assert row.peak_share == pytest.approx(ceiling.share(row.gops))
     assert len({row.name for row in record.rows}) == 4
 
 

@@ -17,6 +17,8 @@ from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
 from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GPUS = [80, 90]
 
 

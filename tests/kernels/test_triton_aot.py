@@ -21,6 +21,8 @@ from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
 from lowbit.lab.check_triton import TritonKernel  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GPUS = [80, 90]
 TYPES = ["fp32", "bf16"]
 

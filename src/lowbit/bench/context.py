@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import lowbit
@@ -18,6 +17,7 @@ from lowbit.bench.problem import DISTRIBUTION, GEMMS
 from lowbit.bench.record import Context
 from lowbit.bench.timing import Limits
 from lowbit.jit.threads import runtime
+from lowbit.registry.extras import installed
 
 _LIBRARIES = ("numpy", "llvmlite", "torch", "threadpoolctl", "mkl", "numkong")
 
@@ -73,11 +73,11 @@ def thread_count(threads: int) -> Iterator[None]:
     lowbit's own functions are told in each call.
     """
     with ExitStack() as stack:
-        if find_spec("threadpoolctl") is not None:
+        if installed("threadpoolctl"):
             from threadpoolctl import threadpool_limits
 
             stack.enter_context(threadpool_limits(threads))
-        if find_spec("torch") is not None:
+        if installed("torch"):
             import torch
 
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -34,6 +34,7 @@ from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
+from lowbit.registry.extras import install
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 _SPAN, _START = 1 << 40, 1 << 39
@@ -51,16 +52,16 @@ def triton_modules() -> tuple[Any, Any, Any]:
     of a version that is not known, or not what its version says.
     """
     known = "lowbit's checker knows Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
-    install = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+    fitting = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
     try:
         import triton
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "checking Triton kernels needs triton: pip install 'lowbit[lab]'"
+            f"checking Triton kernels needs triton; {install('lab')}"
         ) from None
     version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
     if not OLDEST <= version <= NEWEST:
-        raise RuntimeError(f"{known}; this is {triton.__version__}: {install}")
+        raise RuntimeError(f"{known}; this is {triton.__version__}: {fitting}")
     try:
         import triton.language as tl
         from triton.runtime import interpreter
@@ -69,7 +70,7 @@ def triton_modules() -> tuple[Any, Any, Any]:
         _look_up(interpreter, _OF_INTERPRETER)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
-            f"{known}; this is {triton.__version__}, but another one inside ({error}): {install}"
+            f"{known}; this is {triton.__version__}, but another one inside ({error}): {fitting}"
         ) from None
     return triton, tl, interpreter
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lowbit.lab.report import CheckResult
+from lowbit.registry.extras import explained
 
 
 def check(
@@ -58,7 +59,7 @@ def check(
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
     except ModuleNotFoundError as error:
-        refuse(missing(error))
+        refuse(explained(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
     if not (all(results) or every):
@@ -89,12 +90,6 @@ class _Shown:
         self.progress.stop()
         Console(soft_wrap=True, highlight=False).print(result)
         self.progress.start()
-
-
-def missing(error: ModuleNotFoundError) -> str:
-    """What is missing, and what to install."""
-    known = "pip install" in str(error)
-    return str(error) if known else f"{error}; install with: pip install 'lowbit[lab]'"
 
 
 def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:

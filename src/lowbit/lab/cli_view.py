@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.lab.check_cases import FILLS
-from lowbit.lab.cli_check import missing, refuse
+from lowbit.lab.cli_check import refuse
+from lowbit.registry.extras import explained
+from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View
@@ -65,7 +66,7 @@ def view(
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
     except ModuleNotFoundError as error:
-        refuse(missing(error))
+        refuse(explained(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
     for line in _summary(seen):

@@ -1,4 +1,4 @@
-"""Kernels in Triton. The teaching kernels solve the exercises of `lowbit.spec.ladder`, each as
+"""Kernels in Triton. The teaching kernels solve the exercises of `lowbit.spec.exercises`, each as
 plainly as it can be, for any shape."""
 
 from __future__ import annotations
@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 import warnings
 from functools import cache
+
+from lowbit.registry.extras import install
 
 OLDEST, NEWEST = (3, 6), (3, 9)
 """The versions of Triton that these kernels, and the checker, are made for, both included."""
@@ -15,13 +17,14 @@ OLDEST, NEWEST = (3, 6), (3, 9)
 def require_triton() -> None:
     """ModuleNotFoundError without Triton, ImportError if it lacks what the kernels need; a warning
     for a version that they are not made for."""
-    install = "install one with: pip install 'lowbit[gpu]'"
     known = "lowbit's kernels are made for Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
     try:
         import triton
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{known}, and there is none; {install}", name="triton") from None
-    known += f" and this is {triton.__version__}; {install}"
+        raise ModuleNotFoundError(
+            f"{known}, and there is none; {install('gpu')}", name="triton"
+        ) from None
+    known += f" and this is {triton.__version__}; {install('gpu')}"
     try:
         import triton.tools.tensor_descriptor
     except ImportError as error:

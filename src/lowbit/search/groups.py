@@ -1,0 +1,160 @@
+"""How chunks of an index are searched: maxima of groups, the best groups, what these hold.
+
+A search multiplies quantized queries by one chunk after another. Of each product only the greatest
+score of every 8 neighbours, a group, is stored; of these maxima each query keeps the best, and what
+the 8 of such a group scored is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import dispatch
+from lowbit import isa as instruction_sets
+from lowbit.jit import threads as thread_runtime
+from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP, Epilogue
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.numerics import quantize_rows
+from lowbit.weights.panels import PackedMatrix
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_HALVES = PANEL // MAX_GROUP
+_WORTH_THREADS = 1 << 16  # numbers that pass by heaps, or multiply-adds of groups
+
+
+class Chunk(NamedTuple):
+    """Vectors as columns; `bias` is −|v|²/2 of each as it is stored, for l2 only."""
+
+    matrix: PackedMatrix
+    bias: Floats | None
+
+    @property
+    def groups(self) -> int:
+        """Of 8 vectors, the last one maybe of fewer."""
+        return blocks(self.matrix.N, MAX_GROUP)
+
+
+class Queries:
+    """Queries, float32 [Q, K], finite and C-contiguous, and what kernels make of them."""
+
+    def __init__(self, values: Floats) -> None:
+        self.values = values
+        self.stored, self.scale, self.zero = quantize_rows(values, False)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def lines(self) -> int:
+        """Of 64 k."""
+        return blocks(self.values.shape[1], LINE)
+
+    @cached_property
+    def codes(self) -> npt.NDArray[np.int32]:
+        """Integers less their zero points, [Q, K padded to a line]."""
+        codes = np.zeros((len(self), self.lines * LINE), np.int32)
+        np.subtract(self.stored, self.zero[:, None], out=codes[:, : self.stored.shape[1]])
+        return codes
+
+
+def group_maxima(
+    queries: Queries, chunk: Chunk, threads: int | None = None, isa: str | None = None
+) -> Floats:
+    """The maxima of `linear_dynamic(queries, matrix, bias)` over each 8 columns, which is not made.
+
+    Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf.
+    """
+    matrix, used = chunk.matrix, instruction_sets.active(isa).name
+    out = np.empty((len(queries), blocks(matrix.N, PANEL) * _HALVES), np.float32)
+    depth = queries.values.shape[1]
+    count = dispatch.thread_count(len(queries), matrix.N, depth, threads)
+    epilogue = Epilogue(a_zero=True, steps=() if chunk.bias is None else ("bias",), out="max8")
+    plan = dispatch.plan(
+        dispatch.Request(
+            isa=used,
+            m=len(queries),
+            n=matrix.N,
+            k=depth,
+            source=Source("f32"),
+            epilogue=epilogue,
+            threads=count,
+            largest_pair=matrix.largest_pair if dispatch.wants_proof(used) else UNPROVEN,
+            weight=matrix.weight,
+        )
+    )
+    plan.run(queries.values, (depth, 1), matrix.addresses, out, out.shape[1], bias=chunk.bias)
+    return out
+
+
+def best_groups(
+    queries: Queries, chunks: Sequence[Chunk], count: int, threads: int | None, isa: str | None
+) -> Ids:
+    """The `count` groups of each query, or all, with the greatest maxima, lower ones first.
+
+    [Q, min(count, groups)], ascending. They hold the `count` best vectors. Were one of these in a
+    group G outside, then `count` groups would come before G: by a greater maximum, or by the same
+    one and a lower number. In each of them the vector with the maximum comes before all of G, by
+    score or by id. So `count` vectors come before the one in G, which is not among the best.
+    """
+    kept = min(count, sum(chunk.groups for chunk in chunks))
+    heaps = np.full((len(queries), kept), EMPTY, np.int64)
+    program = keep_greatest.program(instruction_sets.active(isa))
+    first = 0
+    for chunk in chunks:
+        maxima = group_maxima(queries, chunk, threads, isa)
+        program(
+            _threads(len(queries), maxima.size, threads), maxima, maxima.shape[1], chunk.groups,
+            first, heaps, kept, kept.bit_length(), len(queries),
+        )  # fmt: skip
+        first += chunk.groups
+    return np.sort(LAST_PLACE - (heaps & LAST_PLACE), axis=1)
+
+
+def scores_of_groups(
+    queries: Queries, chunks: Sequence[Chunk], groups: Ids, threads: int | None, isa: str | None
+) -> tuple[Floats, Ids]:
+    """(scores, ids) [Q, groups · 8] of all that the groups [Q, groups] hold, as products give them.
+
+    Where a group has a column without a vector, the id is −1.
+    """
+    scores = np.empty((*groups.shape, MAX_GROUP), np.float32)
+    work = scores.size * queries.values.shape[1]
+    count = _threads(len(queries), work, threads)
+    firsts = np.zeros(len(chunks) + 1, np.int64)  # group that each chunk begins with
+    vectors = np.zeros(len(chunks) + 1, np.int64)  # vectors before each chunk
+    np.cumsum([chunk.groups for chunk in chunks], out=firsts[1:])
+    np.cumsum([chunk.matrix.N for chunk in chunks], out=vectors[1:])
+    for number, chunk in enumerate(chunks):
+        program = group_scores.program(
+            instruction_sets.active(isa),
+            weight=chunk.matrix.weight,
+            biased=chunk.bias is not None,
+        )
+        panels, _, _, scales = chunk.matrix.addresses
+        program(
+            count, queries.codes, queries.scale, groups, groups.shape[1], int(firsts[number]),
+            int(firsts[number + 1]), panels, queries.lines, scales, chunk.bias, scores,
+            len(queries),
+        )  # fmt: skip
+    of = np.searchsorted(firsts, groups, side="right") - 1  # each group's chunk
+    ids = ((groups - firsts[of]) * MAX_GROUP + vectors[of])[:, :, None] + np.arange(MAX_GROUP)
+    ids[ids >= vectors[of + 1][:, :, None]] = -1
+    return scores.reshape(len(queries), -1), ids.reshape(len(queries), -1)
+
+
+def _threads(rows: int, work: int, threads: int | None) -> int:
+    """How many threads share rows of so much work in all."""
+    if work < _WORTH_THREADS:
+        return 1
+    return min(rows, threads or thread_runtime.max_threads())

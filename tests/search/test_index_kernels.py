@@ -1,0 +1,76 @@
+"""The kernels of search: interpreted for every instruction set, and compiled for this machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.isa import active, named
+from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.search.groups import Queries
+
+
+def _select(numbers: np.ndarray, count: int, width: int, interpreted: bool) -> np.ndarray:
+    """The places of the greatest, by the kernel, given the numbers in two parts."""
+    heaps = np.full((len(numbers), count), EMPTY, np.int64)
+    cut = width // 3
+    for first, last in ((0, cut), (cut, width)):
+        part = np.ascontiguousarray(numbers[:, first:last])
+        if interpreted:
+            arguments = {
+                "numbers": part, "stride": part.shape[1], "width": part.shape[1], "base": first,
+                "heaps": heaps, "count": count, "levels": count.bit_length(), "rows": len(part),
+            }  # fmt: skip
+            keep_greatest.interpret(named("generic"), arguments)
+        else:
+            keep_greatest.program(active())(
+                2, part, part.shape[1], part.shape[1], first, heaps, count, count.bit_length(),
+                len(part),
+            )  # fmt: skip
+    return np.sort(LAST_PLACE - (heaps & LAST_PLACE), axis=1)
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+@pytest.mark.parametrize("kind", ["any", "rising", "falling", "equal", "few", "extreme"])
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (7, 3), (200, 1), (203, 10), (300, 99)])
+def test_the_greatest_are_kept(width: int, count: int, kind: str, interpreted: bool) -> None:
+    rng = np.random.default_rng(width)
+    rows = 3
+    numbers = rng.standard_normal((rows, width)).astype(np.float32)
+    if kind in ("rising", "falling"):
+        numbers = np.sort(numbers, axis=1)[:, :: 1 if kind == "rising" else -1]
+    elif kind == "equal":
+        numbers[...] = -1.5
+    elif kind == "few":
+        numbers = rng.integers(-2, 3, (rows, width)).astype(np.float32) * np.float32(-0.0 - 1)
+    elif kind == "extreme":
+        values = [-np.inf, np.inf, -0.0, 0.0, 1e-45, -1e-45, -3.4e38, 3.4e38]
+        numbers = rng.choice(np.array(values, np.float32), (rows, width))
+    expected = np.sort(np.argsort(-numbers, axis=1, kind="stable")[:, :count], axis=1)
+    np.testing.assert_array_equal(_select(numbers, count, width, interpreted), expected)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_scores_of_groups_are_those_of_the_product(dtype: str, biased: bool) -> None:
+    rng = np.random.default_rng(2)
+    packed = lowbit.pack(lowbit.quantize(rng.standard_normal((70, 37)), dtype, axis=1))
+    queries = Queries(rng.standard_normal((2, 70)).astype(np.float32))
+    bias = np.zeros(48, np.float32)
+    bias[:37] = rng.standard_normal(37) * biased
+    whole = lowbit.linear_dynamic(queries.values, packed, bias=bias[:37])
+    groups = np.array([[2, 11, 14, 10], [13, 12, 15, 14]])  # of which 10 to 14 are here
+    untouched = np.float32(7)
+    out = np.full((2, 4, 8), untouched)
+    arguments = {
+        "codes": queries.codes, "row_scale": queries.scale, "groups": groups, "places": 4,
+        "first": 10, "beyond": 15, "panels": packed.panels, "lines": queries.lines,
+        "column_scale": packed.scale, "bias": bias if biased else None, "out": out, "rows": 2,
+    }  # fmt: skip
+    group_scores.interpret(named("generic"), arguments, weight=packed.weight, biased=biased)
+    for row, place in np.ndindex(2, 4):
+        group = groups[row, place] - 10
+        expected = whole[row, group * 8 : group * 8 + 8] if 0 <= group < 5 else [untouched] * 8
+        np.testing.assert_array_equal(out[row, place, : len(expected)], expected)
