@@ -12,7 +12,7 @@ import pytest
 
 import lowbit
 from lowbit.isa import SETS, available, named
-from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.rows.activation import Source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
+from lowbit.kernels.triton.fast import int4_matmul as int4_matmul_kernels  # noqa: E402
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes  # noqa: E402
 from lowbit.kernels.triton.fast.int4_matmul import int4_choice  # noqa: E402
 from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
@@ -138,15 +140,15 @@ def test_one_row_that_is_too_long_for_registers(
 ) -> None:
     x, packed, w, _ = _drawn(1, 67, 328, group, torch.bfloat16, True)
     served = list[str]()
+    choose = inspect.unwrap(int4_choice)  # without its cache
+    monkeypatch.setattr(int4_matmul_kernels, "int4_choice", choose)
     for most in (328, 327):
         monkeypatch.setattr(int4_one_row, "MOST_DEPTH", most)
-        int4_choice.cache_clear()
         with lowbit.lab.interpreter():
             z = int4_matmul(x, packed).double()
         exact = x.double() @ w.T
         assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
-        served.append(int4_choice(INTERPRETER, 1, 67, 328, group, 2).kernel)
-    int4_choice.cache_clear()
+        served.append(choose(INTERPRETER, 1, 67, 328, group, 2).kernel)
     other = "rows_kernel" if group == 128 else "dequantize_kernel and cuBLAS"
     assert served == ["one_row_kernel", other]
 
@@ -315,8 +317,8 @@ def test_ahead_of_time_one_row(
     made = compile_ahead(
         int4_one_row.one_row_kernel,
         {**POINTERS, "x_ptr": kind, "z_ptr": kind, "N": "i32" if n % 16 == 0 else "i32:1",
-         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": int4_one_row._parts(depth),
-         "ROWS": config.rows, "STAGES": config.num_stages},
+         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True,
+         "PARTS": int4_one_row._parts(depth), "ROWS": config.rows, "STAGES": config.num_stages},
         sm, num_warps=config.num_warps,
     )  # fmt: skip
     # All of x's digits are in registers, and as many programs fit as are started.

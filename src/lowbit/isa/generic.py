@@ -13,6 +13,7 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa.instruction import Call, instruction
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import (
     Pointer,
     Scalar,
@@ -31,6 +32,17 @@ from lowbit.isa.types import (
 
 if TYPE_CHECKING:
     from lowbit.jit.value import Value
+
+GENERIC = register(
+    InstructionSet(
+        name="generic",
+        features=(),
+        fallback=None,
+        vector_bytes=16,
+        vector_registers=16,
+        architecture=None,
+    )
+)
 
 _BFLOAT16_NAN = 0x7FC0
 
