@@ -16,8 +16,8 @@ from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.lab.explain import plan as explain
 from lowbit.lab.explain.plan import Explanation, explain_gemm, request_of
-from lowbit.lab.explain.plan import plan as explain
 from lowbit.lab.explain.text import render
 
 
