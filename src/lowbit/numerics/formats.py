@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,12 @@ def int_format(name: str | IntFormat) -> IntFormat:
             f"unknown integer format {name!r}; pass one of {', '.join(map(repr, _FORMATS))}"
         )
     return _FORMATS[name]
+
+
+def is_masked(value: Any) -> bool:
+    """Whether it is a MaskedArray, without the import of numpy.ma, which takes a while."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def first_index(found: npt.NDArray[np.bool_]) -> tuple[int, ...]:

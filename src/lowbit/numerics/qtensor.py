@@ -16,7 +16,7 @@ from lowbit.numerics.affine import (
     dequantize_affine,
     quantize_affine,
 )
-from lowbit.numerics.formats import IntFormat, check_values, checked_axis, int_format
+from lowbit.numerics.formats import IntFormat, check_values, checked_axis, int_format, is_masked
 from lowbit.numerics.ranges import Range, check_range, least_squares
 
 Axis = int | tuple[int, ...] | None
@@ -66,7 +66,7 @@ class QTensor:
             ("zero_point", self.zero_point, np.dtype(np.int32), expected),
         )
         for name, array, dtype, shape in parts:
-            if isinstance(array, np.ma.MaskedArray):
+            if is_masked(array):
                 raise TypeError(f"expected {name} without a mask, got MaskedArray")
             if array.dtype != dtype:
                 raise TypeError(f"expected {name} of dtype {dtype}, got {array.dtype}")
@@ -182,7 +182,7 @@ def quantize(
 def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     # A PyTorch parameter refuses to become an array until it is detached.
     detach = getattr(array, "detach", None)
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise TypeError(
             "expected an array without a mask, got MaskedArray; array.filled(value) gives one"
         )
