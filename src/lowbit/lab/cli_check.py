@@ -20,11 +20,12 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
-            "(teaching kernels), or gpu (operators).",
+            help="A teaching kernel by its operation's name, a function on a CPU as cpu:matmul, "
+            "the text of lowbit's product as product:generic, an operator of lowbit.torch as "
+            "gpu:softmax, a file FILE.py, all (teaching kernels), cpu (functions), or gpu "
+            "(operators).",
             show_default=False,
-            metavar="KERNEL|FILE.py|all|gpu",
+            metavar="KERNEL|FILE.py|all|cpu|gpu",
         ),
     ],
     json_file: Annotated[
@@ -93,13 +94,16 @@ class _Shown:
 
 
 def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab import check_script
+    from lowbit.lab import check_cpu_functions, check_script
     from lowbit.lab.check_gpu import PREFIX, check_gpu
 
     if what == "all":
         return check_script.check_all(device, **how)
     if what == "gpu" or what.startswith(PREFIX):
         return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device, **how)
+    if what == "cpu" or what.startswith(check_cpu_functions.PREFIX):
+        name = None if what == "cpu" else what.removeprefix(check_cpu_functions.PREFIX)
+        return check_cpu_functions.check_cpu(name, **how)
     if what.endswith(".py"):
         return [check_script.check_file(Path(what), device, **how)]
     return [check_script.check_named(what, device, **how)]
