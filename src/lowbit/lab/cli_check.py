@@ -94,19 +94,19 @@ class _Shown:
 
 
 def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab import check_cpu_functions, check_script
-    from lowbit.lab.check_gpu import PREFIX, check_gpu
+    from lowbit.lab.check import cpu, run
+    from lowbit.lab.check.operators import check_gpu
+    from lowbit.lab.source import OPERATOR
 
     if what == "all":
-        return check_script.check_all(device, **how)
-    if what == "gpu" or what.startswith(PREFIX):
-        return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device, **how)
-    if what == "cpu" or what.startswith(check_cpu_functions.PREFIX):
-        name = None if what == "cpu" else what.removeprefix(check_cpu_functions.PREFIX)
-        return check_cpu_functions.check_cpu(name, **how)
+        return run.check_all(device, **how)
+    if what == "gpu" or what.startswith(OPERATOR):
+        return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
+    if what == "cpu" or what.startswith(cpu.PREFIX):
+        return cpu.check_cpu(what.removeprefix(cpu.PREFIX) if what != "cpu" else None, **how)
     if what.endswith(".py"):
-        return [check_script.check_file(Path(what), device, **how)]
-    return [check_script.check_named(what, device, **how)]
+        return [run.check_file(Path(what), device, **how)]
+    return [run.check_named(what, device, **how)]
 
 
 def refuse(message: str) -> NoReturn:
