@@ -154,20 +154,21 @@ def test_one_row_that_is_too_long_for_registers(
 
 
 @pytest.mark.parametrize(
-    ("M", "K", "group", "kernel", "reasons"),
+    ("M", "K", "group", "itemsize", "kernel", "reasons"),
     [
-        (1, 32768, 32, "one_row_kernel", []),
-        (1, 32769, 128, "rows_kernel", ["K is 32769; the digits of 32768 fit"]),
-        (2, 4096, 128, "rows_kernel", ["x has 2 rows, and it takes one"]),
-        (128, 4096, 256, "rows_kernel", ["x has 128 rows"]),
-        (129, 64, 128, "dequantize_kernel and cuBLAS", ["x has 129 rows", "above 128"]),
-        (2, 64, 64, "dequantize_kernel and cuBLAS", ["x has 2 rows", "groups of 64"]),
+        (1, 32768, 32, 2, "one_row_kernel", []),
+        (1, 32769, 128, 2, "rows_kernel", ["K is 32769; the digits of 32768 fit"]),
+        (2, 4096, 128, 2, "rows_kernel", ["x has 2 rows, and it takes one"]),
+        (128, 4096, 256, 2, "rows_kernel", ["x has 128 rows"]),
+        (129, 64, 128, 2, "dequantize_kernel and cuBLAS", ["x has 129 rows", "above 128"]),
+        (2, 64, 64, 2, "dequantize_kernel and cuBLAS", ["x has 2 rows", "groups of 64"]),
+        (1, 64, 128, 4, "dequantize_kernel and cuBLAS", ["digits have 16", "take 16 bits"]),
     ],
 )
 def test_which_kernel_serves_and_why_others_do_not(
-    M: int, K: int, group: int, kernel: str, reasons: list[str]
+    M: int, K: int, group: int, itemsize: int, kernel: str, reasons: list[str]
 ) -> None:
-    choice = int4_choice(H200, M, 4096, K, group, 2)
+    choice = int4_choice(H200, M, 4096, K, group, itemsize)
     assert choice.kernel == kernel
     assert len(choice.refused) == len(reasons)
     for (_, why), reason in zip(choice.refused, reasons, strict=True):

@@ -16,9 +16,9 @@ from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
-from lowbit.lab import explain
-from lowbit.lab.explain import Explanation, explain_gemm, request_of
-from lowbit.lab.explain_text import render
+from lowbit.lab.explain import plan as explain
+from lowbit.lab.explain.plan import Explanation, explain_gemm, request_of
+from lowbit.lab.explain.text import render
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
