@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,11 +21,12 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
-            "(teaching kernels), or gpu (operators).",
+            help="A teaching kernel by its operation's name, a function on a CPU as cpu:matmul, "
+            "the text of lowbit's product as product:generic, an operator of lowbit.torch as "
+            "gpu:softmax, a file FILE.py, all (teaching kernels), cpu (functions), or gpu "
+            "(operators).",
             show_default=False,
-            metavar="KERNEL|FILE.py|all|gpu",
+            metavar="KERNEL|FILE.py|all|cpu|gpu",
         ),
     ],
     json_file: Annotated[
@@ -48,10 +49,12 @@ def check(
     --all is given. Exit code: 0 if all is right, 1 if something is wrong with a kernel, 2 if it
     could not be checked.
     """
+    from lowbit.lab.check.named import check_what
+
     shown, results = _Shown(every), list[CheckResult]()
     with refusing():
         with shown.progress:
-            for result in _checked(what, device, stop=not every, tell=shown.tell):
+            for result in check_what(what, device, stop=not every, tell=shown.tell):
                 shown.result(result)
                 results.append(result)
         if json_file is not None:
@@ -85,21 +88,6 @@ class _Shown:
         self.progress.stop()
         Console(soft_wrap=True, highlight=False).print(result)
         self.progress.start()
-
-
-def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab.check import run
-    from lowbit.lab.source import OPERATOR
-
-    if what == "all":
-        return run.check_all(device, **how)
-    if what == "gpu" or what.startswith(OPERATOR):
-        from lowbit.lab.check.operators import check_gpu
-
-        return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
-    if what.endswith(".py"):
-        return [run.check_file(Path(what), device, **how)]
-    return [run.check_named(what, device, **how)]
 
 
 @contextmanager

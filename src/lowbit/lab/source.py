@@ -37,6 +37,9 @@ PRODUCT = "product:"
 OPERATOR = "gpu:"
 """What the names of the operators on tensors begin with."""
 
+FUNCTION = "cpu:"
+"""What the names of the functions on CPUs begin with."""
+
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
