@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import lowbit
 from lowbit.isa import SETS, available
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
-from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.lab.check.cpu_functions import cpu_functions
 from lowbit.numerics import int_format, longest_sum, quantize_rows
 from lowbit.spec import CORNERS, Case, edge_cases
 from lowbit.spec.operations import operations
