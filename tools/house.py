@@ -1,0 +1,208 @@
+"""Count what keeps the house in order, and say where it is not.
+
+    python tools/house.py [src/lowbit]
+
+Prints one line a measure and exits with 1 if one is over its bound. docs/house.md says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# From the top; a room uses what stands below it, never above.
+ROOMS = (
+    "__main__", "cli", "demo", "lab", "bench", "torch", "graph", "search", "api", "product",
+    "weights", "kernels", "jit", "isa", "spec", "numerics", "registry",
+)  # fmt: skip
+AT_THE_ROOT = {"__init__", "__main__", "api"}
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION, LINES = 500, 60, 29_500
+INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon|i8mm)\b", re.IGNORECASE)
+SET_ROOMS = {"isa", "kernels"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One thing that is counted: the places where it was found, and how many there may be."""
+
+    name: str
+    found: tuple[str, ...]
+    bound: int = 0
+
+    @property
+    def over(self) -> bool:
+        return len(self.found) > self.bound
+
+    def __str__(self) -> str:
+        mark = "over" if self.over else "ok"
+        places = "".join(f"\n    {place}" for place in self.found) if self.over else ""
+        return f"{mark:4}  {self.name}: {len(self.found)} (at most {self.bound}){places}"
+
+
+class House:
+    """The modules of a package, their trees and what they import."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        paths = {self._name(path): path for path in sorted(root.rglob("*.py"))}
+        self.packages = {name for name, path in paths.items() if path.stem == "__init__"}
+        self.texts = {name: path.read_text() for name, path in paths.items()}
+        self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+        self.imports = {name: set(self._imported(name)) for name in self.trees}
+
+    def _name(self, path: Path) -> str:
+        parts = path.relative_to(self.root.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+    def _imported(self, importer: str) -> Iterator[str]:
+        """Modules of the package that a module imports, at its top or in a function."""
+        package = self.root.name
+        for node in ast.walk(self.trees[importer]):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                while name.startswith(package) and name not in self.trees:
+                    name = name.rpartition(".")[0]
+                if name.startswith(f"{package}.") and name != importer:
+                    yield name
+
+    def room(self, module: str) -> str:
+        parts = module.split(".")
+        return parts[1] if len(parts) > 1 else ""
+
+    def folder(self, module: str) -> str:
+        return module if module in self.packages else module.rpartition(".")[0]
+
+    def upward(self) -> Iterator[str]:
+        """Imports that climb from a room to one above it."""
+        height = {room: -index for index, room in enumerate(ROOMS)}
+        for module, imported in self.imports.items():
+            if not self.room(module):
+                continue
+            for name in sorted(imported):
+                here, there = self.room(module), self.room(name)
+                if here not in height:
+                    yield f"{module}: no room is called {here}"
+                    break
+                if height.get(there, 0) > height[here]:
+                    yield f"{module} imports {name}"
+
+    def circles(self) -> Iterator[tuple[str, ...]]:
+        """Sets of modules that import each other in a circle."""
+        reach = {name: self._reachable(name) for name in self.imports}
+        seen: set[str] = set()
+        for name in self.imports:
+            circle = {other for other in reach[name] if name in reach[other]}
+            if name in reach[name] and name not in seen:
+                seen |= circle
+                yield tuple(sorted(circle))
+
+    def _reachable(self, start: str) -> set[str]:
+        reached: set[str] = set()
+        waiting = list(self.imports[start])
+        while waiting:
+            name = waiting.pop()
+            if name not in reached:
+                reached.add(name)
+                waiting.extend(self.imports.get(name, ()))
+        return reached
+
+    def calls(self, function: str) -> Iterator[str]:
+        """Modules that call something by this name."""
+        for module, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call):
+                    called = node.func
+                    name = called.attr if isinstance(called, ast.Attribute) else None
+                    name = called.id if isinstance(called, ast.Name) else name
+                    if name == function:
+                        yield module
+                        break
+
+    def classes(self, names: Iterable[str]) -> Iterator[str]:
+        """Classes of these names."""
+        for module, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and node.name in names:
+                    yield f"{module}.{node.name}"
+
+    def long_functions(self) -> Iterator[str]:
+        for module, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    length = (node.end_lineno or node.lineno) - node.lineno + 1
+                    if length > LINES_OF_A_FUNCTION:
+                        yield f"{module}.{node.name}: {length} lines"
+
+    def holding(self, text: str) -> Iterator[str]:
+        return (module for module, content in self.texts.items() if text in content)
+
+    def naming_sets(self) -> Iterator[str]:
+        """Modules outside of isa/ and kernels/ whose code names an instruction set."""
+        for module, tree in self.trees.items():
+            if self.room(module) in SET_ROOMS:
+                continue
+            docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                value = node.value if isinstance(node, ast.Constant) else None
+                if (
+                    isinstance(value, str)
+                    and id(node) not in docs
+                    and INSTRUCTION_SETS.search(value)
+                ):
+                    yield f"{module}:{node.lineno}: {value[:60]!r}"
+                    break
+
+
+def measures(house: House) -> list[Measure]:
+    modules = [name for name in house.texts if name.count(".") == 1]
+    loose = [
+        name
+        for name in modules
+        if house.folder(name) != name and name.rpartition(".")[2] not in AT_THE_ROOT
+    ]
+    crossing = [
+        " ↔ ".join(circle)
+        for circle in house.circles()
+        if len({house.folder(name) for name in circle}) > 1
+    ]
+    long_files = [
+        f"{name}: {text.count(chr(10))} lines"
+        for name, text in house.texts.items()
+        if text.count("\n") > LINES_OF_A_FILE
+    ]
+    lines = sum(text.count("\n") for text in house.texts.values())
+    thousands = max(0, -(-(lines - LINES) // 1000))
+    return [
+        Measure("modules at the root", tuple(loose)),
+        Measure("imports that climb", tuple(house.upward())),
+        Measure("circles of files that cross a folder", tuple(crossing)),
+        Measure("places that state a product", tuple(house.calls("Product")), 1),
+        Measure("languages of specification", tuple(house.classes({"Operation"})), 1),
+        Measure("benchmark runners", tuple(house.calls("interleave")), 1),
+        Measure("lookups of OpenMP", tuple(house.holding("GOMP_parallel")), 2),
+        Measure("import loops", tuple(house.holding("pkgutil.")), 1),
+        Measure("files that are too long", tuple(long_files)),
+        Measure("functions that are too long", tuple(house.long_functions())),
+        Measure("names of instruction sets elsewhere", tuple(house.naming_sets())),
+        Measure(f"thousands of lines over {LINES:,}", (f"{lines:,} lines",) * thousands),
+    ]
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else "src/lowbit")
+    found = measures(House(root))
+    print(*found, sep="\n")
+    return int(any(measure.over for measure in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
