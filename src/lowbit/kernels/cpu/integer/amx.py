@@ -33,7 +33,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import (
     Columns,
-    Demand,
+    KernelQuery,
     MicroKernel,
     Shape,
     Step,
@@ -101,13 +101,13 @@ class _Session:
         self, k: Builder, groups: Groups, panels: int, span: tuple[Value, Value], group: Value
     ) -> None:
         """Add a group's sums to the totals of some rows."""
-        planes = groups.grouping.planes
+        digits = groups.grouping.digits
         adds = [
             groups.columns(k, self.panel.value + which, group, 0, PANEL) for which in range(panels)
         ]
         for r in k.range(*span):
             for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
-                digits = [(sums + (r * planes + i) * PANEL).load(PANEL) for i in range(planes)]
+                digits = [(sums + (r * digits + i) * PANEL).load(PANEL) for i in range(digits)]
                 place = totals + r * PANEL
                 place.store(add(self.row.value + r, digits, place.load(PANEL)))
 
@@ -118,25 +118,25 @@ class Amx(MicroKernel):
 
     name = "amx"
 
-    def refuses(self, demand: Demand) -> str:
-        grouping = demand.grouping
+    def refuses(self, query: KernelQuery) -> str:
+        grouping = query.grouping
         if grouping is not None and grouping.size % LINE:
             return f"a group has {grouping.size} k, and tiles take {LINE} at once"
-        rows = demand.m * demand.planes
-        if demand.weight != "s8" and rows <= _FEW:
+        rows = query.m * query.digits
+        if query.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
         return ""
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
-        m, lines, planes, grouping = demand.m, demand.lines, demand.planes, demand.grouping
-        most = ROWS // planes  # rows of the output in a block
-        depth, panels = (1, 4) if m <= most else (2, 2)
-        rows = blocks(m, depth * blocks(m, depth * most))
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
+        m, k_blocks, digits, grouping = query.m, query.k_blocks, query.digits, query.grouping
+        most = ROWS // digits  # rows of the output in a block
+        row_blocks, panels = (1, 4) if m <= most else (2, 2)
+        rows = blocks(m, row_blocks * blocks(m, row_blocks * most))
         if grouping:  # all rows, in the course of each group
-            interleave = blocks(depth * rows, min(grouping.size // LINE, lines))
+            interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
         else:
-            interleave = min(_MOST_INTERLEAVED, blocks(depth * rows, lines))
-        return Shape(0, depth, panels, interleave), rows * planes
+            interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
+        return Shape(0, row_blocks, panels, interleave), rows * digits
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -145,13 +145,13 @@ class Amx(MicroKernel):
         config = k.local(u8, 64)
         config.store(k.zeros(u8, 64))
         config.store(k.constant(1, u8))
-        first_b = shape.depth * shape.panels + shape.depth
+        first_b = shape.row_blocks * shape.panels + shape.row_blocks
         for number in range(TILES):
             (config + (16 + 2 * number)).store(k.constant(LINE, u8))
             rows = k.constant(ROWS, u8) if number >= first_b else block_rows.to(u8)
             (config + (48 + number)).store(rows)
         ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
-        size = shape.depth * ROWS * PANEL
+        size = shape.row_blocks * ROWS * PANEL
         scratch = [k.local(s32, size) for _ in range(shape.panels)]
         totals = [k.local(f32, size) for _ in range(shape.panels)] if grouping else []
         for place in totals:
@@ -169,11 +169,11 @@ class Amx(MicroKernel):
         if not whole:  # what comes now has fewer panels than the step before
             self.drain(k, session, shape, step.columns, step.groups)
         if step.groups is None:
-            self._span(k, session, shape, step, panels, k.index(0), (k.index(0), step.lines))
+            self._span(k, session, shape, step, panels, k.index(0), (k.index(0), step.k_blocks))
         else:
             lines = step.groups.grouping.size // LINE
             for group in k.range(0, step.groups.count):
-                span = group * lines, minimum((group + 1) * lines, step.lines)
+                span = group * lines, minimum((group + 1) * lines, step.k_blocks)
                 self._span(k, session, shape, step, panels, group, span)
         if not whole:
             session.finish(k, step.columns, step.groups, panels, session.count.value)
@@ -189,7 +189,7 @@ class Amx(MicroKernel):
         lines: tuple[Value, Value],
     ) -> None:
         """Multiply over some lines, while what came before is finished, and leave the sums."""
-        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
+        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
         for tile in (t for row in tiles for t in row):
             tilezero(tile)
         for line in k.range(*lines):
@@ -215,9 +215,9 @@ class Amx(MicroKernel):
         k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], line: Value
     ) -> None:
         """Add the products of 64 k."""
-        first_a = shape.depth * shape.panels
-        a_tiles = [k.tile(first_a + d) for d in range(shape.depth)]
-        b_tiles = [k.tile(t) for t in range(first_a + shape.depth, TILES)]
+        first_a = shape.row_blocks * shape.panels
+        a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
+        b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
         for d, a_tile in enumerate(a_tiles):
             offset = step.block_bytes * d + line * step.block_rows * LINE
@@ -239,7 +239,7 @@ class Amx(MicroKernel):
         session.row.value, session.panel.value = step.row, step.panel
         if session.group is not None:
             session.group.value = group
-        planes = step.groups.grouping.planes if step.groups else 1
-        rows = step.block_rows // planes * len(tiles)
+        digits = step.groups.grouping.digits if step.groups else 1
+        rows = step.block_rows // digits * len(tiles)
         session.count.value = minimum(rows, step.rows - step.row)
         session.done.value = k.index(0)

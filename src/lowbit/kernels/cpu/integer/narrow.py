@@ -13,7 +13,7 @@ from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.shared.layout import GROUP, LINE
 
@@ -37,11 +37,11 @@ class Narrow(VectorKernel):
         self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
         super().__init__(isa, *sizes)
 
-    def refuses(self, demand: Demand) -> str:
-        if demand.largest_pair <= LARGEST_PAIR:
+    def refuses(self, query: KernelQuery) -> str:
+        if query.largest_pair <= LARGEST_PAIR:
             return ""
         return (
-            f"neighbouring weights sum to {demand.largest_pair}, and 16-bit sums could saturate "
+            f"neighbouring weights sum to {query.largest_pair}, and 16-bit sums could saturate "
             f"above {LARGEST_PAIR}"
         )
 

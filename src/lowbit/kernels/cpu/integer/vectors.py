@@ -17,7 +17,7 @@ from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
 from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
@@ -48,7 +48,7 @@ class VectorKernel(MicroKernel):
         self.nibble_rows, self.chains = nibble_rows, chains
         self.offsets = range(0, PANEL, lanes)
 
-    def refuses(self, demand: Demand) -> str:
+    def refuses(self, query: KernelQuery) -> str:
         return ""
 
     @abstractmethod
@@ -60,39 +60,39 @@ class VectorKernel(MicroKernel):
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
         the left, and less than 16 on the right."""
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         vectors = self.panels * len(self.offsets)
-        planes = demand.planes
-        bytes_rows = demand.m * planes
+        digits = query.digits
+        bytes_rows = query.m * digits
 
         def cost(rows: int) -> tuple[int, int]:
             return blocks(bytes_rows, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
-        if demand.weight != "s8":
+        if query.weight != "s8":
             # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
             # some, where they are long and all rows meet them at once.
-            count = blocks(bytes_rows, max(self.nibble_rows // planes, 1) * planes)
-            rows = blocks(demand.m, count) * planes
-            long = count == 1 and demand.lines >= _LONG
+            count = blocks(bytes_rows, max(self.nibble_rows // digits, 1) * digits)
+            rows = blocks(query.m, count) * digits
+            long = count == 1 and query.k_blocks >= _LONG
             many = long and rows * _STREAMS <= self.most_rows * self.panels
             ahead = host.read_ahead() if count == 1 else 0
             panels = _STREAMS if many else 1
-            return Shape(rows, 1, panels, nibbles=demand.weight, ahead=ahead), rows
-        rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
-        return Shape(rows, depth=1, panels=self.panels), rows
+            return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
+        rows = min(range(digits, max(self.most_rows, digits) + 1, digits), key=cost)
+        return Shape(rows, row_blocks=1, panels=self.panels), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         places = [(p, at) for p in range(panels) for at in self.offsets]
         parts = self._parts(shape, step, len(places))
-        pairs = step.lines * (_QUADS // 2)
+        pairs = step.k_blocks * (_QUADS // 2)
         if step.groups is None:
             with k.scope():
                 sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
                 for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
                     self._store(k, step, p, at, list(column))
             return
-        groups, planes = step.groups, step.groups.grouping.planes
-        rows = shape.rows // planes
+        groups, digits = step.groups, step.groups.grouping.digits
+        rows = shape.rows // digits
         totals = k.local(f32, rows * len(places) * self.lanes)
         for i in range(rows * len(places)):
             (totals + i * self.lanes).store(k.zeros(f32, self.lanes))
@@ -104,7 +104,7 @@ class VectorKernel(MicroKernel):
                 for i, (p, at) in enumerate(places):
                     add = groups.columns(k, step.panel + p, group, at, self.lanes)
                     for row in range(rows):
-                        digits = [sums[row * planes + digit][i] for digit in range(planes)]
+                        digits = [sums[row * digits + digit][i] for digit in range(digits)]
                         place = totals + (i * rows + row) * self.lanes
                         place.store(add(step.row + row, digits, place.load(self.lanes)))
         for i, (p, at) in enumerate(places):
