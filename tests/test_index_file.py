@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import resource
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from lowbit import VectorIndex
 from lowbit.index import _FILE
+from lowbit.weights.tensor_file import StoredTensor
 
 VECTORS = np.random.default_rng(0).standard_normal((70, 20)).astype(np.float32)
 
@@ -56,35 +56,18 @@ def test_an_empty_index_is_kept_too(tmp_path: Path) -> None:
     assert loaded.search(np.ones((1, 7), np.float32), 1)[1][0, 0] == 0
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
-    _index(scale="dimension", metric="l2").save(tmp_path / "index")
-    data = (tmp_path / "index").read_bytes()
-    for size in (0, 3, 21, 25, 31, 60, 100, len(data) // 2, len(data) - 1):
-        (tmp_path / "cut").write_bytes(data[:size])
-        with pytest.raises(ValueError, match="cut"):
-            VectorIndex.load(tmp_path / "cut")
-    assert (tmp_path / "index").read_bytes() == data
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         VectorIndex.load(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (b"lowbit vector index 1", b"lowbit vector index 2", "of this version of the format"),
-        (b"lowbit vector index 1", b"lowbit packed matrix 1", "is not a vector index"),
-        (b'"dim": 20', b'"dim": 21', "its header is not what was written"),
-    ],
-)
-def test_foreign_and_damaged_files_are_refused(
-    old: bytes, new: bytes, message: str, tmp_path: Path
-) -> None:
-    _index().save(tmp_path / "index")
-    data = (tmp_path / "index").read_bytes()
-    assert old in data
-    (tmp_path / "index").write_bytes(data.replace(old, new, 1))
-    with pytest.raises(ValueError, match=message):
-        VectorIndex.load(tmp_path / "index")
+def _forged(path: Path, change: dict[str, Any], arrays: dict[str, StoredTensor]) -> None:
+    """Another file of such content, whose digests are right."""
+    metadata, _ = _FILE.read(path, verify=True)
+    fields = json.loads(metadata["index"]) | change
+    _FILE.write(path.with_name("other"), {"index": json.dumps(fields)}, arrays)
+    with pytest.raises(ValueError, match="other does not hold together"):
+        VectorIndex.load(path.with_name("other"))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +85,12 @@ def test_foreign_and_damaged_files_are_refused(
         {"counts": [50, -20]},
         {"counts": [50, "20"]},
         {"counts": 70},
+        {"counts": {}},
+        {"counts": [50, True]},
+        {"counts": [50, 10**30]},
+        {"dim": True},
+        {"dim": 10**30},
+        {"metric": ["dot"]},
         {"colour": "red"},
     ],
 )
@@ -109,78 +98,27 @@ def test_headers_that_contradict_their_arrays_are_refused(
     change: dict[str, Any], tmp_path: Path
 ) -> None:
     _index().save(tmp_path / "index")
-    fields, arrays = _FILE.read(tmp_path / "index")
-    assert fields["counts"] == [50, 20]
-    _FILE.write(tmp_path / "other", {**fields, **change}, arrays)
-    with pytest.raises(ValueError, match="other does not hold together"):
-        VectorIndex.load(tmp_path / "other")
+    metadata, arrays = _FILE.read(tmp_path / "index", verify=True)
+    assert json.loads(metadata["index"])["counts"] == [50, 20]
+    _forged(tmp_path / "index", change, arrays)
 
 
 @pytest.mark.parametrize("name", ["0.panels", "0.column_sums", "0.scale", "0.bias"])
 def test_arrays_that_are_missing_or_of_another_shape_are_refused(name: str, tmp_path: Path) -> None:
-    _index(metric="l2").save(tmp_path / "index")
-    fields, arrays = _FILE.read(tmp_path / "index")
-    _FILE.write(tmp_path / "other", fields, {n: a for n, a in arrays.items() if n != name})
-    with pytest.raises(ValueError, match="other does not hold together"):
-        VectorIndex.load(tmp_path / "other")
-    _FILE.write(tmp_path / "other", fields, {**arrays, name: arrays[name][:-1]})
-    with pytest.raises(ValueError, match="other does not hold together"):
-        VectorIndex.load(tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (b'"float32", [64]', b'"float32", [4611686018427387904, 4]', "truncated: 0.scale ends"),
-        (b'"float32", [64]', b'"float32", [-64]', "truncated: 0.scale ends"),
-        (b'"float32", [64]', b'"float64", [64]', "damaged header"),
-        (b'"float32", [64]', b'"float32", ["x"]', "damaged header"),
-        (b'"float32", [64]', b'"float32"', "damaged header"),
-        (b'"fields"', b'"field"', "damaged header"),
-        (b'{"fields"', b'["fields"', "damaged header"),
-    ],
-)
-def test_headers_with_a_right_digest_and_wrong_content_are_refused(
-    old: bytes, new: bytes, message: str, tmp_path: Path
-) -> None:
-    _index().save(tmp_path / "index")
-    first, rest = (tmp_path / "index").read_bytes().split(b"\n", 1)
-    length = int.from_bytes(rest[:8], "little")
-    text = rest[40 : 40 + length]
-    assert hashlib.sha256(text).digest() == rest[8:40]
-    assert old in text
-    text = text.replace(old, new, 1)
-    made = len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
-    (tmp_path / "other").write_bytes(first + b"\n" + made + rest[40 + length :])
-    with pytest.raises(ValueError, match=f"other.*{message}"):
-        VectorIndex.load(tmp_path / "other")
+    path = tmp_path / "index"
+    _index(metric="l2").save(path)
+    _, arrays = _FILE.read(path, verify=True)
+    _forged(path, {}, {n: a for n, a in arrays.items() if n != name})
+    _forged(path, {}, {**arrays, name: StoredTensor.of(arrays[name].numpy()[:-1])})
+    _forged(path, {}, {**arrays, f"-{name}": arrays[name]})
+    _forged(path, {}, {**arrays, name: arrays["1.panels"]})
 
 
 def test_scales_of_dimensions_of_another_shape_are_refused(tmp_path: Path) -> None:
-    _index(scale="dimension").save(tmp_path / "index")
-    fields, arrays = _FILE.read(tmp_path / "index")
-    arrays["dimension_scale"] = arrays["dimension_scale"][1:]
-    _FILE.write(tmp_path / "other", fields, arrays)
-    with pytest.raises(ValueError, match=r"dimension_scale must have shape \(20,\), got \(19,\)"):
-        VectorIndex.load(tmp_path / "other")
-
-
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     path = tmp_path / "index"
-    _index().save(path)
-    data = path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) // 2, hard))
-    try:
-        with pytest.raises(OSError, match="too large"):
-            _index(8).save(path)  # stops half-way
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("refused")))
-    with pytest.raises(OSError, match="refused"):
-        _index(8).save(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["index"]
-    assert path.read_bytes() == data
-    _same(_index(), VectorIndex.load(path))
+    _index(scale="dimension").save(path)
+    _, arrays = _FILE.read(path, verify=True)
+    one = arrays.pop("dimension_scale")
+    _forged(path, {}, arrays)
+    _forged(path, {}, {**arrays, "dimension_scale": StoredTensor.of(one.numpy()[1:])})
+    _forged(path, {"scale": "vector"}, {**arrays, "dimension_scale": one})

@@ -172,6 +172,17 @@ def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
         np.testing.assert_array_equal(whole, parts)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@ISAS
+def test_long_sums_over_many_rows(threads: int, isa: str) -> None:
+    """K so long that some kernels multiply it in spans, and several items."""
+    rng = np.random.default_rng(8)
+    a = rng.integers(0, 256, (75, 20000), dtype=np.uint8)
+    b = rng.integers(-128, 128, (20000, 83), dtype=np.int8)
+    exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int32)
+    assert np.array_equal(lowbit.matmul(a, b, threads=threads, isa=isa), exact)
+
+
 def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the scratch memory holds: same result, in several calls of the kernel."""
     from lowbit import dispatch
@@ -314,6 +325,20 @@ def test_more_threads_than_any_machine_has() -> None:
     assert (lowbit.matmul(a, b, threads=1 << 40) == -240).all()
     with pytest.raises(ValueError, match=r"threads must be an integer of at least 1, got 2\.0"):
         lowbit.matmul(a, b, threads=2.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, -2, -64, 1.0, 2.5, True, False, "2", np.float32(1)])
+def test_a_wrong_number_of_threads_is_wrong_after_any_call(wrong: Any) -> None:
+    """Also one that equals, as a key, what was asked for before: 1 == 1.0 == True."""
+    a = np.full((50, 40), 3, np.uint8)
+    packed = lowbit.pack(np.full((40, 30), -2, np.int8))
+    for right in (0, 1, 2, None):  # 0: no call before
+        if right != 0:
+            lowbit.matmul(a, packed, threads=right)
+        with pytest.raises(ValueError, match="threads must be an integer of at least 1, got"):
+            lowbit.matmul(a, packed, threads=wrong)
+    for kind in (np.int64, np.uint8):
+        assert (lowbit.matmul(a, packed, threads=kind(2)) == -240).all()  # type: ignore[arg-type]
 
 
 def test_packing_does_not_depend_on_the_instruction_set() -> None:

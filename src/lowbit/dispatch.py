@@ -161,12 +161,12 @@ class Plan:
         parameters: Address,
     ) -> None:
         """One call of the program. What it makes for each row follows the packed rows."""
-        packed = workspace.reserve(
+        packed, address = workspace.reserve(
             self.packed_bytes
             + self.threads * self.private_bytes
             + 4 * self.chunk_rows * (1 + 2 * self.groups)
         )
-        private = packed + self.packed_bytes
+        private = address + self.packed_bytes
         made = private + self.threads * self.private_bytes
         row_sums = made + 4 * self.chunk_rows
         if self.makes_rows:
@@ -231,9 +231,7 @@ def plan(request: Request) -> Plan:
 def thread_count(m: int, n: int, k: int, wanted: int | None = None) -> int:
     """How many threads a product uses: `wanted`, or as many as there are and the work is worth."""
     if wanted is not None:
-        if not isinstance(wanted, int) or wanted < 1:
-            raise ValueError(f"threads must be an integer of at least 1, got {wanted!r}")
-        return min(wanted, _MOST_THREADS)
+        return min(threads.checked(wanted), _MOST_THREADS)
     worth = m * n * k // _WORK_PER_THREAD
     return 1 if worth < 2 else min(threads.max_threads(), worth)
 
@@ -249,6 +247,7 @@ def _make(request: Request) -> Plan:
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // row_bytes
     fused = request.source.kind in ("u8", "s8") and width >= min(request.n, _FUSED_COLUMNS)
+    fused = fused and not micro.shape(demand)[0].span  # in which rows are read span by span
     chunk_rows = request.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // row_bytes // LINE * LINE))
@@ -273,6 +272,8 @@ def _make(request: Request) -> Plan:
         private_bytes += step_rows * row_bytes
     if request.weight != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * demand.lines * PANEL_LINE
+    if shape.span:
+        private_bytes += item_steps * item_panels * shape.step_sums
     return Plan(
         request=request,
         program=program,
@@ -301,11 +302,15 @@ def _items(
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
     Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
     some steps for each panel that it fetches, then columns, then rows down to single steps.
+    With spans of K, that is true of the panels of a span, and of sums in place of rows.
     """
-    fitting = host.caches()["L2"] // (2 if fused else 4) // padded_k(request.k)
+    cache = host.caches()["L2"]
+    fitting = cache // (2 if fused else 4) // (shape.span * LINE or padded_k(request.k))
     groups = blocks(request.n, PANEL * shape.panels)
     across = blocks(groups, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     step_bytes_rows = step_rows * request.demand.planes
+    if shape.span:  # then not rows take the other quarter, but their sums
+        fitting = cache // 4 // (4 * min(request.n, fitting))
     down = 1 if fused else blocks(steps, max(1, fitting // step_bytes_rows))  # and below
     each = request.m * request.n * request.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1

@@ -95,8 +95,13 @@ class Form(NamedTuple):
 
 
 def threads_key(threads: int | None) -> int:
-    """What a key says of the threads: the number asked for, or as many as there are now."""
-    return -thread_runtime.max_threads() if threads is None else threads
+    """What a key says of the threads: the number asked for, or, negative, as many as there are now.
+
+    ValueError for what is no number of threads: it could equal one that is (1.0, True).
+    """
+    if threads is None:
+        return -thread_runtime.max_threads()
+    return threads if type(threads) is int and threads > 0 else thread_runtime.checked(threads)
 
 
 def keep(

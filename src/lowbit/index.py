@@ -7,20 +7,24 @@ some candidates by the originals.
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arguments import float_matrix, padded
-from lowbit.array_file import ArrayFile
 from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
 from lowbit.numerics import QTensor, Range, int_format, quantize
 from lowbit.packed import WEIGHTS, PackedMatrix
 from lowbit.packing import pack
 from lowbit.spec import longest_sum
+from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
 _QUERIES = 256  # that are served together at most
@@ -31,7 +35,21 @@ _FORMATS = {8: "int8", 4: "int4"}
 _RANGES: Mapping[int, Range] = {8: "minmax", 4: "mse"}
 _METRICS = ("dot", "cosine", "l2")
 _SCALES = ("vector", "dimension")
-_FILE = ArrayFile("vector index", 1)
+_FILE = TensorFile("lowbit.vector_index", "vector index", "2")
+_FIELDS = ("dim", "bits", "scale", "metric", "counts")
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What an index holds at one moment; what changes it puts another in its place."""
+
+    chunks: tuple[Chunk, ...] = ()
+    dimension_scale: Floats | None = None
+
+    @property
+    def count(self) -> int:
+        """How many vectors there are."""
+        return sum(chunk.matrix.N for chunk in self.chunks)
 
 
 class VectorIndex:
@@ -44,7 +62,9 @@ class VectorIndex:
       and queries when they are searched, where a vector of zeros scores 0; "l2": squared
       distance.
 
-    ids count the vectors from 0 in the order in which they were added. ValueError: another
+    ids count the vectors from 0 in the order in which they were added. All methods may be called
+    from several threads at once. What one call of `add` brings gets neighbouring ids, and a search
+    or a file holds all of it or none. ValueError: another
     parameter than these, or a dim of so many products that int32 could overflow (65,793 at 8
     bits).
     """
@@ -68,18 +88,30 @@ class VectorIndex:
                 f"int32; at most {most} cannot: search parts of the vectors and add the scores"
             )
         self.dim, self.bits, self.scale, self.metric = int(dim), int(bits), scale, metric
-        self._dimension_scale: Floats | None = None
-        self._chunks: list[Chunk] = []
+        self._content = _Content()
+        self._new_lock()
+
+    def _new_lock(self) -> None:
+        self._lock = threading.Lock()  # of who puts another content in place
+        _indices.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._new_lock()
 
     def __len__(self) -> int:
         """How many vectors there are."""
-        return sum(chunk.matrix.N for chunk in self._chunks)
+        return self._content.count
 
     @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
-        biases = (0 if chunk.bias is None else chunk.bias.nbytes for chunk in self._chunks)
-        return sum(chunk.matrix.nbytes for chunk in self._chunks) + sum(biases)
+        chunks = self._content.chunks
+        biases = (0 if chunk.bias is None else chunk.bias.nbytes for chunk in chunks)
+        return sum(chunk.matrix.nbytes for chunk in chunks) + sum(biases)
 
     def __repr__(self) -> str:
         return (
@@ -93,15 +125,21 @@ class VectorIndex:
         ValueError: of another width, not finite, none, or the index holds vectors already.
         """
         given = self._prepared(vectors, "vectors")
-        if self.scale != "dimension":
-            return
-        if self._chunks or not len(given):
+        if self.scale == "dimension":
+            with self._lock:
+                self._train(given)
+
+    def _train(self, given: Floats) -> Floats:
+        """Put the scales of dimensions in place, and return them. The lock is held."""
+        count = self._content.count
+        if count or not len(given):
             raise ValueError(
-                f"train an empty index, with at least one vector; it holds {len(self)}, "
+                f"train an empty index, with at least one vector; it holds {count}, "
                 f"and {len(given)} are given"
             )
         coded = quantize(given, _FORMATS[self.bits], axis=1, range=_RANGES[self.bits])
-        self._dimension_scale = coded.scale
+        self._content = _Content(dimension_scale=coded.scale)
+        return coded.scale
 
     def add(self, vectors: Any, progress: Callable[[int, int], None] | None = None) -> None:
         """Add vectors, float32 [n, dim]. `progress` is called with (vectors done, n), after every
@@ -111,23 +149,40 @@ class VectorIndex:
         or so large that float32 cannot hold a squared length; nothing is added then.
         """
         source = self._checked(vectors, "vectors")
-        if len(source) and self.scale == "dimension" and self._dimension_scale is None:
-            self.train(source)
-        made: list[Chunk] = []
-        for first in range(0, len(source), _CHUNK):
-            part = self._prepared(source[first : first + _CHUNK], "vectors", checked=True)
-            made.append(self._chunk(*self._codes(part)))
-            if progress is not None:
-                progress(first + len(part), len(source))
-        chunks = [*self._chunks]
-        for chunk in made:
-            chunks.append(chunk)
-            # Merging only what is not smaller keeps the work on single vectors logarithmic.
-            while len(chunks) > 1 and chunks[-2].matrix.N <= chunks[-1].matrix.N:
-                if chunks[-2].matrix.N + chunks[-1].matrix.N > _CHUNK:
-                    break
-                chunks[-2:] = [self._merged(*chunks[-2:])]
-        self._chunks = chunks
+        added = False
+        while len(source) and not added:
+            scale = self._scale_for(source)
+            made: list[Chunk] = []
+            for first in range(0, len(source), _CHUNK):
+                part = self._prepared(source[first : first + _CHUNK], "vectors", checked=True)
+                made.append(self._chunk(*self._codes(part, scale), scale))
+                if progress is not None:
+                    progress(first + len(part), len(source))
+            added = self._append(made, scale)
+
+    def _scale_for(self, source: Floats) -> Floats | None:
+        """The scales of dimensions, found in `source` if there are none yet."""
+        with self._lock:
+            found = self._content.dimension_scale
+            if found is None and self.scale == "dimension":
+                found = self._train(self._prepared(source, "vectors", checked=True))
+        return found
+
+    def _append(self, made: list[Chunk], scale: Floats | None) -> bool:
+        """Add chunks that were made with these scales of dimensions, unless there are others."""
+        with self._lock:
+            if self._content.dimension_scale is not scale:
+                return False
+            chunks = [*self._content.chunks]
+            for chunk in made:
+                chunks.append(chunk)
+                # Merging only what is not smaller keeps the work on single vectors logarithmic.
+                while len(chunks) > 1 and chunks[-2].matrix.N <= chunks[-1].matrix.N:
+                    if chunks[-2].matrix.N + chunks[-1].matrix.N > _CHUNK:
+                        break
+                    chunks[-2:] = [self._merged(chunks[-2], chunks[-1], scale)]
+            self._content = _Content(tuple(chunks), scale)
+        return True
 
     def search(
         self,
@@ -162,17 +217,18 @@ class VectorIndex:
                 f"this index was made for {self.metric!r} and cannot be searched by {metric!r}: "
                 f"VectorIndex({self.dim}, {self.bits}, metric={metric!r})"
             )
+        content = self._content  # whatever is added meanwhile
         source = self._checked(queries, "queries")
         wanted = self._wanted(k, rescore, candidates)
-        originals = None if rescore is None else self._originals(rescore)
+        originals = None if rescore is None else self._originals(rescore, content.count)
         bad = -np.inf if self.metric != "l2" else np.inf
         scores = np.full((len(source), k), bad, np.float32)
         ids = np.full((len(source), k), -1, np.int64)
-        count = min(wanted, len(self))
+        count = min(wanted, content.count)
         together = min(_QUERIES, max(1, _PLACES // max(count, 1)))
         for first in range(0, len(source) if count else 0, together):
             part = self._prepared(source[first : first + together], "queries", checked=True)
-            found = self._nearest(part, first, count, threads, isa)
+            found = self._nearest(content, part, first, count, threads, isa)
             if originals is not None:
                 found = self._rescored(part, found[1], originals)
             kept = min(k, count)
@@ -181,66 +237,69 @@ class VectorIndex:
         return scores, ids
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to `path`, whole or not at all.
+        """Write the index to the safetensors file `path`, whole or not at all.
 
         OSError if that cannot be done; a file that was there before is then as it was.
         """
-        fields = {"dim": self.dim, "bits": self.bits, "scale": self.scale, "metric": self.metric}
+        content = self._content
         arrays: dict[str, npt.NDArray[Any]] = {}
-        if self._dimension_scale is not None:
-            arrays["dimension_scale"] = self._dimension_scale
-        for number, (matrix, bias) in enumerate(self._chunks):
+        if content.dimension_scale is not None:
+            arrays["dimension_scale"] = content.dimension_scale
+        for number, (matrix, bias) in enumerate(content.chunks):
             assert matrix.scale is not None
             arrays[f"{number}.panels"] = matrix.panels
             arrays[f"{number}.column_sums"] = matrix.column_sums
             arrays[f"{number}.scale"] = matrix.scale
             if bias is not None:
                 arrays[f"{number}.bias"] = bias
-        counts = [chunk.matrix.N for chunk in self._chunks]
-        _FILE.write(path, {**fields, "counts": counts}, arrays)
+        counts = [chunk.matrix.N for chunk in content.chunks]
+        values = (self.dim, self.bits, self.scale, self.metric, counts)
+        fields = dict(zip(_FIELDS, values, strict=True))
+        tensors = {name: StoredTensor.of(array) for name, array in arrays.items()}
+        _FILE.write(path, {"index": json.dumps(fields)}, tensors)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> VectorIndex:
+    def load(cls, path: str | os.PathLike[str], *, verify: bool = False) -> VectorIndex:
         """The index in a file, memory-mapped: pages are read when a search first needs them.
         Adding to it leaves the file as it is.
 
-        ValueError, naming the file, if it is of another kind or version, truncated, or does not
-        hold together. FileNotFoundError if there is none.
+        The header is checked in any case. With `verify` the whole file is read and compared with
+        its digest; without, numbers that were damaged on the disk are not noticed.
+
+        ValueError, naming the file, if it is of another kind or version, truncated, damaged, or
+        does not hold together. FileNotFoundError if there is none.
         """
-        fields, arrays = _FILE.read(path)
+        metadata, tensors = _FILE.read(path, verify=verify)
         try:
+            fields = json.loads(metadata["index"])
+            check_names(fields, _FIELDS, ())
             counts = fields.pop("counts")
             index = cls(**fields)
-            if "dimension_scale" in arrays:
-                scale = np.asarray(arrays["dimension_scale"])
-                index._dimension_scale = _shaped(scale, index.dim, "dimension_scale")
-            elif counts and index.scale == "dimension":
-                raise ValueError("the scales of dimensions are missing")
-            chunks: list[dict[str, npt.NDArray[Any]]] = [{} for _ in counts]
-            for name, array in arrays.items():
-                number, dot, part = name.partition(".")
-                if dot:
-                    chunks[int(number)][part] = np.asarray(array)
-            index._chunks = [index._loaded(*one) for one in zip(counts, chunks, strict=True)]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+            arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
+            index._content = index._loaded(counts, arrays)
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
         return index
 
-    def _loaded(self, count: int, parts: dict[str, npt.NDArray[Any]]) -> Chunk:
-        """The chunk of `count` vectors that a file has as these arrays."""
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"a chunk has {count!r} vectors")
-        matrix = PackedMatrix(
-            panels=parts["panels"],
-            column_sums=parts["column_sums"],
-            K=self.dim,
-            N=count,
-            dtype=_FORMATS[self.bits],
-            scale=parts["scale"],
-        )
-        if self.metric != "l2":
-            return Chunk(matrix, None)
-        return Chunk(matrix, _shaped(parts["bias"], len(matrix.column_sums), "bias"))
+    def _loaded(self, counts: list[int], arrays: dict[str, npt.NDArray[Any]]) -> _Content:
+        """The content that a file has as these arrays, of chunks of so many vectors."""
+        if not all(type(count) is int and 1 <= count <= _CHUNK for count in counts):
+            raise ValueError(f"chunks have 1 to {_CHUNK} vectors, got {counts}")
+        parts = ("panels", "column_sums", "scale", *(("bias",) if self.metric == "l2" else ()))
+        names = [f"{number}.{part}" for number in range(len(counts)) for part in parts]
+        one = ["dimension_scale"] if self.scale == "dimension" else []
+        check_names(arrays, names + (one if counts else []), one)
+        chunks: list[Chunk] = []
+        for number, count in enumerate(counts):
+            panels, column_sums, scale, *bias = (arrays[f"{number}.{part}"] for part in parts)
+            dtype = _FORMATS[self.bits]
+            matrix = PackedMatrix(panels, column_sums, self.dim, count, dtype, scale)
+            biases = [_shaped(one, len(matrix.column_sums), "bias") for one in bias]
+            chunks.append(Chunk(matrix, biases[0] if biases else None))
+        scales = arrays.get("dimension_scale")
+        if scales is not None:
+            scales = _shaped(scales, self.dim, "dimension_scale")
+        return _Content(tuple(chunks), scales)
 
     def _checked(self, given: Any, name: str) -> Floats:
         """A float32 view [n, dim] of finite numbers."""
@@ -269,26 +328,30 @@ class VectorIndex:
         length = np.sqrt(np.einsum("nd,nd->n", wide, wide))
         return (wide / np.where(length > 0, length, 1)[:, None]).astype(np.float32)
 
-    def _codes(self, vectors: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
+    def _codes(
+        self, vectors: Floats, dimension_scale: Floats | None
+    ) -> tuple[npt.NDArray[np.int8], Floats]:
         """The integers [n, dim] and the scale of each vector."""
         name = _FORMATS[self.bits]
-        if self._dimension_scale is None:
+        if dimension_scale is None:
             coded = quantize(vectors, name, axis=0, range=_RANGES[self.bits])
             return coded.values, coded.scale
         most = 2 ** (self.bits - 1) - 1
         with np.errstate(over="ignore"):  # clamped below
-            steps = np.rint(vectors / self._dimension_scale)
+            steps = np.rint(vectors / dimension_scale)
         return np.clip(steps, -most, most).astype(np.int8), np.ones(len(vectors), np.float32)
 
-    def _chunk(self, codes: npt.NDArray[np.int8], scale: Floats) -> Chunk:
+    def _chunk(
+        self, codes: npt.NDArray[np.int8], scale: Floats, dimension_scale: Floats | None
+    ) -> Chunk:
         fmt = int_format(_FORMATS[self.bits])
         zero = np.zeros(len(codes), np.int32)
         matrix = pack(QTensor(codes.T, scale, zero, fmt, axis=1))
         if self.metric != "l2":
             return Chunk(matrix, None)
         wide = codes.astype(np.float64)
-        if self._dimension_scale is not None:
-            wide *= self._dimension_scale
+        if dimension_scale is not None:
+            wide *= dimension_scale
         half = np.einsum("nd,nd->n", wide, wide) * scale.astype(np.float64) ** 2 / 2
         largest = float(half.max(initial=0))
         if largest > float(np.finfo(np.float32).max):
@@ -297,12 +360,13 @@ class VectorIndex:
             )
         return Chunk(matrix, padded((-half).astype(np.float32)))
 
-    def _merged(self, *parts: Chunk) -> Chunk:
-        codes = np.concatenate([part.matrix.unpack().T for part in parts])
-        scales = [
-            part.matrix.scale[: part.matrix.N] for part in parts if part.matrix.scale is not None
-        ]
-        return self._chunk(codes, np.concatenate(scales))
+    def _merged(self, one: Chunk, other: Chunk, dimension_scale: Floats | None) -> Chunk:
+        scales: list[Floats] = []
+        for matrix in (one.matrix, other.matrix):
+            assert matrix.scale is not None
+            scales.append(matrix.scale[: matrix.N])
+        codes = np.concatenate([one.matrix.unpack().T, other.matrix.unpack().T])
+        return self._chunk(codes, np.concatenate(scales), dimension_scale)
 
     def _wanted(self, k: int, rescore: Any, candidates: int | None) -> int:
         """How many vectors the quantized scores have to find."""
@@ -321,24 +385,30 @@ class VectorIndex:
             raise ValueError(f"candidates must be at least k = {k}, got {candidates}")
         return int(4 * k if candidates is None else candidates)
 
-    def _originals(self, rescore: Any) -> Floats:
+    def _originals(self, rescore: Any, count: int) -> Floats:
         given = float_matrix(rescore, "rescore")
-        if given.shape != (len(self), self.dim):
+        if given.shape != (count, self.dim):
             raise ValueError(
                 f"rescore has shape {given.shape}; expected the vectors that were added, "
-                f"({len(self)}, {self.dim})"
+                f"({count}, {self.dim})"
             )
         return given
 
     def _nearest(
-        self, queries: Floats, first: int, count: int, threads: int | None, isa: str | None
+        self,
+        content: _Content,
+        queries: Floats,
+        first: int,
+        count: int,
+        threads: int | None,
+        isa: str | None,
     ) -> tuple[Floats, Ids]:
-        """(scores, ids), [Q, count], by quantized scores; count is at most len(). `first` is the
-        number of the first query, for errors."""
+        """(scores, ids), [Q, count], by quantized scores; count is at most that of the content.
+        `first` is the number of the first query, for errors."""
         folded = queries
-        if self._dimension_scale is not None:
+        if content.dimension_scale is not None:
             with np.errstate(over="ignore"):
-                folded = queries * self._dimension_scale
+                folded = queries * content.dimension_scale
             beyond = ~np.isfinite(folded).all(axis=1)
             if beyond.any():
                 raise ValueError(
@@ -346,8 +416,8 @@ class VectorIndex:
                     "is beyond float32; scale vectors and queries down"
                 )
         made = Queries(np.ascontiguousarray(folded))
-        groups = best_groups(made, self._chunks, count, threads, isa)
-        scores, ids = scores_of_groups(made, self._chunks, groups, threads, isa)
+        groups = best_groups(made, content.chunks, count, threads, isa)
+        scores, ids = scores_of_groups(made, content.chunks, groups, threads, isa)
         # The last groups of chunks have columns without a vector, of id −1; they come last.
         order = np.lexsort((ids, -scores, ids < 0), axis=1)[:, :count]
         scores = np.take_along_axis(scores, order, axis=1)
@@ -401,3 +471,8 @@ def _shaped(array: npt.NDArray[Any], length: int, name: str) -> Floats:
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
     return array
+
+
+# A child of a fork has copies of locks that other threads held, and not these threads.
+_indices: weakref.WeakSet[VectorIndex] = weakref.WeakSet()
+os.register_at_fork(after_in_child=lambda: [index._new_lock() for index in list(_indices)])

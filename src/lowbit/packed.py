@@ -81,6 +81,9 @@ class PackedMatrix:
     def __post_init__(self) -> None:
         if self.dtype not in WEIGHTS:
             raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        for name, size in (("K", self.K), ("N", self.N)):
+            if type(size) is not int or size < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
         lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
         expected = (blocks(self.N, PANEL), lines, LINE)
         if self.panels.shape != expected or self.panels.dtype != np.uint8:
@@ -112,10 +115,12 @@ class PackedMatrix:
         if self.group_size is None:
             kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
             return {name: ((kind,), columns) for name, kind in kinds.items()}
-        if self.weight == "s8" or self.group_size < 1 or self.group_size % GROUP_UNIT:
+        size, most = self.group_size, max(padded_k(self.K), GROUP_UNIT)
+        fits = type(size) is int and 1 <= size <= most and size % GROUP_UNIT == 0
+        if self.weight == "s8" or self.scale is None or not fits:
             raise ValueError(
-                f"groups are of 4-bit integers, a multiple of {GROUP_UNIT} in each, got "
-                f"{self.dtype}, group_size={self.group_size}"
+                f"groups are of 4-bit integers with scales, a multiple of {GROUP_UNIT} of the "
+                f"{self.K} in each, got {self.dtype}, group_size={size!r}"
             )
         each = (panels, self.groups, PANEL)
         return {

@@ -3,33 +3,44 @@ written on one machine serves on any other."""
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
-from lowbit.array_file import ArrayFile
 from lowbit.packed import PackedMatrix
+from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
-_FILE = ArrayFile("packed matrix", 2)
+_FILE = TensorFile("lowbit.packed_matrix", "packed matrix", "3")
 _ARRAYS = ("panels", "column_sums", "scale", "zero_points")
 _FIELDS = ("K", "N", "dtype", "group_size")
 
 
 def save_packed(matrix: PackedMatrix, path: str | os.PathLike[str]) -> None:
-    """Write a PackedMatrix to `path`, whole or not at all. OSError if that cannot be written."""
-    arrays = {n: getattr(matrix, n) for n in _ARRAYS if getattr(matrix, n) is not None}
-    _FILE.write(path, {name: getattr(matrix, name) for name in _FIELDS}, arrays)
+    """Write a PackedMatrix to the safetensors file `path`, whole or not at all.
+
+    OSError if that cannot be done; a file that was there before is then as it was.
+    """
+    arrays = {name: getattr(matrix, name) for name in _ARRAYS}
+    tensors = {name: StoredTensor.of(a) for name, a in arrays.items() if a is not None}
+    fields = {name: getattr(matrix, name) for name in _FIELDS}
+    _FILE.write(path, {"matrix": json.dumps(fields)}, tensors)
 
 
-def load_packed(path: str | os.PathLike[str]) -> PackedMatrix:
+def load_packed(path: str | os.PathLike[str], *, verify: bool = False) -> PackedMatrix:
     """The PackedMatrix in a file, memory-mapped: pages are read when a product first needs them.
 
-    ValueError, naming the file, if it is of another kind or version, or truncated, or does not
-    hold together. FileNotFoundError if there is none.
+    The header is checked in any case. With `verify` the whole file is read and compared with its
+    digest; without, numbers that were damaged on the disk are not noticed.
+
+    ValueError, naming the file, if it is of another kind or version, truncated, damaged, or does
+    not hold together. FileNotFoundError if there is none.
     """
-    name = os.fspath(path)
-    fields, arrays = _FILE.read(path)
-    parts: dict[str, Any] = {**fields, **arrays}
+    metadata, tensors = _FILE.read(path, verify=verify)
     try:
-        return PackedMatrix(**parts)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} does not hold together: {error}") from None
+        fields = json.loads(metadata["matrix"])
+        check_names(fields, _FIELDS, ())
+        check_names(tensors, _ARRAYS[:2], _ARRAYS[2:])
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return PackedMatrix(**fields, **arrays)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None

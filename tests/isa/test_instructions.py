@@ -149,7 +149,16 @@ EXAMPLES: dict[str, list[Example]] = {
     "reduce_add": [Example((V,)), Example((Vector(s32, 64),))],
 }
 # These work on state, so one program exercises them together: see tests/isa/test_tiles.py.
-TILES = {"ldtilecfg", "tilerelease", "tilezero", "tileloadd", "tilestored", "tdpbusd", "tdpbsud"}
+TILES = {
+    "ldtilecfg",
+    "tilerelease",
+    "tilezero",
+    "tileloadd",
+    "tileloaddt1",
+    "tilestored",
+    "tdpbusd",
+    "tdpbsud",
+}
 
 
 def _uses(instruction: Instruction) -> list[Example]:
@@ -252,7 +261,7 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
     names = [f"p{i}" for i in range(len(pointers))]
     text = _text(instruction, example)
     code = compiler.object_code(str(emit(text, list(pointers), isa, "text")), isa)
-    program = Program(code, "text", isa)
+    program = Program(compiler.Loaded(code, "text", isa), isa)
     rng = np.random.default_rng(5)
     for _ in range(ROUNDS):
         data = [_draw(rng, type_, example.span) for type_ in example.operands]

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowbit.isa.amx import AMX, ldtilecfg, tdpbusd, tileloadd, tilerelease, tilestored, tilezero
+from lowbit.isa.amx import (
+    AMX,
+    ldtilecfg,
+    tdpbusd,
+    tileloadd,
+    tileloaddt1,
+    tilerelease,
+    tilestored,
+    tilezero,
+)
 from lowbit.isa.types import S32Pointer, U8Pointer
 from lowbit.jit.builder import Builder, RegisterPressureError
 from lowbit.jit.kernel import kernel
@@ -23,7 +32,7 @@ def twice_the_product(
     ldtilecfg(config, *tiles)
     tileloadd(tiles[0], c, k.index(64))
     tileloadd(tiles[1], a, k.index(80))
-    tileloadd(tiles[2], b, k.index(64))
+    tileloaddt1(tiles[2], b, k.index(64))
     tdpbusd(tiles[0], tiles[1], tiles[2])
     tdpbusd(tiles[0], tiles[1], tiles[2])
     tilestored(tiles[0], c, k.index(64))
@@ -84,7 +93,15 @@ def test_code_is_generated_on_any_x86_machine() -> None:
     if not llvm.get_process_triple().startswith("x86_64"):
         pytest.skip("LLVM here generates no x86 code")
     text = twice_the_product.assembly(AMX)
-    for name in ("ldtilecfg", "tileloadd", "tdpbusd", "tilestored", "tilezero", "tilerelease"):
+    for name in (
+        "ldtilecfg",
+        "tileloadd",
+        "tileloaddt1",
+        "tdpbusd",
+        "tilestored",
+        "tilezero",
+        "tilerelease",
+    ):
         assert name in text
 
 

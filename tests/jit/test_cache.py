@@ -20,6 +20,7 @@ from lowbit.isa.types import Int, S32Pointer, s32
 from lowbit.jit import cache
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import Builder
+from lowbit.jit.entry import enter
 from lowbit.jit.kernel import Kernel
 
 
@@ -44,7 +45,8 @@ def run(factor: int = 1) -> list[int]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder that does not exist yet."""
+    """A cache folder that does not exist yet, in a process that can enter kernels already."""
+    enter()
     path = tmp_path / "deep" / "cache"
     monkeypatch.setenv("LOWBIT_CACHE_DIR", str(path))
     return path
@@ -132,6 +134,95 @@ def test_a_damaged_entry_is_rebuilt(folder: Path, compiled: list[str], damage: s
     assert run() == [0, 1, 4, 9, 16]
     assert len(compiled) == 2
     assert path.read_bytes() == good
+
+
+def test_an_entry_of_another_kernel_is_rebuilt(folder: Path, compiled: list[str]) -> None:
+    """Valid ones, one in the place of the other: of other static arguments, of another name."""
+    assert run(1) == [0, 1, 4, 9, 16]
+    assert run(3) == [0, 3, 12, 27, 48]
+    first, second = entries(folder)
+    one, other = first.read_bytes(), second.read_bytes()
+    first.write_bytes(other)
+    second.write_bytes(one)
+    assert run(1) == [0, 1, 4, 9, 16]
+    assert run(3) == [0, 3, 12, 27, 48]
+    assert len(compiled) == 4
+    assert (first.read_bytes(), second.read_bytes()) == (one, other)
+
+
+def test_an_entry_without_the_function_is_rebuilt(folder: Path, compiled: list[str]) -> None:
+    run()
+    (path,) = entries(folder)
+    good = path.read_bytes()
+    cache.write(path, compiler.object_code(Kernel(cubes).ir(active()), active()))
+    assert cache.read(path) is not None
+    assert run() == [0, 1, 4, 9, 16]
+    assert path.read_bytes() == good
+
+
+@pytest.fixture
+def no_warning_yet() -> None:
+    cache._warn.cache_clear()
+
+
+NEEDS_ROOT = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away"
+)
+OTHERS: dict[str, Callable[[Path], None]] = {
+    "for the group": lambda path: path.chmod(0o770),
+    "for all": lambda path: path.chmod(0o707),
+    "for all, sticky": lambda path: path.chmod(0o1777),
+    "of nobody": lambda path: os.chown(path, 65534, 65534),
+}
+
+
+@pytest.mark.usefixtures("no_warning_yet")
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=NEEDS_ROOT if "of" in k else ()) for k in OTHERS]
+)
+def test_a_folder_that_others_may_write_is_not_used(
+    folder: Path, compiled: list[str], kind: str
+) -> None:
+    """Neither read nor written, and the user is told so once."""
+    run()
+    (path,) = entries(folder)
+    path.unlink()
+    OTHERS[kind](folder)
+    with pytest.warns(RuntimeWarning, match=r"cache of compiled kernels .* is not used") as told:
+        assert run() == run() == [0, 1, 4, 9, 16]
+    assert len(told) == 1
+    assert str(folder) in str(told[0].message)
+    assert len(compiled) == 3
+    assert entries(folder) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=NEEDS_ROOT if "of" in k else ()) for k in OTHERS]
+)
+def test_an_entry_that_others_may_write_is_rebuilt(
+    folder: Path, compiled: list[str], kind: str
+) -> None:
+    run()
+    (path,) = entries(folder)
+    OTHERS[kind](path)
+    assert run() == run() == [0, 1, 4, 9, 16]
+    assert len(compiled) == 2
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0])
+def test_a_new_folder_is_private_and_one_of_ours_is_used(
+    folder: Path, compiled: list[str], umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        run()
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    run()
+    assert len(compiled) == 1
 
 
 def test_an_entry_that_is_a_folder_is_no_obstacle(folder: Path, compiled: list[str]) -> None:

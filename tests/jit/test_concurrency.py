@@ -55,7 +55,7 @@ def finished(done: subprocess.CompletedProcess[str]) -> list[str]:
     return done.stdout.split()
 
 
-def test_more_python_threads_than_the_pool_has() -> None:
+def test_more_threads_than_cores() -> None:
     code = (
         PRODUCT
         + """
@@ -92,7 +92,7 @@ for count in (1, 2, 3):
 """
     )
     before, after = finished(run_python(code))
-    assert before == "Python-threads"
+    assert before == "threads-of-each-call"
     assert "omp" in after
 
 
@@ -116,13 +116,88 @@ for _ in range(3):
 @NEEDS_FORK
 @NEEDS_TORCH
 def test_a_child_of_fork_computes_where_openmp_ran() -> None:
-    assert finished(run_python("import torch" + PRODUCT + FORKED)) == ["Python-threads"] * 3
+    assert finished(run_python("import torch" + PRODUCT + FORKED)) == ["threads-of-each-call"] * 3
 
 
 @NEEDS_FORK
-def test_a_child_of_fork_computes_where_python_threads_ran() -> None:
-    """The parent's pool has no threads in the child: it must not be waited for."""
-    assert finished(run_python(PRODUCT + FORKED)) == ["Python-threads"] * 3
+def test_a_child_of_fork_computes_where_own_threads_ran() -> None:
+    assert finished(run_python(PRODUCT + FORKED)) == ["threads-of-each-call"] * 3
+
+
+@NEEDS_FORK
+@NEEDS_TORCH
+def test_a_child_that_imports_torch_itself_uses_its_runtime() -> None:
+    names = finished(run_python(PRODUCT + FORKED.replace("check(5)", "import torch; check(5)")))
+    assert len(names) == 3
+    assert all("omp" in name for name in names), names
+
+
+# Children of a process that compiles all the while, which must compile and run themselves.
+FORKED_WHILE_COMPILING = """
+import os, signal, sys, threading, time
+import llvmlite.binding as llvm
+import numpy as np
+from lowbit.isa import active
+from lowbit.isa.types import Int, S32Pointer, s32
+from lowbit.jit import compile as compiler
+from lowbit.jit.kernel import kernel
+
+@kernel
+def scaled(k, out: S32Pointer, n: Int, *, factor: int) -> None:
+    for i in k.range(0, n):
+        (out + i).store((i * factor).to(s32))
+
+def check(factor):
+    out = np.zeros(4, np.int32)
+    scaled.program(active(), factor=factor)(2, out, len(out))
+    assert out.tolist() == [0, factor, 2 * factor, 3 * factor]
+
+original, inside, stop = compiler.object_code, threading.Event(), threading.Event()
+
+def slowly(ir_text, isa):
+    code = original(ir_text, isa)
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        time.sleep(0.1)
+    return code
+
+def compile_on():
+    for factor in range(1000, 2000):
+        if not stop.is_set():
+            check(factor)
+
+def parse_on():
+    while not stop.is_set():
+        llvm.parse_assembly("define void @f() {{ ret void }}")
+
+compiler.object_code = slowly
+others = [threading.Thread(target={target}) for _ in range(2)]
+for other in others:
+    other.start()
+for factor in range(5):
+    if {target} is compile_on:
+        inside.clear()
+        inside.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # its end, if it hangs
+        try:
+            check(factor)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+stop.set()
+for other in others:
+    other.join()
+"""
+
+
+@NEEDS_FORK
+@pytest.mark.parametrize("target", ["compile_on", "parse_on"])
+def test_a_fork_while_another_thread_is_inside_of_llvm(target: str) -> None:
+    code = FORKED_WHILE_COMPILING.format(target=target)
+    assert finished(run_python(code)) == ["0"] * 5
 
 
 @kernel

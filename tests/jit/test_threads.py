@@ -44,9 +44,9 @@ def test_importing_lowbit_imports_no_framework() -> None:
     assert _out(code) == "[]"
 
 
-def test_python_threads_serve_where_there_is_no_openmp() -> None:
+def test_threads_of_each_call_serve_where_there_is_no_pytorch() -> None:
     code = PRODUCT.format(threads=3) + "from lowbit.jit import threads; print(threads.runtime())"
-    assert _out(code).endswith("Python threads")
+    assert _out(code).endswith("threads of each call")
 
 
 def test_the_variable_is_obeyed_without_torch() -> None:

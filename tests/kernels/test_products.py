@@ -33,8 +33,9 @@ def interpreted(
     m, k = a.shape
     lines = blocks(k, LINE)
     shape, block_rows = micro.shape(Demand(m, b.N, k))
+    shape = replace(shape, span=extra.pop("span", 0))
     step_rows = block_rows * shape.depth
-    private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE
+    private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
     source = extra.pop("source", Source("u8"))
     fused = extra.pop("fused", False)
     weight = extra.pop("weight", "s8")
@@ -87,6 +88,18 @@ def test_integer_product(
         inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, fused=fused)
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("span", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(70, 50, 320), (33, 17, 130)])
+def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) -> None:
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=2, fill="full")
+    out = np.full(sizes[:2], 0x55555555, np.int32)
+    interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message
 

@@ -90,12 +90,22 @@ def _tile_memory(number: Type, pointer: Type, stride: Type) -> None:
         raise TypeError(f"(tile, pointer, s64) expected, got ({number}, {pointer}, {stride})")
 
 
-@instruction(_tile_memory, "llvm.x86.tileloadd64", feature="amx-tile")
-def tileloadd(destination: TileState, address: Any, stride: int) -> None:
-    """Load the configured rows, `stride` bytes apart."""
+def _load_tile(destination: TileState, address: Any, stride: int) -> None:
     rows, width = destination.view().shape
     lines = [address.moved_bytes(row * int(stride)).load_bytes(width) for row in range(rows)]
     destination.set(np.stack(lines))
+
+
+@instruction(_tile_memory, "llvm.x86.tileloadd64", feature="amx-tile")
+def tileloadd(destination: TileState, address: Any, stride: int) -> None:
+    """Load the configured rows, `stride` bytes apart."""
+    _load_tile(destination, address, stride)
+
+
+@instruction(_tile_memory, "llvm.x86.tileloaddt164", feature="amx-tile")
+def tileloaddt1(destination: TileState, address: Any, stride: int) -> None:
+    """As `tileloadd`, of data that passes by: it does not push others out of the nearest cache."""
+    _load_tile(destination, address, stride)
 
 
 @instruction(_tile_memory, "llvm.x86.tilestored64", feature="amx-tile")

@@ -3,11 +3,12 @@
 An entry is named by a hash of everything that it depends on: the source of the package's code
 generating files, LLVM's version and target, the instruction set's features, the kernel and its
 static arguments; a kernel from elsewhere, whose text may depend on anything, by its LLVM IR. It
-holds a digest of its own content; an entry that does not match is ignored and written anew. Entries
-appear by renaming, so processes may race.
+holds a digest of its name and content. One that does not match, or that does not hold the function
+wanted, is ignored and written anew. Entries appear by renaming, so processes may race.
 
-The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit. A folder that
-cannot be written means no cache, not an error.
+The folder is $LOWBIT_CACHE_DIR, else $XDG_CACHE_HOME/lowbit, else ~/.cache/lowbit. What it holds is
+run, so nobody but the user (and root) may be able to write it: a folder for which that does not
+hold is not used, with a warning. One that cannot be written means no cache, not an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 import tempfile
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,9 +26,10 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 import lowbit
+from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import compile as compiler
 
-_MAGIC = b"lowbit object 1\n"
+_MAGIC = b"lowbit object 2\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CODE_FOLDERS = ("isa", "jit", "kernels")
 
@@ -58,6 +62,24 @@ def is_known(text: Callable[..., None]) -> bool:
     return text.__module__.split(".")[0] == lowbit.__name__
 
 
+def load(
+    name: str, isa: InstructionSet, make_ir: Callable[[], str], *parts: object
+) -> compiler.Loaded:
+    """The function `name`, from the cache, or compiled from its LLVM IR and kept there.
+
+    `parts`, by their repr, say what the IR depends on besides the name, the set and the source.
+    """
+    with compiler.LOCK:
+        path = entry(name, isa.name, isa.features, *parts)
+        code = read(path)
+        if code is not None:
+            with contextlib.suppress(ValueError):  # it holds another function
+                return compiler.Loaded(code, name, isa)
+        code = compiler.object_code(make_ir(), isa)
+        write(path, code)
+        return compiler.Loaded(code, name, isa)
+
+
 def entry(*parts: object) -> Path:
     """The file for what `parts` (by their repr) and this package's source describe."""
     digest = hashlib.sha256(_source_digest())
@@ -66,29 +88,62 @@ def entry(*parts: object) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """The object code in an entry; None if there is none or it is damaged."""
+    """The object code in an entry; None if there is none, or it is damaged or not trustworthy."""
     try:
-        data = path.read_bytes()
+        if not _is_private(path.parent):
+            return None
+        with path.open("rb") as file:
+            data = file.read() if not _writers(os.fstat(file.fileno())) else b""
     except OSError:
         return None
-    start = len(_MAGIC) + _DIGEST_BYTES
-    if (
-        not data.startswith(_MAGIC)
-        or hashlib.sha256(data[start:]).digest() != data[len(_MAGIC) : start]
-    ):
-        return None
-    return data[start:]
+    code = data[len(_MAGIC) + _DIGEST_BYTES :]
+    return code if data == _sealed(path, code) else None
 
 
 def write(path: Path, code: bytes) -> None:
     """Keep object code; silently not, where the folder cannot be written."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not _is_private(path.parent):
+            return
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             try:
-                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                file.write(_sealed(path, code))
                 file.close()
                 os.replace(file.name, path)
             except OSError:
                 os.unlink(file.name)
                 raise
+
+
+def _sealed(path: Path, code: bytes) -> bytes:
+    """The content of an entry; its digest covers its name, so none serves in place of another."""
+    return _MAGIC + hashlib.sha256(path.name.encode() + code).digest() + code
+
+
+def _is_private(place: Path) -> bool:
+    """Whether only the user may write to a folder; warns, once, if not. OSError: there is none."""
+    others = _writers(place.stat())
+    if others:
+        _warn(str(place), others)
+    return not others
+
+
+def _writers(status: os.stat_result) -> str:
+    """Who else may write a file or folder, "" for nobody: root may anyway."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"the user {status.st_uid}, to whom it belongs"
+    return "others than its owner" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+@cache
+def _warn(place: str, others: str) -> None:
+    warnings.warn(
+        f"the cache of compiled kernels in {place} is not used, since {others} may write to it: "
+        f"use `chmod go-w`, or name a folder of your own in LOWBIT_CACHE_DIR",
+        RuntimeWarning,
+        stacklevel=2,
+    )

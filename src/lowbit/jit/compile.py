@@ -7,15 +7,42 @@ machine would run.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from contextlib import nullcontext
 from functools import cache
 
 import llvmlite
 import llvmlite.binding as llvm
+from llvmlite.binding import ffi
 
 from lowbit.isa.instruction_set import InstructionSet
 
 VERSION = f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+LOCK = threading.RLock()
+"""Held while code is generated, compiled or loaded: by one thread at a time, and at no fork."""
+
+# Not lowbit alone calls LLVM. In a compilation, too, it is taken after the one above.
+_LLVMLITE_LOCK = getattr(ffi.lib, "_lock", nullcontext())
+
+
+def _before_fork() -> None:
+    """Wait until no thread is inside of LLVM: the child would find locks that nobody opens."""
+    LOCK.acquire()
+    _LLVMLITE_LOCK.__enter__()
+
+
+def _after_fork() -> None:
+    _LLVMLITE_LOCK.__exit__(None, None, None)
+    LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )
 
 
 @cache
@@ -80,7 +107,7 @@ def assembly(ir_text: str, isa: InstructionSet) -> str:
 class Loaded:
     """An object file in executable memory, for as long as this object lives.
 
-    RuntimeError for code of another architecture.
+    RuntimeError for code of another architecture, ValueError if it lacks the function.
     """
 
     def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:

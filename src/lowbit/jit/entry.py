@@ -23,9 +23,8 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa import get
-from lowbit.jit import cache as disk
-from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
+from lowbit.jit.cache import load
 
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
@@ -78,13 +77,7 @@ def enter() -> Enter:
     """The function that enters kernels."""
     if sys.implementation.name != "cpython" or not _layout_is_known():
         return _through_ctypes
-    isa = get("generic")
-    path = disk.entry(_NAME, _HEADER, COUNTERS)
-    code = disk.read(path)
-    if code is None:
-        code = compiler.object_code(str(_Text()), isa)
-        disk.write(path, code)
-    loaded = compiler.Loaded(code, _NAME, isa)
+    loaded = load(_NAME, get("generic"), lambda: str(_Text()), _HEADER)
     method = _Method(_NAME.encode(), loaded.address, _FASTCALL, None)
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes, make.restype = (

@@ -10,7 +10,6 @@ static: each combination of them is a program of its own.
 from __future__ import annotations
 
 import inspect
-import threading
 import typing
 from collections.abc import Callable
 from functools import partial
@@ -32,10 +31,10 @@ class Program:
     array for a pointer to its first element, or None for 0.
     """
 
-    def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
+    def __init__(self, loaded: compiler.Loaded, isa: InstructionSet) -> None:
         self.isa = isa
-        self._loaded = compiler.Loaded(code, name, isa)
-        self._address = self._loaded.address
+        self._loaded = loaded
+        self._address = loaded.address
         self._alone = partial(enter(), self._address, 0, 1)
 
     def __call__(self, thread_count: int, *arguments: Any) -> None:
@@ -60,7 +59,6 @@ class Kernel:
             if p.kind is not inspect.Parameter.KEYWORD_ONLY
         }
         self._programs: dict[tuple[Any, ...], Program] = {}
-        self._lock = threading.Lock()
 
     def ir(self, isa: InstructionSet, /, **static: Any) -> str:
         """The LLVM IR of the text, before optimization."""
@@ -75,7 +73,7 @@ class Kernel:
         key = (isa.name, *sorted(static.items()))
         found = self._programs.get(key)
         if found is None:
-            with self._lock:
+            with compiler.LOCK:
                 found = self._programs.get(key)
                 if found is None:
                     found = self._programs[key] = self._build(isa, static)
@@ -86,12 +84,8 @@ class Kernel:
             raise RuntimeError(f"{self.name} for {isa.name} cannot run here: {isa.missing()}")
         name = f"{self.text.__module__}.{self.text.__qualname__}"
         text = name if cache.is_known(self.text) else self.ir(isa, **static)
-        path = cache.entry(text, self.name, isa.name, isa.features, sorted(static.items()))
-        code = cache.read(path)
-        if code is None:
-            code = compiler.object_code(self.ir(isa, **static), isa)
-            cache.write(path, code)
-        return Program(code, self.name, isa)
+        make_ir = partial(self.ir, isa, **static)
+        return Program(cache.load(self.name, isa, make_ir, text, sorted(static.items())), isa)
 
     def interpret(
         self,

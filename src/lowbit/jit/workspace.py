@@ -31,14 +31,22 @@ class Workspace(threading.local):
     """Scratch memory of one Python thread, grown when a call needs more."""
 
     def __init__(self) -> None:
-        self.size = self.address = 0
+        self._reserved = self._made(0)
 
-    def reserve(self, size: int) -> int:
-        """The address of at least `size` bytes, aligned to 64, until the next call."""
-        if size > self.size:
-            self.memory = aligned_empty((size,), np.uint8)
-            self.size, self.address = size, self.memory.ctypes.data
-        return self.address
+    def reserve(self, size: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """At least `size` bytes, aligned to 64, with their address, until the next call.
+
+        Whoever uses the address holds the array: a signal handler may reserve more in between.
+        """
+        reserved = self._reserved
+        if size > len(reserved[0]):
+            reserved = self._reserved = self._made(size)
+        return reserved
+
+    @staticmethod
+    def _made(size: int) -> tuple[npt.NDArray[np.uint8], int]:
+        memory = aligned_empty((size,), np.uint8)
+        return memory, memory.ctypes.data
 
 
 workspace = Workspace()

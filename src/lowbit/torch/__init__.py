@@ -13,24 +13,22 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-_missing = [name for name in ("torch", "safetensors") if find_spec(name) is None]
-if _missing:
+if find_spec("torch") is None:
     raise ModuleNotFoundError(
-        f"lowbit.torch needs {' and '.join(_missing)}; install with: pip install 'lowbit[torch]'",
-        name=_missing[0],
+        "lowbit.torch needs torch; install with: pip install 'lowbit[torch]'", name="torch"
     )
 
-from lowbit.torch.config import (  # noqa: E402
+from lowbit.torch.config import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizeConfig,
     config_from_json,
 )
-from lowbit.torch.files import load, save  # noqa: E402
-from lowbit.torch.linear import QuantizedLinear  # noqa: E402
-from lowbit.torch.quantize import quantize_  # noqa: E402
-from lowbit.torch.weight import QuantizedWeight  # noqa: E402
+from lowbit.torch.files import load, save
+from lowbit.torch.linear import QuantizedLinear
+from lowbit.torch.quantize import quantize_
+from lowbit.torch.weight import QuantizedWeight
 
 __all__ = [
     "Int4DynamicConfig",

@@ -10,7 +10,8 @@ A file holds the model's state_dict. Of a quantized layer NAME it holds
 Its metadata are
 
     format          "lowbit.torch"
-    format_version  "2", or "1" if no weight has 4 bits
+    format_version  "3"; files of "1" and "2", which had no digests, are read as well
+    header_sha256, data_sha256      see lowbit.weights.tensor_file
     layers          JSON: the name of each quantized layer and its configuration
     shared          JSON: keys whose tensor is stored under another key, and that key
 """
@@ -19,15 +20,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lowbit.packed import NIBBLE_MASK
@@ -36,10 +33,20 @@ from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.quantize import is_plain_linear
 from lowbit.torch.weight import QuantizedWeight
 from lowbit.torch.weight_format import WeightFormat
+from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
-FORMAT = "lowbit.torch"
-# A file is given the first version that can say what is in it: older readers refuse later ones.
-FORMAT_VERSIONS = ("1", "2")
+FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "3", older=("1", "2"))
+_DTYPES = {
+    name: dtype
+    for name, attribute in {
+        "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
+        "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16",
+        "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+        "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    }.items()
+    if (dtype := getattr(torch, attribute, None)) is not None
+}  # fmt: skip
+_CODES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,14 +61,15 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the state of `model`, quantized or not, to the safetensors file `path`.
 
     The file appears complete or not at all; an older one is replaced. Tensors that share their
-    memory are stored once. TypeError if the state_dict holds something that is not a tensor.
+    memory are stored once. TypeError if the state_dict holds something that is not a tensor, or a
+    tensor that such a file cannot hold. OSError if the file cannot be written.
     """
     configs = {
         _weight_key(name): module.config
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, QuantizedLinear)
     }
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     shared: dict[str, str] = {}
     first_key: dict[Any, str] = {}
     for key, value in model.state_dict(keep_vars=True).items():
@@ -74,44 +82,48 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             shared[key] = original
         elif isinstance(value, QuantizedWeight):
             for part, tensor in value.stored().items():
-                tensors[_part_key(key, part)] = tensor
+                tensors[_part_key(key, part)] = _stored(part, tensor)
         else:
-            # Tensors that overlap without being the same are stored as separate copies.
-            whole = value.untyped_storage().nbytes() == value.nbytes and value.is_contiguous()
-            tensors[key] = value.detach() if whole else value.detach().contiguous().clone()
-    four_bits = any(config.weight_format.four_bits for config in configs.values())
+            tensors[key] = _stored(key, value)
     metadata = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSIONS[four_bits],
         "layers": json.dumps({key: json.loads(c.to_json()) for key, c in configs.items()}),
         "shared": json.dumps(shared),
     }
-    _write(tensors, metadata, Path(os.path.realpath(path)))
+    FILE.write(path, metadata, tensors)
 
 
-def _write(tensors: dict[str, Tensor], metadata: dict[str, str], path: Path) -> None:
-    # In the same folder, since only within one file system is replacing a file atomic.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        temporary = Path(folder, path.name)
-        save_file(tensors, temporary, metadata)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+def _stored(key: str, tensor: Tensor) -> StoredTensor:
+    if tensor.dtype not in _CODES or tensor.layout is not torch.strided or tensor.is_meta:
+        raise TypeError(
+            f"{key!r} in the state_dict is a {tensor.layout} tensor of {tensor.dtype} on "
+            f"{str(tensor.device)!r}, which a safetensors file cannot hold"
+        )
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy()
+    return StoredTensor(_CODES[tensor.dtype], tuple(tensor.shape), data)
 
 
-def load(model: Model, path: str | os.PathLike[str]) -> Model:
+def _tensor(key: str, stored: StoredTensor) -> Tensor:
+    if stored.dtype not in _DTYPES:
+        raise ValueError(f"{key!r} is of {stored.dtype}, which this PyTorch lacks")
+    return torch.from_numpy(stored.data).view(_DTYPES[stored.dtype]).reshape(stored.shape)
+
+
+def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> Model:
     """Load what `save` wrote into `model`, in place, and return it.
 
     `model` has the same architecture and is float, as its class makes it, or quantized already.
     The layers that are quantized in the file become quantized in the model. The whole file is
-    checked before the model is touched: ValueError for a file that is truncated, not of this
-    format or of another version, and for keys, shapes or dtypes that do not match the model.
+    checked before the model is touched, with `verify` also its digest: ValueError for a file that
+    is truncated, damaged, not of this format or of another version, and for keys, shapes or dtypes
+    that do not match the model. FileNotFoundError if there is none.
     """
-    with _open(path) as file:
-        header = _read_header(file.metadata() or {}, path)
-        stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    # In memory that may be written, since PyTorch knows no other.
+    metadata, tensors = FILE.read(path, verify=verify, writable=True)
+    header = _read_header(metadata, path)
     own = model.state_dict(keep_vars=True)
     try:
+        stored = {key: _tensor(key, tensor) for key, tensor in tensors.items()}
         _check_keys(own, stored, header)
         layers = _match_layers(model, own, stored, header)
         plain = {key: stored[header.shared.get(key, key)] for key in own if key not in layers}
@@ -135,39 +147,14 @@ def load(model: Model, path: str | os.PathLike[str]) -> Model:
     return model
 
 
-def _open(path: str | os.PathLike[str]) -> Any:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {os.fspath(path)!r} to load a model from")
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(
-            f"{os.fspath(path)} is truncated or not a safetensors file ({error}); "
-            f"write it again with lowbit.torch.save"
-        ) from None
-
-
 def _read_header(metadata: dict[str, str], path: str | os.PathLike[str]) -> _Header:
-    where = os.fspath(path)
-    if metadata.get("format") != FORMAT:
-        raise ValueError(
-            f"{where} was not written by lowbit.torch.save: its metadata say format "
-            f"{metadata.get('format')!r}, expected {FORMAT!r}"
-        )
-    version = metadata.get("format_version")
-    if version not in FORMAT_VERSIONS:
-        raise ValueError(
-            f"{where} has format version {version!r}; this lowbit reads "
-            f"{' and '.join(map(repr, FORMAT_VERSIONS))}: "
-            f"write it again with this version, or load it with the one that wrote it"
-        )
     try:
         layers, shared = json.loads(metadata["layers"]), json.loads(metadata["shared"])
         configs = {key: config_from_json(json.dumps(config)) for key, config in layers.items()}
         if not all(isinstance(key, str) for key in shared.values()):
             raise TypeError("'shared' does not map keys to keys")
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where} has damaged metadata: {error!r}") from None
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} has damaged metadata: {error!r}") from None
     return _Header(configs, shared)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.plan import DotsPlan, FloatPlan, FloatRequest
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
+
+Array = npt.NDArray[Any]
 
 BYTES = {"float32": 4, "bfloat16": 2}
 _SHORT = {"float32": "f32", "bfloat16": "bf16"}
@@ -140,8 +143,10 @@ def _steps(layouts: Layouts, plan: FloatPlan) -> list[_Step]:
     return steps
 
 
-def product_call(layouts: Layouts, plan: FloatPlan, reserve: Callable[[int], int]) -> Run:
-    """How to call `float_product`; `reserve` gives the address of scratch of so many bytes."""
+def product_call(
+    layouts: Layouts, plan: FloatPlan, reserve: Callable[[int], tuple[Array, int]]
+) -> Run:
+    """How to call `float_product`; `reserve` gives scratch of so many bytes and its address."""
     a, b, c, out = layouts
     (m, k), n = a.shape, b.shape[1]
     steps, threads = _steps(layouts, plan), plan.request.threads
@@ -153,14 +158,14 @@ def product_call(layouts: Layouts, plan: FloatPlan, reserve: Callable[[int], int
     out_step = out.steps[0]
 
     def run(a: int, b: int, c: int, out: int, alpha: int, beta: int) -> None:
-        packed = reserve(scratch)
+        packed, address = reserve(scratch)
         # Sums that are not final stay in float32: in the output, if that is what it is.
         sums = np.empty((m, n), np.float32) if several else None
         for step in steps:
             target = out + step.out
             partial = (target, out_step) if sums is None else (sums.ctypes.data + step.partial, n)
             step.program(
-                threads, a + step.a, *a_steps, b + step.b, *b_steps, packed, packed + packed_b,
+                threads, a + step.a, *a_steps, b + step.b, *b_steps, packed, address + packed_b,
                 c + step.c, c_step, *partial, target, out_step,
                 *step.sizes, alpha, beta, reads_c, step.first, step.last,
             )  # fmt: skip

@@ -9,13 +9,16 @@ Every line of an operand is one cache line, and 16 of them a contiguous kilobyte
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
 kilobyte each. What happens to them then would leave the tile unit idle for as long as a short
 product takes; so the rows of one step are finished while the next one is multiplied, a few of them
-for each 64 k.
+for each 64 k. Panels pass by once for each step: they are loaded so that they do not push the rows,
+which stay, out of the nearest cache. A long K is cut into spans, between which sums wait in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lowbit.isa import host
 from lowbit.isa.amx import (
     ROWS,
     TILES,
@@ -23,6 +26,7 @@ from lowbit.isa.amx import (
     tdpbsud,
     tdpbusd,
     tileloadd,
+    tileloaddt1,
     tilerelease,
     tilestored,
     tilezero,
@@ -36,6 +40,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     KernelQuery,
     MicroKernel,
     Shape,
+    Span,
     Step,
     micro_kernel,
 )
@@ -44,6 +49,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+_FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
 
@@ -112,6 +118,20 @@ class _Session:
                 place.store(add(self.row.value + r, digits, place.load(PANEL)))
 
 
+def _span(query: KernelQuery) -> int:
+    """How many blocks of 64 k are multiplied before the next; 0: all.
+
+    Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
+    of the second-level cache holds few columns. The rows of a step then fill the nearest cache.
+    """
+    caches, rows = host.caches(), 2 * ROWS
+    long = caches["L2"] // 2 // _FEWEST_COLUMNS < query.k
+    if not long or query.grouping or query.weight != "s8" or query.m <= rows:
+        return 0
+    most = caches["L1d"] // (rows * LINE)
+    return blocks(query.k_blocks, blocks(query.k_blocks, most))
+
+
 @micro_kernel("amx")
 class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
@@ -136,7 +156,7 @@ class Amx(MicroKernel):
             interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
         else:
             interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
-        return Shape(0, row_blocks, panels, interleave), rows * digits
+        return Shape(0, row_blocks, panels, interleave, span=_span(query)), rows * digits
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -169,11 +189,12 @@ class Amx(MicroKernel):
         if not whole:  # what comes now has fewer panels than the step before
             self.drain(k, session, shape, step.columns, step.groups)
         if step.groups is None:
-            self._span(k, session, shape, step, panels, k.index(0), (k.index(0), step.k_blocks))
+            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
+            self._span(k, session, shape, step, panels, k.index(0), span)
         else:
-            lines = step.groups.grouping.size // LINE
+            size = step.groups.grouping.size // LINE
             for group in k.range(0, step.groups.count):
-                span = group * lines, minimum((group + 1) * lines, step.k_blocks)
+                span = group * size, minimum((group + 1) * size, step.k_blocks)
                 self._span(k, session, shape, step, panels, group, span)
         if not whole:
             session.finish(k, step.columns, step.groups, panels, session.count.value)
@@ -186,19 +207,43 @@ class Amx(MicroKernel):
         step: Step,
         panels: int,
         group: Value,
-        lines: tuple[Value, Value],
+        k_blocks: tuple[Value, Value],
     ) -> None:
-        """Multiply over some lines, while what came before is finished, and leave the sums."""
+        """Multiply over some blocks of K, while what came before is finished, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
-        for tile in (t for row in tiles for t in row):
-            tilezero(tile)
-        for line in k.range(*lines):
-            self._multiply(k, shape, step, tiles, line)
+        self._start(k, step, tiles)
+        for block in k.range(*k_blocks):
+            self._multiply(k, shape, step, tiles, block)
             if panels < shape.panels and step.groups is None:
                 continue  # nothing is left of the step before
             session.finish(k, step.columns, step.groups, panels, shape.interleave)
         session.finish(k, step.columns, step.groups, panels, session.count.value)
-        self._hand_over(k, session, step, tiles, group)
+        if step.span is None:
+            self._hand_over(k, session, step, tiles, group)
+            return
+        for _ in k.when(step.span.last.equals(step.k_blocks)):
+            self._hand_over(k, session, step, tiles, group)
+        for _ in k.when(step.span.last < step.k_blocks):
+            for tile, place in self._places(step.span, tiles):
+                tilestored(tile, place, k.index(LINE))
+
+    @staticmethod
+    def _places(span: Span, tiles: list[list[Value]]) -> Iterator[tuple[Value, Value]]:
+        """Each tile of sums, and where it waits for the next span."""
+        for d, row in enumerate(tiles):
+            for p, tile in enumerate(row):
+                yield tile, span.sums + (p * len(tiles) + d) * (ROWS * PANEL)
+
+    def _start(self, k: Builder, step: Step, tiles: list[list[Value]]) -> None:
+        """Zeros, or the sums over the spans before."""
+        span = step.span
+        for _ in (0,) if span is None else k.when(span.first.equals(0)):
+            for tile in (t for row in tiles for t in row):
+                tilezero(tile)
+        if span is not None:
+            for _ in k.when(span.first > 0):
+                for tile, place in self._places(span, tiles):
+                    tileloadd(tile, place, k.index(LINE))
 
     def drain(
         self,
@@ -212,7 +257,7 @@ class Amx(MicroKernel):
 
     @staticmethod
     def _multiply(
-        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], line: Value
+        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], block: Value
     ) -> None:
         """Add the products of 64 k."""
         first_a = shape.row_blocks * shape.panels
@@ -220,11 +265,11 @@ class Amx(MicroKernel):
         b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
         for d, a_tile in enumerate(a_tiles):
-            offset = step.block_bytes * d + line * step.block_rows * LINE
+            offset = step.block_bytes * d + block * step.block_rows * LINE
             tileloadd(a_tile, step.a + offset, stride)
         for p in range(len(tiles[0])):
             b_tile = b_tiles[p % len(b_tiles)]
-            tileloadd(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
+            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
                 dot(tiles[d][p], a_tile, b_tile)
 

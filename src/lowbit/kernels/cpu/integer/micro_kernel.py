@@ -12,7 +12,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.epilogue import Store
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, blocks
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, blocks
 from lowbit.registry import Registry
 
 # (panel, first column in it, columns) -> how to store accumulators of so many columns.
@@ -58,6 +58,8 @@ class Step:
     `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
     panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
     output has a row of bytes for each digit in the block, and what is stored are totals, float32.
+    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait for the
+    next span.
     """
 
     a: Value
@@ -71,6 +73,17 @@ class Step:
     panel_bytes: Value
     columns: Columns
     groups: Groups | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Part of K: blocks of 64 from `first` to before `last`; `sums`: s32 [row_blocks·16, 16] of memory
+    for each panel of the step, where sums over what came before are, and are left for the rest."""
+
+    first: Value
+    last: Value
+    sums: Value
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,8 @@ class Shape:
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
-    panels are fetched, 0 to leave that to the machine.
+    panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all
+    steps of an item are multiplied before the next span; 0: of all, step by step.
     """
 
     rows: int
@@ -91,6 +105,12 @@ class Shape:
     interleave: int = 0
     nibbles: str = ""
     ahead: int = 0
+    span: int = 0
+
+    @property
+    def step_sums(self) -> int:
+        """Bytes of the sums of a step over one panel, which wait between spans."""
+        return 4 * self.row_blocks * PANEL * PANEL
 
 
 class MicroKernel(ABC):

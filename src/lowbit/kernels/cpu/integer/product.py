@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, u8, u16
+from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u8, u16
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.integer.micro_kernel import Columns, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.integer.micro_kernel import Columns, MicroKernel, Shape, Span, Step
 from lowbit.kernels.cpu.rows import activation, digits
 from lowbit.kernels.cpu.rows.activation import Row, Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Operands, columns
@@ -83,8 +83,8 @@ def product(
     groups.py): a block then has so many rows of bytes for each of a's, column zeros and scales have
     16 entries for each group of each panel, and row sums, float32, one for each group; if there
     are several digits, so have row scales. Of `private`, each thread uses `private_bytes`:
-    for the lines of one step, if `fused`, in which case `packed` is not used; and for an item's
-    panels as bytes, where they are not.
+    for the lines of one step, if `fused`, in which case `packed` is not used; for an item's panels
+    as bytes, where they are not; or for its sums between spans.
     """
     lines = _ceil(depth, LINE)
     planes = grouping.planes if grouping else 1
@@ -107,7 +107,7 @@ def product(
     )  # fmt: skip
     mine = private
     unpacks = weight != "s8" and not shape.nibbles
-    if fused or unpacks:
+    if fused or unpacks or shape.span:
         mine = private + k.thread() * private_bytes
     items = _Items(
         micro, shape, weight, fused, rows, packed, mine, panels,
@@ -206,15 +206,33 @@ class _Items:
     def run(self, k: Builder, session: Any, steps: Range, panels: Range) -> None:
         """The rows of some steps times some panels, from the first to before the last."""
         b = self._bytes(k, panels)
-        whole = (panels[1] - panels[0]) // self.shape.panels * self.shape.panels + panels[0]
-        for index in k.range(*steps):
-            a = self._rows_of(k, index)
-            for panel in k.range(panels[0], whole, self.shape.panels):
-                self._step(k, session, a, b, index, panel, panels[0], self.shape.panels)
-            if self.shape.panels > 1:
-                for panel in k.range(whole, panels[1]):
-                    self._step(k, session, a, b, index, panel, panels[0], 1)
+        lines = self.rows.lines
+        for first in k.range(0, lines, self.shape.span) if self.shape.span else (k.index(0),):
+            span = first, minimum(first + self.shape.span, lines)
+            for index in k.range(*steps):
+                a = self._rows_of(k, index)
+                self._row(k, session, (a, b), (index, index - steps[0]), panels, span)
         self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
+
+    def _row(
+        self, k: Builder, session: Any, ab: Range, index: Range, panels: Range, lines: Range
+    ) -> None:
+        """One step of rows, by its number and by its place in the item, times all panels."""
+        first, last = panels
+        whole = (last - first) // self.shape.panels * self.shape.panels + first
+
+        def step(panel: Value, count: int) -> None:
+            span = None
+            if self.shape.span:
+                place = index[1] * (last - first) + panel - first
+                span = Span(*lines, (self.private + place * self.shape.step_sums).cast(s32))
+            self._step(k, session, *ab, index[0], panel, first, count, span)
+
+        for panel in k.range(first, whole, self.shape.panels):
+            step(panel, self.shape.panels)
+        if self.shape.panels > 1:
+            for panel in k.range(whole, last):
+                step(panel, 1)
 
     def _bytes(self, k: Builder, panels: Range) -> Value:
         """Where the item's panels are, as the micro-kernel reads them."""
@@ -249,6 +267,7 @@ class _Items:
         panel: Value,
         first_panel: Value,
         count: int,
+        span: Span | None,
     ) -> None:
         step = Step(
             a=a,
@@ -262,6 +281,7 @@ class _Items:
             panel_bytes=self._panel_bytes,
             columns=self.columns,
             groups=self.rows.groups,
+            span=span,
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)

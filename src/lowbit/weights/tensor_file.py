@@ -1,0 +1,248 @@
+"""Named tensors in safetensors files, whose bytes are aligned for kernels and have digests.
+
+The format is that of the safetensors library, which reads these files: the length of a JSON header
+in eight little-endian bytes, the header, and the tensors' bytes without gaps. Beyond that
+
+- the header is padded with spaces so that the tensors begin at a multiple of 64 bytes, and those
+  whose size is a multiple of 64 come first, so that they all begin at one: kernels take them as
+  they are mapped;
+- the metadata hold `format` and `format_version`, `data_sha256`, the digest of all that follows the
+  header, and `header_sha256`, that of the header in which this digest itself is 64 zeros.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.weights.replacing import replacing
+
+Array = npt.NDArray[Any]
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 64
+_LARGEST_HEADER = 100_000_000  # as the safetensors library has it
+_MOST_DIMENSIONS = 64
+_NO_DIGEST = "0" * 64
+_ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
+    "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+_NUMPY = {
+    code: np.dtype(name).newbyteorder("<")
+    for code, name in (("U8", "uint8"), ("I8", "int8"), ("I32", "int32"), ("F32", "float32"))
+}
+_CODES = {dtype.name: code for code, dtype in _NUMPY.items()}
+
+
+class StoredTensor(NamedTuple):
+    """A tensor as a file has it: the format's name of its dtype, its shape, and its bytes, uint8
+    [size], little-endian and C-contiguous."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, array: Array) -> StoredTensor:
+        """An array of int8, uint8, int32 or float32."""
+        code = _CODES[array.dtype.name]
+        data = np.ascontiguousarray(array, _NUMPY[code]).reshape(-1).view(np.uint8)
+        return cls(code, array.shape, data)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The same bytes, for what takes no arrays."""
+        return self.data.data
+
+    def numpy(self) -> Array:
+        """The array, a view. ValueError for another dtype than `of` takes."""
+        if self.dtype not in _NUMPY:
+            raise ValueError(f"tensors of {', '.join(_NUMPY)} are expected, not of {self.dtype}")
+        return self.data.view(_NUMPY[self.dtype]).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """A kind of file: what its metadata call its format, what users call it, and its version.
+
+    older: versions from before there were digests, that are read as well.
+    """
+
+    format: str
+    title: str
+    version: str
+    older: tuple[str, ...] = ()
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        metadata: Mapping[str, str],
+        tensors: Mapping[str, StoredTensor],
+    ) -> None:
+        """Write the file whole or not at all, as `replacing` does. OSError if that fails."""
+        ordered = sorted(
+            tensors.items(), key=lambda item: (item[1].data.nbytes % 64 != 0, -_item(item[1]))
+        )
+        ends = list(itertools.accumulate((t.data.nbytes for _, t in ordered), initial=0))
+        digest = hashlib.sha256()
+        for _, tensor in ordered:
+            digest.update(tensor.buffer)
+        own = {
+            "format": self.format,
+            "format_version": self.version,
+            "header_sha256": _NO_DIGEST,
+            "data_sha256": digest.hexdigest(),
+        }
+        header: dict[str, Any] = {"__metadata__": {**own, **metadata}}
+        for (name, tensor), offsets in zip(ordered, itertools.pairwise(ends), strict=True):
+            shape = list(tensor.shape)
+            header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": offsets}
+        text = json.dumps(header).encode()
+        text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
+        signed = text.replace(_NO_DIGEST.encode(), _sha256(text), 1)
+        with replacing(path) as file:
+            file.write(len(signed).to_bytes(_LENGTH_BYTES, "little") + signed)
+            for _, tensor in ordered:
+                file.write(tensor.buffer)
+
+    def read(
+        self, path: str | os.PathLike[str], *, verify: bool, writable: bool = False
+    ) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+        """The metadata and tensors in a file, which is mapped: pages are read when needed.
+
+        The header is checked in any case, and with `verify` the digest of the tensors too, which
+        reads them all. writable: in memory that may be written, without a change of the file.
+
+        ValueError, naming the file, if it is of another kind or version, truncated, longer than it
+        says or damaged. FileNotFoundError if there is no file of this name.
+        """
+        name = os.fspath(path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"there is no file {name!r}")
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            begin = _LENGTH_BYTES + length
+            if not 2 <= length <= _LARGEST_HEADER or begin > size:
+                raise ValueError(
+                    f"{name} is truncated or not a safetensors file: it has {size} bytes, and its "
+                    f"first eight stand for a header of {length}"
+                )
+            text = file.read(length)
+            # Of this file, whatever is renamed to its name meanwhile.
+            mapped = np.memmap(file, np.uint8, "c" if writable else "r")
+        try:
+            metadata, tensors = _parsed(text, mapped[begin:])
+            self._check(metadata)
+            self._check_digests(metadata, text, mapped[begin:].data if verify else None)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} cannot be read as a {self.title}: {error}") from None
+        return metadata, tensors
+
+    def _check(self, metadata: dict[str, str]) -> None:
+        if metadata.get("format") != self.format:
+            raise ValueError(
+                f"its metadata say format {metadata.get('format')!r}, expected {self.format!r}"
+            )
+        known = (*self.older, self.version)
+        if metadata.get("format_version") not in known:
+            raise ValueError(
+                f"it has format version {metadata.get('format_version')!r}; this lowbit reads "
+                f"{', '.join(map(repr, known))}: write it again with this version, or load it "
+                "with the one that wrote it"
+            )
+
+    def _check_digests(
+        self, metadata: dict[str, str], text: bytes, data: memoryview | None
+    ) -> None:
+        """Raise unless the digests are those of the header, and of the data if these are given."""
+        said = metadata.get("header_sha256"), metadata.get("data_sha256")
+        if said == (None, None) and metadata["format_version"] in self.older:
+            return
+        header = (said[0] or "").encode()
+        if _sha256(text.replace(header, _NO_DIGEST.encode(), 1)) != header:
+            raise ValueError("it is damaged: its header is not what was written")
+        if data is not None and hashlib.sha256(data).hexdigest() != said[1]:
+            raise ValueError("it is damaged: its numbers are not what was written")
+
+
+def check_names(given: Iterable[str], required: Iterable[str], optional: Iterable[str]) -> None:
+    """ValueError unless all that is required is given, and nothing else but what is optional."""
+    missing = set(required).difference(given)
+    unknown = set(given).difference(required, optional)
+    if missing or unknown:
+        parts = (("missing", missing), ("unknown", unknown))
+        raise ValueError("; ".join(f"{what}: {sorted(names)}" for what, names in parts if names))
+
+
+def _item(tensor: StoredTensor) -> int:
+    return _ITEM_BYTES[tensor.dtype]
+
+
+def _sha256(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode()
+
+
+def _parsed(
+    text: bytes, data: npt.NDArray[np.uint8]
+) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+    """The metadata, and the tensors as parts of `data`. ValueError if these do not fit together."""
+    header = json.loads(text.decode(), object_pairs_hook=_object)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata are not texts by name")
+    found = sorted((*_entry(name, entry), name) for name, entry in header.items())
+    tensors: dict[str, StoredTensor] = {}
+    begins = [0, *(end for _, end, *_ in found)]
+    for before, (begin, end, dtype, shape, name) in zip(begins, found, strict=False):
+        if begin != before:
+            raise ValueError(f"{name!r} begins at byte {begin}, where {before} is expected")
+        tensors[name] = StoredTensor(dtype, shape, data[begin:end])
+    if begins[-1] != len(data):
+        raise ValueError(
+            f"it is truncated or goes on after its end: its tensors have {begins[-1]} bytes, "
+            f"and {len(data)} follow the header"
+        )
+    return metadata, tensors
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("its header has a name twice")
+    return result
+
+
+def _entry(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
+    """(begin, end, dtype, shape) of a tensor."""
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"the entry of {name!r} is not dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise ValueError(f"{name!r} is of an unknown dtype, {dtype!r:.40}")
+    numbers = isinstance(shape, list) and isinstance(offsets, list) and [*shape, *offsets]
+    if (
+        not numbers
+        or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+        or len(offsets) != 2
+        or len(shape) > _MOST_DIMENSIONS
+        # NumPy bounds the product of the sizes that are not 0 as well.
+        or math.prod(n for n in shape if n) >= 1 << 60
+    ):
+        raise ValueError(f"{name!r} has no shape and offsets that a tensor can have")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * _ITEM_BYTES[dtype]:
+        raise ValueError(f"{name!r} has {end - begin} bytes, which its shape and dtype contradict")
+    return begin, end, dtype, tuple(shape)
