@@ -261,7 +261,7 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
     names = [f"p{i}" for i in range(len(pointers))]
     text = _text(instruction, example)
     code = compiler.object_code(str(emit(text, list(pointers), isa, "text")), isa)
-    program = Program(compiler.Loaded(code, "text", isa), isa)
+    program = Program(compiler.Loaded(code, "text", isa), isa, names)
     rng = np.random.default_rng(5)
     for _ in range(ROUNDS):
         data = [_draw(rng, type_, example.span) for type_ in example.operands]

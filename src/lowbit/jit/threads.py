@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from lowbit.jit import openmp, team
-from lowbit.jit.entry import enter
 
 OWN = "threads of each call"
 
@@ -71,6 +70,6 @@ def runtime() -> str:
     return _runtime()[0]
 
 
-def run(address: int, threads: int, arguments: tuple[Any, ...]) -> None:
-    """Enter the kernel at `address` from `threads` threads at once, and wait for them."""
-    enter()(address, _runtime()[1], threads, *arguments)
+def runner() -> int:
+    """The address of a GOMP_parallel: void (kernel, its slots, number of threads, unused)."""
+    return _runtime()[1]
