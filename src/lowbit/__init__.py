@@ -8,14 +8,14 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
+from lowbit.api import linear_dynamic, linear_weight_only, matmul, matmul_scaled
 from lowbit.gemm import gemm
 from lowbit.index import VectorIndex
-from lowbit.kernels.cpu.shared.epilogue import Clamp
+from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import QTensor, quantize
-from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
 from lowbit.packed import PackedMatrix
 from lowbit.packed_file import load_packed, save_packed
-from lowbit.weight_only import linear_weight_only
+from lowbit.packing import pack
 
 __version__ = "0.1.0"
 

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import dispatch
 from lowbit import isa as instruction_sets
-from lowbit.arguments import check_no_overlap, empty, matrix
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float.call import (
     BYTES,
@@ -31,6 +29,8 @@ from lowbit.kernels.cpu.float.call import (
 from lowbit.kernels.cpu.float.plan import MOST_DOT_ROWS, make, make_dots
 from lowbit.numerics import bfloat16
 from lowbit.numerics.float32 import BEYOND, float32_number
+from lowbit.product import dispatch
+from lowbit.product.arguments import check_no_overlap, empty, matrix
 
 Array = npt.NDArray[Any]
 
@@ -322,7 +322,7 @@ class _Product:
             gemm(*apart[:3], alpha=factors[0], beta=factors[1], out=apart.out, threads=threads,
                  isa=self.isa)  # fmt: skip
             return
-        count = dispatch.thread_count(*self.sizes, threads)
+        count = dispatch.thread_count(*self.sizes, dispatch.threads_key(threads))
         run = self.runs.get(count)
         if run is None:
             run = self.runs[count] = self._planned(count)

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arguments import float_matrix, padded
 from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
+from lowbit.kernels.cpu.shared.panel_format import STORED
 from lowbit.numerics import QTensor, Range, int_format, quantize
-from lowbit.packed import WEIGHTS, PackedMatrix
+from lowbit.packed import PackedMatrix
 from lowbit.packing import pack
+from lowbit.product.arguments import float_matrix, padded
 from lowbit.spec import longest_sum
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
@@ -81,7 +82,7 @@ class VectorIndex:
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}")
-        most = longest_sum("u8", WEIGHTS[_FORMATS[bits]], shifted=(True, False))
+        most = longest_sum("u8", STORED[_FORMATS[bits]], shifted=(True, False))
         if dim > most:
             raise ValueError(
                 f"dim = {dim} products of queries and vectors of {bits} bits could overflow "

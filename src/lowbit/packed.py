@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 NIBBLE_MASK = 15
 GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
-# What users call the integers, and what the panels hold.
-WEIGHTS = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
+_SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
 
 
 def bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
@@ -47,6 +47,17 @@ def unpack_panels(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[
     return np.ascontiguousarray(rows).view(np.int8)
 
 
+def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
+    """`PackedMatrix.largest_pair` of panels of bytes."""
+    pairs = panels.view(np.int8).reshape(-1, 2)
+    largest = 0
+    for start in range(0, len(pairs), _CHUNK):
+        chunk = pairs[start : start + _CHUNK].astype(np.int16)
+        for signed in (chunk, -chunk):
+            largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
+    return largest
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedMatrix:
     """The matrix b[K, N] of 8-bit or 4-bit integers in panels (kernels/cpu/shared/layout.py).
@@ -75,12 +86,10 @@ class PackedMatrix:
     group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: tuple[int, int, int, int] = field(init=False)
-    # Products that were asked for before, by everything about them but the numbers; see forms.py.
-    forms: dict[Any, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.dtype not in WEIGHTS:
-            raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        if self.dtype not in STORED:
+            raise ValueError(f"dtype must be one of {', '.join(STORED)}, got {self.dtype!r}")
         for name, size in (("K", self.K), ("N", self.N)):
             if type(size) is not int or size < 0:
                 raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
@@ -148,7 +157,7 @@ class PackedMatrix:
     @property
     def weight(self) -> str:
         """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
-        return WEIGHTS[self.dtype]
+        return STORED[self.dtype]
 
     @property
     def groups(self) -> int:
@@ -160,6 +169,20 @@ class PackedMatrix:
         """Bytes held, padding included."""
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @cached_property
+    def format(self) -> PanelFormat:
+        """What this is, but for its numbers, and what needs no look at all of them."""
+        zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
+        largest = UNPROVEN if self.weight == "s8" else 2 * NIBBLE_MASK
+        return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
+                           self.group_size is None and self.centred, zeros,
+                           self.group_size or 0, largest)  # fmt: skip
+
+    @cached_property
+    def proven_format(self) -> PanelFormat:
+        """`format` with the largest pair, for which all values are looked at, once."""
+        return self.format._replace(largest_pair=self.largest_pair)
 
     @cached_property
     def grouped(self) -> PackedMatrix:
@@ -198,13 +221,7 @@ class PackedMatrix:
         parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
         if self.weight != "s8":
             return 2 * NIBBLE_MASK
-        pairs = self.panels.view(np.int8).reshape(-1, 2)
-        largest = 0
-        for start in range(0, len(pairs), _CHUNK):
-            chunk = pairs[start : start + _CHUNK].astype(np.int16)
-            for signed in (chunk, -chunk):
-                largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
-        return largest
+        return largest_pair_of(self.panels)
 
     def unpack(self) -> npt.NDArray[Any]:
         """The integers that were packed: int8 or uint8 [K, N]."""

@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.arguments import bytes_matrix, padded
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
+from lowbit.kernels.cpu.shared.panel_format import STORED
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values
-from lowbit.packed import GROUP_UNIT, WEIGHTS, PackedMatrix, bytes_to_nibbles
+from lowbit.packed import GROUP_UNIT, PackedMatrix, bytes_to_nibbles
+from lowbit.product.arguments import bytes_matrix, padded
 
 _WORTH_THREADS = 1 << 20  # bytes
 _NIBBLES = {"int4": 0, "uint4": NIBBLE_FLIP}  # what a nibble of 8 stands for
@@ -62,7 +63,7 @@ def pack(
     if zero is None:
         zero = np.zeros(columns, np.int32)
     stored_zero = padded(zero - np.int32(FLIP) if kind == "uint8" else zero)
-    if WEIGHTS[kind] == "s8":
+    if STORED[kind] == "s8":
         panels, sums = panels_and_sums(values, isa)
     else:  # 4-bit values fit a signed byte as they are
         panels, sums = panels_and_sums(values.view(np.int8), isa)
@@ -142,7 +143,7 @@ def _checked_dtype(values: npt.NDArray[Any], dtype: str | None) -> str:
     if dtype is None or dtype == values.dtype.name:
         return values.dtype.name
     if dtype not in ("int4", "uint4"):
-        raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {dtype!r}")
+        raise ValueError(f"dtype must be one of {', '.join(STORED)}, got {dtype!r}")
     fmt = int_format(dtype)
     if np.dtype(fmt.storage) != values.dtype:
         raise TypeError(f"{dtype} values are given as {fmt.storage}, got {values.dtype}")

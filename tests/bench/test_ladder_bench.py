@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench import Limits, ladder, ladder_entries, probe
 from lowbit.bench.ladder import LadderPlan, LadderRow, run
 from lowbit.bench.ladder_entries import (
@@ -87,7 +87,7 @@ def test_table_shows_every_rung(record: Record) -> None:
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ops.matmul
+    right = api.matmul
 
     def wrong(*args: Any, **options: Any) -> np.ndarray:
         result = right(*args, **options)

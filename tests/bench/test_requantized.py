@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench.problem import Problem, gemm_case
 from lowbit.bench.requantized import MATMUL_REQUANTIZED, quantization_of, quantized
 from lowbit.numerics import QTensor, int_format
@@ -19,9 +19,9 @@ def run(inputs: dict[str, Any]) -> np.ndarray:
     b = inputs["b"]
     zero = inputs.get("b_zero_point", np.zeros(b.shape[1], np.int32))
     weight = QTensor(b, inputs["b_scale"], zero, int_format(b.dtype.name), axis=1)
-    return ops.matmul_scaled(
+    return api.matmul_scaled(
         inputs["a"],
-        ops.pack(weight),
+        api.pack(weight),
         a_scale=inputs["a_scale"],
         a_zero_point=inputs.get("a_zero_point"),
         bias=inputs.get("bias"),

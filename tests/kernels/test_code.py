@@ -8,9 +8,9 @@ import llvmlite.binding as llvm
 import pytest
 
 from lowbit.isa import named
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
@@ -47,13 +47,13 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
 
 def _assembly(micro: MicroKernel, m: int) -> str:
     _needs_llvm_for(micro)
-    shape, _ = micro.shape(Demand(m, 64, 256))
+    shape, _ = micro.shape(KernelQuery(m, 64, 256))
     return product.assembly(
         named(micro.isa),
         micro=micro,
         shape=shape,
-        source=Source("f32"),
-        epilogue=Epilogue(a_zero=True, steps=("bias",), out="f32"),
+        a_format=Quantized(),
+        epilogue=Epilogue(a_zero=True, post_ops=("bias",), out="f32"),
     )
 
 

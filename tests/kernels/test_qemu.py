@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lowbit.api import pack
 from lowbit.isa import named, neon
 from lowbit.isa.instruction import Instruction, Signature
 from lowbit.isa.types import Pointer, Type, Vector, s8, s64
@@ -23,13 +24,13 @@ from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize
-from lowbit.ops import pack
 from lowbit.packed import PackedMatrix
 from lowbit.spec import MATMUL
 
@@ -167,8 +168,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """The product's arguments for contiguous operands, in items small enough for several."""
     m, k = a.shape
-    shape, block_rows = micro.shape(Demand(m, PANEL, k))
-    step_rows = block_rows * shape.depth
+    shape, block_rows = micro.shape(KernelQuery(m, PANEL, k))
+    step_rows = block_rows * shape.row_blocks
     nothing = np.zeros(0, np.float32)
     return {
         "a": a,
@@ -184,13 +185,12 @@ def _arguments(
         "column_scale": nothing if b.scale is None else b.scale,
         "bias": bias,
         "residual": nothing,
-        "residual_stride": 0,
         "parameters": nothing,
         "out": out,
         "out_stride": out.shape[1],
         "m": m,
         "n": b.N,
-        "depth": k,
+        "k_size": k,
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
@@ -200,7 +200,7 @@ def _arguments(
 
 
 def _shape(micro: MicroKernel, m: int, k: int) -> Shape:
-    return micro.shape(Demand(m, PANEL, k))[0]
+    return micro.shape(KernelQuery(m, PANEL, k))[0]
 
 
 def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:
@@ -225,7 +225,7 @@ def test_integer_product(
     emulator: Emulator, micro: MicroKernel, sizes: tuple[int, int, int]
 ) -> None:
     case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
-    code = _code(micro, sizes[0], sizes[2], source=Source("u8"), epilogue=Epilogue())
+    code = _code(micro, sizes[0], sizes[2], a_format=Bytes(), epilogue=Epilogue())
     for fill, threads in (("full", 1), ("full", 3), ("max*min", 1), ("min*min", 1)):
         inputs = case.inputs(seed=2, fill=fill)
         out = np.full(sizes[:2], 0x55555555, np.int32)
@@ -246,8 +246,8 @@ def test_quantized_product(emulator: Emulator, micro: MicroKernel) -> None:
     weight = pack(quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False))
     bias = rng.standard_normal(32).astype(np.float32)
     static = {
-        "source": Source("f32"),
-        "epilogue": Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
+        "a_format": Quantized(),
+        "epilogue": Epilogue(a_zero=True, b_zero=True, post_ops=("bias",), out="f32"),
     }
     emulated, interpreted = (np.full((m, n), 7, np.float32) for _ in range(2))
     arguments = _arguments(micro, x, weight, emulated, bias)

@@ -12,13 +12,13 @@ from lowbit import dispatch, isa
 from lowbit.bench import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
 from lowbit.bench.problem import GEMMS, Problem, gemm_case
-from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.lab import explain
 from lowbit.lab.explain import Explanation, explain_gemm, request_of
 from lowbit.lab.explain_text import render
+from lowbit.product.dispatch import Request
 
 SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
 
@@ -48,7 +48,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Explanation:
 
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
-    seen = dispatch.consider(isa.active(), Demand(70, 40, 100))
+    seen = dispatch.consider(isa.active(), KernelQuery(70, 40, 100))
     assert seen[-1].micro is not None
     assert (found.kernel, found.isa) == (seen[-1].micro.name, seen[-1].isa.name)
     assert [(r.isa, r.why) for r in found.rejected if r.isa in {c.isa.name for c in seen}] == [

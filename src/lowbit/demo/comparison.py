@@ -16,13 +16,14 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lowbit import __version__, isa, ops
+from lowbit import __version__, isa
 from lowbit.demo.encoder import Batch, SentenceEncoder, load_encoder, tokenize
 from lowbit.demo.measure import Latency, interleaved, quality
 from lowbit.demo.progress import Steps
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.sentences import manual_sentences
 from lowbit.demo.torch_int8 import Trial, dynamic_int8, engines, try_engine, using
+from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
@@ -192,7 +193,7 @@ def _size_on_disk(name: str, model: nn.Module) -> int:
 def _result(
     rows: tuple[Implementation, ...], sentences: int, seed: int, notes: list[str]
 ) -> DemoResult:
-    kernel, instruction_set = ops.active_kernel("linear_dynamic")
+    kernel, instruction_set = active_kernel()
     packages = ("torch", "transformers", "numpy", "llvmlite")
     return DemoResult(
         model="all-MiniLM-L6-v2",

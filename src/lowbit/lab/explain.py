@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.bench import context, peak
 from lowbit.bench.peak import Ceiling
@@ -19,14 +18,15 @@ from lowbit.bench.peers.own import Lowbit, packed_weight
 from lowbit.bench.problem import Problem, gemm_case, shape_of
 from lowbit.bench.record import Spread
 from lowbit.bench.timing import Limits, interleave, quantiles
-from lowbit.dispatch import Plan, Request
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.packed import PackedMatrix
+from lowbit.product import dispatch
+from lowbit.product.dispatch import Plan, Request
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)

@@ -113,9 +113,9 @@ class _Session:
         ]
         for r in k.range(*span):
             for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
-                digits = [(sums + (r * digits + i) * PANEL).load(PANEL) for i in range(digits)]
+                each = [(sums + (r * digits + i) * PANEL).load(PANEL) for i in range(digits)]
                 place = totals + r * PANEL
-                place.store(add(self.row.value + r, digits, place.load(PANEL)))
+                place.store(add(self.row.value + r, each, place.load(PANEL)))
 
 
 def _span(query: KernelQuery) -> int:
@@ -209,7 +209,7 @@ class Amx(MicroKernel):
         group: Value,
         k_blocks: tuple[Value, Value],
     ) -> None:
-        """Multiply over some blocks of K, while what came before is finished, and leave the sums."""
+        """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
         self._start(k, step, tiles)
         for block in k.range(*k_blocks):

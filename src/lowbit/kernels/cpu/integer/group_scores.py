@@ -42,7 +42,7 @@ def group_scores(
     first: Int,
     beyond: Int,
     panels: U8Pointer,
-    lines: Int,
+    k_blocks: Int,
     column_scale: F32Pointer,
     bias: F32Pointer,
     out: F32Pointer,
@@ -53,12 +53,12 @@ def group_scores(
 ) -> None:
     """out[row, place] = what group groups[row, place] scores, if it is at least first, not beyond.
 
-    codes: the rows' integers less their zero points, s32 [rows, lines · 64]. groups: s64 [rows,
-    places]; panels hold those from `first` on. lines: of 64 k. out: float32 [rows, places, 8].
+    codes: the rows' integers less their zero points, s32 [rows, k_blocks · 64]. groups: s64 [rows,
+    places]; panels hold those from `first` on. k_blocks: of 64 k. out: float32 [rows, places, 8].
     """
-    panel_bytes = lines * (PANEL_LINE if weight == "s8" else PANEL_LINE // 2)
+    panel_bytes = k_blocks * (PANEL_LINE if weight == "s8" else PANEL_LINE // 2)
     for row in k.parallel(rows):
-        a = codes + row * lines * LINE
+        a = codes + row * k_blocks * LINE
         scale = (row_scale + row).load().splat(MAX_GROUP)
         for place in k.range(row * places, row * places + places):
             group = (groups + place).load() - first
@@ -66,7 +66,7 @@ def group_scores(
                 with k.scope():
                     half = panels + group % _PER_PANEL * _BYTES
                     source = half + group // _PER_PANEL * panel_bytes
-                    total = _sum(k, a, source, lines, weight)
+                    total = _sum(k, a, source, k_blocks, weight)
                     column = group * MAX_GROUP
                     value = total.to(f32) * scale * (column_scale + column).load(MAX_GROUP)
                     if biased:
@@ -74,7 +74,7 @@ def group_scores(
                     (out + place * MAX_GROUP).store(value)
 
 
-def _sum(k: Builder, a: Value, source: Value, lines: Value, weight: str) -> Value:
+def _sum(k: Builder, a: Value, source: Value, k_blocks: Value, weight: str) -> Value:
     """Σ a·b of the 8 columns of a group, whose lines are 64 bytes apart."""
     total = k.register(k.zeros(s32, MAX_GROUP))
 
@@ -85,10 +85,10 @@ def _sum(k: Builder, a: Value, source: Value, lines: Value, weight: str) -> Valu
             total.value = total.value + b * (a + (quad * GROUP + byte)).load().splat(MAX_GROUP)
 
     if weight == "s8":
-        for line in k.range(0, lines * (LINE // GROUP)):
+        for line in k.range(0, k_blocks * (LINE // GROUP)):
             add(line, (source + line * LINE).load(_BYTES))
         return total.value
-    for line in k.range(0, lines * (LINE // GROUP // 2)):
+    for line in k.range(0, k_blocks * (LINE // GROUP // 2)):
         for which, values in enumerate(unpacked((source + line * LINE).load(_BYTES), weight)):
             add(line * 2 + which, values)
     return total.value

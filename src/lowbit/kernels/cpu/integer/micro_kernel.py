@@ -12,14 +12,12 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.epilogue import Store
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
 
 # (panel, first column in it, columns) -> how to store accumulators of so many columns.
 Columns = Callable[[Value, int, int], Store]
-
-UNPROVEN = 2 * FLIP
-"""What a right operand that nobody has looked at must be taken for: any two may be neighbours."""
 
 
 class KernelQuery(NamedTuple):
@@ -54,12 +52,12 @@ class Step:
 
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
-    `block_rows` rows each). K takes `k_blocks` blocks of 64. Of the rows from `row` on, those before
-    `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
-    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    `block_rows` rows each). K takes `k_blocks` blocks of 64. Of the rows from `row` on, those
+    before `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of
+    one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
     output has a row of bytes for each digit in the block, and what is stored are totals, float32.
-    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait for the
-    next span.
+    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
+    for the next span.
     """
 
     a: Value
@@ -78,8 +76,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Span:
-    """Part of K: blocks of 64 from `first` to before `last`; `sums`: s32 [row_blocks·16, 16] of memory
-    for each panel of the step, where sums over what came before are, and are left for the rest."""
+    """Part of K: blocks of 64 from `first` to before `last`; `sums`: memory for each panel of the
+    step, s32 [row_blocks·16, 16], where sums over what came before are, and are left."""
 
     first: Value
     last: Value

@@ -42,7 +42,13 @@ from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    KernelQuery,
+    MicroKernel,
+    Shape,
+    Step,
+    micro_kernel,
+)
 from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL, blocks
 
 _LANES = 4  # columns in a register of b, and groups of 4 k in one of a

@@ -104,9 +104,9 @@ class VectorKernel(MicroKernel):
                 for i, (p, at) in enumerate(places):
                     add = groups.columns(k, step.panel + p, group, at, self.lanes)
                     for row in range(rows):
-                        digits = [sums[row * digits + digit][i] for digit in range(digits)]
+                        each = [sums[row * digits + digit][i] for digit in range(digits)]
                         place = totals + (i * rows + row) * self.lanes
-                        place.store(add(step.row + row, digits, place.load(self.lanes)))
+                        place.store(add(step.row + row, each, place.load(self.lanes)))
         for i, (p, at) in enumerate(places):
             held = [
                 (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)

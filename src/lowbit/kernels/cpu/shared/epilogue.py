@@ -96,9 +96,7 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     return store
 
 
-def _after(
-    k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int
-) -> list[Apply]:
+def _after(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> list[Apply]:
     """What each post-operation does, and in the end the conversion to the output's type."""
     found: list[Apply] = []
     place = at.parameters

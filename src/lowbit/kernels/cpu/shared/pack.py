@@ -18,20 +18,20 @@ def pack(
     n_stride: Int,
     panels: U8Pointer,
     column_sum: S32Pointer,
-    depth: Int,
+    k_size: Int,
     n: Int,
     *,
     along: str,
     unsigned: bool,
 ) -> None:
-    """Pack b[depth, n] into panels (see layout.py) and sum each column of stored values.
+    """Pack b[k_size, n] into panels (see layout.py) and sum each column of stored values.
 
     `along` names the axis whose stride is 1 ("k", "n", or "" for neither). `unsigned` bytes have
     128 taken away, so that what is stored, and summed, is signed.
     """
     flip = FLIP if unsigned else 0
-    lines = (depth + (LINE - 1)) // LINE * (LINE // GROUP)
-    whole_lines = depth // GROUP
+    lines = (k_size + (LINE - 1)) // LINE * (LINE // GROUP)
+    whole_lines = k_size // GROUP
     for panel in k.parallel((n + (PANEL - 1)) // PANEL):
         first = panel * PANEL
         with k.scope():
@@ -55,7 +55,7 @@ def pack(
                             _gather(k, start, n_stride, target + line * LINE, flip)
             for line in k.range(fast_lines.value, lines):
                 put(line, k.zeros(u8, LINE))
-                for i in k.range(line * GROUP, minimum(line * GROUP + GROUP, depth)):
+                for i in k.range(line * GROUP, minimum(line * GROUP + GROUP, k_size)):
                     place = target + line * LINE + (i - line * GROUP)
                     for column in k.range(0, width):
                         value = (source + i * k_stride + column * n_stride).load() ^ flip

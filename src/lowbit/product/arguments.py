@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.layout import PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import FLIP, PANEL, blocks
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
 from lowbit.packed import PackedMatrix
 from lowbit.spec import longest_sum
@@ -21,7 +21,6 @@ _LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 _CODES = {"int8": "s8", "uint8": "u8", "int4": "s4", "uint4": "u4"}
-_SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
 
 
 def _is_torch(value: Any) -> bool:
@@ -51,30 +50,38 @@ def array(value: Any, name: str) -> Array:
 def matrix(value: Any, name: str) -> Array:
     """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
     given = array(value, name)
-    if given.ndim != 2:
-        raise ValueError(f"{name} must have two dimensions, got shape {given.shape}")
+    check_matrix(given.shape, name)
     return given
 
 
-def check_bytes(given: Array, name: str) -> Array:
-    if given.dtype not in _SHORT_NAMES:
+def check_matrix(shape: tuple[int, ...], name: str) -> None:
+    """A shape must have two dimensions."""
+    if len(shape) != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {shape}")
+
+
+def check_bytes(dtype: np.dtype[Any], name: str) -> None:
+    """Only bytes will do."""
+    if dtype not in _LIMITS:
         hint = (
             f"; quantize it first: lowbit.quantize({name})"
-            if np.issubdtype(given.dtype, np.floating)
+            if np.issubdtype(dtype, np.floating)
             else "; convert it with astype if its values fit"
         )
-        raise TypeError(f"{name} must be of int8 or uint8, got {given.dtype}{hint}")
-    return given
+        raise TypeError(f"{name} must be of int8 or uint8, got {dtype}{hint}")
 
 
 def bytes_matrix(value: Any, name: str) -> Array:
     """As `matrix`, for int8 and uint8 only."""
-    return check_bytes(matrix(value, name), name)
+    given = matrix(value, name)
+    check_bytes(given.dtype, name)
+    return given
 
 
 def bytes_array(value: Any, name: str) -> Array:
     """A stack of matrices of int8 or uint8: at least two dimensions."""
-    given = check_bytes(array(value, name), name)
+    given = array(value, name)
+    check_bytes(given.dtype, name)
     if given.ndim < 2:
         raise ValueError(f"{name} must have at least two dimensions, got shape {given.shape}")
     return given
@@ -88,9 +95,25 @@ def float_matrix(value: Any, name: str) -> Array:
     return given
 
 
+def float32_rows(value: Any, name: str) -> Array:
+    """float32 in rows: see `in_rows`."""
+    return value if _is_plain(value) else in_rows(float_matrix(value, name))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an array of float32 whose rows follow each other."""
+    return (
+        type(value) is np.ndarray
+        and value.dtype is _FLOAT32
+        and value.flags.c_contiguous
+        and value.ndim == 2
+    )
+
+
 def float_rows(value: Any, name: str) -> Array:
-    """float32, or bfloat16 as the uint16 of its bits, in rows that the kernels can read: a view,
-    or a copy of what lies otherwise."""
+    """float32, or bfloat16 as the uint16 of its bits, in rows: see `in_rows`."""
+    if _is_plain(value):
+        return value
     if _is_torch(value) and str(value.dtype) == "torch.bfloat16" and value.device.type == "cpu":
         given = matrix(value.detach().view(sys.modules["torch"].int16), name).view(np.uint16)
     else:
@@ -99,17 +122,22 @@ def float_rows(value: Any, name: str) -> Array:
             given = given.view(np.uint16)
         elif given.dtype != np.float32:
             raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
+    return in_rows(given)
+
+
+def in_rows(given: Array) -> Array:
+    """A matrix of which rows are contiguous and whole elements apart: itself, or a copy."""
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
 
 
-def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
-    """a's columns must be b's rows."""
-    if a.shape[1] != b_shape[0]:
+def check_inner(a: tuple[int, ...], b: tuple[int, ...], name: str = "a") -> None:
+    """The columns of a matrix of shape `a` must be the rows of one of shape `b`."""
+    if a[1] != b[0]:
         raise ValueError(
-            f"{name} is {a.shape[0]}x{a.shape[1]} and b is {b_shape[0]}x{b_shape[1]}: "
-            f"the columns of {name} ({a.shape[1]}) must equal the rows of b ({b_shape[0]})"
+            f"{name} is {a[0]}x{a[1]} and b is {b[0]}x{b[1]}: "
+            f"the columns of {name} ({a[1]}) must equal the rows of b ({b[0]})"
         )
 
 
@@ -123,17 +151,14 @@ def check_scaled(b: Any) -> None:
         raise ValueError("b has no scale: pack a QTensor, lowbit.pack(lowbit.quantize(b, axis=1))")
 
 
-def check_depth(
-    k: int,
-    a_dtype: np.dtype[Any],
-    b_dtype: str,
-    centred: tuple[bool, bool] = (False, False),
+def check_k(
+    k: int, a_dtype: str, b_dtype: str, centred: tuple[bool, bool] = (False, False)
 ) -> None:
     """K must be small enough that no sum of products can leave int32.
 
     `centred`: whether a zero point is taken from a's, from b's values first.
     """
-    most = longest_sum(_SHORT_NAMES[a_dtype], _CODES[b_dtype], shifted=centred)
+    most = longest_sum(_CODES[a_dtype], _CODES[b_dtype], shifted=centred)
     if k > most:
         raise ValueError(
             f"K = {k} products of {a_dtype} and {b_dtype} could overflow int32; at most {most} "
@@ -215,6 +240,18 @@ def per_row(value: Any, rows: int, name: str) -> Array:
     else:
         each[...] = float32_array(_numbers(value, name, "iuf", rows), name)
     return each
+
+
+_flips: Array = np.zeros(0, np.int32)
+
+
+def flips(rows: int) -> Array:
+    """int32 [rows], at least: the zero points of signed rows that are stored as unsigned ones."""
+    global _flips
+    found = _flips
+    if len(found) < rows:
+        found = _flips = np.full(rows, FLIP, np.int32)
+    return found
 
 
 def zero_points(value: Any, rows: int, dtype: np.dtype[Any], name: str, shift: int) -> Array:
