@@ -1,37 +1,63 @@
 # `make demo` and `make test` need Python 3.11 or newer and a C library, nothing else.
-# Everything is installed into .venv in this checkout, once; after that no network is needed.
+# What each needs is installed into .venv in this checkout, once; after that no network is needed.
 
 PYTHON ?= python3
+# No test times anything, so several may run at once.
+WORKERS ?= 2
+TOGETHER := -n $(WORKERS) --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/installed-for
 INPUTS := pyproject.toml constraints.txt
+COMMA := ,
 
-# A virtual environment holds absolute paths. The stamp names the folder it was made in,
-# so that a checkout that was moved, or an installation that was cut short, starts afresh.
-ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
-.PHONY: $(STAMP)
+# Stamps in .venv: where it was made, and what has been installed since. A virtual environment
+# holds absolute paths, so that of a checkout that was moved starts afresh; so does one whose
+# installation was cut short.
+MADE := $(VENV)/made-in
+FOR_DEMO := $(VENV)/installed-for-demo
+FOR_ALL := $(VENV)/installed-for-all
+CUT_SHORT := $(VENV)/installing
+
+ifneq ($(shell cat $(MADE) 2>/dev/null)$(wildcard $(CUT_SHORT)),$(CURDIR))
+.PHONY: $(MADE)
 FRESH := --clear
 endif
 
-.PHONY: help venv demo test lint clean
+# pip's words are of use only where it fails.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
+
+# $(call install,EXTRAS,STAMPS,WHAT)
+define install
+	@touch $(CUT_SHORT)
+	@echo "Installing what $(3) needs into $(VENV): several hundred MB, some minutes, once."
+	@$(PIP) -e '.[$(1)]' $(QUIETLY)
+	@rm $(CUT_SHORT)
+	@touch $(2)
+endef
+
+.PHONY: help venv demo test test-fast lint clean
 
 help:
-	@echo "make demo    quantize a real sentence encoder and compare it with fp32 and PyTorch int8"
-	@echo "make test    run the whole test suite"
-	@echo "make lint    run ruff and pyright"
-	@echo "make venv    only set up $(VENV) (the others do it when needed)"
-	@echo "make clean   remove $(VENV), caches and built files"
+	@echo "make demo       quantize a real sentence encoder and compare it with fp32 and others' int8"
+	@echo "make test       run the whole test suite, with $(WORKERS) workers (WORKERS=N)"
+	@echo "make test-fast  run what takes less than two minutes of it"
+	@echo "make lint       run ruff and pyright"
+	@echo "make venv       only set up $(VENV) (the others do it when needed)"
+	@echo "make clean      remove $(VENV), caches and built files"
 
-venv: $(STAMP)
+venv: $(FOR_ALL)
 
-demo: $(STAMP)
+demo: $(FOR_DEMO)
 	@$(BIN)/lowbit demo
 
-test: $(STAMP)
-	@$(BIN)/python -m pytest
+test: $(FOR_ALL)
+	@$(BIN)/python -m pytest $(TOGETHER)
 
-lint: $(STAMP)
+test-fast: $(FOR_ALL)
+	@$(BIN)/python -m pytest $(TOGETHER) -m "not slow"
+
+lint: $(FOR_ALL)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
@@ -40,15 +66,19 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): $(INPUTS)
+$(MADE):
 	@command -v "$(PYTHON)" >/dev/null || \
 	  { echo "error: $(PYTHON) not found; lowbit needs Python 3.11 or newer (make PYTHON=/path/to/python3)" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $$("$(PYTHON)" --version 2>&1) is too old; lowbit needs Python 3.11 or newer (make PYTHON=/path/to/python3)" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no venv or ensurepip module; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "Setting up $(VENV); the first time this downloads several hundred MB and takes minutes."
 	@"$(PYTHON)" -m venv $(FRESH) $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check --upgrade pip -c constraints.txt
-	@$(BIN)/python -m pip install -e '.[demo,lab,dev]' -c constraints.txt
-	@printf '%s\n' "$(CURDIR)" > $(STAMP)
+	@$(PIP) --upgrade pip $(QUIETLY)
+	@printf '%s\n' "$(CURDIR)" > $(MADE)
+
+$(FOR_DEMO): $(MADE) $(INPUTS)
+	$(call install,demo,$(FOR_DEMO),the demo)
+
+$(FOR_ALL): $(MADE) $(INPUTS)
+	$(call install,demo$(COMMA)lab$(COMMA)dev,$(FOR_DEMO) $(FOR_ALL),the test suite)

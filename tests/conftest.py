@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# Before lowbit is imported anywhere: the tests compile every kernel anew.
-_cache = tempfile.TemporaryDirectory(prefix="lowbit-test-cache-")
-os.environ["LOWBIT_CACHE_DIR"] = _cache.name
+# Before lowbit is imported anywhere: the tests compile every kernel anew, once for all workers.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _cache = tempfile.TemporaryDirectory(prefix="lowbit-test-cache-")
+    os.environ["LOWBIT_CACHE_DIR"] = _cache.name
 os.environ.pop("LOWBIT_ISA", None)
 
 settings.register_profile("lowbit", deadline=None)

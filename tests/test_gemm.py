@@ -13,6 +13,8 @@ from lowbit import isa as instruction_sets
 from lowbit.gemm import _prepared, gemm
 from lowbit.isa import host
 
+pytestmark = pytest.mark.slow
+
 SETS = pytest.mark.parametrize("isa", instruction_sets.available())
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F32 = np.dtype(np.float32)

@@ -11,6 +11,8 @@ from lowbit.index_search import Chunk, Queries, group_maxima
 from lowbit.isa import available
 from lowbit.numerics import Range, quantize_rows
 
+pytestmark = pytest.mark.slow
+
 RANGES: dict[int, Range] = {8: "minmax", 4: "mse"}
 
 

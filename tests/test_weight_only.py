@@ -22,6 +22,8 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.packed import PackedMatrix
 from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
 
+pytestmark = pytest.mark.slow
+
 ISAS = pytest.mark.parametrize(
     "isa",
     [

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
+from lowbit.registry.extras import explained, install
+
 try:
     import typer
     from rich.console import Console
@@ -23,9 +25,7 @@ try:
     from lowbit.lab.cli_view import view
 except ModuleNotFoundError as missing:
     # This module serves the console command alone, and that has nothing else to say then.
-    raise SystemExit(
-        f"lowbit: the command line needs {missing.name}; install it with pip install 'lowbit[cli]'"
-    ) from None
+    raise SystemExit(f"lowbit: the command line needs {missing.name}; {install('cli')}") from None
 
 _DRAW_SECONDS = 0.2
 
@@ -72,10 +72,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # lowbit's own messages say what to install, Python's only what is missing.
-        own = "pip install" in str(error)
-        message = str(error) if own else f"{error}; install with: pip install 'lowbit[demo]'"
-        code = 1
+        message, code = explained(error), 1
     except OSError as error:
         message, code = f"{error.filename}: {error.strerror}", 1
     except MemoryError:
@@ -437,14 +434,19 @@ def demo(
     threads: Annotated[
         int | None, typer.Option(help="Threads for every implementation.", show_default="all")
     ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(help="Whether to run torchao, ONNX Runtime and OpenVINO, where installed."),
+    ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the runs.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result to a file.")
     ] = None,
 ) -> None:
-    """Quantize a pretrained sentence encoder and compare it with fp32 and PyTorch's own int8.
+    """Quantize a pretrained sentence encoder and compare it with fp32 and others' int8.
 
-    Prints size, latency and quality side by side. Takes one to two minutes.
+    Prints size, latency and quality side by side. Takes one to two minutes; with torchao, ONNX
+    Runtime and OpenVINO installed, up to two more.
     """
     with _one_line_errors():
         from lowbit.demo import run
@@ -453,6 +455,7 @@ def demo(
             sentences=sentences,
             repeats=repeats,
             threads=threads,
+            peers=peers,
             json_path=json_file,
             seed=seed,
             console=_console(),

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lowbit.registry.extras import explained, require
+
 EPILOG = "Example: lowbit bench ops --device cuda --op softmax --op row_sum --json record.json"
 
 
@@ -34,12 +36,13 @@ def ops(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the record to a file.")
     ] = None,
 ) -> None:
-    """Time the operators of lowbit.gpu against PyTorch's, on a GPU.
+    """Time the operators of lowbit.torch against PyTorch's, on a GPU.
 
     All implementations get the same data, are compared with float64 first, and take turns in
     random order with cold caches. Exit code 2 where there is no GPU.
     """
     try:
+        require("lowbit bench ops", "gpu", "torch", "triton")
         from lowbit import bench
         from lowbit.bench.ops.suite import OpsPlan, require_gpu, run
 
@@ -59,7 +62,10 @@ def ops(
             if output is not None:
                 output.write(record.to_json() + "\n")
                 print(f"record written to {json_file}")
-    except (ValueError, RuntimeError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        print(f"lowbit: {explained(error)}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    except (ValueError, RuntimeError) as error:
         print(f"lowbit: {str(error).splitlines()[0]}", file=sys.stderr)
         raise typer.Exit(2) from None
     except OSError as error:

@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from lowbit.registry.extras import explained
+
 EPILOG = "Example: lowbit bench search --vectors 100000 --dim 384 --bits 4 --json record.json"
 
 
@@ -77,7 +79,7 @@ def search(
     except MemoryError:
         _refuse("out of memory; give fewer vectors", 1)
     except ModuleNotFoundError as error:
-        _refuse(f"{error}; install with: pip install 'lowbit[bench]'", 1)
+        _refuse(explained(error), 1)
     except (ValueError, RuntimeError) as error:
         _refuse(str(error), 2)
     # A file or a pipe has no width; the table needs about this much.

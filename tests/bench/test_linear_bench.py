@@ -31,6 +31,8 @@ from lowbit.bench.linear_record import LinearRecord, LinearRow, means
 from lowbit.bench.linear_table import render
 from lowbit.bench.record import COLD, Spread
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("threadpoolctl")
 
 QUICK = Limits(noise=0.5, seconds=0.02, least_rounds=3)
@@ -243,6 +245,7 @@ def test_a_plain_loop_is_measured_once(monkeypatch: pytest.MonkeyPatch, plain_lo
 def test_copies_that_memory_cannot_hold_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_COLD_SHARE", 0.0)
     monkeypatch.setattr(linear, "_MOST_MEMORY", 1e-6)
+    monkeypatch.setattr(linear, "_MOST_COPIES", 1 << 30)  # however large the caches are
     plan = LinearPlan(["1x512:512x512"], ["int8"], peers=False, limits=QUICK)
     (reason,) = (one.reason for one in run(plan).absent if one.implementation == COLD)
     assert reason.startswith("copies that exceed the caches would take ")

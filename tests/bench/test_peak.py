@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from lowbit import isa
 from lowbit.bench import peak
+from lowbit.bench.table import limits_line
 from lowbit.isa import named
 from lowbit.kernels.cpu.shared import peak as kernels
 
@@ -81,6 +83,74 @@ def test_measured_limits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(ceiling.read_gbs) == ["L1d", "L2", "L3", "memory"]
     assert all(rate > 0 for rate in ceiling.read_gbs.values())
     assert not peak.measure("generic", threads, reads=False).read_gbs
+
+
+class Busy:
+    """A machine whose cores others use too: every call of a kernel that runs for `round_seconds` a
+    round and thread waits for `waiting` seconds on one of its threads, while the others spin."""
+
+    def __init__(self, round_seconds: float, waiting: Callable[[int], float]) -> None:
+        self.round_seconds, self.waiting = round_seconds, waiting
+        self.passed = self.ran = 0.0
+        self.calls: list[tuple[int, int]] = []
+        self.clock = peak.Clock(lambda: self.passed, lambda: self.ran, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.passed += seconds
+
+    def __call__(self, threads: int, rounds: int) -> None:
+        working = rounds * self.round_seconds / threads
+        waiting = self.waiting(len(self.calls))
+        self.calls.append((threads, rounds))
+        self.passed += working + waiting
+        self.ran += threads * working + (threads - 1) * waiting
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_waiting_for_a_core_does_not_count(threads: int) -> None:
+    """What is measured while every second call waits 10,000 times longer than a round takes is
+    what a quiet machine gives, and the samples are as long as those on a quiet machine."""
+    quiet, busy = Busy(1e-6, lambda _: 0.0), Busy(1e-6, lambda call: 10e-3 * (call % 2))
+    meant, made = (peak._sampled(one, 3000, threads, one.clock) for one in (quiet, busy))
+    assert not made.disturbed
+    assert made.rates.max() == pytest.approx(3000 * threads / 1e-6 / 1e9)
+    assert meant.rates.max() == pytest.approx(made.rates.max())
+    assert busy.calls[-1] == quiet.calls[-1]
+    assert busy.calls[-1][1] * 1e-6 / threads >= 2e-3
+
+
+def test_one_thread_that_always_waits_is_measured_all_the_same() -> None:
+    busy = Busy(1e-6, lambda _: 4e-3)
+    found = peak._sampled(busy, 3000, 1, busy.clock)
+    assert not found.disturbed
+    assert found.rates == pytest.approx(3000 / 1e-6 / 1e9)
+
+
+def test_several_threads_of_which_one_always_waits_say_so() -> None:
+    """Their rate is a lower bound of a useful size, not one of a single round."""
+    busy = Busy(1e-6, lambda _: 4e-3)
+    found = peak._sampled(busy, 3000, 2, busy.clock)
+    assert found.disturbed
+    assert 0.3 * 6 < found.rates.max() < 6
+    assert busy.passed < 5
+
+
+def test_no_share_of_a_peak_that_was_not_measured_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rates(isa: object, way: str, threads: int, clock: object) -> peak._Rates:
+        return peak._Rates(np.array([3.0, 4.0]), threads == 2)
+
+    monkeypatch.setattr(peak, "_product_rates", rates)
+    one, two = (peak.measure("generic", threads, reads=False) for threads in (1, 2))
+    assert (one.gops, one.disturbed, one.share(3)) == (4.0, (), 0.75)
+    assert (two.gops, two.disturbed, two.share(3)) == (4.0, (peak.PRODUCTS,), None)
+    assert "not measured well" not in str(limits_line(one))
+    assert "4.00 GOP/s" in str(limits_line(two))
+    assert "at least that much of int8: not measured well" in str(limits_line(two))
+
+
+def test_no_share_is_above_one() -> None:
+    ceiling = peak.Ceiling("generic", 1, "madd16", 100.0, 99.0, {})
+    assert [ceiling.share(gops) for gops in (50, 104, 106, 238768)] == [0.5, 1.0, None, None]
 
 
 def test_reader_rounds_up() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from lowbit.isa import SETS, available
 
+pytestmark = pytest.mark.slow
+
 # Every value of both types, odd sizes, a strided operand; prints the set that ran and the sums.
 PRODUCTS = """
 import hashlib

@@ -17,6 +17,8 @@ from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
 from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GPUS = [80, 90]
 
 
@@ -27,15 +29,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def operand(sm: int, type_: str, *block: int) -> str:
+def operand(sm: int, type_: str, *block: int) -> Any:
     """The type of what `descriptors.described` makes of a tensor."""
-    return f"*{type_}" if sm < 90 else f"tensordesc<{type_}[{', '.join(map(str, block))}]>"
+    if sm < 90:
+        return (f"*{type_}", *["i32"] * (len(block) - 1))
+    return f"tensordesc<{type_}[{', '.join(map(str, block))}]>"
+
+
+SIZES = ("i32:1", "i32:1", "i32:1", "i32", "i32", "i32")
 
 
 def compiled(kernel: Any, given: dict[str, Any], sm: int, config: Any) -> Compiled:
     """With numbers divisible by 16 wherever nothing else is given."""
-    arguments = dict.fromkeys(kernel.arg_names, "i32") | {"scale": "fp32"} | given
-    for name in ("batches", "heads", "group", "section"):
+    arguments = dict.fromkeys(kernel.arg_names, "i32") | {"scale": "fp32", "sizes": SIZES} | given
+    for name in ("batches", "section"):
         arguments[name] = "i32:1"
     wanted = {name: arguments[name] for name in kernel.arg_names}
     return compile_ahead(kernel, wanted, sm, **options_of(config))
@@ -57,7 +64,7 @@ def assert_matrix_units(made: Compiled, sm: int) -> None:
 
 
 def forward_config(sm: int, size: int, causal: bool) -> AttentionConfig:
-    return attention.TABLE[90][size][causal] if sm == 90 else attention._FALLBACK
+    return attention.TABLE[90][size, causal] if sm == 90 else attention._FALLBACK
 
 
 def backward_config(sm: int, size: int) -> BackwardConfig:
@@ -70,9 +77,9 @@ def backward_config(sm: int, size: int) -> BackwardConfig:
 def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = forward_config(sm, size, causal)
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
-    given = {"q_ptr": q, "k_ptr": k, "v_ptr": k, "z_ptr": q, "lse_ptr": "*fp32"}
+    given = {"q_rows": q, "k_rows": k, "v_rows": k, "z_rows": q, "lse_ptr": "*fp32"}
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given |= {"SPECIALIZED": config.specialized, "MASKED": masked}
+    given["MASKED"] = masked
     assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
 
 
@@ -83,8 +90,9 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
     config = backward_config(sm, size).keys
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
     sums = operand(sm, "fp32", 1, config.queries)
-    given = {"q_ptr": q, "dz_ptr": q, "lse_ptr": sums, "delta_ptr": sums, "dq_ptr": "*fp32"}
-    given |= dict.fromkeys(("k_ptr", "v_ptr", "dk_ptr", "dv_ptr"), k)
+    given = {"lse_rows": sums, "delta_rows": sums, "dq_ptr": "*fp32"}
+    given |= dict.fromkeys(("q_rows", "dz_rows"), q)
+    given |= dict.fromkeys(("k_rows", "v_rows", "dk_rows", "dv_rows"), k)
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
     given["TOGETHER"] = config.together
     kernel = attention_backward.attention_dk_dv_kernel
@@ -97,10 +105,10 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
 def test_dq(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = backward_config(sm, size).queries
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
-    given: dict[str, Any] = dict.fromkeys(("q_ptr", "dz_ptr", "dq_ptr"), q)
-    given |= {"k_ptr": k, "v_ptr": k, "lse_ptr": "*fp32", "delta_ptr": "*fp32"}
+    given: dict[str, Any] = dict.fromkeys(("q_rows", "dz_rows", "dq_rows"), q)
+    given |= {"k_rows": k, "v_rows": k, "lse_ptr": "*fp32", "delta_ptr": "*fp32"}
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given |= {"SPECIALIZED": config.specialized, "MASKED": masked}
+    given["MASKED"] = masked
     made = compiled(attention_backward.attention_dq_kernel, given, sm, config)
     assert_matrix_units(made, sm)
 
@@ -108,7 +116,8 @@ def test_dq(sm: int, size: int, causal: bool, masked: bool) -> None:
 @pytest.mark.parametrize("sm", GPUS)
 def test_delta(sm: int) -> None:
     kernel = attention_backward.attention_delta_kernel
-    given = {"z_ptr": "*bf16", "dz_ptr": "*bf16", "delta_ptr": "*fp32"}
+    given: dict[str, Any] = {"z_ptr": "*bf16", "dz_ptr": "*bf16", "delta_ptr": "*fp32"}
+    given |= dict.fromkeys(("z_strides", "dz_strides"), ("i32", "i32", "i32", 1))
     arguments = dict.fromkeys(kernel.arg_names, "i32") | given | {"SIZE": 128, "QUERIES": 64}
     made = compile_ahead(kernel, arguments, sm, num_warps=4)
     assert made.local == 0
@@ -119,8 +128,8 @@ def product(sm: int, type_: str, turned: bool, config: MatmulConfig) -> Compiled
     x, y = (config.rows, config.depth), (config.depth, config.columns)
     if turned:
         x, y = x[::-1], y[::-1]
-    given = {"x_ptr": operand(sm, type_, 1, *x), "y_ptr": operand(sm, type_, 1, *y)}
-    given["z_ptr"] = operand(sm, type_, 1, config.rows, config.columns)
+    given = {"x": operand(sm, type_, 1, *x), "y": operand(sm, type_, 1, *y)}
+    given["z"] = operand(sm, type_, 1, config.rows, config.columns)
     given |= {"X_TURNED": turned, "Y_TURNED": turned, "ROWS": config.rows, "FLAT": config.flat}
     given |= {"COLUMNS": config.columns, "DEPTH": config.depth, "TOGETHER": config.together}
     given["PRECISION"] = "ieee"

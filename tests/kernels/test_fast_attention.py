@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lowbit.gpu import attention
 from lowbit.kernels.triton.fast import attention as fast
 from lowbit.kernels.triton.fast.attention import AttentionConfig
 from lowbit.kernels.triton.fast.attention import attention as attention_kernels
@@ -17,7 +16,9 @@ from lowbit.kernels.triton.fast.attention_backward import (
     KeysConfig,
     attention_backward,
 )
+from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.lab import interpreter
+from lowbit.torch.functional import attention
 
 # batch, heads, key heads, queries, keys, head size
 SHAPES = [
@@ -79,16 +80,15 @@ def test_forward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> No
     assert (z[~seen] == 0).all()
 
 
-def test_how_many_heads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_heads_take_turns() -> None:
     """As many as an H200 runs at once or, causal, as its cache holds; never more than there are."""
-    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
-    device = torch.device("cpu")
+    gpu = Gpu(90, 132)
     for length, full, causal in ((1024, 16, 48), (4096, 4, 12), (16384, 1, 3), (65536, 1, 1)):
-        given = (length // 128, 256, length, 128)
-        assert fast.section_of(*given, False, device) == full
-        assert fast.section_of(*given, True, device) == causal
-    assert fast.section_of(1, 5, 16, 16, False, device) == 5
-    assert fast.section_of(1, 5, 16, 16, True, device) == 5
+        given = (gpu, length // 128, 256, length, 128)
+        assert fast.section_of(*given, False) == full
+        assert fast.section_of(*given, True) == causal
+    assert fast.section_of(gpu, 1, 5, 16, 16, False) == 5
+    assert fast.section_of(gpu, 1, 5, 16, 16, True) == 5
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -183,7 +183,7 @@ def test_bad_arguments() -> None:
     ("config", "message"),
     [
         (AttentionConfig(48, 32, 4, 2), "power of two"),
-        (AttentionConfig(8, 32, 4, 2), "at least 16"),
+        (AttentionConfig(8, 32, 4, 2), "queries is 8; it must be 16 or more"),
         (AttentionConfig(128, 128, 8, 4), "shared memory"),
     ],
 )

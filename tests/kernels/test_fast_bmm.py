@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowbit.gpu import batched_matmul
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig
 from lowbit.kernels.triton.fast.batched_matmul import batched_matmul as kernels
 from lowbit.lab import interpreter
+from lowbit.torch.functional import bmm
 
 # batches, rows, terms, columns
 SHAPES = [(1, 33, 40, 17), (3, 50, 7, 50), (2, 1, 64, 96), (2, 16, 1, 1)]
@@ -72,7 +72,7 @@ def test_the_operator_is_differentiable_twice() -> None:
     x = operand((2, 3, 5), torch.float32, False).double().float().requires_grad_()
     y = operand((2, 5, 4), torch.float32, True).requires_grad_()
     with interpreter():
-        z = batched_matmul(x, y)
+        z = bmm(x, y)
         dx, dy = torch.autograd.grad(z.square().sum(), (x, y), create_graph=True)
         (twice,) = torch.autograd.grad(dx.square().sum() + dy.sum(), (x,))
     wide_x, wide_y = (one.detach().double().requires_grad_() for one in (x, y))
@@ -86,26 +86,26 @@ def test_the_operator_is_differentiable_twice() -> None:
 def test_opcheck() -> None:
     x, y = operand((2, 3, 5), torch.float32, False), operand((2, 5, 4), torch.float32, True)
     leaves = (x.requires_grad_(), y.requires_grad_())
-    torch.library.opcheck(torch.ops.lowbit.batched_matmul.default, (*leaves, False))
+    torch.library.opcheck(torch.ops.lowbit.bmm.default, (*leaves, False))
 
 
 def test_bad_arguments() -> None:
     x = torch.ones(2, 3, 4)
     with pytest.raises(TypeError, match="float32, bfloat16 or float16"):
-        batched_matmul(x.double(), x.double())
+        bmm(x.double(), x.double())
     with pytest.raises(TypeError, match="convert one"):
-        batched_matmul(x, x.mT.half())
+        bmm(x, x.mT.half())
     with pytest.raises(ValueError, match=r"must be \[2, 4, 3\]"):
-        batched_matmul(x, torch.ones(2, 5, 3))
+        bmm(x, torch.ones(2, 5, 3))
     with pytest.raises(ValueError, match="three dimensions"):
-        batched_matmul(x[0], x)
+        bmm(x[0], x)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (MatmulConfig(48, 16, 16, 4, 2), "power of two"),
-        (MatmulConfig(16, 8, 16, 4, 2), "at least 16"),
+        (MatmulConfig(16, 8, 16, 4, 2), "columns is 8; it must be 16 or more"),
         (MatmulConfig(256, 256, 64, 8, 4), "shared memory"),
     ],
 )

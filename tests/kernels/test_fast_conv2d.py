@@ -11,10 +11,10 @@ pytest.importorskip("triton")
 
 from torch import Tensor  # noqa: E402
 
-from lowbit import gpu  # noqa: E402
 from lowbit.kernels.triton.fast import conv2d  # noqa: E402
 from lowbit.kernels.triton.fast.conv2d import ConvConfig  # noqa: E402
 from lowbit.lab import interpreter  # noqa: E402
+from lowbit.torch import functional  # noqa: E402
 
 # A whole unit for bfloat16, which Triton's interpreter cuts off where a GPU rounds.
 ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7}
@@ -42,7 +42,7 @@ def test_conv2d(case: Any, memory: Any, dtype: Any) -> None:
     x = data(x_shape, dtype).contiguous(memory_format=memory)
     weight, bias = data(w_shape, dtype, 1), data(w_shape[:1], dtype, 2)
     with interpreter():
-        got = gpu.conv2d(x, weight, bias, stride=stride, padding=padding, dilation=dilation)
+        got = functional.conv2d(x, weight, bias, stride=stride, padding=padding, dilation=dilation)
     plain = torch.nn.functional.conv2d
     wide = x.double(), weight.double(), bias.double()
     sizes = {"stride": stride, "padding": padding, "dilation": dilation}
@@ -60,7 +60,7 @@ def test_views_and_other_blocks() -> None:
     x = data((2, 12, 9, 40))[:, ::2, 1:, 5:-3].transpose(2, 3)
     weight = data((4, 3, 3, 6)).permute(0, 3, 2, 1)
     with interpreter():
-        plain = gpu.conv2d(x, weight)
+        plain = functional.conv2d(x, weight)
         config = ConvConfig(16, 16, 16, 4, 1)
         other = conv2d.conv2d(x, weight, None, (1, 1), (0, 0), (1, 1), False, config)
     torch.testing.assert_close(other, plain)
@@ -76,7 +76,7 @@ def test_gradients() -> None:
     dz = data(tuple(expected.shape), seed=3)
     expected.backward(dz.double())
     with interpreter():
-        gpu.conv2d(*leaves, stride=2, padding=1).backward(dz)
+        functional.conv2d(*leaves, stride=2, padding=1).backward(dz)
     for got, right in zip(leaves, wide, strict=True):
         assert got.grad is not None
         assert right.grad is not None
@@ -96,21 +96,21 @@ def test_operator_passes_opcheck(memory: Any) -> None:
 def test_bad_arguments_are_told() -> None:
     x, weight = data((2, 3, 6, 5)), data((4, 3, 3, 3))
     with pytest.raises(ValueError, match="x has 3 channels and weight takes 2"):
-        gpu.conv2d(x, weight[:, :2])
+        functional.conv2d(x, weight[:, :2])
     with pytest.raises(ValueError, match=r"x has the shape \[3, 6, 5\]; it must have four"):
-        gpu.conv2d(x[0], weight)
+        functional.conv2d(x[0], weight)
     with pytest.raises(ValueError, match="the width of x with padding is 5, and the kernel reach"):
-        gpu.conv2d(x, weight, dilation=(1, 3))
+        functional.conv2d(x, weight, dilation=(1, 3))
     with pytest.raises(ValueError, match=r"stride is 0; give a whole number of 1 or more"):
-        gpu.conv2d(x, weight, stride=0)
+        functional.conv2d(x, weight, stride=0)
     with pytest.raises(ValueError, match=r"padding is \(1, 2, 3\); give a whole number"):
-        gpu.conv2d(x, weight, padding=(1, 2, 3))
+        functional.conv2d(x, weight, padding=(1, 2, 3))
     with pytest.raises(ValueError, match=r"bias has the shape \[3\]; it must be \[4\]"):
-        gpu.conv2d(x, weight, data((3,)))
+        functional.conv2d(x, weight, data((3,)))
     with pytest.raises(TypeError, match=r"x is torch\.float32 and weight torch.float16"):
-        gpu.conv2d(x, weight.half())
+        functional.conv2d(x, weight.half())
     with pytest.raises(TypeError, match="x is float64; give float32"):
-        gpu.conv2d(x.double(), weight.double())
+        functional.conv2d(x.double(), weight.double())
 
 
 def test_configurations_are_checked() -> None:

@@ -11,11 +11,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import lowbit.lab  # noqa: E402
-from lowbit.gpu import Int4Weight, int4_matmul, pack_int4  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast import int4_matmul as fast  # noqa: E402
+from lowbit.kernels.triton.fast import int4_one_row, int4_planes  # noqa: E402
+from lowbit.kernels.triton.fast.int4_matmul import int4_choice  # noqa: E402
+from lowbit.kernels.triton.fast.int4_weight import TILE_DEPTH, TILE_ROWS  # noqa: E402
+from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
+from lowbit.torch.functional import Int4Weight, int4_matmul, pack_int4  # noqa: E402
 
 GPU = torch.cuda.is_available()
+H200 = Gpu(90, 132)
 
 
 def _drawn(
@@ -41,7 +45,7 @@ def _drawn(
     exact = x.double() @ w.T
     unit = torch.finfo(dtype).eps
     budget = greatest * w.abs().sum(1) + 2.0**-22 * mass + unit * exact.abs() + 1e-6
-    if m > 128 or (m > 1 and group % fast.TILE_DEPTH):  # the weight is rounded too
+    if m > 128 or (m > 1 and group % TILE_DEPTH):  # the weight is rounded too
         budget = budget + unit * (x.double().abs() @ w.abs().T)
     return x, packed, w, budget
 
@@ -65,9 +69,12 @@ def test_in_the_interpreter(case: tuple[int, int, int, int], dtype: Any, zeros: 
 
 
 def _one_row(x: Any, packed: Int4Weight, *config: int) -> Any:
-    weight = fast.Weight(*packed[:6], packed.group_size)
+    if config:
+        cut = int4_one_row.VectorConfig(*config)
+    else:
+        cut = int4_one_row.vector_config(INTERPRETER, packed.N, packed.K)
     with lowbit.lab.interpreter():
-        return fast.vector(x, weight, fast.VectorConfig(*config) if config else None)
+        return int4_one_row.vector(x, packed, cut)
 
 
 @pytest.mark.parametrize("config", [(1, 4, 1, 3), (4, 4, 3, 5), (64, 8, 1, 2)], ids=str)
@@ -130,43 +137,58 @@ def test_one_row_that_is_too_long_for_registers(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, packed, w, _ = _drawn(1, 67, 328, group, torch.bfloat16, True)
-    called = list[str]()
-
-    def spied(name: str) -> Any:
-        real = getattr(fast, name)
-        return lambda *given: (called.append(name), real(*given))[1]
-
-    for name in ("vector", "rows", "dequantize"):
-        monkeypatch.setattr(fast, name, spied(name))
+    served = list[str]()
     for most in (328, 327):
-        monkeypatch.setattr(fast, "MOST_DEPTH", most)
+        monkeypatch.setattr(int4_one_row, "MOST_DEPTH", most)
+        int4_choice.cache_clear()
         with lowbit.lab.interpreter():
             z = int4_matmul(x, packed).double()
         exact = x.double() @ w.T
         assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
-    assert called == ["vector", "rows" if group == 128 else "dequantize"]
+        served.append(int4_choice(INTERPRETER, 1, 67, 328, group).kernel)
+    int4_choice.cache_clear()
+    other = "rows_kernel" if group == 128 else "dequantize_kernel and cuBLAS"
+    assert served == ["one_row_kernel", other]
 
 
-def test_how_one_row_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("M", "K", "group", "kernel", "reasons"),
+    [
+        (1, 32768, 32, "one_row_kernel", []),
+        (1, 32769, 128, "rows_kernel", ["K is 32769; the digits of 32768 fit"]),
+        (2, 4096, 128, "rows_kernel", ["x has 2 rows, and it takes one"]),
+        (128, 4096, 256, "rows_kernel", ["x has 128 rows"]),
+        (129, 64, 128, "dequantize_kernel and cuBLAS", ["x has 129 rows", "above 128"]),
+        (2, 64, 64, "dequantize_kernel and cuBLAS", ["x has 2 rows", "groups of 64"]),
+    ],
+)
+def test_which_kernel_serves_and_why_others_do_not(
+    M: int, K: int, group: int, kernel: str, reasons: list[str]
+) -> None:
+    choice = int4_choice(H200, M, 4096, K, group)
+    assert choice.kernel == kernel
+    assert len(choice.refused) == len(reasons)
+    for (_, why), reason in zip(choice.refused, reasons, strict=True):
+        assert reason in why
+
+
+def test_how_one_row_is_cut() -> None:
     """As the H200, which has 132 multiprocessors, did best."""
-    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
-    device = torch.device("cpu")
-    assert fast.vector_config(28672, 8192, device) == fast.VectorConfig(2, 4, 3, 4)
-    assert fast.vector_config(8192, 28672, device) == fast.VectorConfig(1, 8, 3, 2)
-    assert fast.vector_config(4096, 4096, device) == fast.VectorConfig(4, 4, 1, 4)
+    config, made = int4_one_row.vector_config, int4_one_row.VectorConfig
+    assert config(H200, 28672, 8192) == made(2, 4, 3, 4)
+    assert config(H200, 8192, 28672) == made(1, 8, 3, 2)
+    assert config(H200, 4096, 4096) == made(4, 4, 1, 4)
     for n, depth in itertools.product((1, 64, 5000, 10**6), (8, 200, 4096, 20000, 32768)):
-        rows = fast.vector_config(n, depth, device).rows
-        assert fast.TILE_ROWS % rows == 0
+        assert TILE_ROWS % config(H200, n, depth).rows == 0
 
 
 def test_configurations_of_one_row_that_do_not_fit() -> None:
-    assert "rows is 128; a tile has 64" in str(fast.VectorConfig(128, 4, 1, 1).refusal())
-    assert "power of two" in str(fast.VectorConfig(3, 4, 1, 1).refusal())
-    assert "programs is 0" in str(fast.VectorConfig(4, 4, 1, 0).refusal())
+    assert "rows is 128; a tile has 64" in str(int4_one_row.VectorConfig(128, 4, 1, 1).refusal())
+    assert "power of two" in str(int4_one_row.VectorConfig(3, 4, 1, 1).refusal())
+    assert "programs is 0" in str(int4_one_row.VectorConfig(4, 4, 1, 0).refusal())
     x, packed, _, _ = _drawn(1, 70, 256, 128, torch.bfloat16, False)
-    weight = fast.Weight(*packed[:5], packed.N, packed.group_size)
-    with pytest.raises(ValueError, match="is no configuration: rows is 128"):
-        fast.vector(x, weight, fast.VectorConfig(128, 4, 1, 1))
+    with pytest.raises(ValueError, match="does not fit: rows is 128"):
+        int4_one_row.vector(x, packed, int4_one_row.VectorConfig(128, 4, 1, 1))
 
 
 def test_words_are_packed_as_they_come() -> None:
@@ -184,7 +206,7 @@ def test_shapes_and_the_operator() -> None:
     assert torch.equal(int4_matmul(x.view(3, 4, 256), packed), z.view(3, 4, 70))
     assert int4_matmul(x[:0], packed).shape == (0, 70)
     assert torch.equal(int4_matmul(x.T.contiguous().T, packed), z)
-    arguments = (x, *packed[:6], packed.group_size)
+    arguments = (x, *vars(packed).values())
     torch.library.opcheck(torch.ops.lowbit.int4_matmul.default, arguments)
 
 
@@ -225,7 +247,7 @@ POINTERS = {"tiles_ptr": "*i32", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16
 def test_ahead_of_time_rows(sm: int, half: bool) -> None:
     kind = "*fp16" if half else "*bf16"
     made = compile_ahead(
-        fast.rows_kernel,
+        int4_planes.rows_kernel,
         {**POINTERS, "tiles_ptr": "*i16", "z_ptr": kind, "planes_ptr": kind, "sums_ptr": "*fp32",
          "partial_ptr": "*fp32", "met_ptr": "*i32", "M": "i32:1", "N": "i32", "K": "i32",
          "GROUP": 128, "ZERO": False, "ASM": True, "HALF": half, "BLOCK_M": 16, "SPLITS": 4},
@@ -242,7 +264,7 @@ def test_ahead_of_time_rows(sm: int, half: bool) -> None:
 @pytest.mark.parametrize("sm", [80, 90])
 def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
     planes = compile_ahead(
-        fast.planes_kernel,
+        int4_planes.planes_kernel,
         {"x_ptr": "*bf16", "planes_ptr": "*bf16", "sums_ptr": "*fp32", "met_ptr": "*i32",
          "M": "i32:1", "K": "i32", "x_stride": "i32", "met": "i32", "BLOCK_M": 16, "MET": 8},
         sm,
@@ -256,7 +278,7 @@ def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
 @pytest.mark.parametrize("group", [32, 128])
 def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
     made = compile_ahead(
-        fast.dequantize_kernel,
+        int4_planes.dequantize_kernel,
         {"tiles_ptr": "*i16", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16", "w_ptr": "*bf16",
          "N": "i32", "K": "i32", "first": "i32", "GROUP": group, "ZERO": True, "ASM": True,
          "HALF": False},
@@ -275,7 +297,7 @@ def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
         (28672, 8192, 128, False, False),
         (8192, 28672, 128, False, False),
         (4096, 4096, 128, False, True),
-        (8193, fast.MOST_DEPTH, 96, True, False),
+        (8193, int4_one_row.MOST_DEPTH, 96, True, False),
         (4100, 5128, 32, True, True),
     ],
 )
@@ -286,15 +308,13 @@ def test_ahead_of_time_one_row(
     group: int,
     zeros: bool,
     half: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fast, "multiprocessors", lambda _: 132)
-    config = fast.vector_config(n, depth, torch.device("cpu"))
+    config = int4_one_row.vector_config(H200, n, depth)
     kind = "*fp16" if half else "*bf16"
     made = compile_ahead(
-        fast.one_row_kernel,
+        int4_one_row.one_row_kernel,
         {**POINTERS, "x_ptr": kind, "z_ptr": kind, "N": "i32" if n % 16 == 0 else "i32:1",
-         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": fast._parts(depth),
+         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": int4_one_row._parts(depth),
          "ROWS": config.rows, "STAGES": config.num_stages},
         sm, num_warps=config.num_warps,
     )  # fmt: skip
@@ -329,7 +349,7 @@ def test_ahead_of_time_one_row(
 @pytest.mark.parametrize("zeros", [False, True])
 def test_on_a_gpu(case: tuple[int, int, int, int], dtype: Any, zeros: bool) -> None:
     x, packed, w, budget = _drawn(*case, dtype, zeros)
-    given: list[Any] = list(packed)
+    given = vars(packed).values()
     there = Int4Weight(*(one.cuda() if isinstance(one, torch.Tensor) else one for one in given))
     for _ in range(3):
         z = int4_matmul(x.cuda(), there).cpu()

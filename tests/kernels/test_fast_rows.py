@@ -13,10 +13,12 @@ pytest.importorskip("triton")
 
 from torch import Tensor  # noqa: E402
 
-from lowbit import gpu  # noqa: E402
 from lowbit.kernels.triton.fast import launch, norm, row_sum, rows, softmax  # noqa: E402
 from lowbit.kernels.triton.fast.rows import RowConfig  # noqa: E402
 from lowbit.lab import interpret, interpreter  # noqa: E402
+from lowbit.torch import functional  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (3, 37), (2, 5, 16), (7, 129), (1, 1000), (0, 5)]
@@ -54,7 +56,7 @@ def test_softmax(shape: tuple[int, ...], dtype: Any) -> None:
     x = data(shape, dtype)
     expected = torch.softmax(x.double(), -1)
     # The argument of exp is off by one rounding of its size, which is a factor of the result.
-    assert_close(interpreted(gpu.softmax, x), expected, 30 * expected, shape[-1])
+    assert_close(interpreted(functional.softmax, x), expected, 30 * expected, shape[-1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -62,7 +64,7 @@ def test_softmax(shape: tuple[int, ...], dtype: Any) -> None:
 def test_row_sum(shape: tuple[int, ...], dtype: Any) -> None:
     x = data(shape, dtype)
     wide = x.double()
-    assert_close(interpreted(gpu.row_sum, x), wide.sum(-1), wide.abs().sum(-1), shape[-1])
+    assert_close(interpreted(functional.sum, x), wide.sum(-1), wide.abs().sum(-1), shape[-1])
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
@@ -80,7 +82,7 @@ def test_row_sum_in_parts(length: int, parts: int) -> None:
 def test_layer_norm(shape: tuple[int, ...], affine: int, dtype: Any) -> None:
     x = data(shape, dtype) + 1
     weight, bias = (data(shape[-1:], dtype, seed) if affine >= seed else None for seed in (1, 2))
-    got = interpreted(gpu.layer_norm, x, weight, bias, 1e-3)
+    got = interpreted(functional.layer_norm, x, weight, bias, 1e-3)
     args = [None if one is None else one.double() for one in (weight, bias)]
     expected = torch.nn.functional.layer_norm(x.double(), shape[-1:], *args, 1e-3)
     # What is off is the mean, by a share of x, which the division by the deviation enlarges.
@@ -96,11 +98,13 @@ def test_rms_norm(shape: tuple[int, ...], weighted: bool, dtype: Any) -> None:
     x, weight = data(shape, dtype), data(shape[-1:], dtype, 1) if weighted else None
     expected = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     expected = expected * (1 if weight is None else weight.double())
-    got = interpreted(gpu.rms_norm, x, weight)
+    got = interpreted(functional.rms_norm, x, weight)
     assert_close(got, expected, expected.abs(), shape[-1])
 
 
-@pytest.mark.parametrize("function", [gpu.softmax, gpu.row_sum, gpu.layer_norm, gpu.rms_norm])
+@pytest.mark.parametrize(
+    "function", [functional.softmax, functional.sum, functional.layer_norm, functional.rms_norm]
+)
 def test_rows_of_any_strides(function: Callable[[Tensor], Tensor]) -> None:
     whole = data((6, 4, 50))
     for x in (whole[1::2, :, 3:40], whole.transpose(0, 2), whole[:, :1].expand(6, 3, 50)):
@@ -113,14 +117,14 @@ def test_rows_that_softmax_should_survive() -> None:
     x = torch.tensor(
         [[1e30, -1e30, 0.0], [-inf, 0.0, 0.0], [-inf] * 3, [inf, 0, 0], [float("nan"), 0, 0]]
     )
-    got = interpreted(gpu.softmax, x)
+    got = interpreted(functional.softmax, x)
     torch.testing.assert_close(got, torch.softmax(x, -1), equal_nan=True)
 
 
 def test_variance_of_a_large_mean() -> None:
     x = data((2, 300)) + 1e4
     expected = torch.nn.functional.layer_norm(x.double(), (300,))
-    got = interpreted(gpu.layer_norm, x)
+    got = interpreted(functional.layer_norm, x)
     assert_close(got, expected, 1e4, 1)  # the mean is rounded once; squares of 1e8 would show
 
 
@@ -144,7 +148,7 @@ def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
 def test_rows_in_parts(
     length: int, pieces: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(rows, "gpu_of", lambda device: launch.Gpu(0, 132))
     x, dz = data((5, length), dtype), data((5, length), dtype, seed=1)
     weight, bias = data((length,), dtype, seed=2), data((length,), dtype, seed=4)
     inf = float("inf")
@@ -175,10 +179,10 @@ def test_rows_in_parts(
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], int]] = {
-    "softmax": (gpu.softmax, 0),
-    "row_sum": (gpu.row_sum, 0),
-    "layer_norm": (gpu.layer_norm, 2),
-    "rms_norm": (gpu.rms_norm, 1),
+    "softmax": (functional.softmax, 0),
+    "sum": (functional.sum, 0),
+    "layer_norm": (functional.layer_norm, 2),
+    "rms_norm": (functional.rms_norm, 1),
 }
 
 
@@ -189,7 +193,7 @@ def test_gradients(shape: tuple[int, ...], name: str) -> None:
     function, extra = FUNCTIONS[name]
     plain: dict[str, Callable[..., Tensor]] = {
         "softmax": lambda x: torch.softmax(x, -1),
-        "row_sum": lambda x: x.sum(-1),
+        "sum": lambda x: x.sum(-1),
         "layer_norm": lambda x, w, b: torch.nn.functional.layer_norm(x, x.shape[-1:], w, b),
         "rms_norm": lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w,
     }
@@ -216,10 +220,10 @@ def test_operators_pass_opcheck(dtype: Any) -> None:
     ops = torch.ops.lowbit
     x, w = data((3, 20), dtype).requires_grad_(), data((20,), dtype, 1).requires_grad_()
     torch.library.opcheck(ops.softmax.default, (x,))
-    torch.library.opcheck(ops.row_sum.default, (x,))
-    torch.library.opcheck(ops.layer_norm.default, (x, w, w.detach() + 1, 1e-5))
-    torch.library.opcheck(ops.layer_norm.default, (x, None, None, 1e-5))
-    torch.library.opcheck(ops.rms_norm.default, (x, w, 1e-5))
+    torch.library.opcheck(ops.sum.default, (x,))
+    torch.library.opcheck(ops.norm.default, (x, w, w.detach() + 1, 1e-5, True))
+    torch.library.opcheck(ops.norm.default, (x, None, None, 1e-5, True))
+    torch.library.opcheck(ops.norm.default, (x, w, None, 1e-5, False))
     kept = torch.ones(3)
     plain, weight = x.detach(), w.detach()
     torch.library.opcheck(ops.softmax_backward.default, (plain, plain))
@@ -231,7 +235,7 @@ def test_operators_pass_opcheck(dtype: Any) -> None:
 
 def test_compiled_whole() -> None:
     def both(x: Tensor, w: Tensor) -> Tensor:
-        return gpu.softmax(gpu.rms_norm(x, w)) + gpu.row_sum(x)[:, None]
+        return functional.softmax(functional.rms_norm(x, w)) + functional.sum(x)[:, None]
 
     x, w = data((3, 20)), data((20,), seed=1)
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
@@ -241,21 +245,21 @@ def test_compiled_whole() -> None:
 def test_bad_arguments_are_told() -> None:
     x = data((2, 3))
     with pytest.raises(TypeError, match=r"softmax: x is a list; give a torch\.Tensor"):
-        gpu.softmax([1.0])  # pyright: ignore[reportArgumentType]
+        functional.softmax([1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="x is int64; give float32, bfloat16 or float16"):
-        gpu.row_sum(x.long())
+        functional.sum(x.long())
     with pytest.raises(ValueError, match=r"shape \[2, 0\]; it must be \[\.\.\., length\]"):
-        gpu.softmax(x[:, :0])
+        functional.softmax(x[:, :0])
     with pytest.raises(ValueError, match=r"weight has the shape \[2\]; it must be \[3\]"):
-        gpu.rms_norm(x, torch.ones(2))
+        functional.rms_norm(x, torch.ones(2))
     with pytest.raises(TypeError, match=r"x is torch\.float32 and weight torch\.float16"):
-        gpu.rms_norm(x, torch.ones(3).half())
+        functional.rms_norm(x, torch.ones(3).half())
     with pytest.raises(ValueError, match="there is a bias and no weight"):
-        gpu.layer_norm(x, None, torch.ones(3))
+        functional.layer_norm(x, None, torch.ones(3))
     with pytest.raises(ValueError, match="eps is -1; it must be 0 or more"):
-        gpu.layer_norm(x, eps=-1)
+        functional.layer_norm(x, eps=-1)
     with pytest.raises(ValueError, match="softmax: x is on meta; move it"):
-        gpu.softmax(x.to("meta"))
+        functional.softmax(x.to("meta"))
 
 
 def test_configurations_that_do_not_fit_are_refused() -> None:
@@ -266,33 +270,38 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
     assert "133 parts" in str(RowConfig(1, 16, 4).refusal(16 * 132 + 1, 132))
     assert "pieces is 3; it must be a power of two" in str(RowConfig(1, 16, 4, 3).refusal(16, 132))
     assert "cannot be cut into 32 pieces" in str(RowConfig(1, 16, 4, 32).refusal(16, 132))
-    with pytest.raises(ValueError, match="does not fit rows of 5: a row would have 2 parts"):
+    with pytest.raises(ValueError, match="does not fit: a row of 5 would have 2 parts"):
         softmax.softmax(data((2, 5)), RowConfig(1, 4, 4))
     with pytest.raises(ValueError, match="parts is 0; it must be at least 1"):
         row_sum.row_sum(data((2, 5)), row_sum.SumConfig(1, 4, 0, 4))
 
 
+H200 = launch.Gpu(90, 132)
+
+
 @pytest.mark.parametrize("largest", [4096, 16384])
 def test_the_rule_serves_every_length(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(rows, "LARGEST_CHUNK", largest)
     for length in (1, 2, 511, 512, 1025, 4097, 16385, 131072):
-        config = rows.row_config({}, torch.empty(1, length, device="meta"), None)
+        config = rows.row_choice("kernel", {}, H200, length, 4).config
         assert config.refusal(length, 132) is None
         assert config.parts(length) * config.chunk >= length
     with pytest.raises(ValueError, match=f"too long for this GPU.*the limit is {132 * largest}"):
-        rows.row_config({}, torch.empty(132 * largest + 1, device="meta"), None)
+        rows.row_choice("kernel", {}, H200, 132 * largest + 1, 4)
 
 
 def test_tables_are_by_gpu_and_bytes_of_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(rows, "compute_capability", lambda device: 90)
+    monkeypatch.setattr(rows, "gpu_of", lambda device: H200)
     two, four = RowConfig(1, 256, 4, 2, maxnreg=64), RowConfig(1, 128, 4)
     table: rows.RowTable = {(90, 2): ((300, two),), (90, 4): ((300, four),)}
     for dtype, config in ((torch.float32, four), (torch.bfloat16, two), (torch.float16, two)):
         x = torch.empty(5, 300, dtype=dtype)
-        assert rows.row_config(table, x, None) is config
-        assert rows.row_config(table, x.new_empty(5, 301), None) not in (two, four)
+        found = rows.row_choice("kernel", table, H200, 300, x.element_size())
+        assert (found.config, found.refused) == (config, ())
+        other = rows.row_choice("kernel", table, H200, 301, x.element_size())
+        assert other.config not in (two, four)
+        assert other.refused == ((str(config), "the table has it for rows of up to 300"),)
+        assert rows.row_choice("kernel", table, launch.Gpu(80, 108), 300, 4).refused == ()
         cut = rows.Cut.of(x, config)
         assert cut.arguments["HELD"] is (config is two)
         assert cut.options.get("maxnreg") == config.maxnreg

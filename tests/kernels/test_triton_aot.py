@@ -16,9 +16,12 @@ triton = pytest.importorskip("triton")
 from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
 from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
 from lowbit.lab.check_triton import TritonKernel  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 GPUS = [80, 90]
 TYPES = ["fp32", "bf16"]
@@ -147,18 +150,19 @@ def test_sums(type_: str, sm: int) -> None:
 def test_conv2d(last: bool, type_: str, sm: int) -> None:
     from lowbit.kernels.triton.fast import conv2d
 
-    table = conv2d.TABLE.get(sm, conv2d._ANY)
-    config = table["float32" if type_ == "fp32" else "wide"]
+    itemsize = 4 if type_ == "fp32" else 2
+    config = conv2d.conv_choice(Gpu(sm, 132), 128, itemsize).config
     kernel = conv2d.conv2d_kernel
     made: dict[str, Any] = dict.fromkeys(kernel.arg_names, "i32")
     made |= {name: f"*{type_}" for name in kernel.arg_names if name.endswith("_ptr")}
+    made |= dict.fromkeys(("x_sizes", "z_sizes"), ("i32",) * 3)
     # What Triton makes of a stride of 1: a constant.
-    made |= dict.fromkeys(("x_c", "w_c", "z_c") if last else ("x_w", "w_w", "z_w"), 1)
-    made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE_H": 1, "STRIDE_W": 1, "PAD_H": 1, "PAD_W": 1}
-    made |= {"DILATION_H": 1, "DILATION_W": 1, "FLAT": False, "BIASED": True, "PRECISION": "ieee"}
+    strides = ("i32", 1, "i32", "i32") if last else ("i32", "i32", "i32", 1)
+    made |= dict.fromkeys(("x_strides", "w_strides", "z_strides"), strides)
+    made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE": (1, 1), "PAD": (1, 1), "DILATION": (1, 1)}
+    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee"}
     made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    compiled = compile_ahead(kernel, made, sm, **options)
+    compiled = compile_ahead(kernel, made, sm, **options_of(config))
     assert compiled.local == 0
     if type_ != "fp32":
         assert compiled.count("HGMMA" if sm == 90 else "HMMA") > 0

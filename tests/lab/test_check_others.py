@@ -19,6 +19,8 @@ from lowbit.jit.kernel import kernel
 from lowbit.lab import CpuKernel, check, check_file, trace_kernel
 from lowbit.lab.report import CheckResult
 
+pytestmark = pytest.mark.slow
+
 
 def row_sum(a: UInt8[np.ndarray, "R T"]) -> Int32[np.ndarray, "R"]:
     return a.sum(axis=1)

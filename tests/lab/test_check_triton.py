@@ -22,6 +22,8 @@ from lowbit.lab.check_cases import size_sets
 from lowbit.spec import ladder
 from lowbit.spec.typed import Operation
 
+pytestmark = pytest.mark.slow
+
 LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
 
 

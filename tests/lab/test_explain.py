@@ -84,7 +84,7 @@ def test_the_limit_is_the_larger_time(found: Explanation) -> None:
     assert guess.memory_seconds == guess.moved_bytes / (rate * 1e9)
     larger = {"compute": guess.compute_seconds, "memory": guess.memory_seconds}[guess.limit]
     assert guess.seconds == larger == max(guess.compute_seconds, guess.memory_seconds)
-    assert found.reached == guess.seconds / found.measured.median
+    assert found.reached == peak.share(guess.seconds / found.measured.median)
 
 
 def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:

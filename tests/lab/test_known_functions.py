@@ -14,6 +14,8 @@ from lowbit.lab import check
 from lowbit.lab.check_script import load
 from lowbit.spec.typed import Operation
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 WRONG = [one for path in sorted(HERE.glob("wrong_functions/*.py")) for one in load(path).WRONG]
 UNUSUAL = [

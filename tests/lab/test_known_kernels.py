@@ -13,6 +13,8 @@ from lowbit.lab import check
 from lowbit.lab.check_script import load
 from lowbit.lab.check_triton import TritonKernel
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 WRONG = [known for path in sorted(HERE.glob("wrong/*.py")) for known in load(path).WRONG]
 UNUSUAL = [known for path in sorted(HERE.glob("unusual/*.py")) for known in load(path).UNUSUAL]

@@ -21,6 +21,8 @@ from lowbit.lab.lessons import LESSONS, Lesson, find
 from lowbit.spec import ladder
 from lowbit.spec.typed import Operation
 
+pytestmark = pytest.mark.slow
+
 LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
 EMPTY = "    pass  # your kernel"
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
@@ -410,7 +412,10 @@ def _elsewhere(setup: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        ("sys.modules['triton'] = None", "needs triton: pip install 'lowbit[lab]'"),
+        (
+            "sys.modules['triton'] = None",
+            "needs triton; in a clone of lowbit: pip install '.[lab]'",
+        ),
         (
             "import triton; triton.__version__ = '4.1.0'",
             "lowbit's checker knows Triton 3.6 to 3.9; this is 4.1.0: pip install 'triton>=3.6,",
@@ -440,7 +445,7 @@ def test_a_missing_package_is_one_line(command: list[str]) -> None:
     done = _elsewhere("sys.modules['jaxtyping'] = None", *command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lowbit: ")
-    assert done.stderr.endswith("install with: pip install 'lowbit[lab]'\n")
+    assert done.stderr.endswith("in a clone of lowbit: pip install '.[lab]'\n")
     assert done.stderr.count("\n") == 1
 
 

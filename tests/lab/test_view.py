@@ -28,6 +28,8 @@ from lowbit.lab.view_run import view_file, view_named
 from lowbit.spec import ladder
 from lowbit.spec.typed import operation
 
+pytestmark = pytest.mark.slow
+
 
 def blocks(meta: dict[str, Any]) -> int:
     return -(-meta["N0"] // meta["B0"])

@@ -11,7 +11,9 @@ import torch
 from torch import fx, nn
 
 from lowbit.torch import Int4DynamicConfig, Int8DynamicConfig, QuantizeConfig, QuantizedWeight
-from lowbit.torch.custom_ops import dequantize_weight, linear
+from lowbit.torch.functional.linear import dequantize_weight, linear
+
+pytestmark = pytest.mark.slow
 
 BACKENDS = ["eager", "aot_eager"] + ["inductor"] * (shutil.which("g++") is not None)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import lowbit
@@ -19,6 +18,7 @@ from lowbit.bench.record import Context
 from lowbit.bench.timing import Limits
 from lowbit.jit.threads import runtime
 from lowbit.product.dispatch import active_kernel
+from lowbit.registry.extras import installed
 
 _LIBRARIES = ("numpy", "llvmlite", "torch", "threadpoolctl", "mkl", "numkong")
 
@@ -74,11 +74,11 @@ def thread_count(threads: int) -> Iterator[None]:
     lowbit's own functions are told in each call.
     """
     with ExitStack() as stack:
-        if find_spec("threadpoolctl") is not None:
+        if installed("threadpoolctl"):
             from threadpoolctl import threadpool_limits
 
             stack.enter_context(threadpool_limits(threads))
-        if find_spec("torch") is not None:
+        if installed("torch"):
             import torch
 
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from lowbit.bench.peak import Ceiling
 from lowbit.bench.problem import parse_shape
 from lowbit.bench.record import Absent, Context, Record, Row, Spread
 from lowbit.bench.timing import Limits, Samples, interleave, paired_ratio, quantiles
+from lowbit.registry.extras import explained, installed
 
 DTYPES = "u4:u4:s32"
 
@@ -97,7 +97,7 @@ def _choose(plan: LadderPlan, task: Task, progress: Progress) -> tuple[list[Entr
         wanted = [*numba_rungs()]
     except ImportError as error:
         wanted = []
-        reason = f"{error}; install with: pip install 'lowbit[lab]'"
+        reason = explained(error) if isinstance(error, ModuleNotFoundError) else str(error)
         absent.append(Absent(task.shape, DTYPES, "the rungs in Numba", reason))
     for one in libraries():
         if plan.peers or one.kind != "peer" or one.name == _BASELINE:
@@ -172,7 +172,7 @@ def _rows(
                 error=errors[one.name],
                 lowbit_speedup=None if own else Spread(*paired_ratio(taken, ours)),
                 best_peer=one.name == best,
-                peak_share=task.operations / taken.median / 1e9 / ceiling.gops,
+                peak_share=ceiling.share(task.operations / taken.median / 1e9),
                 kind=one.kind,
                 idea=one.idea,
                 blas_ratio=None if base is None else Spread(*paired_ratio(base, taken)),
@@ -184,6 +184,6 @@ def _rows(
 def _context(plan: LadderPlan) -> Context:
     where = context.gather((plan.threads,), plan.seed, plan.limits)
     versions = dict(where.versions)
-    if importlib.util.find_spec("numba") is not None:
+    if installed("numba"):
         versions["numba"] = metadata.version("numba")
     return replace(where, versions=versions, distribution="uint4 uniform over 0 to 15")

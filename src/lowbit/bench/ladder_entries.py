@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +23,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.product import dispatch
+from lowbit.registry.extras import absent
 from lowbit.spec import Case
 from lowbit.spec.gemm import integer_product
 
@@ -307,9 +307,7 @@ class NumKong:
         self._arrange = arrange
 
     def available(self, task: Task) -> str | None:
-        if importlib.util.find_spec("numkong") is None:
-            return "the package numkong is not installed: pip install 'lowbit[bench]'"
-        return None
+        return absent("numkong")
 
     def library(self) -> tuple[str, str]:
         return "NumKong", metadata.version("numkong")

@@ -12,10 +12,11 @@ from lowbit.bench.problem import parse_shape
 from lowbit.bench.record import Record
 from lowbit.bench.table import (
     format_error,
+    format_known,
     format_ratio,
     format_seconds,
-    format_share,
     format_spread,
+    limits_line,
     three_digits,
 )
 
@@ -28,7 +29,7 @@ def render(record: Record) -> RenderableType:
     threads = f"{ceiling.threads} thread{'s' if ceiling.threads > 1 else ''}"
     parts: list[RenderableType] = [
         Text(f"{where.cpu}, {where.isa}, {threads} ({where.thread_runtime}); {versions}"),
-        Text(f"limit with {threads}: {ceiling.gops:.0f} GOP/s of int8 ({ceiling.way})"),
+        limits_line(ceiling),
         "",
         _table(rows, threads),
         "",
@@ -61,7 +62,7 @@ def _table(rows: list[LadderRow], threads: str) -> Table:
             format_spread(row.seconds) if row.rounds > 1 else "one run",
             three_digits(row.gops),
             "" if row.blas_ratio is None else format_ratio(row.blas_ratio),
-            format_share(row.peak_share),
+            format_known(row.peak_share),
             format_error(row.error),
             style="bold" if row.ours else None,
         )

@@ -261,7 +261,9 @@ class _Run:
                     operations=operations,
                     weight_bytes=each.nbytes,
                     error=error,
-                    peak_share=operations / taken.median / 1e9 / ceiling.gops or None,
+                    peak_share=ceiling.share(operations / taken.median / 1e9)
+                    if operations
+                    else None,
                     read_share=read_share,
                     ratios={
                         activations: Spread(*paired_ratio(taken, samples[name]))

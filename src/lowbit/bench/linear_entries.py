@@ -3,7 +3,6 @@ with 8-bit weights, a plain read, and PyTorch."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from lowbit.bench.peers import torch_int4
 from lowbit.jit.threads import max_threads
 from lowbit.jit.workspace import aligned_empty
 from lowbit.packed import PackedMatrix
+from lowbit.registry.extras import absent
 
 READ = "plain read"
 
@@ -48,9 +48,7 @@ class Lowbit(_Own):
         self.name = f"lowbit {ACTIVATIONS[activations]}"
 
     def available(self) -> str | None:
-        if self.activations == "bf16" and importlib.util.find_spec("torch") is None:
-            return "bfloat16 activations are PyTorch's: pip install 'lowbit[torch]'"
-        return None
+        return absent("torch") if self.activations == "bf16" else None  # bfloat16 is PyTorch's
 
     def prepare(self, task: LinearTask, threads: int) -> Ready:
         packed = lowbit.pack(task.quantized())

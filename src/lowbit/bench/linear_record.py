@@ -27,7 +27,8 @@ class LinearRow:
     from too few rounds; `rounds` samples of `calls` calls each. weight_bytes: what the call reads
     of the weight, scales included. error: the largest difference from float64 on the dequantized
     weight, as a share of its largest element; None for a plain read. peak_share: the operations
-    a second over the int8 peak; None for a plain read. read_share: how fast weight_bytes are read
+    a second over the int8 peak; None for a plain read, or where the peak was not measured well.
+    read_share: how fast weight_bytes are read
     compared with a plain read of as many bytes as lowbit's packed weight, round by round; None
     for that one itself. ratios: by activations, this implementation's time over that of lowbit's
     row, round by round (above 1: lowbit is faster).

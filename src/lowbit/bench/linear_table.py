@@ -11,13 +11,15 @@ from rich.text import Text
 
 from lowbit.bench.linear_problem import ACTIVATIONS
 from lowbit.bench.linear_record import MANY_ROWS, LinearMean, LinearRecord, LinearRow
+from lowbit.bench.peak import share
 from lowbit.bench.problem import parse_shape
 from lowbit.bench.table import (
     format_error,
+    format_known,
     format_ratio,
     format_seconds,
-    format_share,
     format_spread,
+    limits_line,
     three_digits,
 )
 
@@ -33,12 +35,7 @@ def render(record: LinearRecord) -> RenderableType:
         Text(f"{where.cpu}, {where.isa} ({where.thread_runtime}); {versions}"),
         Text(f"4-bit weights, {groups}, {zeros}; seed {where.seed}"),
     ]
-    for one in record.ceilings:
-        reads = ", ".join(f"{level} {rate:.0f}" for level, rate in one.read_gbs.items())
-        threads = _threads(one.threads)
-        peak = f"{one.gops:.0f} GOP/s of int8 ({one.way})"
-        parts.append(Text(f"limits with {threads}: {peak}; reading, GB/s: {reads}"))
-    parts.append("")
+    parts += [*map(limits_line, record.ceilings), ""]
     tables: dict[tuple[str, str, int], list[LinearRow]] = {}
     for row in record.rows:
         tables.setdefault((row.shape, row.weights, row.threads), []).append(row)
@@ -91,14 +88,14 @@ def _ratio(row: LinearRow, activations: str, many: bool) -> str:
 
 
 def _work(row: LinearRow) -> tuple[str, str]:
-    if row.peak_share is None:
+    if row.error is None:
         return "", ""
-    return three_digits(row.gops), format_share(row.peak_share)
+    return three_digits(row.gops), format_known(row.peak_share)
 
 
 def _reading(row: LinearRow) -> tuple[str, str]:
-    share = None if row.read_share is None else row.read_share.median
-    return three_digits(row.gbs), format_share(share)
+    known = "" if row.read_share is None else format_known(share(row.read_share.median))
+    return three_digits(row.gbs), known
 
 
 def _noise(rows: Sequence[LinearRow]) -> Text:

@@ -58,8 +58,9 @@ class Row:
     largest difference from the ideal result as a share of its largest element. lowbit_speedup
     is this implementation's time over lowbit's, round by round (above 1: lowbit is faster),
     None for lowbit itself. peak_share is gops over the int8 peak of lowbit's instruction set with
-    as many threads, as measured in this run. read_share, for M = 1, is the time of a plain read
-    of N·K bytes, warm or cold like the weights, over this implementation's, round by round.
+    as many threads, as measured in this run, None where that was not measured well. read_share,
+    for M = 1, is the time of a plain read of N·K bytes, warm or cold like the weights, over this
+    implementation's, round by round.
     """
 
     operation: str

@@ -275,7 +275,7 @@ class _Part:
                     error=errors[one],
                     lowbit_speedup=ratio,
                     best_peer=one.name == best,
-                    peak_share=self.case.operations / taken.median / 1e9 / self.ceiling.gops,
+                    peak_share=self.ceiling.share(self.case.operations / taken.median / 1e9),
                     read_share=None if read is None else Spread(*paired_ratio(read, taken)),
                 )
             )

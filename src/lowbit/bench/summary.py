@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lowbit.bench.peak import share
 from lowbit.bench.problem import parse_shape
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _one(key: tuple[str, str], rows: Sequence[Row]) -> Summary | None:
         for row in ours
         if row.peak_share is not None and min(parse_shape(row.shape).values()) >= _LARGE
     ]
-    reads = [row.read_share.median for row in ours if row.read_share is not None]
+    reads = [share(row.read_share.median) for row in ours if row.read_share is not None]
     return Summary(
         threads=where.threads,
         dtypes=key[0],
@@ -81,5 +82,5 @@ def _one(key: tuple[str, str], rows: Sequence[Row]) -> Summary | None:
         worst_case=f"{where.shape} {where.dtypes} {where.weights}",
         worst_peer=where.implementation,
         large_peak_share=min(large, default=None),
-        read_share=min(reads, default=None),
+        read_share=min((one for one in reads if one is not None), default=None),
     )

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.bench.peak import Ceiling
+from lowbit.bench.peak import PRODUCTS, Ceiling, share
 from lowbit.bench.record import Context, Record, Row, Spread
 from lowbit.bench.summary import ALL, Summary
 
@@ -20,7 +20,10 @@ def render(record: Record, *, detailed: bool = True) -> RenderableType:
     `detailed` gives each shape a table with every implementation; otherwise each is one line, of
     lowbit and the best peer.
     """
-    parts: list[RenderableType] = [_context_line(record.context), *map(_limits, record.ceilings)]
+    parts: list[RenderableType] = [
+        _context_line(record.context),
+        *map(limits_line, record.ceilings),
+    ]
     parts += ["", *(_details(record.rows) if detailed else _overview(record.rows))]
     if len(record.summaries) > 1 or not detailed:
         parts += [_summaries(record.summaries), ""]
@@ -44,13 +47,17 @@ def _context_line(where: Context) -> Text:
     return Text(f"{where.cpu}, {where.isa}, {threads} ({where.thread_runtime}); {versions}")
 
 
-def _limits(ceiling: Ceiling) -> Text:
-    """What the machine can do, as measured."""
-    reads = ", ".join(f"{level} {rate:.0f}" for level, rate in ceiling.read_gbs.items())
-    return Text(
-        f"limits with {_thread_text(ceiling.threads)}: {ceiling.gops:.0f} GOP/s of int8 "
-        f"({ceiling.way}); reading, GB/s: {reads}"
-    )
+def limits_line(ceiling: Ceiling) -> Text:
+    """What the machine can do, as measured, and what of it was not measured well."""
+    text = f"limits with {_thread_text(ceiling.threads)}: "
+    text += f"{three_digits(ceiling.gops)} GOP/s of int8 ({ceiling.way})"
+    if ceiling.read_gbs:
+        reads = (f"{level} {three_digits(rate)}" for level, rate in ceiling.read_gbs.items())
+        text += "; reading, GB/s: " + ", ".join(reads)
+    if ceiling.disturbed:
+        where = ", ".join("int8" if one == PRODUCTS else one for one in ceiling.disturbed)
+        text += f"; at least that much of {where}: not measured well, other work had the cores"
+    return Text(text)
 
 
 def _group(rows: Sequence[Row], *fields: str) -> list[list[Row]]:
@@ -85,7 +92,7 @@ def _table(rows: list[Row]) -> Table:
             format_seconds(row.seconds.median),
             format_spread(row.seconds),
             three_digits(row.gops),
-            format_share(row.peak_share),
+            format_known(row.peak_share),
             format_error(row.error),
             "" if row.lowbit_speedup is None else format_ratio(row.lowbit_speedup),
         ]
@@ -97,7 +104,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _read_share(row: Row) -> str:
-    return format_share(None if row.read_share is None else row.read_share.median)
+    return "" if row.read_share is None else format_known(share(row.read_share.median))
 
 
 def _notes(rows: list[Row]) -> list[Text]:
@@ -144,7 +151,7 @@ def _lines(rows: list[Row]) -> Table:
         cells = [
             format_seconds(ours.seconds.median),
             three_digits(ours.gops),
-            format_share(ours.peak_share),
+            format_known(ours.peak_share),
             format_error(ours.error),
         ]
         if reads:
@@ -204,6 +211,11 @@ def format_error(error: float) -> str:
 def format_share(share: float | None) -> str:
     """A share in per cent, "" for none."""
     return "" if share is None else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+def format_known(share: float | None) -> str:
+    """A share of a measured limit in per cent; None is one that was not measured well."""
+    return "not known" if share is None else format_share(share)
 
 
 def format_ratio(ratio: Spread) -> str:

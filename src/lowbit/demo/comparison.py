@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 import platform
 import random
+import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,13 +21,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lowbit import __version__, isa
-from lowbit.demo.encoder import Batch, SentenceEncoder, load_encoder, tokenize
+from lowbit.product.dispatch import active_kernel
+from lowbit.bench.timing import settle
+from lowbit.demo.apart import PREPARE_SECONDS, Apart
+from lowbit.demo.encoder import BATCH, Batch, load_encoder, tokenize
 from lowbit.demo.measure import Latency, interleaved, quality
 from lowbit.demo.progress import Steps
 from lowbit.demo.result import DemoResult, Implementation
+from lowbit.demo.rivals import rivals
 from lowbit.demo.sentences import manual_sentences
-from lowbit.demo.torch_int8 import Trial, dynamic_int8, engines, try_engine, using
-from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
@@ -33,12 +39,12 @@ from lowbit.torch import (
     save,
 )
 
-BATCH = 32
-_TIMED_SENTENCES = 32  # different ones that the runs at one sentence go through
-_SECONDS = 25.0  # after which timing stops early, if there are enough runs
-_FEWEST_RUNS = {"one": 50, "batch": 15}
+_TIMED_SENTENCES = 16  # different ones that the runs at one sentence go through
+_SECONDS = 15.0  # after which timing stops early, if there are enough runs
+_FEWEST_RUNS = {1: 20, BATCH: 6}
+_TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 
-FP32, TORCH = "fp32", "PyTorch int8"
+FP32 = "fp32"
 GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
 CONFIGS: dict[str, QuantizeConfig] = {
     "lowbit int8": Int8DynamicConfig(),
@@ -47,11 +53,23 @@ CONFIGS: dict[str, QuantizeConfig] = {
 }
 
 
+@dataclass(frozen=True)
+class _Runner:
+    """Whatever embeds sentences. turn: seconds that it takes for a batch, by its size and index.
+    vectors: of all sentences, [sentences, width]."""
+
+    detail: str
+    bytes_on_disk: int
+    turn: Callable[[tuple[int, int]], float]
+    vectors: Tensor
+
+
 def compare(
     *,
     sentences: int,
     repeats: int,
     threads: int | None,
+    peers: bool,
     json_path: str | Path | None,
     seed: int,
     console: Console | None,
@@ -63,34 +81,25 @@ def compare(
     with ExitStack() as stack:
         stack.enter_context(_torch_threads(threads))
         stack.enter_context(torch.inference_mode())
+        processes, notes = _start(sentences, peers, stack)
         with steps.step("Loading the encoder"):
-            encoder = load_encoder()
-            singles, batches = tokenize(texts, 1), tokenize(texts, BATCH)
-        with steps.step("Quantizing it with lowbit"):
-            models: dict[str, nn.Module] = {FP32: encoder}
-            for name, config in CONFIGS.items():
-                models[name] = quantize_(copy.deepcopy(encoder), config)
-        best, notes = _best_engine(encoder, singles, batches, steps)
+            batches = {size: tokenize(texts, size) for size in (1, BATCH)}
+        runners = _own(batches, steps)
+        found = _rivals(processes, batches, notes, steps)
+        runners |= _fastest(found, batches, notes)
         notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
-        details = {name: type(config).__name__ for name, config in CONFIGS.items()}
-        details |= {FP32: "PyTorch", TORCH: f"dynamic, {best}"}
-        if best is not None:
-            stack.enter_context(using(best))
-            models[TORCH] = dynamic_int8(encoder, best)
-        vectors = _embed(models, batches, steps)
-        timed = _time(models, singles, batches, repeats, random.Random(seed), steps)
-        with steps.step("Saving each model to see its size"):
-            sizes = {name: _size_on_disk(name, model) for name, model in models.items()}
+        timed = _time(runners, batches, repeats, random.Random(seed), steps)
+        exact = runners[FP32].vectors
         rows = tuple(
             Implementation(
                 name=name,
-                detail=details[name],
-                bytes_on_disk=sizes[name],
-                one=timed["one"][name],
-                batch=timed["batch"][name],
-                quality=quality(vectors[name], vectors[FP32]),
+                detail=one.detail,
+                bytes_on_disk=one.bytes_on_disk,
+                one=timed[1][name],
+                batch=timed[BATCH][name],
+                quality=quality(one.vectors, exact),
             )
-            for name in models
+            for name, one in runners.items()
         )
         result = _result(rows, len(texts), seed, notes)
     _show(result, console, json_path)
@@ -107,68 +116,134 @@ def _torch_threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _best_engine(
-    encoder: SentenceEncoder, singles: list[Batch], batches: list[Batch], steps: Steps
-) -> tuple[str | None, list[str]]:
-    """PyTorch's fastest engine that works here, and what to say about the choice."""
-    rows = [_middle(singles), _middle(batches)]
-    names = engines()
-    trials: list[Trial] = []
-    with steps.step("Trying PyTorch's int8 engines, each in its own process", len(names)) as done:
-        for name in names:
-            trials.append(try_engine(name, encoder, rows, torch.get_num_threads()))
-            done()
-    notes = [f"PyTorch engine {t.engine} left out: {t.failure}" for t in trials if t.failure]
-    working = [trial for trial in trials if not trial.failure]
-    if not working:
-        return None, [*notes, f"{TORCH} is not in the table: no engine of it works here"]
-    best = min(working, key=lambda trial: trial.figure).engine
-    others = ", ".join(trial.engine for trial in working)
-    return best, [
-        *notes,
-        f"PyTorch engine {best}: the fastest here of {others}; weights per channel",
-    ]
+def _start(sentences: int, peers: bool, stack: ExitStack) -> tuple[list[Apart], list[str]]:
+    """A process for each rival that can run here, and of the others why not."""
+    processes: list[Apart] = []
+    notes: list[str] = []
+    for name in rivals.names():
+        one = rivals.get(name)
+        if one.peer and not peers:
+            continue
+        reason = one.unavailable()
+        if reason is None:
+            processes.append(Apart(name, sentences, torch.get_num_threads()))
+            stack.callback(processes[-1].close)
+        else:
+            notes.append(f"{name} is not in the table: {reason}")
+    return processes, notes
 
 
-def _middle(batches: list[Batch]) -> int:
-    """The median number of tokens, padding included."""
-    return sorted(tokens.numel() for tokens, _ in batches)[len(batches) // 2]
-
-
-def _embed(models: dict[str, nn.Module], batches: list[Batch], steps: Steps) -> dict[str, Tensor]:
-    vectors: dict[str, Tensor] = {}
-    with steps.step("Embedding all sentences", len(models) * len(batches)) as done:
+def _own(batches: Mapping[int, list[Batch]], steps: Steps) -> dict[str, _Runner]:
+    """The encoder in float, and quantized by lowbit."""
+    encoder = load_encoder()
+    models: dict[str, nn.Module] = {FP32: encoder}
+    for name, config in CONFIGS.items():
+        with steps.step(f"Quantizing the encoder: {name}"):
+            models[name] = quantize_(copy.deepcopy(encoder), config)
+    found: dict[str, _Runner] = {}
+    with steps.step("Embedding all sentences", len(models) * len(batches[BATCH])) as done:
         for name, model in models.items():
             parts = []
-            for batch in batches:
+            for batch in batches[BATCH]:
                 parts.append(model(*batch))
                 done()
-            vectors[name] = torch.cat(parts)
-    return vectors
+            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else "PyTorch"
+            vectors = torch.cat(parts)
+            found[name] = _Runner(detail, _size_on_disk(model), _timed(model, batches), vectors)
+    return found
+
+
+def _timed(
+    model: nn.Module, batches: Mapping[int, list[Batch]]
+) -> Callable[[tuple[int, int]], float]:
+    def turn(which: tuple[int, int]) -> float:
+        size, index = which
+        begin = time.perf_counter()
+        model(*batches[size][index])
+        return time.perf_counter() - begin
+
+    return turn
+
+
+def _rivals(
+    processes: Sequence[Apart],
+    batches: Mapping[int, list[Batch]],
+    notes: list[str],
+    steps: Steps,
+) -> dict[str, _Runner]:
+    """The rivals that work, having embedded all sentences; `notes` learn of the others."""
+    found: dict[str, _Runner] = {}
+    with steps.step("Preparing others' int8, each in its own process", len(processes)) as done:
+        for one in processes:
+            try:
+                found[one.name] = _rival(one)
+            except RuntimeError as error:
+                notes.append(f"{one.name} is not in the table: {error}")
+            done()
+    return found
+
+
+def _rival(one: Apart) -> _Runner:
+    ready = one.answer(PREPARE_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "vectors")
+        one.ask(vectors=str(path))
+        vectors = torch.load(path)
+
+    def turn(which: tuple[int, int]) -> float:
+        settle()  # our own threads should not take part in its turn
+        return one.ask(size=which[0], index=which[1])["seconds"]
+
+    return _Runner(ready["detail"], ready["bytes_on_disk"], turn, vectors)
+
+
+def _fastest(
+    found: Mapping[str, _Runner], batches: Mapping[int, list[Batch]], notes: list[str]
+) -> dict[str, _Runner]:
+    """Of each family the fastest, under the family's name."""
+    families: dict[str, list[str]] = {}
+    for name in found:
+        families.setdefault(rivals.get(name).family, []).append(name)
+    chosen: dict[str, _Runner] = {}
+    for family, names in families.items():
+        best = min(names, key=lambda name: _figure(found[name], batches))
+        chosen[family] = found[best]
+        if len(names) > 1:
+            notes.append(f"{best}: the fastest here of {', '.join(names)}; weights per channel")
+    return chosen
+
+
+def _figure(runner: _Runner, batches: Mapping[int, list[Batch]]) -> float:
+    """What is compared: the product over the sizes, so that each weighs alike."""
+    medians = []
+    for size, count in _TRIALS.items():
+        middle = sorted(range(len(batches[size])), key=lambda i: batches[size][i][0].numel())
+        which = size, middle[len(middle) // 2]
+        medians.append(statistics.median(runner.turn(which) for _ in range(count)))
+    return math.prod(medians)
 
 
 def _time(
-    models: dict[str, nn.Module],
-    singles: list[Batch],
-    batches: list[Batch],
+    runners: Mapping[str, _Runner],
+    batches: Mapping[int, list[Batch]],
     repeats: int,
     rng: random.Random,
     steps: Steps,
-) -> dict[str, dict[str, Latency]]:
-    calls = {name: _caller(model) for name, model in models.items()}
-    some = singles[:: max(1, len(singles) // _TIMED_SENTENCES)]
-    whole = [batch for batch in batches if len(batch[0]) == BATCH] or batches
-    found: dict[str, dict[str, Latency]] = {}
-    for kind, title, inputs, rounds in (
-        ("one", "Timing one sentence", some, repeats),
-        ("batch", f"Timing {BATCH} sentences", whole, max(1, repeats * 3 // 10)),
+) -> dict[int, dict[str, Latency]]:
+    turns = {name: one.turn for name, one in runners.items()}
+    singles = range(0, len(batches[1]), max(1, len(batches[1]) // _TIMED_SENTENCES))
+    whole = [i for i, (tokens, _) in enumerate(batches[BATCH]) if len(tokens) == BATCH] or [0]
+    found: dict[int, dict[str, Latency]] = {}
+    for size, title, indices, rounds in (
+        (1, "Timing one sentence", singles, repeats),
+        (BATCH, f"Timing {BATCH} sentences", whole[:2], max(1, repeats * 3 // 10)),
     ):
         with steps.step(title, rounds) as done:
-            found[kind] = interleaved(
-                calls,
-                inputs,
+            found[size] = interleaved(
+                turns,
+                [(size, index) for index in indices],
                 rounds=rounds,
-                fewest=_FEWEST_RUNS[kind],
+                fewest=_FEWEST_RUNS[size],
                 seconds=_SECONDS,
                 rng=rng,
                 on_round=done,
@@ -176,17 +251,10 @@ def _time(
     return found
 
 
-def _caller(model: nn.Module) -> Callable[[Batch], Tensor]:
-    return lambda batch: model(*batch)
-
-
-def _size_on_disk(name: str, model: nn.Module) -> int:
+def _size_on_disk(model: nn.Module) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
-        if name == TORCH:
-            torch.save(model.state_dict(), path)  # its packed weights know no other format
-        else:
-            save(model, path)
+        save(model, path)
         return path.stat().st_size
 
 
@@ -194,7 +262,9 @@ def _result(
     rows: tuple[Implementation, ...], sentences: int, seed: int, notes: list[str]
 ) -> DemoResult:
     kernel, instruction_set = active_kernel()
-    packages = ("torch", "transformers", "numpy", "llvmlite")
+    packages = ["torch", "transformers", "numpy", "llvmlite"]
+    shown = {row.name for row in rows}
+    packages += [name for one in rivals if one.family in shown for name in one.packages]
     return DemoResult(
         model="all-MiniLM-L6-v2",
         sentences=sentences,
@@ -215,7 +285,7 @@ def _result(
 def _show(result: DemoResult, console: Console, json_path: str | Path | None) -> None:
     console.print(result.table(), "")
     for line in result.context():
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if json_path is not None:
         Path(json_path).write_text(result.to_json() + "\n", encoding="utf-8")
         console.print(f"Written to {json_path}", highlight=False, soft_wrap=True)

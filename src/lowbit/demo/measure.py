@@ -47,7 +47,7 @@ def summary(seconds: Sequence[float]) -> Latency:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[T], object]],
+    turns: Mapping[str, Callable[[T], float]],
     inputs: Sequence[T],
     *,
     rounds: int,
@@ -56,16 +56,17 @@ def interleaved(
     rng: random.Random,
     on_round: Callable[[], object],
 ) -> dict[str, Latency]:
-    """Time every call on the same inputs, in a new random order each round.
+    """Let everyone take its turn on the same inputs, in a new random order each round.
 
-    Stops after `rounds` rounds, or after `seconds` if at least `fewest` are done. Each input is
-    run once before, untimed. `on_round` is called between rounds, outside of what is timed.
+    A turn takes an input and tells the seconds that it took. Stops after `rounds` rounds, or after
+    `seconds` if at least `fewest` are done. Each input is run once before, untimed. `on_round` is
+    called between rounds, outside of what is timed.
     """
-    for call in calls.values():
+    for turn in turns.values():
         for one in inputs:
-            call(one)
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    order = list(calls)
+            turn(one)
+    taken: dict[str, list[float]] = {name: [] for name in turns}
+    order = list(turns)
     start = time.perf_counter()
     for done in range(rounds):
         if done >= fewest and time.perf_counter() - start > seconds:
@@ -73,10 +74,7 @@ def interleaved(
         one = inputs[done % len(inputs)]
         rng.shuffle(order)
         for name in order:
-            call = calls[name]
-            begin = time.perf_counter()
-            call(one)
-            taken[name].append(time.perf_counter() - begin)
+            taken[name].append(turns[name](one))
         on_round()
     return {name: summary(values) for name, values in taken.items()}
 

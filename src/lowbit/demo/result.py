@@ -85,6 +85,8 @@ class DemoResult:
         exact = self.implementations[0]
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return [
+            "First line of a row: the median time, and the mean cosine. Second line: p95, the time "
+            "within which 95 % of the runs were done, and the lowest cosine of any sentence.",
             f"Latency: {self.timed}; {exact.one.runs} and {exact.batch.runs} runs of each, "
             f"in random order; × is the median of {exact.name} divided by that of the row.",
             f"Cosine: of embeddings to those of {exact.name}; nearest: of each sentence's ten "

@@ -12,15 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.numerics import bfloat16
-from lowbit.spec.typed import Array, Operation, Sizes, TensorType
+from lowbit.spec.typed import LARGEST, Array, Operation, Sizes, TensorType
 
-SPECIAL = "special"
 Layout = Literal["contiguous", "padded", "transposed"]
-FILLS = ("normal", "zeros", "negative", "large", "low", "tiny", SPECIAL)
+SPECIAL: Mapping[str, tuple[float, ...]] = {
+    "largest": (1.0, -1.0),
+    "inf": (np.inf,),
+    "neg_inf": (-np.inf,),
+    "nan": (np.nan,),
+}
+"""The fills with a few special values among normal ones: the largest that the dtype holds, in
+multiples of it, infinities of one sign, and NaN. Each fill is of one kind, so that a sum does not
+always end as NaN."""
+FILLS = ("normal", "zeros", "negative", "large", "low", "tiny", *SPECIAL)
 """Standard normal values; half of them zeros of both signs; all negative; 200 times as large, so
-that exp overflows; all below -200, so that exp of each is zero; subnormal ones; a few infinities
-and NaN among normal ones. Integers: any bits; half zeros; all bits one; the two limits; all the
-lower limit; 0 and 1; any bits."""
+that exp overflows; all below -200, so that exp of each is zero; subnormal ones; special ones.
+Integers: any bits; half zeros; all bits one; the two limits; all the lower limit; 0 and 1; any
+bits."""
 
 _PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
 # The most steps of all loops together, for two sizes; the interpreter walks through them, and the
@@ -30,7 +38,7 @@ _TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-130, "float32": 2.0**-140, "floa
 _LARGE = 200.0
 # More than the blocks of nearly all kernels; prime.
 _LONG = 1031
-# One of so many elements is infinite or NaN, and at least two.
+# One of so many elements is special, and at least two.
 _SPECIAL_AMONG = 64
 
 
@@ -52,17 +60,25 @@ class Case:
 def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
     """The cases of an operation for a kernel with these block sizes.
 
-    The exercise's sizes with every fill; size one, sizes of primes, one block, one less and one
-    more, and each size one while the others are not, with two fills each in turn; if `long`, each
-    size long.
+    The exercise's sizes with every fill; size one with the special ones, too; sizes of primes, one
+    block, one less and one more, and each size one while the others are not, with two fills each in
+    turn; if `long`, each size long.
     """
     first, *rest = size_sets(operation, blocks)
     # What an infinity is as an integer, no specification says.
-    floats = operation.result.is_float and any(t.is_float for t in operation.inputs)
-    fills = [fill for fill in FILLS if floats or fill != SPECIAL]
-    cases = [Case(first, fill) for fill in fills]
+    kept = operation.result.is_float or operation.result.dtype == "bool"
+    floats = kept and any(t.is_float for t in operation.inputs)
+    common = [fill for fill in FILLS if fill not in SPECIAL]
+
+    def special(sizes: Sizes) -> list[str]:
+        # A sum of several of the largest overflows on the way, in an order that is free.
+        alone = operation.sum_length(sizes) == 1
+        return [fill for fill in SPECIAL if floats and (alone or fill != "largest")]
+
+    cases = [Case(first, fill) for fill in (*common, *special(first))]
     for number, sizes in enumerate(rest):
-        cases += [Case(sizes, "normal"), Case(sizes, fills[1 + number % (len(fills) - 1)])]
+        cases += [Case(sizes, "normal"), Case(sizes, common[1 + number % (len(common) - 1)])]
+    cases += [Case(sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
     cases += [Case(sizes, "normal") for sizes in _long_sets(operation)] if long else []
     if strided:
         cases += [Case(s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED]
@@ -121,9 +137,9 @@ def _multiples(operation: Operation, sizes: Sizes) -> dict[str, int]:
 def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.Generator) -> Array:
     """Data of one of FILLS for a tensor."""
     if tensor.is_float:
-        values = rng.standard_normal(shape)
+        values = np.asarray(rng.standard_normal(shape))
         if fill == "zeros":
-            values = np.where(rng.random(shape) < 0.5, values, np.copysign(0.0, values))
+            _plant(values, (0.0, -0.0), -(-values.size // 2), rng)
         elif fill == "negative":
             values = -np.abs(values)
         elif fill == "large":
@@ -132,24 +148,32 @@ def draw(tensor: TensorType, shape: tuple[int, ...], fill: str, rng: np.random.G
             values = -_LARGE * (1 + np.abs(values))
         elif fill == "tiny":
             values = values * _TINY[tensor.dtype]
-        elif fill == SPECIAL:
-            where = rng.integers(0, values.size, 2 + values.size // _SPECIAL_AMONG)
-            # A sum over a row meets one kind only, or infinities would always end as NaN.
-            kinds = np.array([np.inf, -np.inf, np.nan])
-            values.reshape(-1)[where] = kinds[where // (values.size // len(values)) % len(kinds)]
+        elif fill in SPECIAL:
+            numbers = np.array(SPECIAL[fill]) * LARGEST[tensor.dtype]
+            _plant(values, numbers, 2 + values.size // _SPECIAL_AMONG, rng)
         return stored(values, tensor.dtype)
     dtype = np.dtype(tensor.dtype)
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     makers: dict[str, Callable[[], NDArray[Any]]] = {
-        "zeros": lambda: rng.integers(low, high, shape, np.int64, True) * rng.integers(0, 2, shape),
-        "negative": lambda: np.full(shape, -1 if low < 0 else high),
-        "large": lambda: rng.choice(np.array([low, high]), shape),
+        "zeros": lambda: (
+            rng.integers(low, high, shape, dtype, True) * rng.integers(0, 2, shape, dtype)
+        ),
+        "negative": lambda: np.full(shape, -1 if low < 0 else high, dtype),
+        "large": lambda: rng.choice(np.array([low, high], dtype), shape),
         "low": lambda: np.full(shape, low),
         "tiny": lambda: rng.integers(0, 2, shape),
     }
     if fill in makers:
-        return makers[fill]().astype(dtype)
-    return rng.integers(low, high, shape, dtype, endpoint=True)
+        return np.asarray(makers[fill]()).astype(dtype)
+    return np.asarray(rng.integers(low, high, shape, dtype, endpoint=True))
+
+
+def _plant(
+    values: Array, numbers: Sequence[float] | Array, count: int, rng: np.random.Generator
+) -> None:
+    """Put these numbers, in turn, at `count` places, or everywhere where there are fewer."""
+    places = rng.permutation(values.size)[:count]
+    values.reshape(-1)[places] = np.resize(numbers, places.size)
 
 
 def stored(values: NDArray[np.float64], dtype: str) -> Array:

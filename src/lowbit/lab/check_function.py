@@ -53,7 +53,8 @@ class TestedFunction(Tested):
             if parameter not in listed:
                 raise ValueError(
                     f"{name} has no parameter {parameter!r}; it has {', '.join(listed) or 'none'}, "
-                    f"and the inputs of {operation.name} are {', '.join(inputs)}"
+                    f"and the inputs of {operation.name} are {', '.join(inputs)} (it is a function "
+                    "that launches kernels; a kernel needs @triton.jit or @cuda.jit)"
                 )
         for parameter in listed.values():
             known = parameter.name in inputs or parameter.name in given

@@ -1,29 +1,27 @@
-"""Checking the operators of `lowbit.gpu` against their specifications."""
+"""Checking the operators of `lowbit.torch.functional` against their specifications."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lowbit.lab.check_cases import SPECIAL, Case
+from lowbit.lab.check_cases import Case
 from lowbit.lab.check_run import check_tested
 from lowbit.lab.report import CheckResult
 from lowbit.spec.typed import Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from lowbit.gpu.registration import Specified
+    from lowbit.torch.registration import Specified
 
 PREFIX = "gpu:"
 """What the names of the operators begin with."""
 
 # What a function is tried on once it has been tried on all: these data, and so many other sizes.
-_FILLS, _OTHERS = ("normal", "large", SPECIAL), 5
+_FILLS, _OTHERS = ("normal", "large", "nan"), 5
 
 
 @cache
@@ -33,25 +31,25 @@ def functions() -> Mapping[str, Specified]:
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
     registered under a name that no specification has.
     """
-    from lowbit import gpu
-    from lowbit.gpu.registration import specified_functions
     from lowbit.spec.gpu import operations
+    from lowbit.torch.registration import specified_functions
 
-    for module in pkgutil.iter_modules(gpu.__path__):
-        importlib.import_module(f"{gpu.__name__}.{module.name}")
-    unknown = sorted(set(specified_functions) - set(operations()))
+    known = specified_functions.load()
+    unknown = sorted(set(known) - set(operations()))
     if unknown:
         raise LookupError(
             f"{unknown[0]} is the name of no operation in lowbit.spec.gpu; write one, or correct "
             "the name given to @specified"
         )
-    ordered = {n: specified_functions[n] for n in operations() if n in specified_functions}
+    ordered = {n: known[n] for n in operations() if n in known}
     return MappingProxyType(ordered)
 
 
-def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckResult]:
+def check_gpu(
+    name: str | None = None, device: str | None = None, **how: Any
+) -> Iterator[CheckResult]:
     """Check one operator, or all, for each dtype that it takes. A function is tried on all cases
-    once, for its first operation and dtype; for others on a few.
+    once, for its first operation and dtype; for others on a few. `how`: as `check` takes it.
 
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
@@ -63,7 +61,6 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
         listed = ", ".join(PREFIX + one for one in known)
         raise ValueError(f"no operator {PREFIX}{name}; there are {listed}")
     tried: set[Callable[..., Any]] = set()
-    results: list[CheckResult] = []
     for one in known if name is None else [name]:
         function = known[one].function
         for operation in _with_dtypes(operations()[one]):
@@ -72,10 +69,9 @@ def check_gpu(name: str | None = None, device: str | None = None) -> list[CheckR
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
-            result = check_tested(tested, device, cases, notes)
+            result = check_tested(tested, device, cases, notes, **how)
             title = f"{one}, {operation.result.dtype}"
-            results.append(replace(result, kernel=PREFIX + one, operation=title))
-    return results
+            yield replace(result, kernel=PREFIX + one, operation=title)
 
 
 def _with_dtypes(operation: Operation) -> list[Operation]:

@@ -136,7 +136,9 @@ class Host(Poisoning):
         strides = [stride // values.itemsize for stride in np.empty_like(values, order="C").strides]
         output = CheckedTensor(type_, values, strides, "output")
         output.initialised = held.tensor.initialised
-        output.writer[:] = held.tensor.writer[held.elements(result)].reshape(-1)
+        elements = held.elements(result).reshape(-1)
+        output.writer[:] = held.tensor.writer[elements]
+        output.place[:] = held.tensor.place[elements]
         return output
 
     def fresh(self, tensor: Tensor) -> None:
@@ -206,7 +208,7 @@ class Host(Poisoning):
         elements = elements[elements >= 0]
         if held.own is not None and elements.size:
             self._found("input-written", held, elements[0], f"is an input, and written by {name}")
-        held.tensor.writer[elements] = _TORCH
+        held.tensor.writer[elements], held.tensor.place[elements] = _TORCH, self.memory.place()
 
     def _found(self, kind: str, held: _Held, element: Any, what: str) -> None:
         index = held.tensor.index(int(element))
@@ -247,6 +249,8 @@ class Host(Poisoning):
     def _taken(self, name: str, value: Any, taken: dict[int, CheckedTensor]) -> Any:
         """An argument as the interpreter takes it; the memory of tensors goes into `taken`, by
         the address of what holds it, under the name of an input, or of its first parameter."""
+        if isinstance(value, tuple):
+            return tuple(self._taken(name, one, taken) for one in value)
         if hasattr(value, "block_shape"):
             descriptor = copy.copy(value)
             descriptor.base = self._taken(name, value.base, taken)

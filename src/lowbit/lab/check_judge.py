@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lowbit.lab.check_cases import SPECIAL
 from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program
-from lowbit.spec.typed import Array, Expected
+from lowbit.spec.typed import Array, Expected, Operation
 
 if TYPE_CHECKING:
     from lowbit.lab.check_subject import Run
 
+# What no function of a number takes for the same: an even one, a ReLU, a limit.
+_IN_PLACE_OF_NAN = (1.0, 100.0, -100.0)
 
-def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
-    """Elements that were never written, and wrong values among the others.
 
-    lenient: where the reference is NaN anything is right, and a NaN elsewhere is a warning. For
-    data with infinities and NaN, since right kernels may multiply them by the zeros of a mask.
-    """
+def judge(run: Run, expected: Expected, lenience: Lenience | None = None) -> list[Finding]:
+    """Elements that were never written, and wrong values among the others."""
     output = run.output
     findings: list[Finding] = []
     unwritten = np.zeros(output.shape, bool)
@@ -37,9 +38,9 @@ def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
     got = run.result
     wrong = expected.wrong(got) & ~unwritten
     strange = np.zeros(output.shape, bool)
-    if lenient:
-        wrong &= ~np.isnan(expected.value)
-        strange = wrong & np.isnan(got)
+    if lenience is not None:
+        wrong &= ~lenience.free
+        strange = wrong & lenience.strange(got)
     for kind, where in (("wrong-values", wrong & ~strange), ("special-values", strange)):
         if where.any():
             element = int(np.argmax(where))
@@ -47,8 +48,57 @@ def judge(run: Run, expected: Expected, *, lenient: bool) -> list[Finding]:
             program = run.memory.programs[writer] if writer >= 0 else None
             made = wrong_values(kind, output, expected, got, where, program)
             kernel = run.memory.kernel_of(writer) if writer >= 0 else None
-            findings.append(replace(made, kernel=kernel))
+            place = run.memory.place_of(output, element)
+            findings.append(replace(made, kernel=kernel, place=place))
     return findings
+
+
+@dataclass(frozen=True, eq=False)
+class Lenience:
+    """What is forgiven where the data is special. free: the elements that may be anything.
+    overflows: whether an infinity is forgiven as a NaN is: it gives a warning."""
+
+    free: Array
+    overflows: bool
+
+    @classmethod
+    def of(
+        cls, operation: Operation, fill: str, inputs: Mapping[str, Array], expected: Expected
+    ) -> Lenience | None:
+        """For data of this fill; `inputs` are float64, int64 and bool. None if all is judged.
+
+        A right kernel may leave out what the reference multiplies by zero, multiply by the zeros
+        of a mask, and add up in another order. So infinities may end as anything where the
+        reference ends as NaN; a NaN has to come out where the result depends on the number in its
+        place; and numbers that are too large for the reference in float32 are for a kernel too.
+        """
+        if fill not in SPECIAL or operation.special:
+            return None
+
+        def reference(change: Callable[[Array], Array], names: Sequence[str]) -> Array:
+            with np.errstate(all="ignore"):
+                given = {n: change(a) if n in names else a for n, a in inputs.items()}
+                return np.asarray(operation.reference(*given.values()))
+
+        def constant(names: Sequence[str]) -> Array:
+            first, *others = (
+                reference(lambda a, x=x: np.where(np.isnan(a), x, a), names)
+                for x in _IN_PLACE_OF_NAN
+            )
+            return np.logical_and.reduce([first == other for other in others])
+
+        floats = [tensor.name for tensor in operation.inputs if tensor.is_float]
+        free = np.isnan(expected.value)
+        if fill == "nan":
+            free &= np.logical_or.reduce([constant(n) for n in (floats, *([n] for n in floats))])
+        elif fill == "largest" and all(t.dtype != "float64" for t in operation.inputs):
+            narrow = reference(lambda a: a.astype(np.float32), floats)
+            free |= expected.wrong(narrow.astype(np.float64))
+        return cls(free, fill == "largest")
+
+    def strange(self, got: Array) -> Array:
+        """The elements whose value, if it is wrong, is a warning only."""
+        return np.isnan(got) | (np.isinf(got) & self.overflows)
 
 
 def wrong_values(

@@ -65,6 +65,7 @@ class Memory:
         self.number = 0
         self.kernel: str | None = None
         self._kernels: list[str | None] = []
+        self._places: dict[Place | None, int] = {}
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -187,6 +188,7 @@ class Memory:
             old[lane] = tensor.read(where, dtype)[0]
             tensor.write(where, np.asarray([combine(old[lane], lane)], dtype))
         tensor.writer[fresh] = _SETTLED
+        tensor.place[fresh] = self.place()
         self._recorded("atomic", tensor, offsets, elements, active, outside, values, True)
         return old
 
@@ -199,6 +201,15 @@ class Memory:
                 return Place(file, frame.f_lineno)
             frame = frame.f_back
         return None
+
+    def place(self) -> int:
+        """The number of the line that runs now, to be kept for the elements that it writes."""
+        return self._places.setdefault(self.here(), len(self._places))
+
+    def place_of(self, tensor: CheckedTensor, element: int) -> Place | None:
+        """The line that wrote an element last; None if that is not known."""
+        number = int(tensor.place[element])
+        return None if number == NOBODY else list(self._places)[number]
 
     def outside(
         self, kind: Kind, tensor: CheckedTensor, index: tuple[int, ...], value: Array
@@ -342,6 +353,7 @@ class Memory:
             first = elements[int(np.argmax(raced))]
             self.find("read-of-other", tensor, first, "is written, and read by another program")
         tensor.writer[elements] = self.number
+        tensor.place[elements] = self.place()
 
     def _conflict_of_lanes(
         self,

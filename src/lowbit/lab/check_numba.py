@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import linecache
 import operator
+import re
 import sys
 import threading
 import warnings
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.lab.check_beyond import UnsupportedError, refusals
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_cases import strides_of
 from lowbit.lab.check_memory import Memory
@@ -32,6 +35,7 @@ from lowbit.spec.typed import TensorType
 
 _THREADS = ("threads", "threads_y", "threads_z")
 _ONE = np.ones(1, bool)
+_RUNNER = "Numba's CUDA simulator"
 # The simulator runs one kernel at a time.
 _LOCK = threading.Lock()
 _TURN = 1e-5  # seconds that a thread keeps the interpreter while others wait
@@ -124,11 +128,32 @@ class NumbaKernel:
             _quick_turns(),
             simulator._push_kernel_context(module),
             swapped_cuda_module(self.function, module),
+            _without_device_code(self.function),
         ):
             warnings.simplefilter("ignore", RuntimeWarning)
             for point in programs:
                 manager = simulator.BlockManager(self.function, grid, block, False)
-                manager.run(point, *values)
+                try:
+                    manager.run(point, *values)
+                except (AttributeError, UnsupportedError) as error:
+                    # The simulator puts the thread before the message.
+                    text = re.sub(r"^tid=.*? ctaid=.*?]: ", "", str(error))
+                    if "FakeCUDA" in text:
+                        text = f"{_RUNNER} has no cuda.{text.split()[-1].strip(chr(39))}"
+                    elif isinstance(error, AttributeError):
+                        raise
+                    raise UnsupportedError(text).with_traceback(error.__traceback__) from None
+
+
+@contextlib.contextmanager
+def _without_device_code(function: Callable[..., None]) -> Iterator[None]:
+    """Within it, what has no body but on a GPU refuses to be called."""
+    from numba.cuda import libdevice
+
+    with contextlib.ExitStack() as stack:
+        for names in (vars(libdevice), function.__globals__):
+            stack.enter_context(patch.dict(names, refusals(names, libdevice.__name__, _RUNNER)))
+        yield
 
 
 @contextlib.contextmanager
@@ -192,6 +217,12 @@ class _Watched:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __getattr__(self, name: str) -> Any:
+        text = f"{self._tensor.name}.{name}"
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"{text}: an array has no {name}")
+        raise UnsupportedError(f"{text}: the checker follows single elements only")
+
     def _offset(self, index: Any) -> tuple[tuple[int, ...], NDArray[np.int64] | None]:
         """The index as a tuple, and its byte offset, or None if it lies outside.
 
@@ -202,7 +233,7 @@ class _Watched:
         except TypeError:
             given = ()
         if len(given) != self.ndim:
-            raise TypeError(
+            raise UnsupportedError(
                 f"{self._tensor.name}[{index!r}]: the checker follows single elements only; give "
                 f"{self.ndim} integers"
             )
@@ -247,13 +278,13 @@ class _Shared:
         self._arrays: dict[tuple[Any, ...], _Watched] = {}
 
     def array(self, shape: int | tuple[int, ...], dtype: Any) -> _Watched:
-        """The array of this block that this line of the kernel makes. TypeError for a size of 0,
-        which stands for memory that the launch gives: a check gives none."""
+        """The array of this block that this line of the kernel makes. UnsupportedError for a size
+        of 0, which stands for memory that the launch gives: a check gives none."""
         from numba.core import types
         from numba.np import numpy_support
 
         if shape == 0:
-            raise TypeError("dynamic shared memory is not checked; give the array a size")
+            raise UnsupportedError("dynamic shared memory is not checked; give the array a size")
         thread: Any = threading.current_thread()
         caller = sys._getframe(1)
         key = (*thread.blockIdx, caller.f_code, caller.f_lineno)

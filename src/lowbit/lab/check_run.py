@@ -18,6 +18,9 @@ from lowbit.lab.check_subject import GridLike, Reading, Run, Subject, Tested
 from lowbit.lab.report import CheckResult, Finding
 from lowbit.spec.typed import Array, Block, Expected, Operation, from_function
 
+Tell = Callable[[str, int, int, str | None], None]
+"""Is told the kernel's name, how many cases have been tried, of how many, and the first error."""
+
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
 
@@ -31,6 +34,8 @@ def check(
     initial: float | None = None,
     device: str | None = None,
     seed: int = 0,
+    stop: bool = False,
+    tell: Tell | None = None,
     **given: Any,
 ) -> CheckResult:
     """Whether a kernel does what a specification says, for many sizes and kinds of data.
@@ -44,23 +49,30 @@ def check(
     dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only.
     output: the input that the kernel replaces by the result. initial: what the caller fills the
     result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
-    where there is one. given: values of other parameters, block sizes for example, or functions of
+    where there is one. stop: end after the first case in which an error is found. tell: called
+    after each case. given: values of other parameters, block sizes for example, or functions of
     the sizes.
 
     ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
     kernel is of a version that is not known, or there is no GPU for device "cuda".
     """
     tested = tested_of(kernel, spec, grid, output, initial, seed, given)
-    return check_tested(tested, device, *tested.cases())
+    return check_tested(tested, device, *tested.cases(), stop=stop, tell=tell)
 
 
 def check_tested(
-    tested: Tested, device: str | None, cases: Sequence[Case], notes: Sequence[str] = ()
+    tested: Tested,
+    device: str | None,
+    cases: Sequence[Case],
+    notes: Sequence[str] = (),
+    *,
+    stop: bool = False,
+    tell: Tell | None = None,
 ) -> CheckResult:
     """The outcome of these cases, the exercise first. Raises as `check` does."""
     on_gpu = check_cuda.wanted(device, tested)
     notes = list(notes)
-    found = _check_cases(tested, cases, on_gpu, notes)
+    found = _check_cases(tested, cases, on_gpu, notes, stop, tell)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
     if any(f.severity == "error" for f in findings):
@@ -83,12 +95,20 @@ def check_tested(
 
 
 def _check_cases(
-    tested: Tested, cases: Sequence[Case], on_gpu: bool, notes: list[str]
+    tested: Tested,
+    cases: Sequence[Case],
+    on_gpu: bool,
+    notes: list[str],
+    stop: bool,
+    tell: Tell | None,
 ) -> dict[int, list[Finding]]:
-    """What is found in each case, by its number; small ones first, until one does not end."""
+    """What is found in each case, by its number: the exercise, then from small to large, until one
+    does not end."""
     found: dict[int, list[Finding]] = {}
+    first: Finding | None = None
     slow = tested.slow
-    for number in sorted(range(len(cases)), key=lambda n: prod(cases[n].sizes.values())):
+    small = sorted(range(1, len(cases)), key=lambda n: prod(cases[n].sizes.values()))
+    for number in (0, *small):
         case = cases[number]
         exercise = case.sizes == cases[0].sizes
         if slow and exercise and number:
@@ -97,8 +117,12 @@ def _check_cases(
         found[number], steps = _check_case(tested, case, thorough=thorough, on_gpu=on_gpu)
         if number == 0 and (slow := slow or steps > _SLOW):
             notes.append("it takes many steps, so the exercise was tried with normal data only")
-        if any(finding.kind == "endless" for finding in found[number]):
-            notes.append("the other cases were not tried")
+        first = first or next((f for f in found[number] if f.severity == "error"), None)
+        if tell is not None:
+            tell(tested.name, len(found), len(cases), None if first is None else str(first))
+        endless = any(finding.kind == "endless" for finding in found[number])
+        if len(found) < len(cases) and (endless or (stop and first is not None)):
+            notes.append(f"{len(cases) - len(found)} more cases were not tried")
             break
     return found
 
@@ -183,9 +207,9 @@ def _check_case(
     inputs = case.inputs(tested.operation, tested.seed)
     expected = tested.expected(case, inputs)
     run = tested.run(case, inputs)
-    findings = [run.crash] if run.crash else tested.judge(case, run, expected)
+    findings = [run.crash] if run.crash else tested.judge(case, inputs, run, expected)
     findings = [*run.memory.findings, *findings]
-    if not run.crash and case.fill != SPECIAL:
+    if not run.crash and case.fill not in SPECIAL:
         if thorough or run.memory.atomics:
             findings += _again(tested, case, inputs, run, expected)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)

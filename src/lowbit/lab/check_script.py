@@ -29,7 +29,7 @@ from typing import Any
 from lowbit.jit.kernel import Kernel
 from lowbit.lab.check_cpu import CpuKernel
 from lowbit.lab.check_numba import is_numba
-from lowbit.lab.check_run import check
+from lowbit.lab.check_run import Tell, check
 from lowbit.lab.check_triton import is_triton, triton_modules
 from lowbit.lab.report import CheckResult
 from lowbit.spec.typed import Operation, Sizes
@@ -40,18 +40,20 @@ PRODUCT = "product:"
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
-def check_file(path: Path, device: str | None = None) -> CheckResult:
+def check_file(
+    path: Path, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
+) -> CheckResult:
     """Check the kernel of a file; a Numba kernel in a process where the simulator is on.
 
     FileNotFoundError if there is no such file; ValueError if it does not define what is needed;
     otherwise as `check`, and whatever the file itself raises.
     """
     if needs_simulator(path):
-        result = in_simulator(path, "check", {"device": device})
+        result = in_simulator(path, "check", {"device": device, "stop": stop}, tell)
         first = next(iter(result.findings), None)
         shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
         return replace(result, viewer=partial(_view_of_file, path, *shown))
-    return check_module(load(path), str(path), device)
+    return check_module(load(path), str(path), device, stop, tell)
 
 
 def needs_simulator(path: Path) -> bool:
@@ -109,10 +111,12 @@ def blamed(path: Path) -> Iterator[None]:
         raise ValueError(message) from error
 
 
-def check_module(module: ModuleType, title: str, device: str | None) -> CheckResult:
+def check_module(
+    module: ModuleType, title: str, device: str | None, stop: bool, tell: Tell | None
+) -> CheckResult:
     """Check the kernel of a module that has been run. Raises as `check_file`."""
     with blamed(Path(title)):
-        return check(**arguments_of(module, title), device=device)
+        return check(**arguments_of(module, title), device=device, stop=stop, tell=tell)
 
 
 def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
@@ -127,7 +131,7 @@ def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
             "or write a function with jaxtyping annotations"
         )
     own = names["kernel"] if "kernel" in names else _only_kernel(names, module.__name__, title)
-    if "grid" not in names and not isinstance(own, (CpuKernel, Kernel)):
+    if "grid" not in names and not isinstance(own, (CpuKernel, Kernel, FunctionType)):
         raise ValueError(
             f"{title} defines no `grid`; write the number of programs, grid = 1, or a function of "
             "the sizes and block sizes: def grid(meta): return (meta['N0'],)"
@@ -161,7 +165,9 @@ def _only_kernel(names: dict[str, Any], module: str, title: str) -> Any:
     return next(iter(found.values()))
 
 
-def in_simulator(path: Path, action: str, options: Mapping[str, Any]) -> Any:
+def in_simulator(
+    path: Path, action: str, options: Mapping[str, Any], tell: Tell | None = None
+) -> Any:
     """What an action of check_worker makes of a file, in a process where Numba simulates.
 
     Raises what the action raises; RuntimeError if the process stops.
@@ -170,16 +176,23 @@ def in_simulator(path: Path, action: str, options: Mapping[str, Any]) -> Any:
         answer = Path(folder) / "result"
         command = [sys.executable, "-m", "lowbit.lab.check_worker", action]
         environment = {**os.environ, _SIMULATOR: "1"}
-        done = subprocess.run(
-            [*command, str(path), str(answer), json.dumps(options)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        said = Path(folder) / "stderr"
+        with (
+            said.open("wb") as errors,
+            subprocess.Popen(
+                [*command, str(path), str(answer), json.dumps(options)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                if tell is not None:
+                    tell(*json.loads(line))
         if not answer.exists():
-            lines = done.stderr.strip().splitlines() or ["it said nothing"]
+            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise RuntimeError(f"the process that checks {path} stopped: {lines[-1]}")
         # Written by our own worker, in a folder that only this user can write to.
         result = pickle.loads(answer.read_bytes())
@@ -188,17 +201,21 @@ def in_simulator(path: Path, action: str, options: Mapping[str, Any]) -> Any:
     return result
 
 
-def check_all(device: str | None = None) -> list[CheckResult]:
-    """Check the teaching kernel of each of the twelve operations."""
+def check_all(device: str | None = None, **how: Any) -> Iterator[CheckResult]:
+    """Check the teaching kernel of each of the twelve operations; `how` as `check` takes it."""
     from lowbit.kernels.triton.registry import teaching_kernels
 
     triton_modules()
-    return [check_named(name, device) for name in teaching_kernels()]
+    for name in teaching_kernels():
+        yield check_named(name, device, **how)
 
 
-def check_named(name: str, device: str | None = None) -> CheckResult:
-    """Check a kernel of lowbit. ValueError, with the names that there are, for another name."""
-    return check(**arguments_named(name), device=device)
+def check_named(name: str, device: str | None = None, **how: Any) -> CheckResult:
+    """Check a kernel of lowbit; `how` as `check` takes it.
+
+    ValueError, with the names that there are, for another name.
+    """
+    return check(**arguments_named(name), device=device, **how)
 
 
 def arguments_named(name: str) -> dict[str, Any]:

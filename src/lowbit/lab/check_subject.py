@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from lowbit.lab.check_beyond import UnsupportedError
 from lowbit.lab.check_bind import Binding, Parameter, TensorArgument
-from lowbit.lab.check_cases import SPECIAL, Case, Layout, cases_of, strides_of, widened
-from lowbit.lab.check_judge import judge
+from lowbit.lab.check_cases import Case, Layout, cases_of, strides_of, widened
+from lowbit.lab.check_judge import Lenience, judge
 from lowbit.lab.check_memory import EndlessError, Memory
 from lowbit.lab.check_numba import NumbaKernel
 from lowbit.lab.check_tensor import CheckedTensor, Role
@@ -138,12 +139,17 @@ class Tested(ABC):
 
     def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
         """The reference's result for these inputs, as they are stored."""
-        named = {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
-        return self.operation.expect(named, case.sizes, self.seed)
+        return self.operation.expect(self._widened(inputs), case.sizes, self.seed)
 
-    def judge(self, case: Case, run: Run, expected: Expected) -> list[Finding]:
+    def judge(
+        self, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
+    ) -> list[Finding]:
         """What is wrong with the result of a run."""
-        return judge(run, expected, lenient=case.fill == SPECIAL and not self.operation.special)
+        named = self._widened(inputs)
+        return judge(run, expected, Lenience.of(self.operation, case.fill, named, expected))
+
+    def _widened(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        return {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
 
 
 @dataclass(frozen=True)
@@ -335,7 +341,10 @@ def shuffle(programs: Sequence[Program], seed: int) -> list[Program]:
 
 
 def crash_of(error: Exception, memory: Memory, program: Program | None) -> Finding:
-    """The finding that something stops with an error, at the last line that is no machinery's."""
+    """The finding that something stops with an error, at the last line that is no machinery's.
+
+    UnsupportedError, with that line, if the error is one.
+    """
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     place, frame = None, error.__traceback__
@@ -345,6 +354,8 @@ def crash_of(error: Exception, memory: Memory, program: Program | None) -> Findi
             place = Place(file, frame.tb_lineno)
         frame = frame.tb_next
     text = str(error).strip().splitlines()
+    if isinstance(error, UnsupportedError):
+        raise UnsupportedError(f"{text[0]} (at {place})") from error
     if isinstance(error, EndlessError):
         return Finding("endless", text[0], program=program, place=place, kernel=memory.kernel)
     message = f"{type(error).__name__}: {text[0] if text else 'without a message'}"

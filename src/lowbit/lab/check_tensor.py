@@ -54,6 +54,7 @@ class CheckedTensor:
         self.storage = storage
         self.writer = np.full(self.count, NOBODY, np.int64)
         self.reader = np.full(self.count, NOBODY, np.int64)
+        self.place = np.full(self.count, NOBODY, np.int64)
 
     @property
     def values(self) -> Array:

@@ -54,7 +54,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     inputs = case.inputs(subject.operation, subject.seed)
     expected = subject.expected(case, inputs)
     run = subject.run(case, inputs, recorder=recorder)
-    ending = [run.crash] if run.crash else subject.judge(case, run, expected)
+    ending = [run.crash] if run.crash else subject.judge(case, inputs, run, expected)
     source, first_line = _source(subject)
     return Trace(
         kernel=subject.reading.name,

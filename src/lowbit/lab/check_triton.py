@@ -13,6 +13,7 @@ import dataclasses
 import inspect
 import operator
 import re
+import sys
 import threading
 import types
 import warnings
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.kernels.triton import NEWEST, OLDEST
+from lowbit.lab.check_beyond import UnsupportedError, refusals
 from lowbit.lab.check_bfloat16 import Bfloat16
 from lowbit.lab.check_bind import Parameter, TensorArgument
 from lowbit.lab.check_logic import Transformer, counting, logic, truth
@@ -32,10 +34,13 @@ from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import CheckedTensor, poison
 from lowbit.lab.record import block
 from lowbit.lab.trace import Block, Kind, Program
+from lowbit.registry.extras import install
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 _SPAN, _START = 1 << 40, 1 << 39
 _LOCK = threading.Lock()
+_RUNNER = "Triton's interpreter"
+_EXTRA = "triton.language.extra"
 
 Grid = tuple[int, int, int]
 
@@ -47,16 +52,16 @@ def triton_modules() -> tuple[Any, Any, Any]:
     of a version that is not known, or not what its version says.
     """
     known = "lowbit's checker knows Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
-    install = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+    fitting = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
     try:
         import triton
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            "checking Triton kernels needs triton: pip install 'lowbit[lab]'"
+            f"checking Triton kernels needs triton; {install('lab')}"
         ) from None
     version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
     if not OLDEST <= version <= NEWEST:
-        raise RuntimeError(f"{known}; this is {triton.__version__}: {install}")
+        raise RuntimeError(f"{known}; this is {triton.__version__}: {fitting}")
     try:
         import triton.language as tl
         from triton.runtime import interpreter
@@ -65,7 +70,7 @@ def triton_modules() -> tuple[Any, Any, Any]:
         _look_up(interpreter, _OF_INTERPRETER)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
-            f"{known}; this is {triton.__version__}, but another one inside ({error}): {install}"
+            f"{known}; this is {triton.__version__}, but another one inside ({error}): {fitting}"
         ) from None
     return triton, tl, interpreter
 
@@ -181,7 +186,24 @@ class TritonKernel:
             for program in programs:
                 memory.begin(program)
                 interpreter.interpreter_builder.set_grid_idx(*program)
-                text(**values)
+                try:
+                    text(**values)
+                except Exception as error:
+                    _raise_unsupported(error, interpreter)
+                    raise
+
+
+def _raise_unsupported(error: BaseException, interpreter: Any) -> None:
+    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, or the
+    function of the language is none that it replaces."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
+    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
+    if isinstance(error, NotImplementedError) or missing or unknown:
+        why = "it is part of the language for a GPU only" if unknown else str(error)
+        made = UnsupportedError(f"{_RUNNER} cannot run this line: {why}")
+        raise made.with_traceback(error.__traceback__)
 
 
 def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
@@ -191,6 +213,8 @@ def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
         pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
         address = np.array([number * _SPAN + _START + value.offset], np.uint64)
         return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, tuple):
+        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
     if hasattr(value, "block_shape"):
         # A descriptor made by the host (triton.tools.tensor_descriptor).
         value = copy.copy(value)
@@ -245,6 +269,9 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
             # The second is what triton.jit makes under TRITON_INTERPRET=1.
             for jitted in (JITFunction, interpreter.InterpretedFunction):
                 scope.set_attr(jitted, "__call__", call)
+            for module in _extra_modules(tl):
+                for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
+                    scope.set_attr(module, name, refusal)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
             triton.knobs.runtime.interpret = True
@@ -258,6 +285,15 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
                 vars(builder).pop(name, None)
             triton.knobs.runtime.interpret = interpreting
             scope.restore()
+
+
+def _extra_modules(tl: Any) -> list[types.ModuleType]:
+    """The modules of functions that devices have. Those that tl.extra holds are loaded apart from
+    those that an import statement gives."""
+    imported = [module for name, module in sys.modules.items() if name.startswith(_EXTRA)]
+    held = [one for one in vars(tl.extra).values() if isinstance(one, types.ModuleType)]
+    inner = [one for module in held for one in vars(module).values()]
+    return [*imported, *held, *(one for one in inner if isinstance(one, types.ModuleType))]
 
 
 def _counted(made: Callable[[Any], None], memory: Memory) -> Callable[[Any], None]:
@@ -274,10 +310,10 @@ def _index_of_scalar(tensor: Any) -> int:
 
 def _copy(function: Any, names: Mapping[str, Any]) -> Any:
     """The function with globals of its own: these, and what the rewriter fills them with."""
-    nonlocals = inspect.getclosurevars(function).nonlocals
+    seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return types.FunctionType(
         function.__code__,
-        {**function.__globals__, **nonlocals, **names},
+        {**seen, **refusals(seen, _EXTRA, _RUNNER), **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,

@@ -1,12 +1,15 @@
 """A process that checks or views one file and leaves the outcome, or the exception, as a pickle.
 
 Run as `python -m lowbit.lab.check_worker check|view FILE ANSWER OPTIONS`; the options are a JSON
-object of keyword arguments.
+object of keyword arguments. Its output are lines of JSON, the arguments of `Tell`; what the file
+prints goes nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -19,9 +22,16 @@ _ACTIONS = {"check": check_module, "view": view_module}
 
 def main(action: str, file: str, answer: str, options: str) -> None:
     """Check or view `file`, write to `answer`."""
+    report = sys.stdout
+
+    def tell(*progress: object) -> None:
+        print(json.dumps(progress), file=report, flush=True)
+
+    given = {**json.loads(options), **({"tell": tell} if action == "check" else {})}
     try:
-        module = load(Path(file))
-        result: object = _ACTIONS[action](module, file, **json.loads(options))
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            module = load(Path(file))
+            result: object = _ACTIONS[action](module, file, **given)
     except Exception as error:  # it is raised again in the process that asked
         result = RuntimeError(str(error)) if not _survives(error) else error
     Path(answer).write_bytes(pickle.dumps(result))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lowbit.lab.report import CheckResult
+from lowbit.registry.extras import explained
 
 
 def check(
@@ -18,7 +21,7 @@ def check(
         str,
         typer.Argument(
             help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.gpu as gpu:softmax, a file FILE.py, all "
+            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
             "(teaching kernels), or gpu (operators).",
             show_default=False,
             metavar="KERNEL|FILE.py|all|gpu",
@@ -34,38 +37,72 @@ def check(
             show_default="cuda where there is a GPU",
         ),
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Go on after the first case that goes wrong.")
+    ] = False,
 ) -> None:
     """Check a kernel against the specification of its operation.
 
-    Many sizes and kinds of data, every access seen, outputs poisoned. Exit code: 0 if all is
-    right, 1 if something is wrong with a kernel, 2 if it could not be checked.
+    Many sizes and kinds of data, every access seen, outputs poisoned; until the first error, unless
+    --all is given. Exit code: 0 if all is right, 1 if something is wrong with a kernel, 2 if it
+    could not be checked.
     """
+    shown, results = _Shown(every), list[CheckResult]()
     try:
-        results = _checked(what, device)
+        with shown.progress:
+            for result in _checked(what, device, stop=not every, tell=shown.tell):
+                shown.result(result)
+                results.append(result)
         if json_file is not None:
             text = json.dumps([json.loads(r.to_json()) for r in results], indent=2)
             json_file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
+    except ModuleNotFoundError as error:
+        refuse(explained(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
-    console = Console(soft_wrap=True)
-    for result in results:
-        console.print(result)
+    if not (all(results) or every):
+        print("lowbit: --all goes on after the first error", file=sys.stderr)
     raise typer.Exit(0 if all(results) else 1)
 
 
-def _checked(what: str, device: str | None) -> list[CheckResult]:
+class _Shown:
+    """What a check shows while it runs: on a terminal, stderr has how far it is. A check that goes
+    on after the first error shows that at once, on a terminal or not."""
+
+    def __init__(self, every: bool) -> None:
+        errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self.progress = Progress(
+            *columns, console=errors, transient=True, disable=not errors.is_terminal
+        )
+        self._task = self.progress.add_task("", visible=False)
+        self._every, self._said = every, set[tuple[str, str]]()
+
+    def tell(self, kernel: str, done: int, of: int, error: str | None) -> None:
+        self.progress.update(self._task, visible=True, description=kernel, completed=done, total=of)
+        if self._every and error is not None and (kernel, error) not in self._said:
+            self._said.add((kernel, error))
+            self.progress.console.print(f"{kernel}: {error}", style="red", markup=False)
+
+    def result(self, result: CheckResult) -> None:
+        self.progress.stop()
+        Console(soft_wrap=True, highlight=False).print(result)
+        self.progress.start()
+
+
+def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
     from lowbit.lab import check_script
     from lowbit.lab.check_gpu import PREFIX, check_gpu
 
     if what == "all":
-        return check_script.check_all(device)
+        return check_script.check_all(device, **how)
     if what == "gpu" or what.startswith(PREFIX):
-        return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device)
+        return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device, **how)
     if what.endswith(".py"):
-        return [check_script.check_file(Path(what), device)]
-    return [check_script.check_named(what, device)]
+        return [check_script.check_file(Path(what), device, **how)]
+    return [check_script.check_named(what, device, **how)]
 
 
 def refuse(message: str) -> NoReturn:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lowbit.lab.cli_check import refuse
-from lowbit.lab.cli_view import missing
+from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.lab.learn_progress import Exercise, Progress
@@ -77,7 +77,7 @@ def learn(
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:
-        refuse(missing(error))
+        refuse(explained(error))
     except (ValueError, RuntimeError) as error:
         refuse(str(error))
     except Exception as error:  # what the file defines may not fit together in any way

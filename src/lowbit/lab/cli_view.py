@@ -9,6 +9,7 @@ import typer
 
 from lowbit.lab.check_cases import FILLS
 from lowbit.lab.cli_check import refuse
+from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View
@@ -65,7 +66,7 @@ def view(
     except OSError as error:
         refuse(f"{error.filename}: {error.strerror}")
     except ModuleNotFoundError as error:
-        refuse(missing(error))
+        refuse(explained(error))
     except Exception as error:  # a file may raise anything while it is imported
         refuse(str(error) or type(error).__name__)
     for line in _summary(seen):
@@ -73,12 +74,6 @@ def view(
     for file in (html_file, json_file):
         if file is not None:
             print(f"written to {file}")
-
-
-def missing(error: ModuleNotFoundError) -> str:
-    """What is missing, and what to install."""
-    known = "pip install" in str(error)
-    return str(error) if known else f"{error}; install with: pip install 'lowbit[lab]'"
 
 
 def _seen(what: str, sizes: dict[str, int], fill: str) -> View:

@@ -118,9 +118,12 @@ class Explanation:
     measured: Spread
 
     @property
-    def reached(self) -> float:
-        """The predicted time as a share of the measured one."""
-        return self.prediction.seconds / self.measured.median
+    def reached(self) -> float | None:
+        """The predicted time as a share of the measured one; None where the limits that predict it
+        were not measured well."""
+        if self.ceiling.disturbed:
+            return None
+        return peak.share(self.prediction.seconds / self.measured.median)
 
     def to_json(self) -> str:
         """Everything as JSON text."""

@@ -69,4 +69,7 @@ def _add_times(table: Table, one: Explanation) -> None:
     table.add_row("predicted", f"{format_seconds(guess.seconds)}, limited by {guess.limit}")
     spread = format_spread(one.measured)
     table.add_row("measured", f"{format_seconds(one.measured.median)} ({spread})")
-    table.add_row("reached", f"{three_digits(100 * one.reached)} % of what the limit allows")
+    reached = "not known: the limits were not measured well, other work had the cores"
+    if one.reached is not None:
+        reached = f"{three_digits(100 * one.reached)} % of what the limit allows"
+    table.add_row("reached", reached)

@@ -1,6 +1,6 @@
 """Running fast kernels without a GPU, with every access checked.
 
-Within `interpreter()`, the functions of `lowbit.gpu` run their kernels on CPU tensors in Triton's
+Within `interpreter()`, the functions of `lowbit.torch.functional` run their kernels on CPU tensors in Triton's
 interpreter. An access out of bounds, or a race between programs, raises AssertionError with what
 and where.
 """
@@ -35,12 +35,21 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> No
     import torch
 
     reading = TritonKernel.of(kernel)
-    tensors = {name: one for name, one in arguments.items() if isinstance(one, torch.Tensor)}
+    tensors = {
+        name: one
+        for name, value in arguments.items()
+        for one in (value if isinstance(value, tuple) else (value,))
+        if isinstance(one, torch.Tensor)
+    }
     checked = [_checked(name, one) for name, one in tensors.items()]
     memory = Memory(checked, machinery=reading.machinery())
-    values = {
-        name: TensorArgument(name) if name in tensors else one for name, one in arguments.items()
-    }
+
+    def argument(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(argument(name, one) for one in value)
+        return TensorArgument(name) if isinstance(value, torch.Tensor) else value
+
+    values = {name: argument(name, one) for name, one in arguments.items()}
     dims = grid_of(grid)
     reading.run(memory, values, programs_of(dims), dims)
     wrong = [str(one) for one in memory.findings if one.severity == "error"]

@@ -68,7 +68,7 @@ def try_out(lesson: Lesson, progress: Progress, path: Path) -> CheckResult:
             "first: the kernel is tried at many sizes"
         )
     with check_script.blamed(path):
-        result = check(**{**arguments, "spec": lesson.operation})
+        result = check(**{**arguments, "spec": lesson.operation}, stop=True)
     if result.ok:
         progress.update(lesson.name, lambda known: replace(known, solved=True))
     return result

@@ -29,7 +29,7 @@ TITLES: Mapping[str, str] = {
     "order-dependent": "results change with the order of the programs",
     "rounding-order": "rounding changes with the order of the programs",
     "undefined-lanes": "relies on lanes that a mask leaves undefined",
-    "special-values": "infinities make a NaN that the specification does not have",
+    "special-values": "special numbers come out as NaN or infinity, and should not",
     "block-sizes": "wrong with other block sizes",
     "wrong-result": "returns something else than the specification's result",
     "crash": "the kernel stops with an error",
@@ -115,10 +115,10 @@ class CheckResult:
 
     def lines(self) -> list[str]:
         """The report in plain lines."""
-        word = "right" if self.ok else "wrong"
-        cases = "case" if self.cases == 1 else "cases"
-        head = f"{self.kernel} ({self.operation}): {word} in {self.cases} {cases}"
-        lines = [f"{head} on {' and '.join(self.devices)}, {self.reading}"]
+        cases = f"{self.cases} case{'' if self.cases == 1 else 's'}"
+        outcome = f"right in {cases}" if self.ok else f"wrong; {cases} tried"
+        where = f"{' and '.join(self.devices)}, {self.reading}"
+        lines = [f"{self.kernel} ({self.operation}): {outcome} on {where}"]
         for finding in self.findings:
             lines.append(f"  {finding.severity}: {finding}")
             case = _case(finding)

@@ -60,8 +60,9 @@ def outer_add_blocks(
 def outer_mul_relu(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:
-    """z_ji = relu(x_i · y_j)."""
-    return np.maximum(x[None, :] * y[:, None], 0)
+    """z_ji = relu(x_i · y_j), where relu(a) is a if a is positive, else 0."""
+    product = x[None, :] * y[:, None]
+    return np.where(product > 0, product, 0)
 
 
 @operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, result="dx")

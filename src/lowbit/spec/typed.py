@@ -34,12 +34,13 @@ _SMALLEST_NORMAL = {
     "float32": 2.0**-126,
     "float64": 2.0**-1022,
 }
-_LARGEST = {
+LARGEST = {
     "float16": 65504.0,
     "bfloat16": (2 - 2.0**-7) * 2.0**127,
     "float32": (2 - 2.0**-23) * 2.0**127,
     "float64": float(np.finfo(np.float64).max),
 }
+"""The largest number of each float format."""
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 _TERM = re.compile(r"[A-Za-z_]\w*|\d+|//|[()+*-]")
 # How many random perturbations the sensitivity of a reference is estimated from.
@@ -230,7 +231,7 @@ class Expected:
             # NaN and infinities are right where the reference has the same.
             same = (got == self.value) | (np.isnan(got) & np.isnan(self.value))
             # So is an infinity where the reference, within its budget, is too large for the dtype.
-            overflow = np.abs(self.value) + self.budget >= _LARGEST[self.type.dtype]
+            overflow = np.abs(self.value) + self.budget >= LARGEST[self.type.dtype]
             same |= overflow & (got == np.copysign(np.inf, self.value))
             return ~same & ~((error <= self.budget) & np.isfinite(self.value))
 
@@ -313,6 +314,8 @@ def _tensor_type(
             f"{function}: the annotation of {name} is {annotation!r}; write it in jaxtyping's "
             'form, for example Float32[np.ndarray, "N0 T"]'
         )
+    # jaxtyping's Bool is NumPy's of both names.
+    dtypes = [d for d in dtypes if d != "bool_"]
     known = [d for d in dtypes if d in ROUNDOFF or d in _INTEGERS]
     is_open = len(dtypes) > 1 and bool(choice) and set(choice) <= set(known)
     if not is_open and (len(dtypes) != 1 or not known):

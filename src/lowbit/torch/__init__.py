@@ -11,24 +11,21 @@ In short:
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from lowbit.registry.extras import require
 
-if find_spec("torch") is None:
-    raise ModuleNotFoundError(
-        "lowbit.torch needs torch; install with: pip install 'lowbit[torch]'", name="torch"
-    )
+require("lowbit.torch", "torch", "torch")
 
-from lowbit.torch.config import (
+from lowbit.torch.config import (  # noqa: E402
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizeConfig,
     config_from_json,
 )
-from lowbit.torch.files import load, save
-from lowbit.torch.linear import QuantizedLinear
-from lowbit.torch.quantize import quantize_
-from lowbit.torch.weight import QuantizedWeight
+from lowbit.torch.files import load, save  # noqa: E402
+from lowbit.torch.linear import QuantizedLinear  # noqa: E402
+from lowbit.torch.quantize import quantize_  # noqa: E402
+from lowbit.torch.weight import QuantizedWeight  # noqa: E402
 
 __all__ = [
     "Int4DynamicConfig",

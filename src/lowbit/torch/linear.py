@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.custom_ops import dequantize_weight, linear
+from lowbit.torch.functional.linear import dequantize_weight, linear
 from lowbit.torch.weight import QuantizedWeight
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.custom_ops import ACTIVATION_DTYPES
+from lowbit.torch.functional.linear import ACTIVATION_DTYPES
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.weight import QuantizedWeight
 from lowbit.torch.weight_format import WeightFormat

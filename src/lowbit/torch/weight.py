@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lowbit.numerics import unpack_nibbles
 from lowbit.packed import PackedMatrix
-from lowbit.torch.custom_ops import dequantize_weight
+from lowbit.torch.functional.linear import dequantize_weight
 from lowbit.torch.weight_format import INT8, WeightFormat
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,8 +10,8 @@ from torch import Generator, Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lowbit import gpu
 from lowbit.bench.ops.registry import Call, Case, Work, operation
+from lowbit.torch import functional as ours
 
 _BACKENDS = {
     "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
@@ -69,7 +69,7 @@ def attention(case: Case, generator: Generator) -> Work:
 
         return call
 
-    calls = {"lowbit": lambda: gpu.attention(q, k, v, causal=causal)}
+    calls = {"lowbit": lambda: ours.attention(q, k, v, causal=causal)}
     calls |= {name: through(backend) for name, backend in _BACKENDS.items()}
     return Work(calls, lambda: _reference(q, k, v, causal), 4 * q.nbytes, _operations(case, 2))
 
@@ -98,7 +98,7 @@ def attention_backward(case: Case, generator: Generator) -> Work:
 
         return forward
 
-    calls = {"lowbit": of(lambda q, k, v: gpu.attention(q, k, v, causal=causal))}
+    calls = {"lowbit": of(lambda q, k, v: ours.attention(q, k, v, causal=causal))}
     calls |= {name: of(through(backend)) for name, backend in _BACKENDS.items()}
 
     def reference() -> Tensor:

@@ -6,13 +6,13 @@ import importlib
 import platform
 from datetime import UTC, datetime
 from importlib import metadata
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 import lowbit
 from lowbit.bench.context import commit
+from lowbit.registry.extras import installed
 
 _LIBRARIES = ("torch", "triton", "numpy")
 
@@ -47,7 +47,7 @@ def gather(seed: int, noise: float, seconds: float) -> dict[str, Any]:
 
 def _state() -> dict[str, Any]:
     """Driver, clocks in MHz, power in W; empty without nvidia-ml-py."""
-    if find_spec("pynvml") is None:
+    if not installed("pynvml"):
         return {}
     nvml = importlib.import_module("pynvml")
     nvml.nvmlInit()

@@ -6,8 +6,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit import gpu
 from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.torch import functional as ours
 
 # Batch, channels, size, output channels, kernel, stride.
 _LAYERS = [(64, 3, 224, 64, 7, 2), (64, 64, 56, 64, 3, 1), (64, 128, 28, 128, 3, 1)]
@@ -31,7 +31,7 @@ def conv2d(case: Case, generator: Generator) -> Work:
     weight = torch.randn(o, c, k, k, dtype=dtype, device=device, generator=generator)
     x, weight = (one.contiguous(memory_format=memory) for one in (x, weight))
     calls = {
-        "lowbit": lambda: gpu.conv2d(x, weight, stride=stride, padding=k // 2),
+        "lowbit": lambda: ours.conv2d(x, weight, stride=stride, padding=k // 2),
         "torch (cuDNN)": lambda: functional.conv2d(x, weight, stride=stride, padding=k // 2),
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from lowbit import gpu
 from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.torch import functional as ours
 
 _BATCHED = [
     Case({"B": b, "M": m, "N": n, "K": k}, "bfloat16")
@@ -32,7 +32,7 @@ def batched_matmul(case: Case, generator: Generator) -> Work:
     x = torch.randn(b, m, k, dtype=dtype, device=device, generator=generator)
     y = torch.randn(b, k, n, dtype=dtype, device=device, generator=generator)
     calls = {
-        "lowbit": lambda: gpu.batched_matmul(x, y),
+        "lowbit": lambda: ours.bmm(x, y),
         "torch (cuBLAS)": lambda: torch.bmm(x, y),
     }
     moved = x.nbytes + y.nbytes + b * m * n * x.itemsize
@@ -48,10 +48,10 @@ def int4_matmul(case: Case, generator: Generator) -> Work:
     x = torch.randn(m, k, dtype=dtype, device=device, generator=generator)
     values = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device, generator=generator)
     scale = torch.rand(n, k // size, device=device, generator=generator).to(dtype)
-    weight = gpu.pack_int4(values, scale, group_size=size)
+    weight = ours.pack_int4(values, scale, group_size=size)
     w = ((values.float() - 8) * scale.float().repeat_interleave(size, 1)).to(dtype)
     calls = {
-        "lowbit": lambda: gpu.int4_matmul(x, weight),
+        "lowbit": lambda: ours.int4_matmul(x, weight),
         "torch (cuBLAS, 16 bits)": lambda: x @ w.T,
     }
     moved = weight.tiles.nbytes + weight.scale.nbytes + x.nbytes + m * n * x.itemsize

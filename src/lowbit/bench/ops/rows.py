@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit import gpu
 from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.torch import functional as ours
 
 _ELEMENTS = 2**28
 """Of a tensor: half a gigabyte in bfloat16, well past any cache."""
@@ -44,7 +44,7 @@ def softmax(case: Case, generator: Generator) -> Work:
     x = _rows(case, generator)
     compiled = _compiled(lambda x: torch.softmax(x, -1))
     calls = {
-        "lowbit": lambda: gpu.softmax(x),
+        "lowbit": lambda: ours.softmax(x),
         "torch": lambda: torch.softmax(x, -1),
         "torch.compile": lambda: compiled(x),
     }
@@ -71,7 +71,7 @@ def row_sum(case: Case, generator: Generator) -> Work:
     x = _rows(case, generator)
     compiled = _compiled(lambda x: x.sum(-1))
     calls = {
-        "lowbit": lambda: gpu.row_sum(x),
+        "lowbit": lambda: ours.sum(x),
         "torch": lambda: x.sum(-1),
         "torch.compile": lambda: compiled(x),
     }
@@ -86,7 +86,7 @@ def rms_norm(case: Case, generator: Generator) -> Work:
     shape = list(weight.shape)
     compiled = _compiled(lambda x, w: functional.rms_norm(x, shape, w, 1e-6))
     calls = {
-        "lowbit": lambda: gpu.rms_norm(x, weight, 1e-6),
+        "lowbit": lambda: ours.rms_norm(x, weight, 1e-6),
         "torch": lambda: functional.rms_norm(x, shape, weight, 1e-6),
         "torch.compile": lambda: compiled(x, weight),
     }
@@ -105,7 +105,7 @@ def layer_norm(case: Case, generator: Generator) -> Work:
     shape = list(weight.shape)
     compiled = _compiled(lambda x, w, b: functional.layer_norm(x, shape, w, b))
     calls = {
-        "lowbit": lambda: gpu.layer_norm(x, weight, bias),
+        "lowbit": lambda: ours.layer_norm(x, weight, bias),
         "torch": lambda: functional.layer_norm(x, shape, weight, bias),
         "torch.compile": lambda: compiled(x, weight, bias),
     }
@@ -125,10 +125,10 @@ def layer_norm_backward(case: Case, generator: Generator) -> Work:
     x, dz = _rows(case, generator), _rows(case, generator)
     weight, bias = (_data(case, generator, case.sizes["length"]) for _ in range(2))
     shape = list(weight.shape)
-    _, mean, rstd = torch.ops.lowbit.layer_norm(x, weight, bias, 1e-5)
+    _, mean, rstd = torch.ops.lowbit.norm(x, weight, bias, 1e-5, True)
     plain = torch.ops.aten.native_layer_norm_backward
 
-    def ours() -> Tensor:
+    def backward() -> Tensor:
         dx = torch.ops.lowbit.norm_backward(dz, x, weight, mean, rstd, True)
         torch.ops.lowbit.norm_weight_backward(dz, x, mean, rstd, x.dtype, True)
         return dx
@@ -142,7 +142,7 @@ def layer_norm_backward(case: Case, generator: Generator) -> Work:
         return plain(*wide, shape, *both, wanted)[0]
 
     calls = {
-        "lowbit": ours,
+        "lowbit": backward,
         "torch": lambda: plain(dz, x, shape, *kept, weight, bias, wanted)[0],
     }
     return Work(calls, reference, 3 * x.nbytes + 3 * weight.nbytes, 14 * x.numel())

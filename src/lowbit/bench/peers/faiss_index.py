@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from importlib import metadata
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.bench.search_problem import Built, Floats, Ids, SearchPlan, SearchProblem
+from lowbit.registry.extras import absent
 
 _PART = 1 << 16  # vectors that are added together
 _BITS = {4: "QT_4bit", 8: "QT_8bit"}
@@ -24,9 +24,7 @@ class _Faiss(ABC):
     pool = "OpenMP of faiss"
 
     def unavailable(self, plan: SearchPlan) -> str | None:
-        if importlib.util.find_spec("faiss") is None:
-            return "the package faiss-cpu is not installed: pip install 'lowbit[peers]'"
-        return None
+        return absent("faiss")
 
     def library(self) -> tuple[str, str]:
         return "faiss-cpu", metadata.version("faiss-cpu")

@@ -7,7 +7,6 @@ Source: Intel oneMKL developer reference for C, cblas_gemm_s8u8s32 and its _pack
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -18,6 +17,7 @@ from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.peers.torch_products import sums_note
 from lowbit.bench.problem import Problem
 from lowbit.jit.workspace import aligned_empty
+from lowbit.registry.extras import absent, install
 from lowbit.spec import Case
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
@@ -61,10 +61,9 @@ class MklIntegers:
         try:
             metadata.version("mkl")
         except metadata.PackageNotFoundError:
-            return "the package mkl is not installed: pip install 'lowbit[peers]'"
-        if importlib.util.find_spec("torch") is None:
-            return "it shares the threads of PyTorch, which is not installed"
-        return None
+            return f"mkl is not installed; {install('peers')}"
+        # It shares the threads of PyTorch.
+        return absent("torch")
 
     def library(self) -> tuple[str, str]:
         return "MKL", metadata.version("mkl")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.peers.torch_products import only_u8_or_s8_by_s8, sums_note
 from lowbit.bench.problem import Problem
+from lowbit.registry.extras import absent
 from lowbit.spec import Case
 
 _FLIP = 128
@@ -28,9 +29,7 @@ class NumKong:
     pool = "OpenMP of numkong"
 
     def available(self, case: Case) -> str | None:
-        if importlib.util.find_spec("numkong") is None:
-            return "the package numkong is not installed: pip install 'lowbit[bench]'"
-        return only_u8_or_s8_by_s8(case)
+        return absent("numkong") or only_u8_or_s8_by_s8(case)
 
     def library(self) -> tuple[str, str]:
         return "NumKong", metadata.version("numkong")

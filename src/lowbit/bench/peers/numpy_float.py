@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 
 import numpy as np
 
 from lowbit.bench.implementation import Prepared, implementation
 from lowbit.bench.problem import Problem
+from lowbit.registry.extras import absent
 from lowbit.spec import Case
 
 
@@ -22,9 +22,7 @@ class NumpyFloat:
     pool = "BLAS of numpy"
 
     def available(self, case: Case) -> str | None:
-        if importlib.util.find_spec("threadpoolctl") is None:
-            return "its threads cannot be set; install threadpoolctl"
-        return None
+        return absent("threadpoolctl")  # without it its threads cannot be set
 
     def library(self) -> tuple[str, str]:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 
 from lowbit.bench.linear_problem import Call, LinearTask, Ready
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
+from lowbit.registry.extras import absent
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +43,8 @@ class _TorchLinear(ABC):
     component: tuple[str, str] | None = None
 
     def available(self) -> str | None:
-        if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed: pip install 'lowbit[torch]'"
+        if (reason := absent("torch")) is not None:
+            return reason
         import torch
 
         if self.operator and not hasattr(torch.ops.aten, self.operator):

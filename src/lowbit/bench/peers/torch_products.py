@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from functools import partial
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.problem import Problem
+from lowbit.registry.extras import absent
 from lowbit.spec import LINEAR_DYNAMIC, MATMUL, Case
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
@@ -45,8 +45,8 @@ class Torch:
     """The engine of torch's quantized operators that it needs, "" if none."""
 
     def available(self, case: Case) -> str | None:
-        if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed: pip install 'lowbit[torch]'"
+        if (reason := absent("torch")) is not None:
+            return reason
         import torch
 
         engines = torch.backends.quantized.supported_engines

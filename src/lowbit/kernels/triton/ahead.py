@@ -46,8 +46,8 @@ def compile_ahead(
     """Compile a function under triton.jit for a compute capability such as 80 or 90.
 
     arguments: for every parameter a type ("*bf16", "i32", "fp32"), taken as aligned to 16, or as
-    divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor.
-    Any other value is a constexpr's. options: num_warps and the like. Raises what Triton's
+    divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor;
+    a tuple of these for a tuple. Any other value is a constexpr's. options: num_warps and the like. Raises what Triton's
     compiler raises; ValueError for a missing argument.
     """
     import triton
@@ -59,17 +59,22 @@ def compile_ahead(
         raise ValueError(
             f"no argument for {', '.join(missing)}; give a type, or a constexpr's value"
         )
-    signature, constants, attributes = dict[str, str](), dict[str, Any](), dict[Any, Any]()
-    for place, name in enumerate(kernel.arg_names):
-        value = arguments[name]
-        typed = _POINTER_OR_NUMBER.fullmatch(value) if isinstance(value, str) else None
-        if typed is None:
-            signature[name], constants[name] = "constexpr", value
-            continue
-        signature[name] = typed[1]
-        aligned = int(typed[2] or _ALIGNED) % _ALIGNED == 0
-        if aligned and not typed[1].startswith(("fp", "tensordesc")):
-            attributes[(place,)] = [["tt.divisibility", _ALIGNED]]
+    constants, attributes = dict[tuple[int, ...], Any](), dict[tuple[int, ...], Any]()
+
+    def typed(value: Any, *place: int) -> Any:
+        """The type of an argument; of a tuple, the types of its elements."""
+        if isinstance(value, tuple) and not kernel.params[place[0]].is_constexpr:
+            return tuple(typed(one, *place, i) for i, one in enumerate(value))
+        found = _POINTER_OR_NUMBER.fullmatch(value) if isinstance(value, str) else None
+        if found is None:
+            constants[place] = value
+            return "constexpr"
+        aligned = int(found[2] or _ALIGNED) % _ALIGNED == 0
+        if aligned and not found[1].startswith(("fp", "tensordesc")):
+            attributes[place] = [["tt.divisibility", _ALIGNED]]
+        return found[1]
+
+    signature = {name: typed(arguments[name], place) for place, name in enumerate(kernel.arg_names)}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"enable_fp_fusion": True, **options}
     made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)

@@ -1,4 +1,4 @@
-"""What the operators of `lowbit.gpu` compute: one file per family.
+"""What the operators of `lowbit.torch.functional` compute: one file per family.
 
 Each `Operation` has the dtypes that its operator takes. Those of gradients take what the operator
 takes, and dz; they are named after what they return.

@@ -1,6 +1,9 @@
 """Fast kernels in Triton, a file to each family.
 
 Each file holds the kernels, the frozen record of what can be tuned about them with its
-constraints, the shipped table of such records, and the functions that allocate and launch.
-`lowbit.gpu` makes operators of these.
+constraints, the shipped table of such records, the function that chooses among them and says why,
+and the functions that allocate and launch. `lowbit.torch.functional` makes operators of these.
 """
+
+LARGEST_HEAD = 128
+"""Elements of a head that attention takes."""

@@ -10,93 +10,120 @@ Only blocks on the diagonal, or at the end, are masked.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, options_of
+from lowbit.kernels.triton.fast.config import (
+    LEAST_DOT,
+    Choice,
+    Table,
+    choices,
+    from_table,
+    not_powers,
+    options_of,
+    require,
+    too_much_shared,
+)
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
     described,
-    heads_of,
-    program_of,
-    rows_of,
+    load_rows,
+    store_rows,
+    tiles_of,
 )
-from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
-LARGEST_HEAD = 128
 LOG2_E = 1.4426950408889634
 # What the keys and values of a section may take of the second-level cache, if causal.
 _SECTION_BYTES = 24 << 20
-_SHARED_BYTES = 227 << 10
-"""Shared memory of a program on Hopper (CUDA C++ Programming Guide, compute capability 9.0)."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """A program has `queries` rows of q and walks along k and v by `keys` rows.
-
-    specialized: whether other warps load than compute (only from Hopper on).
-    """
+    """A program has `queries` rows of q and walks along k and v by `keys` rows."""
 
     queries: int
     keys: int
     num_warps: int
     num_stages: int
-    specialized: bool = False
     maxnreg: int | None = None
 
     def refusal(self, head_size: int) -> str | None:
         """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := not_powers(self, "queries", "keys", "num_warps"):
+        if refusal := not_powers(self, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
             return refusal
-        if min(self.queries, self.keys) < 16:
-            return "blocks have at least 16 rows, for the matrix units"
-        held = 2 * head_size * (self.queries + 2 * self.num_stages * self.keys)
-        if held > _SHARED_BYTES:
-            return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"
-        return None
+        return too_much_shared(2 * head_size * (self.queries + 2 * self.num_stages * self.keys))
 
 
-# By compute capability, then head size: for all keys, and causal. Measured on an H200.
-TABLE: dict[int, dict[int, tuple[AttentionConfig, AttentionConfig]]] = {
+# By head size, and whether causal. Measured on an H200.
+TABLE: Table[AttentionConfig] = {
     90: {
-        64: (AttentionConfig(128, 128, 8, 2), AttentionConfig(128, 128, 8, 2)),
-        128: (
-            AttentionConfig(128, 64, 4, 2),
-            AttentionConfig(64, 64, 4, 3, maxnreg=168),
-        ),
+        (64, False): AttentionConfig(128, 128, 8, 2),
+        (64, True): AttentionConfig(128, 128, 8, 2),
+        (128, False): AttentionConfig(128, 64, 4, 2),
+        (128, True): AttentionConfig(64, 64, 4, 3, maxnreg=168),
     },
 }
 # More registers than the compiler would choose, which would spill three for heads of 128.
 _FALLBACK = AttentionConfig(64, 32, 4, 2, maxnreg=192)
 
 
-def attention_config(head_size: int, causal: bool, device: torch.device) -> AttentionConfig:
-    """The configuration of the table for this GPU, else one that fits any."""
-    found = TABLE.get(compute_capability(device), {}).get(head_size)
-    return found[causal] if found else _FALLBACK
+def padded_head(size: int) -> int:
+    """The size of a head in the matrix units."""
+    return max(LEAST_DOT, triton.next_power_of_2(size))
+
+
+@choices.register("attention")
+@lru_cache(1024)
+def attention_choice(gpu: Gpu, head_size: int, causal: bool = False) -> Choice[AttentionConfig]:
+    """For heads of this size."""
+    key = padded_head(head_size), causal
+    return from_table("attention_kernel", TABLE, gpu, key, _FALLBACK)
 
 
 @triton.jit
-def reach(first, queries, keys, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """How many keys a block of queries from `first` on sees, and how many in blocks that all of
-    its queries see whole."""
+def program_of(section, blocks, heads):
+    """(block, head) of this program, of blocks · heads in one dimension.
+
+    Heads are taken by sections; within one, the last blocks of all its heads, which causal
+    attention has the most work for, come first. How many heads to a section: `section_of`.
+    """
+    program = tl.program_id(0)
+    first = program // (section * blocks) * section
+    width = tl.minimum(section, heads - first)
+    place = program % (section * blocks)
+    return blocks - 1 - place // width, first + place % width
+
+
+@triton.jit
+def queries_of_program(
+    sizes, section, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):
+    """The head (of all batches') and the first query of this program's block; how many keys the
+    block sees, and how many in blocks that all of its queries see whole."""
+    batches, heads, _, queries, keys, _ = sizes
+    block, batch_head = program_of(section, tl.cdiv(queries, QUERIES), batches * heads)
+    first = block * QUERIES
     seen = keys
     whole = keys // KEYS * KEYS
     if CAUSAL:
         seen = tl.maximum(tl.minimum(keys, first + QUERIES + keys - queries), 0)
         whole = tl.maximum(tl.minimum(keys, first + 1 + keys - queries), 0) // KEYS * KEYS
-    return seen, whole
+    return batch_head, first, seen, whole
 
 
 @triton.jit
-def sees(row, start, queries, keys, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
+def sees(row, start, sizes, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
     """Which of the keys from `start` on each query sees, [rows, KEYS]."""
+    queries, keys = sizes[3], sizes[4]
     column = start + tl.arange(0, KEYS)
     visible = (column < keys)[None, :]
     if CAUSAL:
@@ -106,85 +133,44 @@ def sees(row, start, queries, keys, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    z_ptr,
-    lse_ptr,
-    batches,
-    heads,
-    group,
-    queries,
-    keys,
-    size,
-    q_batch_stride,
-    q_head_stride,
-    q_row_stride,
-    k_batch_stride,
-    k_head_stride,
-    k_row_stride,
-    v_batch_stride,
-    v_head_stride,
-    v_row_stride,
-    z_batch_stride,
-    z_head_stride,
-    z_row_stride,
-    scale,
-    section,
-    CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr,
-    SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
-):
+    q_rows, k_rows, v_rows, z_rows, lse_ptr, sizes, scale, section,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """A block of queries: z [batches, heads, queries, size], lse [batches, heads, queries].
 
-    MASKED: some block of keys is not seen whole.
-
-    scale includes log2(e). lse is the logarithm to the base 2 of Σ exp2(scale · q·k), +inf for a
-    row that sees no key. Query i sees the keys up to i + keys - queries, if CAUSAL.
+    sizes: batches, heads, heads of q that share one of k, queries, keys, size of a head. MASKED:
+    some block of keys is not seen whole. scale includes log2(e). lse is the logarithm to the base 2
+    of Σ exp2(scale · q·k), +inf for a row that sees no key. Query i sees the keys up to
+    i + keys - queries, if CAUSAL.
     """
-    q_rows = heads_of(
-        q_ptr, batches, heads, queries, size, q_batch_stride, q_head_stride, q_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    k_rows = heads_of(
-        k_ptr, batches, heads // group, keys, size, k_batch_stride, k_head_stride, k_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    v_rows = heads_of(
-        v_ptr, batches, heads // group, keys, size, v_batch_stride, v_head_stride, v_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    z_rows = heads_of(
-        z_ptr, batches, heads, queries, size, z_batch_stride, z_head_stride, z_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    block, batch_head = program_of(section, tl.cdiv(queries, QUERIES), batches * heads)
+    batches, heads, group, queries, keys, size = sizes
+    q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    k_rows = tiles_of(k_rows, (batches, heads // group, keys, size), (1, 1, KEYS, SIZE))
+    v_rows = tiles_of(v_rows, (batches, heads // group, keys, size), (1, 1, KEYS, SIZE))
+    z_rows = tiles_of(z_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    batch_head, first, seen, whole = queries_of_program(sizes, section, CAUSAL, QUERIES, KEYS)
     batch, head = batch_head // heads, batch_head % heads
-    first = block * QUERIES
     row = first + tl.arange(0, QUERIES)
-    seen, whole = reach(first, queries, keys, CAUSAL, QUERIES, KEYS)
 
-    q = rows_of(q_rows, batch, head, first, QUERIES, SIZE)
+    q = load_rows(q_rows, batch, head, first)
     # Finite, so that a row that has not seen a key yet has no -inf less -inf, which is NaN.
     largest = tl.full((QUERIES,), -3.0e38, tl.float32)
     weights = tl.zeros((QUERIES,), tl.float32)
     weighted = tl.zeros((QUERIES, SIZE), tl.float32)
-    for start in tl.range(0, seen, KEYS, warp_specialize=SPECIALIZED):
-        k = rows_of(k_rows, batch, head // group, start, KEYS, SIZE)
+    for start in tl.range(0, seen, KEYS):
+        k = load_rows(k_rows, batch, head // group, start)
         scores = tl.dot(q, k.T)
         if MASKED:  # noqa: SIM102  # constant, so that there is no branch without it
             if start >= whole:
-                visible = sees(row, start, queries, keys, CAUSAL, KEYS)
+                visible = sees(row, start, sizes, CAUSAL, KEYS)
                 scores = tl.where(visible, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, axis=1) * scale)
         rescale = tl.exp2(largest - now)
         weight = tl.exp2(scores * scale - now[:, None])
         weights = weights * rescale + tl.sum(weight, axis=1)
         weighted = weighted * rescale[:, None]
-        v = rows_of(v_rows, batch, head // group, start, KEYS, SIZE)
+        v = load_rows(v_rows, batch, head // group, start)
         weighted = tl.dot(weight.to(v.dtype), v, weighted)
         largest = now
 
@@ -192,13 +178,10 @@ def attention_kernel(
     weights = tl.where(blind, 1.0, weights)
     lse = tl.where(blind, float("inf"), largest + tl.log2(weights))
     tl.store(lse_ptr + batch_head.to(tl.int64) * queries + row, lse, mask=row < queries)
-    z = (weighted * (1.0 / weights)[:, None]).to(z_rows.dtype)
-    z_rows.store([batch, head, first, 0], z.reshape(1, 1, QUERIES, SIZE))
+    store_rows(z_rows, batch, head, first, weighted * (1.0 / weights)[:, None])
 
 
-def section_of(
-    blocks: int, heads: int, length: int, size: int, causal: bool, device: torch.device
-) -> int:
+def section_of(gpu: Gpu, blocks: int, heads: int, length: int, size: int, causal: bool) -> int:
     """How many of the heads start their blocks in turn, each to walk along `length` rows of two
     tensors.
 
@@ -206,18 +189,40 @@ def section_of(
     run at the same time. Causal: all that the second-level cache holds, since the blocks with most
     to do should come first.
     """
-    most = _SECTION_BYTES // (4 * length * size) if causal else multiprocessors(device) // blocks
+    most = _SECTION_BYTES // (4 * length * size) if causal else gpu.multiprocessors // blocks
     return max(1, min(most, heads))
 
 
-def strides_of(**tensors: Tensor) -> dict[str, int]:
-    """name_batch_stride, name_head_stride and name_row_stride of each."""
-    parts = ("batch", "head", "row")
-    return {
-        f"{name}_{part}_stride": tensor.stride(axis)
-        for name, tensor in tensors.items()
-        for axis, part in enumerate(parts)
+def launch_rows(
+    kernel: Any,
+    config: Any,
+    rows: Mapping[str, tuple[Tensor, int]],
+    walked: int,
+    arguments: Mapping[str, Any],
+) -> None:
+    """Start a kernel for all blocks of the tensor that comes first in `rows`.
+
+    rows: tensors by the kernel's parameters, and how many rows of each a program takes at once; a
+    program walks along `walked` rows of others. arguments: the rest.
+    """
+    first, height = next(iter(rows.values()))
+    heads, length = first.shape[0] * first.shape[1], first.shape[2]
+    size, causal = arguments["SIZE"], arguments["CAUSAL"]
+    blocks = triton.cdiv(length, height)
+    given = {
+        **{name: described(x, (1, 1, count, size)) for name, (x, count) in rows.items()},
+        **arguments,
+        "section": section_of(gpu_of(first.device), blocks, heads, walked, size, causal),
+        "QUERIES": config.queries,
+        "KEYS": config.keys,
     }
+    launch(kernel, (blocks * heads,), given, **options_of(config))
+
+
+def sizes_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
+    """What kernels call `sizes`."""
+    batches, heads, queries, size = q.shape
+    return batches, heads, heads // k.shape[1], queries, k.shape[2], size
 
 
 def attention(
@@ -233,40 +238,28 @@ def attention(
     q: [batches, heads, queries, size]; k, v: [batches, key heads, keys, size]; 16 bits.
     ValueError if `config` does not fit.
     """
-    batches, heads, queries, size = q.shape
-    keys = k.shape[2]
-    padded = max(16, triton.next_power_of_2(size))
-    config = config or attention_config(padded, causal, q.device)
-    if refusal := config.refusal(padded):
-        raise ValueError(f"{config} does not fit heads of {size}: {refusal}")
-    lse = torch.empty((batches, heads, queries), dtype=torch.float32, device=q.device)
+    keys, size = k.shape[2:]
+    padded = padded_head(size)
+    config = config or attention_choice(gpu_of(q.device), size, causal).config
+    require(config, padded)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if 0 in (q.numel(), keys):
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), lse.fill_(math.inf)
     q, k, v = aligned(q), aligned(k), aligned(v)
     z = aligned_like(q)
-    blocks = triton.cdiv(queries, config.queries)
-    q_block, k_block = (1, 1, config.queries, padded), (1, 1, config.keys, padded)
+    rows = {
+        "q_rows": (q, config.queries),
+        "k_rows": (k, config.keys),
+        "v_rows": (v, config.keys),
+        "z_rows": (z, config.queries),
+    }
     arguments = {
-        "q_ptr": described(q, q_block),
-        "k_ptr": described(k, k_block),
-        "v_ptr": described(v, k_block),
-        "z_ptr": described(z, q_block),
         "lse_ptr": lse,
-        "batches": batches,
-        "heads": heads,
-        "group": heads // k.shape[1],
-        "queries": queries,
-        "keys": keys,
-        "size": size,
-        **strides_of(q=q, k=k, v=v, z=z),
+        "sizes": sizes_of(q, k),
         "scale": scale * LOG2_E,
-        "section": section_of(blocks, batches * heads, keys, padded, causal, q.device),
         "CAUSAL": causal,
         "MASKED": causal or keys % config.keys > 0,
         "SIZE": padded,
-        "QUERIES": config.queries,
-        "KEYS": config.keys,
-        "SPECIALIZED": config.specialized,
     }
-    launch(attention_kernel, (blocks * batches * heads,), arguments, **options_of(config))
+    launch_rows(attention_kernel, config, rows, keys, arguments)
     return z.contiguous(), lse

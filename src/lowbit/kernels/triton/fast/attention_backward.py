@@ -11,6 +11,7 @@ give dq too, in five products for seven, by additions to memory in whatever orde
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,24 +21,32 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import (
     AttentionConfig,
-    reach,
-    section_of,
+    launch_rows,
+    padded_head,
+    program_of,
+    queries_of_program,
     sees,
-    strides_of,
+    sizes_of,
 )
-from lowbit.kernels.triton.fast.config import not_powers, options_of
+from lowbit.kernels.triton.fast.config import (
+    LEAST_DOT,
+    Choice,
+    Table,
+    choices,
+    from_table,
+    not_powers,
+    require,
+    too_much_shared,
+)
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
     described,
-    heads_of,
-    numbers_of,
-    program_of,
-    rows_of,
+    load_rows,
+    store_rows,
+    tiles_of,
 )
-from lowbit.kernels.triton.fast.launch import compute_capability, launch
-
-_SHARED_BYTES = 227 << 10
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,9 @@ class KeysConfig:
 
     def refusal(self, head_size: int) -> str | None:
         """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := not_powers(self, "queries", "keys", "num_warps"):
+        if refusal := not_powers(self, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
             return refusal
-        if min(self.queries, self.keys) < 16:
-            return "blocks have at least 16 rows, for the matrix units"
-        held = 4 * head_size * (self.keys + self.num_stages * self.queries)
-        if held > _SHARED_BYTES:
-            return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"
-        return None
+        return too_much_shared(4 * head_size * (self.keys + self.num_stages * self.queries))
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ class BackwardConfig:
         return self.keys.refusal(head_size) or self.queries.refusal(head_size)
 
 
-# By compute capability, then head size.
-TABLE: dict[int, dict[int, BackwardConfig]] = {
+# By head size.
+TABLE: Table[BackwardConfig] = {
     90: {
         64: BackwardConfig(KeysConfig(64, 128, 8, 2), AttentionConfig(128, 64, 8, 2)),
         128: BackwardConfig(KeysConfig(64, 128, 8, 3), AttentionConfig(128, 64, 8, 3)),
@@ -88,85 +92,62 @@ TABLE: dict[int, dict[int, BackwardConfig]] = {
 _FALLBACK = BackwardConfig(KeysConfig(32, 32, 4, 1), AttentionConfig(64, 32, 4, 1))
 
 
-def backward_config(head_size: int, device: torch.device) -> BackwardConfig:
-    """The configuration of the table for this GPU, else one that fits any."""
-    return TABLE.get(compute_capability(device), {}).get(head_size, _FALLBACK)
+@choices.register("attention_backward")
+@lru_cache(1024)
+def backward_choice(gpu: Gpu, head_size: int) -> Choice[BackwardConfig]:
+    """For heads of this size."""
+    kernels = "attention_dk_dv_kernel and attention_dq_kernel"
+    return from_table(kernels, TABLE, gpu, padded_head(head_size), _FALLBACK)
 
 
 @triton.jit
 def attention_delta_kernel(
-    z_ptr,
-    dz_ptr,
-    delta_ptr,
-    heads,
-    queries,
-    size,
-    sums_stride,
-    z_batch_stride,
-    z_head_stride,
-    z_row_stride,
-    dz_batch_stride,
-    dz_head_stride,
-    dz_row_stride,
-    SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-):
+    z_ptr, dz_ptr, delta_ptr, heads, queries, size, sums_stride, z_strides, dz_strides,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
     """delta = Σ z · dz over each row: what softmax's derivative takes off every score's."""
     row = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     batch = (tl.program_id(1) // heads).to(tl.int64)
     head = (tl.program_id(1) % heads).to(tl.int64)
     column = tl.arange(0, SIZE)[None, :]
     inside = (row < queries)[:, None] & (column < size)
-    z_at = z_ptr + batch * z_batch_stride + head * z_head_stride
-    dz_at = dz_ptr + batch * dz_batch_stride + head * dz_head_stride
-    z = tl.load(z_at + row[:, None] * z_row_stride + column, mask=inside, other=0.0)
-    dz = tl.load(dz_at + row[:, None] * dz_row_stride + column, mask=inside, other=0.0)
+    z_at = z_ptr + batch * z_strides[0] + head * z_strides[1]
+    dz_at = dz_ptr + batch * dz_strides[0] + head * dz_strides[1]
+    z = tl.load(z_at + row[:, None] * z_strides[2] + column, mask=inside, other=0.0)
+    dz = tl.load(dz_at + row[:, None] * dz_strides[2] + column, mask=inside, other=0.0)
     delta = tl.sum(z.to(tl.float32) * dz.to(tl.float32), axis=1)
     at = tl.program_id(1).to(tl.int64) * sums_stride + row
     tl.store(delta_ptr + at, delta, mask=row < queries)
 
 
 @triton.jit
+def sums_of(lse, delta, sizes, QUERIES: tl.constexpr):
+    """What was kept of each query, both [batches · heads, queries], in tiles [1, QUERIES]."""
+    shape = (sizes[0] * sizes[1], sizes[3])
+    return tiles_of(lse, shape, (1, QUERIES)), tiles_of(delta, shape, (1, QUERIES))
+
+
+@triton.jit
+def queries_that_see(first, sizes, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The first block of queries that sees a key of the block from `first` on, and where those that
+    see all of it begin."""
+    queries, keys = sizes[3], sizes[4]
+    begin, whole = 0, 0
+    if CAUSAL:
+        ahead = queries - keys
+        begin = tl.minimum(tl.maximum(first + ahead, 0), queries) // QUERIES * QUERIES
+        whole = tl.cdiv(tl.minimum(tl.maximum(first + KEYS - 1 + ahead, 0), queries), QUERIES)
+        whole = tl.maximum(whole * QUERIES, begin)
+    return begin, whole
+
+
+@triton.jit
 def attention_dk_dv_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dz_ptr,
-    lse_ptr,
-    delta_ptr,
-    dk_ptr,
-    dv_ptr,
-    dq_ptr,
-    batches,
-    heads,
-    group,
-    queries,
-    keys,
-    size,
-    sums_stride,
-    q_batch_stride,
-    q_head_stride,
-    q_row_stride,
-    k_batch_stride,
-    k_head_stride,
-    k_row_stride,
-    v_batch_stride,
-    v_head_stride,
-    v_row_stride,
-    dz_batch_stride,
-    dz_head_stride,
-    dz_row_stride,
-    dk_batch_stride,
-    dk_head_stride,
-    dk_row_stride,
-    scale,
-    section,
-    CAUSAL: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    q_rows, k_rows, v_rows, dz_rows, lse_rows, delta_rows, dk_rows, dv_rows, dq_ptr,
+    sizes, scale, section,
+    CAUSAL: tl.constexpr, TOGETHER: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """A block of keys of one key head: dk and dv over all queries of all heads that share it.
 
     Everything is the other way round, [KEYS, QUERIES], so that the weights go from registers into
@@ -174,33 +155,15 @@ def attention_dk_dv_kernel(
     end are not stored. dq, if TOGETHER, is float32, contiguous, and without the scale.
     """
     log2_e = tl.constexpr(1.4426950408889634)
-    q_rows = heads_of(
-        q_ptr, batches, heads, queries, size, q_batch_stride, q_head_stride, q_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    dz_rows = heads_of(
-        dz_ptr, batches, heads, queries, size, dz_batch_stride, dz_head_stride, dz_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    lse_rows = numbers_of(lse_ptr, batches * heads, queries, sums_stride, QUERIES)
-    delta_rows = numbers_of(delta_ptr, batches * heads, queries, sums_stride, QUERIES)
+    batches, heads, group, queries, keys, size = sizes
     key_heads = heads // group
-    k_rows = heads_of(
-        k_ptr, batches, key_heads, keys, size, k_batch_stride, k_head_stride, k_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    v_rows = heads_of(
-        v_ptr, batches, key_heads, keys, size, v_batch_stride, v_head_stride, v_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    dk_rows = heads_of(
-        dk_ptr, batches, key_heads, keys, size, dk_batch_stride, dk_head_stride, dk_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    dv_rows = heads_of(
-        dv_ptr, batches, key_heads, keys, size, dk_batch_stride, dk_head_stride, dk_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
+    q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    dz_rows = tiles_of(dz_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    lse_rows, delta_rows = sums_of(lse_rows, delta_rows, sizes, QUERIES)
+    k_rows = tiles_of(k_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
+    v_rows = tiles_of(v_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
+    dk_rows = tiles_of(dk_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
+    dv_rows = tiles_of(dv_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
     blocks = tl.cdiv(keys, KEYS)
     block, batch_head = program_of(section, blocks, batches * key_heads)
     if CAUSAL:
@@ -209,30 +172,17 @@ def attention_dk_dv_kernel(
     batch, key_head = batch_head // key_heads, batch_head % key_heads
     first = block * KEYS
     column = first + tl.arange(0, KEYS)
-    # The first block of queries that sees a key of this block, and where those that see all begin.
-    begin, whole = 0, 0
-    if CAUSAL:
-        ahead = queries - keys
-        begin = tl.minimum(tl.maximum(first + ahead, 0), queries) // QUERIES * QUERIES
-        whole = tl.cdiv(tl.minimum(tl.maximum(first + KEYS - 1 + ahead, 0), queries), QUERIES)
-        whole = tl.maximum(whole * QUERIES, begin)
+    begin, whole = queries_that_see(first, sizes, CAUSAL, QUERIES, KEYS)
 
-    k = rows_of(k_rows, batch, key_head, first, KEYS, SIZE)
-    v = rows_of(v_rows, batch, key_head, first, KEYS, SIZE)
-    dk = tl.zeros((KEYS, SIZE), tl.float32)
-    dv = tl.zeros((KEYS, SIZE), tl.float32)
+    k, v = load_rows(k_rows, batch, key_head, first), load_rows(v_rows, batch, key_head, first)
+    dk, dv = tl.zeros((KEYS, SIZE), tl.float32), tl.zeros((KEYS, SIZE), tl.float32)
     for member in range(group):
         head = key_head * group + member
         query_head = batch * heads + head
-        dq_at = dq_ptr
-        if TOGETHER:
-            dq_at = dq_ptr + query_head.to(tl.int64) * queries * size
         for start in range(begin, queries, QUERIES):
-            q = rows_of(q_rows, batch, head, start, QUERIES, SIZE)
-            dz = rows_of(dz_rows, batch, head, start, QUERIES, SIZE)
+            q, dz = load_rows(q_rows, batch, head, start), load_rows(dz_rows, batch, head, start)
             row = start + tl.arange(0, QUERIES)
-            lse = lse_rows.load([query_head, start])
-            delta = delta_rows.load([query_head, start])
+            lse, delta = lse_rows.load([query_head, start]), delta_rows.load([query_head, start])
             weight = tl.exp2(tl.dot(k, q.T) * (scale * log2_e) - lse)
             if CAUSAL and start < whole:
                 # On this side the difference costs fewer registers.
@@ -242,10 +192,10 @@ def attention_dk_dv_kernel(
             ds = (weight * (tl.dot(v, dz.T) - delta)).to(q.dtype)
             dk = tl.dot(ds, q, dk)
             if TOGETHER:
+                dq_at = dq_ptr + query_head.to(tl.int64) * queries * size
                 _add_rows(dq_at, tl.dot(ds.T, k), row, queries, size, SIZE)
-    dk = (dk * scale).to(dk_rows.dtype).reshape(1, 1, KEYS, SIZE)
-    dk_rows.store([batch, key_head, first, 0], dk)
-    dv_rows.store([batch, key_head, first, 0], dv.to(dv_rows.dtype).reshape(1, 1, KEYS, SIZE))
+    store_rows(dk_rows, batch, key_head, first, dk * scale)
+    store_rows(dv_rows, batch, key_head, first, dv)
 
 
 @triton.jit
@@ -258,90 +208,39 @@ def _add_rows(at, values, row, rows, size, SIZE: tl.constexpr):
 
 @triton.jit
 def attention_dq_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    dz_ptr,
-    lse_ptr,
-    delta_ptr,
-    dq_ptr,
-    batches,
-    heads,
-    group,
-    queries,
-    keys,
-    size,
-    sums_stride,
-    q_batch_stride,
-    q_head_stride,
-    q_row_stride,
-    k_batch_stride,
-    k_head_stride,
-    k_row_stride,
-    v_batch_stride,
-    v_head_stride,
-    v_row_stride,
-    dz_batch_stride,
-    dz_head_stride,
-    dz_row_stride,
-    dq_batch_stride,
-    dq_head_stride,
-    dq_row_stride,
-    scale,
-    section,
-    CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr,
-    SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-    SPECIALIZED: tl.constexpr,
-):
+    q_rows, k_rows, v_rows, dz_rows, lse_ptr, delta_ptr, dq_rows,
+    sizes, sums_stride, scale, section,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     """A block of queries: dq = scale · Σ weight · (dz·v - delta) · k. MASKED as in the forward."""
     log2_e = tl.constexpr(1.4426950408889634)
-    q_rows = heads_of(
-        q_ptr, batches, heads, queries, size, q_batch_stride, q_head_stride, q_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    dz_rows = heads_of(
-        dz_ptr, batches, heads, queries, size, dz_batch_stride, dz_head_stride, dz_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    k_rows = heads_of(
-        k_ptr, batches, heads // group, keys, size, k_batch_stride, k_head_stride, k_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    v_rows = heads_of(
-        v_ptr, batches, heads // group, keys, size, v_batch_stride, v_head_stride, v_row_stride,
-        KEYS, SIZE,
-    )  # fmt: skip
-    dq_rows = heads_of(
-        dq_ptr, batches, heads, queries, size, dq_batch_stride, dq_head_stride, dq_row_stride,
-        QUERIES, SIZE,
-    )  # fmt: skip
-    block, batch_head = program_of(section, tl.cdiv(queries, QUERIES), batches * heads)
+    batches, heads, group, queries, keys, size = sizes
+    q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    dz_rows = tiles_of(dz_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    k_rows = tiles_of(k_rows, (batches, heads // group, keys, size), (1, 1, KEYS, SIZE))
+    v_rows = tiles_of(v_rows, (batches, heads // group, keys, size), (1, 1, KEYS, SIZE))
+    dq_rows = tiles_of(dq_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
+    batch_head, first, seen, whole = queries_of_program(sizes, section, CAUSAL, QUERIES, KEYS)
     batch, head = batch_head // heads, batch_head % heads
-    first = block * QUERIES
     row = first + tl.arange(0, QUERIES)
-    seen, whole = reach(first, queries, keys, CAUSAL, QUERIES, KEYS)
 
-    q = rows_of(q_rows, batch, head, first, QUERIES, SIZE)
-    dz = rows_of(dz_rows, batch, head, first, QUERIES, SIZE)
+    q, dz = load_rows(q_rows, batch, head, first), load_rows(dz_rows, batch, head, first)
     at = batch_head.to(tl.int64) * sums_stride + row
     lse = tl.load(lse_ptr + at, mask=row < queries, other=float("inf"))
     delta = tl.load(delta_ptr + at, mask=row < queries, other=0.0)
     dq = tl.zeros((QUERIES, SIZE), tl.float32)
-    for start in tl.range(0, seen, KEYS, warp_specialize=SPECIALIZED):
-        k = rows_of(k_rows, batch, head // group, start, KEYS, SIZE)
-        v = rows_of(v_rows, batch, head // group, start, KEYS, SIZE)
+    for start in tl.range(0, seen, KEYS):
+        k = load_rows(k_rows, batch, head // group, start)
+        v = load_rows(v_rows, batch, head // group, start)
         weight = tl.exp2(tl.dot(q, k.T) * (scale * log2_e) - lse[:, None])
         if MASKED:  # noqa: SIM102  # constant, so that there is no branch without it
             if start >= whole:
-                visible = sees(row, start, queries, keys, CAUSAL, KEYS)
+                visible = sees(row, start, sizes, CAUSAL, KEYS)
                 weight = tl.where(visible, weight, 0.0)
         ds = weight * (tl.dot(dz, v.T) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
-    dq = (dq * scale).to(dq_rows.dtype)
-    dq_rows.store([batch, head, first, 0], dq.reshape(1, 1, QUERIES, SIZE))
+    store_rows(dq_rows, batch, head, first, dq * scale)
 
 
 def attention_backward(
@@ -360,37 +259,20 @@ def attention_backward(
     With config.keys.together dq differs in its last bits from run to run. ValueError if `config`
     does not fit.
     """
-    batches, heads, queries, size = q.shape
-    key_heads, keys = k.shape[1:3]
-    padded = max(16, triton.next_power_of_2(size))
-    config = config or backward_config(padded, q.device)
-    if refusal := config.refusal(padded):
-        raise ValueError(f"{config} does not fit heads of {size}: {refusal}")
+    padded = padded_head(q.shape[3])
+    config = config or backward_choice(gpu_of(q.device), q.shape[3]).config
+    require(config, padded)
     if 0 in (q.numel(), k.numel()):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     q, k, v, dz = aligned(q), aligned(k), aligned(v), aligned(dz)
     lse = aligned(lse.flatten(0, 1))
-    shared = {
-        "lse_ptr": lse,
-        "delta_ptr": _delta(z, dz, lse, padded),
-        "sums_stride": lse.stride(0),
-        "batches": batches,
-        "heads": heads,
-        "group": heads // key_heads,
-        "queries": queries,
-        "keys": keys,
-        "size": size,
-        **strides_of(q=q, k=k, v=v, dz=dz),
-        "scale": scale,
-        "CAUSAL": causal,
-        "SIZE": padded,
-    }
-    tensors = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "dz_ptr": dz}
-    dq, dk, dv = _dk_dv(tensors, shared, config.keys)
+    delta = _delta(z, dz, lse, padded)
+    shared = {"sizes": sizes_of(q, k), "scale": scale, "CAUSAL": causal, "SIZE": padded}
+    dq, dk, dv = _dk_dv(q, k, v, dz, lse, delta, shared, config.keys)
     if config.keys.together:
         dq = (dq * scale).to(q.dtype)
     else:
-        dq = _dq(tensors, shared, config.queries)
+        dq = _dq(q, k, v, dz, lse, delta, shared, config.queries)
     return dq, dk, dv
 
 
@@ -407,7 +289,8 @@ def _delta(z: Tensor, dz: Tensor, lse: Tensor, padded: int) -> Tensor:
         "queries": queries,
         "size": size,
         "sums_stride": delta.stride(0),
-        **strides_of(z=z, dz=dz),
+        "z_strides": z.stride(),
+        "dz_strides": dz.stride(),
         "SIZE": padded,
         "QUERIES": rows,
     }
@@ -417,59 +300,64 @@ def _delta(z: Tensor, dz: Tensor, lse: Tensor, padded: int) -> Tensor:
 
 
 def _dk_dv(
-    tensors: dict[str, Tensor], shared: dict[str, Any], config: KeysConfig
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dz: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    shared: dict[str, Any],
+    config: KeysConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq (float32, without scale, of no meaning unless config.together), dk, dv."""
-    q, k = tensors["q_ptr"], tensors["k_ptr"]
-    padded = shared["SIZE"]
-    batches, key_heads, keys, _ = k.shape
-    count = triton.cdiv(keys, config.keys)
     dk, dv = aligned_like(k), aligned_like(k)
     if config.together:
         dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
     else:
         dq = torch.empty(0, dtype=torch.float32, device=q.device)
-    blocks = {"q_ptr": config.queries, "k_ptr": config.keys, "v_ptr": config.keys}
-    blocks["dz_ptr"] = config.queries
+    rows = {
+        "k_rows": (k, config.keys),
+        "v_rows": (v, config.keys),
+        "dk_rows": (dk, config.keys),
+        "dv_rows": (dv, config.keys),
+        "q_rows": (q, config.queries),
+        "dz_rows": (dz, config.queries),
+    }
     arguments = {
         **shared,
-        **{name: described(tensors[name], (1, 1, rows, padded)) for name, rows in blocks.items()},
-        **{name: described(shared[name], (1, config.queries)) for name in ("lse_ptr", "delta_ptr")},
-        "dk_ptr": described(dk, (1, 1, config.keys, padded)),
-        "dv_ptr": described(dv, (1, 1, config.keys, padded)),
+        "lse_rows": described(lse, (1, config.queries)),
+        "delta_rows": described(delta, (1, config.queries)),
         "dq_ptr": dq,
-        **strides_of(dk=dk),
-        "section": section_of(
-            count, batches * key_heads, q.shape[2], padded, shared["CAUSAL"], q.device
-        ),
         "TOGETHER": config.together,
-        "QUERIES": config.queries,
-        "KEYS": config.keys,
     }
-    grid = (count * batches * key_heads,)
-    launch(attention_dk_dv_kernel, grid, arguments, **options_of(config))
+    launch_rows(attention_dk_dv_kernel, config, rows, q.shape[2], arguments)
     return dq, dk.contiguous(), dv.contiguous()
 
 
-def _dq(tensors: dict[str, Tensor], shared: dict[str, Any], config: AttentionConfig) -> Tensor:
-    q, k = tensors["q_ptr"], tensors["k_ptr"]
-    padded = shared["SIZE"]
-    batches, heads, queries, _ = q.shape
-    keys, count = k.shape[2], triton.cdiv(queries, config.queries)
-    dq = aligned_like(q)
-    blocks = {"q_ptr": config.queries, "k_ptr": config.keys, "v_ptr": config.keys}
-    blocks["dz_ptr"] = config.queries
+def _dq(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dz: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    shared: dict[str, Any],
+    config: AttentionConfig,
+) -> Tensor:
+    keys, dq = k.shape[2], aligned_like(q)
+    rows = {
+        "q_rows": (q, config.queries),
+        "dz_rows": (dz, config.queries),
+        "dq_rows": (dq, config.queries),
+        "k_rows": (k, config.keys),
+        "v_rows": (v, config.keys),
+    }
     arguments = {
         **shared,
-        **{name: described(tensors[name], (1, 1, rows, padded)) for name, rows in blocks.items()},
-        "dq_ptr": described(dq, (1, 1, config.queries, padded)),
-        **strides_of(dq=dq),
-        "section": section_of(count, batches * heads, keys, padded, shared["CAUSAL"], q.device),
+        "lse_ptr": lse,
+        "delta_ptr": delta,
+        "sums_stride": lse.stride(0),
         "MASKED": shared["CAUSAL"] or keys % config.keys > 0,
-        "QUERIES": config.queries,
-        "KEYS": config.keys,
-        "SPECIALIZED": config.specialized,
     }
-    grid = (count * batches * heads,)
-    launch(attention_dq_kernel, grid, arguments, **options_of(config))
+    launch_rows(attention_dq_kernel, config, rows, keys, arguments)
     return dq.contiguous()

@@ -6,17 +6,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, options_of
-from lowbit.kernels.triton.fast.descriptors import aligned, aligned_empty, describable, described
-from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
-
-_SHARED_BYTES = 227 << 10
+from lowbit.kernels.triton.fast.config import (
+    LEAST_DOT,
+    Choice,
+    Table,
+    choices,
+    from_table,
+    not_powers,
+    options_of,
+    require,
+    too_much_shared,
+)
+from lowbit.kernels.triton.fast.descriptors import (
+    aligned,
+    aligned_empty,
+    describable,
+    described,
+    tiles_of,
+)
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
@@ -39,18 +53,15 @@ class MatmulConfig:
 
     def refusal(self, element_size: int) -> str | None:
         """Why it does not fit elements of so many bytes; None if it does."""
-        if refusal := not_powers(self, "rows", "columns", "depth", "num_warps"):
+        least = dict.fromkeys(("rows", "columns", "depth"), LEAST_DOT)
+        if refusal := not_powers(self, **least, num_warps=1):
             return refusal
-        if min(self.rows, self.columns, self.depth) < 16:
-            return "blocks have at least 16 rows, columns and terms, for the matrix units"
         held = element_size * self.depth * (self.rows + self.columns) * self.num_stages
-        if held > _SHARED_BYTES:
-            return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"
-        return None
+        return too_much_shared(held)
 
 
-# By compute capability, then bytes of an element.
-TABLE: dict[int, dict[int, MatmulConfig]] = {
+# By bytes of an element.
+TABLE: Table[MatmulConfig] = {
     90: {
         2: MatmulConfig(128, 256, 64, 8, 3),
         4: MatmulConfig(64, 128, 16, 8, 3, flat=False),
@@ -59,57 +70,31 @@ TABLE: dict[int, dict[int, MatmulConfig]] = {
 _FALLBACK = {2: MatmulConfig(128, 128, 32, 8, 3), 4: MatmulConfig(64, 128, 16, 8, 3, flat=False)}
 
 
-def matmul_config(element_size: int, device: torch.device) -> MatmulConfig:
-    """The configuration of the table for this GPU, else one that fits any."""
-    return TABLE.get(compute_capability(device), _FALLBACK)[element_size]
-
-
-@triton.jit
-def _matrices(source, batches, rows, columns, batch_stride, stride, ROWS, COLUMNS):
-    """A descriptor of [batches, rows, columns] in blocks [1, ROWS, COLUMNS]."""
-    if isinstance(source, tl.tensor_descriptor):
-        return source
-    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
-        return tl.make_tensor_descriptor(
-            source, [batches, rows, columns], [batch_stride, stride, 1], [1, ROWS, COLUMNS]
-        )
+@choices.register("bmm")
+@lru_cache(1024)
+def matmul_choice(gpu: Gpu, itemsize: int) -> Choice[MatmulConfig]:
+    """For any sizes."""
+    return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, _FALLBACK[itemsize])
 
 
 @triton.jit
 def batched_matmul_kernel(
-    x_ptr,
-    y_ptr,
-    z_ptr,
-    batches,
-    rows,
-    columns,
-    terms,
-    x_batch_stride,
-    x_stride,
-    y_batch_stride,
-    y_stride,
-    z_batch_stride,
-    z_stride,
-    X_TURNED: tl.constexpr,
-    Y_TURNED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FLAT: tl.constexpr,
-):
+    x, y, z, batches, rows, columns, terms,
+    X_TURNED: tl.constexpr, Y_TURNED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
+    PRECISION: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
     """x [batches, rows, terms] and y [batches, terms, columns], each with its last two axes the
     other way round in memory if TURNED."""
     if X_TURNED:
-        x = _matrices(x_ptr, batches, terms, rows, x_batch_stride, x_stride, DEPTH, ROWS)
+        x = tiles_of(x, (batches, terms, rows), (1, DEPTH, ROWS))
     else:
-        x = _matrices(x_ptr, batches, rows, terms, x_batch_stride, x_stride, ROWS, DEPTH)
+        x = tiles_of(x, (batches, rows, terms), (1, ROWS, DEPTH))
     if Y_TURNED:
-        y = _matrices(y_ptr, batches, columns, terms, y_batch_stride, y_stride, COLUMNS, DEPTH)
+        y = tiles_of(y, (batches, columns, terms), (1, COLUMNS, DEPTH))
     else:
-        y = _matrices(y_ptr, batches, terms, columns, y_batch_stride, y_stride, DEPTH, COLUMNS)
-    z = _matrices(z_ptr, batches, rows, columns, z_batch_stride, z_stride, ROWS, COLUMNS)
+        y = tiles_of(y, (batches, terms, columns), (1, DEPTH, COLUMNS))
+    z = tiles_of(z, (batches, rows, columns), (1, ROWS, COLUMNS))
     down, across = tl.cdiv(rows, ROWS), tl.cdiv(columns, COLUMNS)
     for place in tl.range(
         tl.program_id(0), batches * down * across, tl.num_programs(0), flatten=FLAT
@@ -148,9 +133,9 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
     """
     batches, rows, terms = x.shape
     columns = y.shape[2]
-    config = config or matmul_config(x.element_size(), x.device)
-    if refusal := config.refusal(x.element_size()):
-        raise ValueError(f"{config} does not fit {x.dtype}: {refusal}")
+    gpu = gpu_of(x.device)
+    config = config or matmul_choice(gpu, x.element_size()).config
+    require(config, x.element_size())
     if 0 in (x.numel(), y.numel()):
         return x.new_zeros((batches, rows, columns))
     (x, x_turned), (y, y_turned) = _operand(x), _operand(y)
@@ -158,19 +143,13 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
     x_block = (config.depth, config.rows) if x_turned else (config.rows, config.depth)
     y_block = (config.columns, config.depth) if y_turned else (config.depth, config.columns)
     arguments = {
-        "x_ptr": described(x, (1, *x_block)),
-        "y_ptr": described(y, (1, *y_block)),
-        "z_ptr": described(z, (1, config.rows, config.columns)),
+        "x": described(x, (1, *x_block)),
+        "y": described(y, (1, *y_block)),
+        "z": described(z, (1, config.rows, config.columns)),
         "batches": batches,
         "rows": rows,
         "columns": columns,
         "terms": terms,
-        "x_batch_stride": x.stride(0),
-        "x_stride": x.stride(1),
-        "y_batch_stride": y.stride(0),
-        "y_stride": y.stride(1),
-        "z_batch_stride": z.stride(0),
-        "z_stride": z.stride(1),
         "X_TURNED": x_turned,
         "Y_TURNED": y_turned,
         "ROWS": config.rows,
@@ -181,6 +160,6 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
         "FLAT": config.flat,
     }
     blocks = batches * triton.cdiv(rows, config.rows) * triton.cdiv(columns, config.columns)
-    programs = min(blocks, config.staggered * multiprocessors(x.device))
+    programs = min(blocks, config.staggered * gpu.multiprocessors)
     launch(batched_matmul_kernel, (programs,), arguments, **options_of(config))
     return z.contiguous()

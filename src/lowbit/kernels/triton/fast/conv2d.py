@@ -7,20 +7,27 @@ many channels x is copied to NHWC where it is not; the result is written in the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, require
-from lowbit.kernels.triton.fast.launch import compute_capability, launch
+from lowbit.kernels.triton.fast.config import (
+    LEAST_DOT,
+    Choice,
+    Table,
+    choices,
+    from_table,
+    not_powers,
+    options_of,
+    require,
+)
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 Pair = tuple[int, int]
-
-_LEAST_DOT = 16
 
 
 @dataclass(frozen=True)
@@ -35,22 +42,20 @@ class ConvConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, "pixels", "channels", "depth", "num_warps"):
+        least = dict.fromkeys(("pixels", "channels", "depth"), LEAST_DOT)
+        if refusal := not_powers(self, **least, num_warps=1):
             return refusal
-        for name in ("pixels", "channels", "depth"):
-            if getattr(self, name) < _LEAST_DOT:
-                return f"{name} is {getattr(self, name)}; it must be {_LEAST_DOT} or more"
         return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
 
 
-TABLE: Mapping[int, Mapping[str, ConvConfig]] = {
+TABLE: Table[ConvConfig] = {
     90: {
         "narrow": ConvConfig(128, 64, 64, 4, 4),
         "wide": ConvConfig(128, 128, 64, 8, 3),
         "float32": ConvConfig(64, 64, 32, 8, 3),
     },
 }
-"""By compute capability: for at most 64 channels, for more, and for float32."""
+"""For at most 64 channels, for more, and for float32."""
 _ANY = {
     "narrow": ConvConfig(128, 64, 32, 4, 3),
     "wide": ConvConfig(128, 128, 32, 8, 3),
@@ -59,57 +64,30 @@ _ANY = {
 _NARROW = 64
 
 
-def conv_config(x: Tensor, channels: int) -> ConvConfig:
-    """The configuration for this input and number of output channels."""
-    table = TABLE.get(compute_capability(x.device), _ANY)
-    if x.dtype is torch.float32:
-        return table["float32"]
-    return table["narrow" if channels <= _NARROW else "wide"]
+@choices.register("conv2d")
+@lru_cache(1024)
+def conv_choice(gpu: Gpu, channels: int, itemsize: int) -> Choice[ConvConfig]:
+    """For so many output channels."""
+    kind = "float32" if itemsize == 4 else "narrow" if channels <= _NARROW else "wide"
+    return from_table("conv2d_kernel", TABLE, gpu, kind, _ANY[kind])
 
 
 @triton.jit
 def conv2d_kernel(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    z_ptr,
-    pixels,
-    C,
-    H,
-    W,
-    OUT,
-    OH,
-    OW,
-    KW,
-    taps,
-    x_b,
-    x_c,
-    x_h,
-    x_w,
-    w_o,
-    w_c,
-    w_h,
-    w_w,
-    z_b,
-    z_c,
-    z_h,
-    z_w,
-    STRIDE_H: tl.constexpr,
-    STRIDE_W: tl.constexpr,
-    PAD_H: tl.constexpr,
-    PAD_W: tl.constexpr,
-    DILATION_H: tl.constexpr,
-    DILATION_W: tl.constexpr,
-    FLAT: tl.constexpr,
-    BIASED: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
+    x_ptr, w_ptr, bias_ptr, z_ptr, pixels, x_sizes, z_sizes, KW, taps,
+    x_strides, w_strides, z_strides,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
+    FLAT: tl.constexpr, BIASED: tl.constexpr, PRECISION: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
     """A step takes DEPTH channels of one tap (u, v) of the kernel; with few channels (FLAT) it
     takes DEPTH pairs of tap and channel, so that little of the product is zeros. The mask is the
     padding."""
+    C, H, W = x_sizes
+    OUT, OH, OW = z_sizes
+    x_b, x_c, x_h, x_w = x_strides
+    w_o, w_c, w_h, w_w = w_strides
+    z_b, z_c, z_h, z_w = z_strides
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     b = (pixel // (OH * OW)).to(tl.int64)
     i = pixel // OW % OH
@@ -126,8 +104,8 @@ def conv2d_kernel(
             tap, c = step // blocks + tl.zeros((DEPTH,), tl.int32), step % blocks * DEPTH + lane
         u, v = tap // KW, tap % KW
         known = (tap < taps) & (c < C)
-        row = (i * STRIDE_H - PAD_H)[:, None] + (u * DILATION_H)[None, :]
-        column = (j * STRIDE_W - PAD_W)[:, None] + (v * DILATION_W)[None, :]
+        row = (i * STRIDE[0] - PAD[0])[:, None] + (u * DILATION[0])[None, :]
+        column = (j * STRIDE[1] - PAD[1])[:, None] + (v * DILATION[1])[None, :]
         inside = (row >= 0) & (row < H) & (column >= 0) & (column < W)
         inside &= (pixel < pixels)[:, None] & known[None, :]
         at = (b * x_b)[:, None] + row * x_h + column * x_w + (c * x_c)[None, :]
@@ -175,7 +153,7 @@ def conv2d(
 
     ValueError if `config` is none.
     """
-    config = config or conv_config(x, weight.shape[0])
+    config = config or conv_choice(gpu_of(x.device), len(weight), x.element_size()).config
     require(config)
     z = empty_result(x, weight, stride, padding, dilation)
     flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
@@ -186,25 +164,22 @@ def conv2d(
     if is_channels_last(x):
         weight = weight.contiguous(memory_format=torch.channels_last)
     pixels = z.shape[0] * z.shape[2] * z.shape[3]
-    strides = {
-        **dict(zip(("x_b", "x_c", "x_h", "x_w"), x.stride(), strict=True)),
-        **dict(zip(("w_o", "w_c", "w_h", "w_w"), weight.stride(), strict=True)),
-        **dict(zip(("z_b", "z_c", "z_h", "z_w"), z.stride(), strict=True)),
-    }
     arguments = {
         "x_ptr": x,
         "w_ptr": weight,
         "bias_ptr": x if bias is None else bias.contiguous(),
         "z_ptr": z,
         "pixels": pixels,
-        **dict(zip(("C", "H", "W"), x.shape[1:], strict=True)),
-        **dict(zip(("OUT", "OH", "OW"), z.shape[1:], strict=True)),
+        "x_sizes": tuple(x.shape[1:]),
+        "z_sizes": tuple(z.shape[1:]),
         "KW": weight.shape[3],
         "taps": weight.shape[2] * weight.shape[3],
-        **strides,
-        **dict(zip(("STRIDE_H", "STRIDE_W"), stride, strict=True)),
-        **dict(zip(("PAD_H", "PAD_W"), padding, strict=True)),
-        **dict(zip(("DILATION_H", "DILATION_W"), dilation, strict=True)),
+        "x_strides": x.stride(),
+        "w_strides": weight.stride(),
+        "z_strides": z.stride(),
+        "STRIDE": tuple(stride),
+        "PAD": tuple(padding),
+        "DILATION": tuple(dilation),
         "FLAT": flat,
         "BIASED": bias is not None,
         "PRECISION": "tf32" if tf32 else "ieee",
@@ -212,7 +187,6 @@ def conv2d(
         "CHANNELS": config.channels,
         "DEPTH": config.depth,
     }
-    grid = (-(-pixels // config.pixels), -(-z.shape[1] // config.channels))
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    launch(conv2d_kernel, grid, arguments, **options)
+    grid = (triton.cdiv(pixels, config.pixels), triton.cdiv(z.shape[1], config.channels))
+    launch(conv2d_kernel, grid, arguments, **options_of(config))
     return z

@@ -1,7 +1,7 @@
 """How kernels get at tiles of tensors: descriptors, which the bulk copy engine of Hopper reads.
 
-A kernel's parameter may be a descriptor that the host has made, or a pointer of which the kernel
-makes one itself; without that engine Triton turns the latter into ordinary loads and stores.
+A kernel's parameter is a descriptor that the host has made, or a pointer with strides, of which the
+kernel makes one itself; without that engine Triton turns the latter into ordinary loads and stores.
 Tiles past an edge are filled with zeros when they are loaded, and cut when they are stored.
 """
 
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lowbit.kernels.triton.fast.launch import compute_capability
+from lowbit.kernels.triton.fast.launch import gpu_of
 
 _HOPPER = 90
 _ALIGNMENT = 16
@@ -54,61 +54,31 @@ def aligned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device
 
 
 def described(x: Tensor, block: Sequence[int]) -> Any:
-    """A tensor for which `describable` holds, as a kernel's argument."""
-    if compute_capability(x.device) < _HOPPER:
-        return x
+    """A tensor for which `describable` holds, as what `tiles_of` takes: a descriptor of its tiles,
+    or its pointer and all strides but the last, which is 1."""
+    if gpu_of(x.device).capability < _HOPPER:
+        return (x, *x.stride()[:-1])
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
 
 
 @triton.jit
-def heads_of(
-    source,
-    batches,
-    heads,
-    length,
-    size,
-    batch_stride,
-    head_stride,
-    row_stride,
-    ROWS: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """A descriptor of [batches, heads, length, size] in blocks [1, 1, ROWS, SIZE]."""
+def tiles_of(source, shape, block):
+    """A descriptor of a tensor of this shape, in tiles of the shape `block`."""
     if isinstance(source, tl.tensor_descriptor):
         return source
     else:  # noqa: RET505  # Triton's compiler looks into code after a return.
-        return tl.make_tensor_descriptor(
-            source,
-            [batches, heads, length, size],
-            [batch_stride, head_stride, row_stride, 1],
-            [1, 1, ROWS, SIZE],
-        )
+        return tl.make_tensor_descriptor(source[0], shape, source[1:] + (1,), block)  # noqa: RUF005
 
 
 @triton.jit
-def rows_of(descriptor, batch, head, row, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """ROWS rows of one head, from `row` on, as [ROWS, SIZE]."""
-    return descriptor.load([batch, head, row, 0]).reshape(ROWS, SIZE)
+def load_rows(descriptor, batch, head, row):
+    """A tile of rows of one head, from `row` on, as [rows, size]."""
+    shape: tl.constexpr = descriptor.block_shape
+    return descriptor.load([batch, head, row, 0]).reshape(shape[2], shape[3])
 
 
 @triton.jit
-def numbers_of(source, rows, length, row_stride, COUNT: tl.constexpr):
-    """A descriptor of [rows, length] in blocks [1, COUNT]."""
-    if isinstance(source, tl.tensor_descriptor):
-        return source
-    else:  # noqa: RET505  # As above.
-        return tl.make_tensor_descriptor(source, [rows, length], [row_stride, 1], [1, COUNT])
-
-
-@triton.jit
-def program_of(section, blocks, heads):
-    """(block, head) of this program, of blocks · heads in one dimension.
-
-    Heads are taken by sections; within one, the last blocks of all its heads, which causal
-    attention has the most work for, come first. How many heads to a section: `section_of`.
-    """
-    program = tl.program_id(0)
-    first = program // (section * blocks) * section
-    width = tl.minimum(section, heads - first)
-    place = program % (section * blocks)
-    return blocks - 1 - place // width, first + place % width
+def store_rows(descriptor, batch, head, row, values):
+    """Store what `load_rows` would load, in the dtype of the tensor."""
+    values = values.to(descriptor.dtype).reshape(descriptor.block_shape)
+    descriptor.store([batch, head, row, 0], values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -44,9 +45,10 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
     """
     if 0 in grid:
         return
-    # A descriptor (triton.tools.tensor_descriptor) has its tensor as `base`.
-    given = (getattr(one, "base", one) for one in arguments.values())
-    device = next(one.device for one in given if isinstance(one, Tensor))
+    # A tuple begins with its tensor; a descriptor (triton.tools.tensor_descriptor) has it as `base`.
+    firsts = (one[0] if isinstance(one, tuple) else one for one in arguments.values())
+    tensors = (getattr(one, "base", one) for one in firsts)
+    device = next(one.device for one in tensors if isinstance(one, Tensor))
     if device.type == "cuda":
         other = device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if other else nullcontext():
@@ -61,26 +63,37 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
     runner(kernel, grid, arguments)
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """What of a GPU decides which kernel serves a call and how it is cut: the compute capability
+    as one number, 90 for 9.0, and how many multiprocessors there are."""
+
+    capability: int
+    multiprocessors: int
+
+    @property
+    def assembly(self) -> bool:
+        """Whether PTX can be written into kernels: not where they are interpreted."""
+        return self.capability >= 80
+
+    def __str__(self) -> str:
+        if self == INTERPRETER:
+            return "the interpreter"
+        return f"sm_{self.capability} with {self.multiprocessors} multiprocessors"
+
+
+INTERPRETER = Gpu(0, 1)
+"""A CPU, where programs run one by one."""
+
+
 @cache
-def _properties(index: int) -> tuple[int, int]:
+def _by_index(index: int) -> Gpu:
     found = torch.cuda.get_device_properties(index)
-    return 10 * found.major + found.minor, found.multi_processor_count
+    return Gpu(10 * found.major + found.minor, found.multi_processor_count)
 
 
-def compute_capability(device: torch.device) -> int:
-    """The GPU's compute capability as one number, 90 for 9.0; 0 for a CPU."""
-    return _properties(_index(device))[0] if device.type == "cuda" else 0
-
-
-def has_assembly(device: torch.device) -> bool:
-    """Whether PTX can be written into kernels: not where they are interpreted."""
-    return compute_capability(device) >= 80
-
-
-def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors the GPU has; 1 for a CPU, where programs run one by one."""
-    return _properties(_index(device))[1] if device.type == "cuda" else 1
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+def gpu_of(device: torch.device) -> Gpu:
+    """What is known of a device."""
+    if device.type != "cuda":
+        return INTERPRETER
+    return _by_index(torch.cuda.current_device() if device.index is None else device.index)

@@ -9,12 +9,15 @@ One text serves both: RMSNorm is LayerNorm that takes the mean for 0 and has no 
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import launch
+from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
     RowConfig,
@@ -24,7 +27,7 @@ from lowbit.kernels.triton.fast.rows import (
     load_pieces,
     meet,
     place,
-    row_config,
+    row_choice,
 )
 
 _SHORT = {
@@ -66,8 +69,6 @@ FORWARD: RowTable = {
         (131072, RowConfig(1, 4096, 4)),
     ),
 }
-# The rule of rows.py serves all lengths.
-BACKWARD: RowTable = {}
 
 
 @triton.jit
@@ -199,6 +200,31 @@ def norm_backward_kernel(
         tl.store(dx_ptr + row[:, None] * length + at, dx, mask=there & (at < length))
 
 
+@lru_cache(1024)
+def norm_choice(
+    gpu: Gpu,
+    length: int,
+    itemsize: int,
+    centred: bool = True,
+    biased: bool = False,
+    aligned: bool = True,
+) -> Choice[RowConfig]:
+    """For rows of this length; aligned: all of them begin at multiples of 16 elements."""
+    table = RMS_ALIGNED if aligned and not (centred or biased) else FORWARD
+    return row_choice("norm_kernel", table, gpu, length, itemsize)
+
+
+choices.add("layer_norm", norm_choice)
+choices.add("rms_norm", partial(norm_choice, centred=False))
+
+
+@choices.register("norm_backward")
+@lru_cache(1024)
+def norm_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
+    """For rows of this length."""
+    return row_choice("norm_backward_kernel", {}, gpu, length, itemsize)
+
+
 def norm(
     x: Tensor,
     weight: Tensor | None,
@@ -214,9 +240,11 @@ def norm(
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
-    aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
-    table = RMS_ALIGNED if aligned and not centred and bias is None else FORWARD
-    cut = Cut.of(x2d, row_config(table, x, config))
+    if config is None:
+        aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
+        facts = x.shape[-1], x.element_size(), centred, bias is not None, aligned
+        config = norm_choice(gpu_of(x.device), *facts).config
+    cut = Cut.of(x2d, config)
     arguments = {
         "x_ptr": x2d,
         "weight_ptr": x2d if weight is None else weight.contiguous(),
@@ -247,7 +275,9 @@ def norm_backward(
     """The gradient of x."""
     x2d, dz2d = as_rows(x), as_rows(dz)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(x2d, row_config(BACKWARD, x, config))
+    gpu = gpu_of(x.device)
+    config = config or norm_backward_choice(gpu, x.shape[-1], x.element_size()).config
+    cut = Cut.of(x2d, config)
     arguments = {
         "x_ptr": x2d,
         "dz_ptr": dz2d,

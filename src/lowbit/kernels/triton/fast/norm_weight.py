@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import not_powers, require
-from lowbit.kernels.triton.fast.launch import launch, multiprocessors
+from lowbit.kernels.triton.fast.launch import gpu_of, launch
 from lowbit.kernels.triton.fast.rows import as_rows
 
 
@@ -28,7 +28,7 @@ class ColumnConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, "rows", "columns", "num_warps"):
+        if refusal := not_powers(self, rows=1, columns=1, num_warps=1):
             return refusal
         return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
@@ -105,7 +105,7 @@ def norm_weight_backward(
     x2d, dz2d = as_rows(x), as_rows(dz)
     rows, length = x2d.shape
     blocks = -(-length // config.columns)
-    groups = max(1, config.programs * multiprocessors(x.device) // blocks)
+    groups = max(1, config.programs * gpu_of(x.device).multiprocessors // blocks)
     groups = min(groups, max(1, -(-rows // config.rows)))
     sums = torch.empty((2, groups, length), dtype=torch.float32, device=x.device)
     arguments = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, require
-from lowbit.kernels.triton.fast.launch import compute_capability, launch, multiprocessors
+from lowbit.kernels.triton.fast.config import Choice, choices, not_powers, require
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import as_rows
 
 # Enough programs for each multiprocessor to have several at once.
@@ -30,27 +30,14 @@ class SumConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, "rows", "chunk", "num_warps"):
+        if refusal := not_powers(self, rows=1, chunk=1, num_warps=1):
             return refusal
         return None if self.parts >= 1 else f"parts is {self.parts}; it must be at least 1"
 
 
-SumTable = Mapping[int, tuple[tuple[int, SumConfig], ...]]
-"""By compute capability: (the longest row that it is for, configuration), the shortest first."""
-
-TABLE: SumTable = {}
-
-
 @triton.jit
 def row_sum_kernel(
-    x_ptr,
-    z_ptr,
-    rows,
-    length,
-    span,
-    x_stride,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    x_ptr, z_ptr, rows, length, span, x_stride, ROWS: tl.constexpr, CHUNK: tl.constexpr
 ):
     """A program sums `span` elements of each of its rows; z is [rows, parts].
 
@@ -69,17 +56,17 @@ def row_sum_kernel(
     tl.store(z_ptr + row * tl.num_programs(1) + tl.program_id(1), z, mask=row < rows)
 
 
-def sum_config(rows: int, length: int, device: torch.device) -> SumConfig:
-    """The configuration of the table, else that of a rule."""
-    for longest, config in TABLE.get(compute_capability(device), ()):
-        if length <= longest and rows >= config.rows * multiprocessors(device):
-            return config
+@choices.register("sum")
+@lru_cache(1024)
+def sum_choice(gpu: Gpu, rows: int, length: int) -> Choice[SumConfig]:
+    """By a rule: enough programs to fill the GPU, from the parts of rows if there are few."""
     chunk = min(triton.next_power_of_2(length), _LARGEST_CHUNK)
     together = max(1, _LEAST_BLOCK // chunk)
     warps = together * chunk // (32 * _WANTED_OF_A_THREAD)
-    wanted = _PROGRAMS_OF_A_PROCESSOR * multiprocessors(device)
+    wanted = _PROGRAMS_OF_A_PROCESSOR * gpu.multiprocessors
     parts = min(max(wanted * together // max(rows, 1), 1), -(-length // chunk))
-    return SumConfig(together, chunk, parts, min(max(warps, 4), 8))
+    config = SumConfig(together, chunk, parts, min(max(warps, 4), 8))
+    return Choice("row_sum_kernel", config, f"cut so that {wanted} programs run, or more")
 
 
 def row_sum(x: Tensor, config: SumConfig | None = None) -> Tensor:
@@ -89,42 +76,35 @@ def row_sum(x: Tensor, config: SumConfig | None = None) -> Tensor:
     """
     x2d = as_rows(x)
     rows, length = x2d.shape
-    config = config or sum_config(rows, length, x.device)
+    config = config or sum_choice(gpu_of(x.device), rows, length).config
     require(config)
     # A multiple of 16 in every part, so that all parts begin where wide loads can.
     span = -(-length // config.parts)
     span += -span % min(config.chunk, 16)
     parts = -(-length // span)
-    shape = x.shape[:-1] if parts == 1 else (rows, parts)
-    z = torch.empty(shape, dtype=x.dtype if parts == 1 else torch.float32, device=x.device)
+    if parts == 1:
+        return _summed(x2d, x.shape[:-1], x.dtype, span, config)
+    partial = _summed(x2d, (rows, parts), torch.float32, span, config)
+    whole = SumConfig(1, triton.next_power_of_2(parts), 1, 1)
+    return _summed(partial, x.shape[:-1], x.dtype, parts, whole)
+
+
+def _summed(
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, span: int, config: SumConfig
+) -> Tensor:
+    """Sums of `span` elements each of x [rows, length], in a tensor of this shape."""
+    rows, length = x.shape
+    z = torch.empty(shape, dtype=dtype, device=x.device)
     arguments = {
-        "x_ptr": x2d,
+        "x_ptr": x,
         "z_ptr": z,
         "rows": rows,
         "length": length,
         "span": span,
-        "x_stride": x2d.stride(0),
+        "x_stride": x.stride(0),
         "ROWS": config.rows,
         "CHUNK": config.chunk,
     }
-    grid = (-(-rows // config.rows), parts)
+    grid = (-(-rows // config.rows), -(-length // span))
     launch(row_sum_kernel, grid, arguments, num_warps=config.num_warps)
-    return z if parts == 1 else _sum_of_parts(z, x)
-
-
-def _sum_of_parts(partial: Tensor, x: Tensor) -> Tensor:
-    """[rows, parts] summed by one program a row, in x's dtype and shape."""
-    rows, parts = partial.shape
-    z = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
-    arguments = {
-        "x_ptr": partial,
-        "z_ptr": z,
-        "rows": rows,
-        "length": parts,
-        "span": parts,
-        "x_stride": parts,
-        "ROWS": 1,
-        "CHUNK": triton.next_power_of_2(parts),
-    }
-    launch(row_sum_kernel, (rows, 1), arguments, num_warps=1)
     return z

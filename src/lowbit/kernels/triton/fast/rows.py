@@ -19,10 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, options_of
-from lowbit.kernels.triton.fast.launch import compute_capability, has_assembly, multiprocessors
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from lowbit.kernels.triton.fast.config import Choice, not_powers, options_of, require
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 
 _WARP = 32
 _ELEMENTS_OF_A_THREAD = 128
@@ -56,7 +54,7 @@ class RowConfig:
     def refusal(self, length: int, processors: int) -> str | None:
         """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
         they can."""
-        if refusal := not_powers(self, "rows", "chunk", "num_warps", "pieces"):
+        if refusal := not_powers(self, rows=1, chunk=1, num_warps=1, pieces=1):
             return refusal
         if self.pieces > self.chunk:
             return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
@@ -65,10 +63,10 @@ class RowConfig:
             return f"a thread would hold {held:.0f} elements, more than {_ELEMENTS_OF_A_THREAD}"
         parts = self.parts(length)
         if parts > 1 and self.rows > 1:
-            return f"a row in {parts} parts cannot share its programs with other rows"
+            return f"a row of {length} in {parts} parts cannot share its programs with other rows"
         # The parts of a row wait for each other, so all of them must be able to run at once.
         if parts > processors:
-            return f"a row would have {parts} parts, more than the {processors} multiprocessors"
+            return f"a row of {length} would have {parts} parts, more than the {processors} multiprocessors"
         return None
 
 
@@ -77,29 +75,30 @@ RowTable = Mapping[tuple[int, int], tuple[tuple[int, RowConfig], ...]]
 the shortest first."""
 
 
-def row_config(table: RowTable, x: Tensor, given: RowConfig | None) -> RowConfig:
-    """For rows x [..., length]: the configuration given, else that of the table, else that of a
-    rule, which cuts rows longer than LARGEST_CHUNK.
+def row_choice(
+    kernel: str, table: RowTable, gpu: Gpu, length: int, itemsize: int
+) -> Choice[RowConfig]:
+    """For rows of elements of so many bytes: the first configuration of the table that fits, else
+    that of a rule, which cuts rows longer than LARGEST_CHUNK.
 
-    ValueError if the one given does not fit, or if the row is too long for the GPU.
+    ValueError if the row is too long for the GPU.
     """
-    length, processors = x.shape[-1], multiprocessors(x.device)
-    if given is not None:
-        refusal = given.refusal(length, processors)
-        if refusal:
-            raise ValueError(f"{given} does not fit rows of {length}: {refusal}")
-        return given
-    for longest, config in table.get((compute_capability(x.device), x.element_size()), ()):
-        if length <= longest and config.refusal(length, processors) is None:
-            return config
-    config = _by_rule(length, processors)
-    refusal = config.refusal(length, processors)
-    if refusal:
+    refused = list[tuple[str, str]]()
+    for longest, config in table.get((gpu.capability, itemsize), ()):
+        refusal = config.refusal(length, gpu.multiprocessors)
+        if length > longest:
+            refusal = f"the table has it for rows of up to {longest}"
+        if refusal is None:
+            why = f"the table has it for sm_{gpu.capability} and rows of up to {longest}"
+            return Choice(kernel, config, why, tuple(refused))
+        refused.append((str(config), refusal))
+    config = _by_rule(length, gpu.multiprocessors)
+    if refusal := config.refusal(length, gpu.multiprocessors):
         raise ValueError(
             f"rows of {length} elements are too long for this GPU: {refusal}; the limit is "
-            f"{processors * LARGEST_CHUNK}"
+            f"{gpu.multiprocessors * LARGEST_CHUNK}"
         )
-    return config
+    return Choice(kernel, config, "a rule, for what no table has", tuple(refused))
 
 
 def _by_rule(length: int, processors: int) -> RowConfig:
@@ -122,12 +121,14 @@ class Cut:
 
     @classmethod
     def of(cls, x: Tensor, config: RowConfig) -> Cut:
-        """Cut x [rows, length]. Where rows have one part, the memory is never touched.
+        """Cut x [rows, length]. Where rows have one part, the memory is never touched. ValueError
+        if the configuration does not fit.
 
         HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
         """
         rows, length = x.shape
-        parts = config.parts(length)
+        gpu, parts = gpu_of(x.device), config.parts(length)
+        require(config, length, gpu.multiprocessors)
         if parts > 1:
             words = torch.zeros(rows * parts + 1, dtype=torch.int64, device=x.device)
         else:
@@ -140,7 +141,7 @@ class Cut:
             "CHUNK": config.chunk,
             "PIECES": config.pieces,
             "HELD": config.pieces > 1 and x.element_size() == 2,
-            "ASM": has_assembly(x.device),
+            "ASM": gpu.assembly,
             "PARTS": parts,
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.launch import launch
+from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
     RowConfig,
@@ -21,7 +24,7 @@ from lowbit.kernels.triton.fast.rows import (
     load_pieces,
     meet,
     place,
-    row_config,
+    row_choice,
 )
 
 _SHORT = (
@@ -44,8 +47,6 @@ FORWARD: RowTable = {
         (131072, RowConfig(1, 8192, 8)),
     ),
 }
-# The rule of rows.py serves all lengths.
-BACKWARD: RowTable = {}
 
 
 @triton.jit
@@ -145,21 +146,41 @@ def softmax_backward_kernel(
         tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there & (at < length))
 
 
+@choices.register("softmax")
+@lru_cache(1024)
+def softmax_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
+    """For rows of this length."""
+    return row_choice("softmax_kernel", FORWARD, gpu, length, itemsize)
+
+
+@choices.register("softmax_backward")
+@lru_cache(1024)
+def softmax_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
+    """For rows of this length."""
+    return row_choice("softmax_backward_kernel", {}, gpu, length, itemsize)
+
+
 def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
-    """softmax of [..., length] over its last dimension, in x's dtype; float32 within."""
+    """softmax of [..., length] over its last dimension, in x's dtype; float32 within.
+
+    ValueError if `config` does not fit, or the rows are too long for the GPU.
+    """
     x2d = as_rows(x)
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    cut = Cut.of(x2d, row_config(FORWARD, x, config))
+    config = config or softmax_choice(gpu_of(x.device), x.shape[-1], x.element_size()).config
+    cut = Cut.of(x2d, config)
     arguments = {"x_ptr": x2d, "z_ptr": z, "x_stride": x2d.stride(0), **cut.arguments}
     launch(softmax_kernel, cut.grid, arguments, **cut.options)
     return z
 
 
 def softmax_backward(z: Tensor, dz: Tensor, config: RowConfig | None = None) -> Tensor:
-    """The gradient of x, from the softmax and its gradient."""
+    """The gradient of x, from the softmax and its gradient. ValueError as for `softmax`."""
     z2d, dz2d = as_rows(z), as_rows(dz)
     dx = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    cut = Cut.of(z2d, row_config(BACKWARD, z, config))
+    gpu = gpu_of(z.device)
+    config = config or softmax_backward_choice(gpu, z.shape[-1], z.element_size()).config
+    cut = Cut.of(z2d, config)
     arguments = {
         "z_ptr": z2d,
         "dz_ptr": dz2d,

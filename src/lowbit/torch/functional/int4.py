@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lowbit.gpu.arguments import FLOATS, check_tensor
-from lowbit.gpu.registration import differentiate, register, specified
-from lowbit.kernels.triton.fast import int4_matmul as _int4
+from lowbit.kernels.triton.fast.int4_weight import (
+    MIDDLE,
+    TILE_DEPTH,
+    TILE_ROWS,
+    WORDS,
+    Int4Weight,
+)
+from lowbit.torch.arguments import FLOATS, check_tensor
+from lowbit.torch.registration import register, specified
 
 _ACTIVATIONS = (torch.bfloat16, torch.float16)
-_MOST_BY_ROWS = 128  # of x, from which on writing the weight as floats takes less time
-_DEQUANTIZED_TILES = 256  # of rows of the weight, that are floats at one time
-
-
-class Int4Weight(NamedTuple):
-    """A weight [N, K] of 4 bits as the kernels read it; made by `pack_int4`.
-
-    tiles: int32 [ceil(N/64), ceil(K/128), 64, 16], 8 nibbles to a word (fast/int4_matmul.py draws
-    them). scale: floats [groups, N rounded up to 64], and row_scale the same by row, [N, groups];
-    zero, row_zero: as these, of the nibbles less 8, or None where all of them are 0. group_size:
-    the k that share a scale.
-    """
-
-    tiles: Tensor
-    scale: Tensor
-    row_scale: Tensor
-    zero: Tensor | None
-    row_zero: Tensor | None
-    N: int
-    K: int
-    group_size: int
 
 
 def pack_int4(
@@ -61,19 +47,19 @@ def pack_int4(
                 f"pack_int4: {name} has the shape {list(one.shape)}; for a weight [{N}, {K}] in "
                 f"groups of {group_size} it must be [{N}, {groups}]"
             )
-    tall, deep = -(-N // _int4.TILE_ROWS), -(-K // _int4.TILE_DEPTH)
-    filled = words.new_zeros(tall * _int4.TILE_ROWS, deep * _int4.WORDS)
+    tall, deep = -(-N // TILE_ROWS), -(-K // TILE_DEPTH)
+    filled = words.new_zeros(tall * TILE_ROWS, deep * WORDS)
     filled[:N, : words.shape[1]] = words
-    tiles = filled.view(tall, _int4.TILE_ROWS, deep, _int4.WORDS).transpose(1, 2).contiguous()
+    tiles = filled.view(tall, TILE_ROWS, deep, WORDS).transpose(1, 2).contiguous()
 
     def padded(each: Tensor) -> Tensor:
-        result = scale.new_zeros(tall * _int4.TILE_ROWS, groups)
+        result = scale.new_zeros(tall * TILE_ROWS, groups)
         result[:N] = each
         return result
 
     row_scale, row_zero = padded(scale), None
-    if zero_point is not None and bool((zero_point.float() != _int4.MIDDLE).any()):
-        row_zero = padded(zero_point.float() - _int4.MIDDLE)
+    if zero_point is not None and bool((zero_point.float() != MIDDLE).any()):
+        row_zero = padded(zero_point.float() - MIDDLE)
     zero = None if row_zero is None else row_zero.T.contiguous()
     return Int4Weight(
         tiles, row_scale.T.contiguous(), row_scale, zero, row_zero, N, K, group_size
@@ -123,77 +109,39 @@ def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
         raise ValueError(
             f"int4_matmul: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
         )
-    tiles, scale, row_scale, zero, row_zero, N, _, group_size = weight
-    return _int4_matmul_op(x, tiles, scale, row_scale, zero, row_zero, N, group_size)
-
-
-def _kernel(x: Tensor, *parts: Any) -> Tensor:
-    weight = _int4.Weight(*parts)
-    tiles, N, group_size = weight.tiles, weight.N, weight.group_size
-    depth = x.shape[-1]
-    flat = x.reshape(-1, depth)
-    flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    if not len(flat) or not N or not depth:
-        return x.new_zeros(*x.shape[:-1], N)
-    by_rows = group_size % _int4.TILE_DEPTH == 0
-    if len(flat) == 1 and depth <= _int4.MOST_DEPTH:
-        z = _int4.vector(flat, weight)
-    elif len(flat) <= _MOST_BY_ROWS and by_rows:
-        z = torch.cat([_int4.rows(part, weight) for part in flat.split(_int4.MOST_ROWS)])
-    else:
-        z = x.new_empty(len(flat), N)
-        for first in range(0, tiles.shape[0], _DEQUANTIZED_TILES):
-            w = _int4.dequantize(weight, depth, x.dtype, first, _DEQUANTIZED_TILES)
-            at = first * _int4.TILE_ROWS
-            torch.matmul(flat, w.T, out=z[:, at : at + len(w)])
-    return z.view(*x.shape[:-1], N)
-
-
-def _dequantized(
-    depth: int, tiles: Tensor, row_scale: Tensor, row_zero: Tensor | None, N: int, group_size: int
-) -> Tensor:
-    """The weight in float64, [N, K]."""
-    words = tiles.transpose(1, 2).reshape(-1, tiles.shape[1] * _int4.WORDS)[:N]
-    shifts = torch.arange(0, 32, 4, device=tiles.device, dtype=torch.int32)
-    q = ((words[:, :, None] >> shifts) & 15).reshape(N, -1)[:, :depth].double() - _int4.MIDDLE
-    group = torch.arange(depth, device=tiles.device) // group_size
-    if row_zero is not None:
-        q = q - row_zero.double()[:N, group]
-    return q * row_scale.double()[:N, group]
+    return _int4_matmul_op(x, *vars(weight).values())
 
 
 def _reference(x: Tensor, *parts: Any) -> Tensor:
-    own = _int4.Weight(*parts)
-    w = _dequantized(x.shape[-1], own.tiles, own.row_scale, own.row_zero, own.N, own.group_size)
-    return (x.double() @ w.T).to(x.dtype)
+    return (x.double() @ Int4Weight(*parts).dequantized().T).to(x.dtype)
 
 
 def _fake(x: Tensor, *parts: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], _int4.Weight(*parts).N)
-
-
-_int4_matmul_op = register(
-    "int4_matmul(Tensor x, Tensor tiles, Tensor scale, Tensor row_scale, Tensor? zero, "
-    "Tensor? row_zero, int N, int group_size) -> Tensor",
-    kernel=_kernel,
-    reference=_reference,
-    fake=_fake,
-)
+    return x.new_empty(*x.shape[:-1], Int4Weight(*parts).N)
 
 
 def _keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
-    x, tiles, _, row_scale, _, row_zero, ctx.N, ctx.group_size = inputs
-    ctx.depth = x.shape[-1]
-    ctx.save_for_backward(tiles, row_scale, row_zero)
+    _, *parts = inputs
+    ctx.save_for_backward(*parts[:5])
+    ctx.sizes = parts[5:]
 
 
 def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-    tiles, row_scale, row_zero = ctx.saved_tensors
-    w = _dequantized(ctx.depth, tiles, row_scale, row_zero, ctx.N, ctx.group_size)
-    return dz @ w.to(dz.dtype), None, None, None, None, None, None, None
+    weight = Int4Weight(*ctx.saved_tensors, *ctx.sizes)
+    return dz @ weight.dequantized().to(dz.dtype), *[None] * len(fields(weight))
 
 
-differentiate(_int4_matmul_op, _gradient, _keep_weight)
+_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
+# Its arguments are x and the fields of the weight.
+_int4_matmul_op = register(
+    f"int4_matmul(Tensor x, {', '.join(f'{_TYPES[str(f.type)]} {f.name}' for f in fields(Int4Weight))})"
+    " -> Tensor",
+    kernel="int4_matmul.int4_matmul",
+    cpu=_reference,
+    fake=_fake,
+    backward=_gradient,
+    keep=_keep_weight,
+)
 
 
 @specified("int4_matmul", group_size=128)

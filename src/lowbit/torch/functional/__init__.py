@@ -1,0 +1,36 @@
+"""Operators as functions of torch tensors, on the CPU and on CUDA GPUs.
+
+In short:
+
+    from lowbit.torch.functional import softmax
+
+    z = softmax(x)  # x: float32, bfloat16 or float16
+
+Each is an operator `torch.ops.lowbit.*` too, with a fake for tracing, and differentiable. CUDA
+tensors are served by the Triton kernels of `lowbit.kernels.triton.fast` (extra "gpu"); CPU tensors
+by lowbit's kernels where there are some (`linear`), else by plain PyTorch in float64. Which kernel
+serves a call, and why, `lowbit.torch.explain` tells.
+"""
+
+from __future__ import annotations
+
+from lowbit.torch.functional.attention import attention
+from lowbit.torch.functional.convolution import conv2d
+from lowbit.torch.functional.int4 import Int4Weight, int4_matmul, pack_int4
+from lowbit.torch.functional.linear import linear
+from lowbit.torch.functional.products import bmm
+from lowbit.torch.functional.rows import layer_norm, rms_norm, softmax, sum
+
+__all__ = [
+    "Int4Weight",
+    "attention",
+    "bmm",
+    "conv2d",
+    "int4_matmul",
+    "layer_norm",
+    "linear",
+    "pack_int4",
+    "rms_norm",
+    "softmax",
+    "sum",
+]

@@ -1,0 +1,114 @@
+"""How an operator of `torch.ops.lowbit` is made of a kernel and of what serves CPU tensors.
+
+Through `torch.library.Library` and not the `custom_op` decorator, whose calls cost some thirty
+times as much.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.triton import require_triton
+from lowbit.kernels.triton.fast import launch
+from lowbit.registry import Registry
+
+
+@dataclass(frozen=True)
+class Specified:
+    """A function of tensors that has a specification, and its other arguments."""
+
+    function: Callable[..., Tensor]
+    given: Mapping[str, Any]
+
+
+specified_functions: Registry[Specified] = Registry("specified function", "lowbit.torch.functional")
+"""By the name of the operation in `lowbit.spec.gpu`; `lowbit check gpu` checks them all."""
+
+_library = torch.library.Library("lowbit", "FRAGMENT")
+
+
+@cache
+def _kernel(path: str) -> Callable[..., Any]:
+    """A function of lowbit.kernels.triton.fast, "module.function"."""
+    require_triton()
+    module, _, name = path.partition(".")
+    return getattr(importlib.import_module(f"lowbit.kernels.triton.fast.{module}"), name)
+
+
+def register(
+    schema: str,
+    *,
+    cpu: Callable[..., Any],
+    kernel: str | None = None,
+    fake: Callable[..., Any] | None = None,
+    backward: Callable[..., Any] | None = None,
+    keep: Callable[..., None] | None = None,
+) -> Any:
+    """Define `lowbit::<schema>` and return the operator, to be called like a function.
+
+    cpu: what serves CPU tensors. kernel: what serves CUDA tensors, as "module.function" of
+    lowbit.kernels.triton.fast, imported at the first call; within `lowbit.lab.interpreter()` it
+    serves CPU tensors too. Without one, CUDA tensors are refused. fake: empty tensors of the
+    result's shape, dtype and strides; `cpu` on fake tensors, if not given. backward and keep: the
+    derivative and what it needs, as torch.library.register_autograd takes them.
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+    def on_gpu(*arguments: Any, **named: Any) -> Any:
+        if kernel is None:
+            raise NotImplementedError(
+                f"lowbit::{name} has no kernel for CUDA; move the tensors with .cpu()"
+            )
+        return _kernel(kernel)(*arguments, **named)
+
+    def on_cpu(*arguments: Any, **named: Any) -> Any:
+        return (on_gpu if launch.interpreted() else cpu)(*arguments, **named)
+
+    _library.impl(name, on_gpu, "CUDA")
+    _library.impl(name, cpu if kernel is None else on_cpu, "CPU")
+    torch.library.register_fake(f"lowbit::{name}", fake or cpu, lib=_library)
+    if backward is not None:
+        torch.library.register_autograd(
+            f"lowbit::{name}", backward, setup_context=keep, lib=_library
+        )
+    return getattr(torch.ops.lowbit, name).default
+
+
+def specified(operation: str, **given: Any) -> Callable[[Any], Any]:
+    """Say that a function computes an operation of `lowbit.spec.gpu`, with these arguments.
+
+    Its parameters are named as the operation's inputs; the rest are `given`, or have defaults.
+    """
+
+    def register(function: Any) -> Any:
+        specified_functions.add(operation, Specified(function, given))
+        return function
+
+    return register
+
+
+def specified_gradients(operation: str, function: Callable[..., Tensor], *wanted: str) -> None:
+    """Say that the gradients of a function are the operations OPERATION_dNAME, for these inputs;
+    that of its result is an input `dz`."""
+
+    def gradient(*, wanted: str, dz: Tensor, **inputs: Tensor) -> Tensor:
+        leaf = inputs[wanted].detach().requires_grad_()
+        return torch.autograd.grad(function(**{**inputs, wanted: leaf}), leaf, dz)[0]
+
+    named = inspect.signature(gradient).parameters
+    own = inspect.signature(function).parameters.values()
+    listed = [*own, named["dz"], named["wanted"]]
+    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in listed]
+    gradient.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    gradient.__name__ = f"{function.__name__}_gradient"
+    for name in wanted:
+        specified(f"{operation}_d{name}", wanted=name)(gradient)
