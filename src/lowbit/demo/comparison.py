@@ -21,7 +21,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lowbit import __version__, isa
-from lowbit.product.dispatch import active_kernel
 from lowbit.bench.timing import settle
 from lowbit.demo.apart import PREPARE_SECONDS, Apart
 from lowbit.demo.encoder import BATCH, Batch, load_encoder, tokenize
@@ -30,6 +29,7 @@ from lowbit.demo.progress import Steps
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
 from lowbit.demo.sentences import manual_sentences
+from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
