@@ -35,7 +35,7 @@ from lowbit.product.arguments import (
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
-from lowbit.product.output import AnyPostOp, post_ops_tuple, reinterpreted
+from lowbit.product.output import AnyPostOp, post_ops_tuple
 
 _INT32 = np.dtype(np.int32)
 _INT8 = np.dtype(np.int8)
@@ -148,8 +148,8 @@ def matmul_scaled(
         "residual"   y + residual[m, n]       "silu"       y·σ(y)
         "gelu"       y·Φ(y)                   "gelu_tanh"  GELU's tanh approximation
 
-    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (the bits
-    as uint16 in NumPy, a tensor in PyTorch), or "uint8" or "int8", which are quantized:
+    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
+    the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
     clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
@@ -180,7 +180,7 @@ def matmul_scaled(
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
     prepared.into(left, b.addresses, result, scale, zero, added, beside, spec.parameters)
-    return returned if spec.out != "bf16" else reinterpreted(returned)
+    return returned
 
 
 def linear_dynamic(
@@ -236,7 +236,7 @@ def linear_weight_only(
     as in `matmul_scaled`. So the result is the same bits on every instruction set and for any
     number of threads, and off by no more than spec.LINEAR_WEIGHT_ONLY says. A group of x that holds
     NaN or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
-    `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
+    `out_dtype`: "float32" or "bfloat16".
 
     TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
@@ -277,4 +277,4 @@ def _linear(
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(left, b.addresses, result, None, None, added, beside, spec.parameters)
-    return returned if spec.out != "bf16" else reinterpreted(returned)
+    return returned

@@ -13,22 +13,38 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa.instruction import Call, instruction
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import (
     Pointer,
     Scalar,
     Type,
     Vector,
+    bf16,
     bit,
     element_of,
     f32,
     s16,
     s32,
     s64,
+    u32,
     with_element,
 )
 
 if TYPE_CHECKING:
     from lowbit.jit.value import Value
+
+GENERIC = register(
+    InstructionSet(
+        name="generic",
+        features=(),
+        fallback=None,
+        vector_bytes=16,
+        vector_registers=16,
+        architecture=None,
+    )
+)
+
+_BFLOAT16_NAN = 0x7FC0
 
 
 def _same(*types: Type) -> Type:
@@ -37,14 +53,20 @@ def _same(*types: Type) -> Type:
     return types[0]
 
 
+def _numbers(*types: Type) -> Type:
+    if element_of(_same(*types)).kind == "bf":
+        raise TypeError(f"nothing computes with {types[0]}; convert it with .to(f32)")
+    return types[0]
+
+
 def _integers(*types: Type) -> Type:
-    if element_of(_same(*types)).is_float:
+    if element_of(_numbers(*types)).is_float:
         raise TypeError(f"integers expected, got {types[0]}")
     return types[0]
 
 
 def _compared(*types: Type) -> Type:
-    return with_element(_same(*types), bit)
+    return with_element(_numbers(*types), bit)
 
 
 def _by_kind(integer: str, float_: str) -> Any:
@@ -63,22 +85,22 @@ def _less(call: Call, a: ir.Value, b: ir.Value) -> Any:
     return compare("<", a, b)
 
 
-@instruction(_same, _by_kind("add", "fadd"))
+@instruction(_numbers, _by_kind("add", "fadd"))
 def add(a: Any, b: Any) -> Any:
     return a + b
 
 
-@instruction(_same, _by_kind("sub", "fsub"))
+@instruction(_numbers, _by_kind("sub", "fsub"))
 def sub(a: Any, b: Any) -> Any:
     return a - b
 
 
-@instruction(_same, _by_kind("mul", "fmul"))
+@instruction(_numbers, _by_kind("mul", "fmul"))
 def mul(a: Any, b: Any) -> Any:
     return a * b
 
 
-@instruction(_same, lambda call, a, b: call.builder.fdiv(a, b))
+@instruction(_numbers, lambda call, a, b: call.builder.fdiv(a, b))
 def fdiv(a: Any, b: Any) -> Any:
     """Division of floats, rounded once."""
     return np.divide(a, b)
@@ -158,12 +180,10 @@ def _shift_type(value: Type, count: int) -> Type:
 
 
 def _shift(call: Call, value: Any, count: int, left: bool) -> Any:
-    amount = call.types[0]
-    scalar = ir.Constant(element_of(amount).llvm, count)
-    by = ir.Constant(amount.llvm, [scalar] * amount.lanes) if isinstance(amount, Vector) else scalar
+    by = constant_like(call.types[0], count)
     if left:
         return call.builder.shl(value, by)
-    signed = element_of(amount).kind == "s"
+    signed = element_of(call.types[0]).kind == "s"
     return (call.builder.ashr if signed else call.builder.lshr)(value, by)
 
 
@@ -224,7 +244,38 @@ def maximum(a: Value, b: Value) -> Value:
 
 
 def _convert_type(value: Type, to: Scalar) -> Type:
+    kinds = {element_of(value), to}
+    if bf16 in kinds and not kinds <= {bf16, f32}:
+        raise TypeError(f"a {value} is converted to {to} by way of float32")
     return with_element(value, to)
+
+
+def _widened(call: Call, value: ir.Value) -> Any:
+    """bfloat16 as the float32 whose upper half it is."""
+    assert call.result is not None
+    b, words = call.builder, with_element(call.result, u32)
+    return b.bitcast(b.shl(b.zext(value, words.llvm), constant_like(words, 16)), call.result.llvm)
+
+
+def _nearest(call: Call, value: ir.Value) -> Any:
+    """float32 as the nearest bfloat16, ties to even; NaN as the one of _BFLOAT16_NAN."""
+    b, words = call.builder, with_element(call.types[0], u32)
+    bits = b.bitcast(value, words.llvm)
+    upper = b.lshr(bits, constant_like(words, 16))
+    even = b.add(bits, b.and_(upper, constant_like(words, 1)))
+    rounded = b.lshr(b.add(even, constant_like(words, 0x7FFF)), constant_like(words, 16))
+    is_number = b.fcmp_ordered("==", value, value)
+    chosen = b.select(is_number, rounded, constant_like(words, _BFLOAT16_NAN))
+    assert call.result is not None
+    return b.trunc(chosen, call.result.llvm)
+
+
+def constant_like(type_: Scalar | Vector, value: float) -> ir.Constant:
+    """The number, of this type, in every lane."""
+    element = element_of(type_)
+    given = int(element.numpy.type(value).view(np.uint16)) if element == bf16 else value
+    scalar = ir.Constant(element.llvm, given)
+    return ir.Constant(type_.llvm, [scalar] * type_.lanes) if isinstance(type_, Vector) else scalar
 
 
 def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
@@ -232,6 +283,8 @@ def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
     assert target is not None
     if source == to:
         return value
+    if bf16 in (source, to):
+        return _widened(call, value) if source == bf16 else _nearest(call, value)
     if source.is_float and to.is_float:
         return (b.fpext if to.bits > source.bits else b.fptrunc)(value, target.llvm)
     if source.is_float:
@@ -245,8 +298,11 @@ def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
 
 @instruction(_convert_type, _convert)
 def convert(a: Any, to: Scalar) -> Any:
-    """Lane by lane to another number type: widened by its sign, narrowed by dropping high bits."""
+    """Lane by lane to another number type: widened by its sign, narrowed by dropping high bits;
+    float32 to the nearest bfloat16, ties to even, every NaN to the same."""
     converted = np.asarray(a).astype(to.numpy)
+    if to == bf16:
+        converted = np.where(np.isnan(converted), to.numpy.type(np.nan), converted)
     return converted if converted.ndim else (int(converted) if to == s64 else converted[()])
 
 

@@ -1,4 +1,4 @@
-"""What an instruction set is, and which of them this machine can run."""
+"""What an instruction set is, the table of all, and whether this machine can run one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 from lowbit.isa import host
+from lowbit.registry import Registry
 
 
 def _granted() -> str:
@@ -19,7 +20,9 @@ class InstructionSet:
     """Facts about one instruction set, as data.
 
     `features` are the LLVM features that code for it is compiled with and that the machine must
-    therefore have. `fallback` names the set whose kernels serve where this one has none.
+    therefore have. `fallback` names the set whose kernels serve where this one has none. An
+    `extension` is no level of its own: kernels for it serve at the level that it falls back to, on
+    machines that have it.
     `vector_bytes` is the size of its vector registers, `vector_registers` their number, `tiles`
     the number of its matrix registers. `permission` returns "" or why the operating system
     withholds it.
@@ -31,6 +34,7 @@ class InstructionSet:
     vector_bytes: int
     vector_registers: int
     tiles: int = 0
+    extension: bool = False
     architecture: str | None = "x86_64"
     permission: Callable[[], str] = _granted
 
@@ -43,3 +47,12 @@ class InstructionSet:
         if absent:
             return f"the CPU ({host.cpu_name()}) lacks {', '.join(absent)}"
         return self.permission()
+
+
+# Each file of this package adds its own. By their fall-backs this is the chain as well.
+TABLE: Registry[InstructionSet] = Registry("instruction set", "lowbit.isa")
+
+
+def register(one: InstructionSet) -> InstructionSet:
+    """Add a set to the table."""
+    return TABLE.add(one.name, one)

@@ -28,7 +28,7 @@ from lowbit.product.product import Product
 from lowbit.spec import longest_sum
 
 _MOST_IN_GROUP = longest_sum("s8", "u4")  # k of a group whose sums int32 surely holds
-_DIGITS = {"float32": 3, "uint16": 2}  # as good as the type, bfloat16 by its bits
+_DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
 
 class Call(NamedTuple):
@@ -167,7 +167,7 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     """What floats become on their way to the kernel.
 
     activations: "dynamic", which are quantized row by row; "symmetric", the same with a fixed zero
-    point; or "float", as good as their `dtype`, "float32" or "uint16" for bfloat16's bits. For the
+    point; or "float", as good as their `dtype`, "float32" or "bfloat16". For the
     latter b has groups. ValueError: they do not go with b, or a sum could leave int32.
     """
     if activations not in ("dynamic", "symmetric", "float"):
@@ -187,5 +187,5 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
             "quantize b with a smaller group_size"
         )
     if activations == "float":
-        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "uint16")
+        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "bfloat16")
     return SignedBytes(Grouping(size, 1, b.zero_points), symmetric)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def _prepared(
     threads: int,
 ) -> PreparedProduct:
     """The product that such a layer is; `stride` is from row to row."""
-    dtype = np.dtype(np.uint16 if bfloat16 else np.float32)
+    dtype = np.dtype(ml_dtypes.bfloat16 if bfloat16 else np.float32)
     b = PanelFormat(
         k=in_features,
         n=out_features,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lowbit.isa.generic import maximum, minimum, reduce_add, select
-from lowbit.isa.types import Scalar, Vector, f32, s8, s32, u16, u32
+from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
@@ -31,14 +31,14 @@ _SMALLEST_NORMAL = 2.0**-126
 
 @dataclass(frozen=True)
 class Digits(InputFormat):
-    """float32, or bfloat16 as the u16 of its bits, contiguous: a scale for each group of a row."""
+    """float32 or bfloat16, contiguous: a scale for each group of a row."""
 
     groups: Grouping
     bfloat16: bool = False
 
     @property
     def element(self) -> Scalar:
-        return u16 if self.bfloat16 else f32
+        return bf16 if self.bfloat16 else f32
 
     @property
     def zero_points(self) -> bool:
@@ -79,7 +79,7 @@ class SignedBytes(InputFormat):
 
 
 def _split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
-    """Bring a row of float32, or of the bits of bfloat16, into lines of digits, one after another
+    """Bring a row of float32, or of bfloat16, into lines of digits, one after another
     for each block of 64 k; `scales` and `sums` have an entry for each group."""
     wide = grouping.size % (2 * _UNIT) == 0 and k.isa.vector_registers == 32
     lanes = 2 * _UNIT if wide else _UNIT
@@ -178,6 +178,4 @@ def _numbers(k: Builder, source: Value, left: Value, lanes: int) -> Value:
             for i in k.range(0, left):
                 (rest + i).store((source + i).load())
             loaded.value = rest.load(lanes)
-    if element == f32:
-        return loaded.value
-    return (loaded.value.to(u32) << 16).bits(Vector(f32, lanes))
+    return loaded.value.to(f32)

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, maximum, minimum, shuffle, store_head, stream
-from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
+from lowbit.isa.types import Scalar, bf16, f32, s8, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.shared.functions import canonical, rounded, to_bf16
+from lowbit.kernels.cpu.shared.functions import canonical, rounded
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 
 # What the output can be, and the type that is stored.
-OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8, "max8": f32}
+OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "max8": f32}
 _QUANTIZED = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
 MAX_GROUP = 8  # columns that share one maximum
 
@@ -110,9 +110,9 @@ def _after(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: i
     for one in map(post_ops.get, epilogue.post_ops):
         given = numbers(one.parameters)
         found.append(one.begin(Columns(k, at, column, lanes, at.columns - column, given)))
-    convert: Callable[[Value], Value] = {"bf16": to_bf16, "f32": canonical}.get(
-        epilogue.out, lambda value: value
-    )
+    convert: Callable[[Value], Value] = lambda value: value.to(OUTPUTS[epilogue.out])
+    if epilogue.out == "f32":
+        convert = canonical
     if epilogue.out in _QUANTIZED:
         convert = _quantizing(epilogue.out, *numbers(2))
     return [*found, lambda row, value: convert(value)]
