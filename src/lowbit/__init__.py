@@ -8,14 +8,13 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
-from lowbit.api import linear_dynamic, linear_weight_only, matmul, matmul_scaled
+from lowbit.api import linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
 from lowbit.gemm import gemm
-from lowbit.index import VectorIndex
 from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import QTensor, quantize
-from lowbit.packed import PackedMatrix
-from lowbit.packed_file import load_packed, save_packed
-from lowbit.packing import pack
+from lowbit.search.index import VectorIndex
+from lowbit.weights.packed_file import load_packed, save_packed
+from lowbit.weights.panels import PackedMatrix
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from lowbit import isa
 from lowbit.bench import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.problem import GEMMS, Problem, gemm_case
+from lowbit.bench.problem import SIGNATURES, Problem, gemm_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
@@ -20,8 +20,6 @@ from lowbit.lab.explain import Explanation, explain_gemm, prepared_of
 from lowbit.lab.explain_text import render
 from lowbit.product import dispatch
 from lowbit.product.prepare import PreparedProduct
-
-SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)

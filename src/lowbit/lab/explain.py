@@ -21,12 +21,12 @@ from lowbit.bench.timing import Limits, interleave, quantiles
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
-from lowbit.packed import PackedMatrix
 from lowbit.product import dispatch, requests
 from lowbit.product.dispatch import Plan, threads_key
 from lowbit.product.prepare import PreparedProduct
 from lowbit.product.product import Product
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL
+from lowbit.spec.operations.products import linear_dynamic, matmul
+from lowbit.weights.panels import PackedMatrix
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)
 
@@ -178,9 +178,9 @@ def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> 
     """What the public function runs for this problem."""
     a, spec = problem.a, problem.case.spec
     key = (a.shape, a.strides, a.dtype, requests.panel_format(packed, None), threads_key(threads))
-    if spec is MATMUL:
+    if spec is matmul:
         return requests.integers(*key, None)
-    if spec is LINEAR_DYNAMIC:
+    if spec is linear_dynamic:
         return requests.floats(*key, None, "dynamic", False, False, None, "float32").prepared
     shifted = problem.a_zero_point is not None
     output: tuple[str, float | None, int] = ("float32", None, 0)
@@ -240,7 +240,7 @@ def _predict(
     rows, columns = _packed_rows(product, plan), len(packed.column_sums)
     depth = padded_k(product.k)
     operations = 2 * rows * columns * depth
-    out = problem.case.dtype(problem.case.spec.output).bits // 8
+    out = problem.case.dtype("c").bits // 8
     moved = problem.a.nbytes + 2 * rows * depth + packed.nbytes + product.m * product.n * out
     level = _level(moved, plan.threads)
     compute = operations / (ceiling.gops * 1e9)

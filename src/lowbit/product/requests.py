@@ -19,15 +19,15 @@ from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
-from lowbit.packed import PackedMatrix
+from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
 from lowbit.product.dispatch import wants_proof
 from lowbit.product.output import AnyPostOp, OutputSpec
 from lowbit.product.prepare import KEPT, PreparedProduct, prepare
 from lowbit.product.product import Product
-from lowbit.spec import longest_sum
+from lowbit.weights.panels import PackedMatrix
 
-_MOST_IN_GROUP = longest_sum("s8", "u4")  # k of a group whose sums int32 surely holds
+_MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
 

@@ -14,9 +14,10 @@ from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
 from lowbit.product import dispatch
-from lowbit.spec import LINEAR_DYNAMIC, Case
+from lowbit.spec import Case
+from lowbit.spec.operations.products import linear_dynamic
+from lowbit.weights.panels import PackedMatrix
 
 _NIBBLES = {"s4": "int4", "u4": "uint4"}
 
@@ -24,8 +25,7 @@ _NIBBLES = {"s4": "int4", "u4": "uint4"}
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        b = problem.case.spec.tensor("b")
-        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype(b).code))
+        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype("b").code))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
     return api.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
@@ -59,7 +59,7 @@ class Lowbit:
         limit = None if max_threads() == threads else threads
         if problem.b_scale is None:
             return Prepared(partial(api.matmul, problem.a, packed, threads=limit))
-        if problem.case.spec is LINEAR_DYNAMIC:
+        if problem.case.spec is linear_dynamic:
             return Prepared(partial(api.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
             api.matmul_scaled,

@@ -110,12 +110,14 @@ def _after(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: i
     for one in map(post_ops.get, epilogue.post_ops):
         given = numbers(one.parameters)
         found.append(one.begin(Columns(k, at, column, lanes, at.columns - column, given)))
-    convert: Callable[[Value], Value] = lambda value: value.to(OUTPUTS[epilogue.out])
-    if epilogue.out == "f32":
-        convert = canonical
-    if epilogue.out in _QUANTIZED:
-        convert = _quantizing(epilogue.out, *numbers(2))
+    convert = _conversion(epilogue.out, numbers)
     return [*found, lambda row, value: convert(value)]
+
+
+def _conversion(out: str, numbers: Callable[[int], list[Value]]) -> Callable[[Value], Value]:
+    if out in _QUANTIZED:
+        return _quantizing(out, *numbers(2))
+    return canonical if out == "f32" else lambda value: value.to(OUTPUTS[out])
 
 
 def _quantizing(out: str, inverse: Value, zero: Value) -> Callable[[Value], Value]:
