@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lowbit
-from lowbit.isa import SETS, available, named
+from lowbit.isa import SETS, available
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
@@ -112,7 +112,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "private_bytes": 3 * query.k_blocks * PANEL_LINE,
     }  # fmt: skip
     product_kernel.interpret(
-        named(micro.isa), arguments, micro=micro, shape=shape,
+        micro.isa, arguments, micro=micro, shape=shape,
         weight="u4",
         a_format=SignedBytes(grouping, symmetric) if digits == 1 else Digits(grouping),
         epilogue=Epilogue(
@@ -139,7 +139,7 @@ def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
         verdict = case.expect(inputs).check(out)
         assert verdict.ok, verdict.message
         np.testing.assert_array_equal(out, _run(case, inputs))
-    assert served or micro.isa.startswith("neon")
+    assert served or micro.isa.name.startswith("neon")
 
 
 def test_reads_past_the_panels_are_seen() -> None:

@@ -8,8 +8,7 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
-from lowbit.api import linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
-from lowbit.gemm import gemm
+from lowbit.api import gemm, linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
 from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import QTensor, quantize
 from lowbit.search.index import VectorIndex

@@ -24,6 +24,7 @@ from lowbit.product.arguments import (
     check_inner,
     check_k,
     check_scaled,
+    factor,
     flips,
     float32_rows,
     float_rows,
@@ -31,15 +32,19 @@ from lowbit.product.arguments import (
     per_column,
     per_element,
     per_row,
+    real_dtype,
+    real_matrix,
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
+from lowbit.product.gemm import Operands, multiply
 from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
 
 _INT32 = np.dtype(np.int32)
 _INT8 = np.dtype(np.int8)
+_FLOAT32 = np.dtype(np.float32)
 _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
@@ -299,4 +304,52 @@ def _linear(
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(left, b.addresses, result, None, None, added, beside, spec.parameters)
+    return returned
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """alpha·(a @ b) + beta·c: [M, K] by [K, N], and [M, N].
+
+    a and b: NumPy arrays or PyTorch CPU tensors, both float32 or both bfloat16 (in NumPy, the
+    dtype of ml_dtypes), of any strides: a transposed operand is a view, and costs no copy. c:
+    float32 or bfloat16 [M, N]; it may be `out` itself. Products are summed in float32. The result
+    is float32, or bfloat16 if `out_dtype` (a name or a dtype) or `out` says so; it is rounded to
+    that once. It is no part of PyTorch's autograd.
+
+    With beta = 0, c is not read, whatever is in it; with alpha = 0 or K = 0, a and b are not.
+    The result does not depend on the number of threads. It does, in the last bits, on the
+    instruction set: `isa` forces one, `threads` limits the threads, for this call.
+
+    TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
+    without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
+    """
+    left, right = real_matrix(a, "a"), real_matrix(b, "b")
+    added = None if c is None else real_matrix(c, "c")
+    factors = factor(alpha, "alpha"), factor(beta, "beta")
+    dtype = None if out_dtype is None else real_dtype(out_dtype)
+    if out is None:
+        check_inner(left.shape, right.shape)
+        shape = left.shape[0], right.shape[1]
+        result, returned = output(a, None, shape, dtype or _FLOAT32)
+    else:
+        result = real_matrix(out, "out")
+        if dtype is not None and dtype != result.dtype:
+            raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
+        if not result.flags.writeable:
+            raise ValueError("out is read-only")
+        returned = out
+    name = instruction_sets.active(isa).name
+    given = Operands(left, right, added, result)
+    multiply(given, factors, threads_key(threads), name, apart=out is None)
     return returned

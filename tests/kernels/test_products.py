@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.api import pack
-from lowbit.isa import SETS, named
+from lowbit.isa import SETS
 from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
@@ -69,7 +69,7 @@ def interpreted(
         **extra,
     }
     product.interpret(
-        named(micro.isa), arguments, micro=micro, shape=shape, a_format=a_format, epilogue=epilogue,
+        micro.isa, arguments, micro=micro, shape=shape, a_format=a_format, epilogue=epilogue,
         fused=fused, weight=weight,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from lowbit.api import pack
-from lowbit.isa import named, neon
+from lowbit.isa import neon
 from lowbit.isa.instruction import Instruction, Signature
 from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 )
 SETS = (neon.NEON_DOTPROD, neon.NEON_I8MM)
 MICRO_KERNELS = pytest.mark.parametrize(
-    "micro", [m for m in micro_kernels() if named(m.isa) in SETS], ids=repr
+    "micro", [m for m in micro_kernels() if m.isa in SETS], ids=repr
 )
 INSTRUCTIONS = [
     pytest.param(value, isa, id=f"{value.name}-{isa.name}")
@@ -205,7 +205,7 @@ def _shape(micro: MicroKernel, m: int, k: int) -> Shape:
 
 def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:
     """The object file of the product for M rows, its function called `kernel`."""
-    isa = named(micro.isa)
+    isa = micro.isa
     types = list(product.types.values())
     module = emit(
         product.text,
@@ -254,7 +254,7 @@ def test_quantized_product(emulator: Emulator, micro: MicroKernel) -> None:
     arguments = _arguments(micro, x, weight, emulated, bias)
     emulator.run(_code(micro, m, k, **static), list(arguments.values()))
     product.interpret(
-        named(micro.isa),
+        micro.isa,
         _arguments(micro, x, weight, interpreted, bias),
         micro=micro,
         shape=_shape(micro, m, k),

@@ -38,7 +38,7 @@ def product_kernels() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for micro in micro_kernels():
         if not micro.refuses(KernelQuery(1, PANEL, LINE)):
-            found.setdefault(f"{PRODUCT}{micro.isa}", _arguments(micro))
+            found.setdefault(f"{PRODUCT}{micro.isa.name}", _arguments(micro))
     return dict(sorted(found.items()))
 
 
@@ -61,7 +61,7 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
     known = {"a", "panels", "out", "m", "n"}
     unused = {name: None for name in product.types if name not in known}
     return {
-        "kernel": CpuKernel(product, micro.isa, static),
+        "kernel": CpuKernel(product, micro.isa.name, static),
         "spec": matmul,
         "panels": Packed("b", _panels),
         "grid": lambda sizes: 1,

@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 
 _LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
+_BFLOAT16 = np.dtype(bfloat16)
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 
 
@@ -140,6 +141,31 @@ def in_rows(given: Array) -> Array:
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
+
+
+def real_matrix(value: Any, name: str) -> Array:
+    """A matrix of float32 or bfloat16, of any strides."""
+    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
+        return value
+    given = matrix(value, name)
+    if given.dtype not in (_FLOAT32, _BFLOAT16):
+        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it first")
+    return given
+
+
+def real_dtype(given: Any) -> np.dtype[Any]:
+    """float32 or bfloat16, by its name, or as a type of NumPy, ml_dtypes or PyTorch."""
+    name = getattr(given, "__name__", str(given).split(".")[-1])
+    for dtype in (_FLOAT32, _BFLOAT16):
+        if dtype.name == name:
+            return dtype
+    raise ValueError(f"out_dtype must be float32 or bfloat16, got {given!r}")
+
+
+def factor(value: Any, name: str) -> float:
+    """A float32 number."""
+    known = type(value) is float and -BEYOND < value < BEYOND
+    return value if known else float32_number(value, name)
 
 
 def check_inner(a: tuple[int, ...], b: tuple[int, ...], name: str = "a") -> None:

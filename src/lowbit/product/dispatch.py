@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import InstructionSet, host
@@ -15,7 +14,9 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Shape,
     micro_kernels,
 )
+from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
@@ -53,27 +54,9 @@ class Plan:
     threads: int
 
 
-class Candidate(NamedTuple):
-    """A micro-kernel that was looked at, and why it does not serve ("" if it does)."""
-
-    isa: InstructionSet
-    micro: MicroKernel | None
-    why: str
-
-
-def consider(isa: InstructionSet, query: KernelQuery) -> tuple[Candidate, ...]:
-    """Every micro-kernel looked at for a product, down the chain of sets; the last one serves."""
-    seen: list[Candidate] = []
-    for one in instruction_sets.chain(isa):
-        kernels = [kernel for kernel in micro_kernels() if kernel.isa == one.name]
-        if not kernels:
-            seen.append(Candidate(one, None, f"there is no kernel for {one.name}"))
-        for kernel in kernels:
-            why = kernel.refuses(query)
-            seen.append(Candidate(one, kernel, why))
-            if not why:
-                return tuple(seen)
-    raise RuntimeError(f"no kernel for {isa.name} or what it falls back to")
+def consider(isa: InstructionSet, query: KernelQuery) -> tuple[Candidate[MicroKernel], ...]:
+    """Every micro-kernel looked at for a product of integers; the last one serves."""
+    return serving.consider(micro_kernels(), isa, query)
 
 
 def active_kernel() -> tuple[str, str]:

@@ -53,7 +53,7 @@ def float_product(
     out_stride: Int,
     m: Int,
     n: Int,
-    depth: Int,
+    k_size: Int,
     k_block: Int,
     item_blocks: Int,
     item_panels: Int,
@@ -69,9 +69,9 @@ def float_product(
     right: Operand,
     out_kind: str,
 ) -> None:
-    """out[m, n] = alpha·a[m, depth]·b[depth, n] + beta·c[m, n], c only read if `reads_c`.
+    """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n], c only read if `reads_c`.
 
-    Strides count elements. `depth` is a part of K: the `first` one begins from beta·c, the others
+    Strides count elements. `k_size` is a part of K: the `first` one begins from beta·c, the others
     from `partial`, which all but the `last` one leave their sums in; for float32 outputs it is the
     output itself. `k_block` is a multiple of the micro-kernel's quantum. alpha and beta are the
     bits of float32 numbers. Packed operands have room for whole blocks and panels, with K rounded
@@ -80,9 +80,9 @@ def float_product(
     readers = Reader(left.kind, micro.pair), Reader(right.kind, micro.pair)
     sources = (
         Source(readers[0], readers[0].pointer(a), *_strides(k, left, a_stride, a_row_stride),
-               m, depth, left.along),
+               m, k_size, left.along),
         Source(readers[1], readers[1].pointer(b), *_strides(k, right, b_stride, b_column_stride),
-               n, depth, right.along),
+               n, k_size, right.along),
     )  # fmt: skip
     width = shape.vectors * micro.lanes
     work = _Work(
@@ -92,7 +92,7 @@ def float_product(
         right=right,
         sources=sources,
         packed=(packed_a.cast(u32), packed_b.cast(u32)),
-        units=_ceil(depth, micro.quantum) * (micro.quantum // readers[0].depth),
+        units=_ceil(k_size, micro.quantum) * (micro.quantum // readers[0].depth),
         block_units=k_block // readers[0].depth,
         scratch=k.local(f32, shape.rows * width),
     )

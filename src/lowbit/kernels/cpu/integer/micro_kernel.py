@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from lowbit.isa import named
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.epilogue import Store
@@ -121,10 +122,10 @@ class MicroKernel(ABC):
     preference = 0
 
     def __init__(self, isa: str) -> None:
-        self.isa = isa
+        self.isa = named(isa)
 
     def __repr__(self) -> str:
-        return f"{self.name}/{self.isa}"
+        return f"{self.name}/{self.isa.name}"
 
     def refuses(self, query: KernelQuery) -> str:
         """ "" if it can serve the query, else why not: the one place that says so."""
