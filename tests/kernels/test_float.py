@@ -17,8 +17,8 @@ from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16
 from lowbit.jit.builder import Builder
-from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.kernel import kernel
+from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,

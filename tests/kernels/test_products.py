@@ -10,7 +10,7 @@ import pytest
 
 from lowbit.api import pack
 from lowbit.isa import SETS
-from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.jit.memory import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product

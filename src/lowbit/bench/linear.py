@@ -278,7 +278,8 @@ def _error(one: Linear, ready: Ready, task: LinearTask) -> float:
     """How far the result is from float64; lowbit's own must be within its budget."""
     result = ready.read(ready.call())
     if one.activations:
-        verdict = task.expected(one.activations).check(result[:, task.columns])
+        expected = task.expected(one.activations)
+        verdict = expected.check(result[:, task.columns].astype(expected.dtype.storage))
         if not verdict.ok:
             raise RuntimeError(
                 f"{one.name} computes {task.shape} wrongly: {verdict.message}; "

@@ -21,7 +21,8 @@ from lowbit.jit import cache, threads
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
 from lowbit.jit.entry import bound
-from lowbit.jit.interpret import Access, Interpreter, interpret
+from lowbit.jit.interpret import Interpreter, interpret
+from lowbit.jit.memory import Access
 
 
 class Program:

@@ -10,17 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
-
-from lowbit.numerics import bfloat16
 
 _NAN = 0x7FFF
 
 
 def rounded_bits(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Numbers of any dtype as bfloat16 of the same shape, as `numerics.bfloat16` rounds, and with
-    the one NaN that a GPU makes."""
-    return np.where(np.isnan(values), np.uint16(_NAN), bfloat16.rounded(values))
+    """Numbers of any dtype as the bits of the nearest bfloat16, by way of float32, and with the
+    one NaN that a GPU makes."""
+    with np.errstate(all="ignore"):
+        nearest = np.asarray(values).astype(np.float32).astype(bfloat16)
+    return np.where(np.isnan(nearest), np.uint16(_NAN), nearest.view(np.uint16))
 
 
 class Bfloat16:
@@ -47,7 +48,7 @@ class Bfloat16:
         if handle.dtype.scalar != self._narrow:
             return handle
         return self._interpreter.TensorHandle(
-            bfloat16.widened(handle.data), self._interpreter.tl.float32
+            handle.data.view(bfloat16).astype(np.float32), self._interpreter.tl.float32
         )
 
     def _number(self, value: float) -> Any:

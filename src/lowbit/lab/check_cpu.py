@@ -17,7 +17,7 @@ from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, s64
 from lowbit.jit import interpret
-from lowbit.jit.interpret import Address, Interpreter
+from lowbit.jit.interpret import Interpreter
 from lowbit.jit.kernel import Kernel
 from lowbit.jit.value import Register, Value
 from lowbit.lab.check_bind import Parameter, TensorArgument
@@ -117,8 +117,7 @@ class _CheckedInterpreter(Interpreter):
 
     def checked(self, tensor: CheckedTensor, element: Scalar) -> Value:
         """A pointer to a tensor's first element."""
-        address = Address(_Region(tensor, self._memory), 0, element.numpy)
-        return Value(self, Pointer(element), address)
+        return self.pointing(_Region(tensor, self._memory), element)
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
         if self._watch is None:
@@ -166,47 +165,30 @@ class _CheckedInterpreter(Interpreter):
         return contextlib.nullcontext() if self._watch is None else self._watch.body()
 
 
-class _Region(interpret.Memory):
-    """What an Address of the interpreter refers to, for a tensor of the lab.
+class _Region:
+    """What an address of the interpreter leads to: a tensor of the lab, which judges every access.
 
-    The bounds are the lab's to judge, so here every byte counts as an element.
+    Bytes are loaded and stored as the tensor's elements, where they are whole ones.
     """
 
     def __init__(self, tensor: CheckedTensor, memory: Memory) -> None:
-        super().__init__(tensor.name, np.zeros(1, np.uint8))
-        self.start = 1 << 40
-        self.mine: Any = _Everywhere()
-        self.bytes: Any = _Bytes(tensor, memory, self.start)
+        self._tensor, self._memory = tensor, memory
 
-
-class _Everywhere:
-    def __len__(self) -> int:
-        return 1 << 62
-
-    def __getitem__(self, span: slice) -> np.bool_:
-        return np.True_
-
-
-class _Bytes:
-    """Bytes that are loaded and stored as the elements of a tensor."""
-
-    def __init__(self, tensor: CheckedTensor, memory: Memory, start: int) -> None:
-        self._tensor, self._memory, self._start = tensor, memory, start
-
-    def _lanes(self, span: slice) -> tuple[NDArray[np.int64], NDArray[np.bool_], np.dtype[Any]]:
-        first, size = span.start - self._start, span.stop - span.start
-        whole = first % self._tensor.itemsize == 0 and size % self._tensor.itemsize == 0
-        dtype = self._tensor.dtype if whole else np.dtype(np.uint8)
-        offsets = first + np.arange(0, size, dtype.itemsize, dtype=np.int64)
-        return offsets, np.ones(offsets.shape, bool), dtype
-
-    def __getitem__(self, span: slice) -> NDArray[np.uint8]:
-        offsets, active, dtype = self._lanes(span)
+    def load(self, offset: int, size: int) -> NDArray[np.uint8]:
+        offsets, active, dtype = self._lanes(offset, size)
         blank = np.zeros(offsets.shape, dtype)
         loaded = self._memory.load(self._tensor, offsets, active, blank, False)
         return loaded.view(np.uint8)
 
-    def __setitem__(self, span: slice, values: NDArray[np.uint8]) -> None:
-        offsets, active, dtype = self._lanes(span)
+    def store(self, offset: int, values: NDArray[np.uint8]) -> None:
+        offsets, active, dtype = self._lanes(offset, len(values))
         lanes = np.ascontiguousarray(values).view(dtype)
         self._memory.store(self._tensor, offsets, active, lanes, False)
+
+    def _lanes(
+        self, offset: int, size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], np.dtype[Any]]:
+        whole = offset % self._tensor.itemsize == 0 and size % self._tensor.itemsize == 0
+        dtype = self._tensor.dtype if whole else np.dtype(np.uint8)
+        offsets = offset + np.arange(0, size, dtype.itemsize, dtype=np.int64)
+        return offsets, np.ones(offsets.shape, bool), dtype

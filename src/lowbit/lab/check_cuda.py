@@ -104,7 +104,7 @@ def _view(held: Any, tensor: CheckedTensor) -> Any:
 def _overwritten(after: Array, tensor: CheckedTensor) -> bool:
     """Whether a byte changed that is no element's."""
     size = tensor.storage.size
-    gaps = np.repeat(tensor.element < 0, tensor.itemsize)
+    gaps = tensor.elements.owner < 0
     inside = after[_GUARD : _GUARD + size]
     around = np.concatenate([after[:_GUARD], after[_GUARD + size :]])
     return bool((around != _PATTERN).any() or (inside[gaps] != tensor.storage[gaps]).any())

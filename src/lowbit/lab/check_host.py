@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from lowbit.jit.interpret import offsets_of
+from lowbit.jit.memory import offsets_of
 from lowbit.kernels.triton.fast import launch
 from lowbit.lab.check_bind import TensorArgument
 from lowbit.lab.check_cuda import array_of, dtype_of

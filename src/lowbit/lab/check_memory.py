@@ -284,7 +284,7 @@ class Memory:
         elements, outside = tensor.locate(offsets, active, dtype.itemsize)
         if outside.any():
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
-            gap = 0 <= distance < tensor.element.size
+            gap = 0 <= distance * tensor.itemsize < tensor.elements.owner.size
             mask = "its mask lets it" if masked else "it has no mask"
             self.note(
                 Finding(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.jit.interpret import offsets_of
+from lowbit.jit.memory import Elements, offsets_of
 from lowbit.spec import DTYPES, Array, Layout, TensorType
 
 Role = Literal["input", "output", "both"]
@@ -44,11 +44,10 @@ class CheckedTensor:
         self.initialised = initialised
         self.slots = offsets_of(self.shape, self.strides).reshape(-1)
         self.count = self.slots.size
-        size = int(self.slots.max(initial=-1)) + 1
-        self.element = np.full(size, -1, np.int64)
-        self.element[self.slots] = np.arange(self.count)
+        steps = [step * self.itemsize for step in self.strides]
+        self.elements = Elements(self.shape, steps, self.itemsize)
         if storage is None:
-            storage = np.full(size * self.itemsize, POISON, np.uint8)
+            storage = np.full(self.elements.owner.size, POISON, np.uint8)
             if initialised:
                 storage.view(self.dtype)[self.slots] = values.reshape(-1)
         self.storage = storage
@@ -59,7 +58,7 @@ class CheckedTensor:
     @property
     def values(self) -> Array:
         """The elements now, in the tensor's shape."""
-        used = self.storage[: self.element.size * self.itemsize]
+        used = self.storage[: self.elements.owner.size]
         return used.view(self.dtype)[self.slots].reshape(self.shape)
 
     def index(self, element: int) -> tuple[int, ...]:
@@ -71,17 +70,11 @@ class CheckedTensor:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The element at each byte offset (-1 for none), and which active lanes have none.
 
-        An access of `size` bytes has to lie within elements from its first byte to its last.
+        An access of `size` bytes has to lie within elements, and in one if it is as large.
         """
-        first, within = np.divmod(offsets, self.itemsize)
-        last = (offsets + size - 1) // self.itemsize
-        fits = active & (first >= 0) & (last < self.element.size)
-        if size == self.itemsize:
-            fits &= within == 0
-        elements = np.full(offsets.shape, -1, np.int64)
-        ends = np.full(offsets.shape, -1, np.int64)
-        elements[fits], ends[fits] = self.element[first[fits]], self.element[last[fits]]
-        elements[ends < 0] = -1
+        elements = self.elements.locate(offsets, size)
+        astride = (offsets % self.itemsize != 0) & (size == self.itemsize)
+        elements[astride | ~active] = -1
         return elements, active & (elements < 0)
 
     def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:

@@ -1,8 +1,8 @@
 """Running fast kernels without a GPU, with every access checked.
 
-Within `interpreter()`, the functions of `lowbit.torch.functional` run their kernels on CPU tensors in Triton's
-interpreter. An access out of bounds, or a race between programs, raises AssertionError with what
-and where.
+Within `interpreter()`, the functions of `lowbit.torch.functional` run their kernels on CPU tensors
+in Triton's interpreter. An access out of bounds, or a race between programs, raises AssertionError
+with what and where.
 """
 
 from __future__ import annotations

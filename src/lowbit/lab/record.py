@@ -124,7 +124,8 @@ def _touched(tensor: CheckedTensor, access: Access) -> NDArray[np.int64]:
         return np.unique(access.elements[good])
     first = access.offsets[good]
     wide = range(access.itemsize // tensor.itemsize)
-    return np.concatenate([tensor.element[first + more] for more in wide])
+    owner, size = tensor.elements.owner, tensor.itemsize
+    return np.concatenate([owner[(first + more) * size] for more in wide])
 
 
 def block(values: Any, dtype: str | None = None) -> Block:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.jit.interpret import offsets_of
+from lowbit.jit.memory import offsets_of
 from lowbit.lab.check_tensor import widened
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Access, Block, Computation, Event, Place, Program, Trace, TracedTensor
