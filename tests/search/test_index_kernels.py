@@ -66,7 +66,7 @@ def test_scores_of_groups_are_those_of_the_product(dtype: str, biased: bool) -> 
     out = np.full((2, 4, 8), untouched)
     arguments = {
         "codes": queries.codes, "row_scale": queries.scale, "groups": groups, "places": 4,
-        "first": 10, "beyond": 15, "panels": packed.panels, "lines": queries.lines,
+        "first": 10, "beyond": 15, "panels": packed.panels, "k_blocks": queries.k_blocks,
         "column_scale": packed.scale, "bias": bias if biased else None, "out": out, "rows": 2,
     }  # fmt: skip
     group_scores.interpret(named("generic"), arguments, weight=packed.weight, biased=biased)

@@ -15,12 +15,13 @@ from lowbit.isa import host
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
 from lowbit.product.dispatch import Plan, plan
 from lowbit.product.product import Product
 
 # An array, its address, or None where it is not used.
 Address = npt.NDArray[Any] | int | None
+_ZEROS = {"s4": NIBBLE_FLIP << 4 | NIBBLE_FLIP}  # bytes of panels whose values are zeros
 KEPT = 1 << 12  # how many products are kept prepared
 
 _VARYING = (
@@ -41,16 +42,16 @@ class PreparedProduct:
         self.shape = product.m, product.n
         self.plan: Plan | None = None
         self.streaming: PreparedProduct | None = None
-        self._zeros: npt.NDArray[np.uint8] | None = None
+        self._nothing: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]] | None = None
         if 0 in self.shape:
             return
         if not product.k:  # an empty sum is that of one zero, wherever it is read from
             product = product._replace(b=product.b._replace(k=1), a_strides=(0, 1))
-            self._zeros = aligned_empty((blocks(product.n, PANEL) * PANEL_LINE,), np.uint8)
-            self._zeros.fill(0)
+            size = blocks(product.n, PANEL) * PANEL_LINE
+            self._nothing = _filled(size, 0), _filled(size, _ZEROS.get(product.b.stored, 0))
         self._bind(product, plan(product))
         large = product.m * product.n * product.out_bytes > host.caches()["L2"]
-        if large and not product.streams and self._zeros is None:
+        if large and not product.streams and self._nothing is None:
             self.streaming = prepare(product._replace(streams=True))
 
     def _bind(self, product: Product, plan: Plan) -> None:
@@ -117,9 +118,12 @@ class PreparedProduct:
         ):
             self.streaming.run(a, right, out, out_stride, scale, zero, bias, residual, parameters)
             return
+        panels: Address
+        zeros: Address
         panels, sums, zeros, scales = right
-        if self._zeros is not None:
-            a = panels = zeros = self._zeros.ctypes.data
+        if self._nothing is not None:
+            a, panels = self._nothing
+            zeros = a
         if self._in_chunks:
             self._run_chunks(a, (panels, sums, zeros, scales), out, out_stride, scale, zero, bias,
                              residual, parameters)  # fmt: skip
@@ -135,7 +139,7 @@ class PreparedProduct:
     def _run_chunks(
         self,
         a: Address,
-        right: tuple[int, int, int, int],
+        right: tuple[Address, ...],
         out: Address,
         out_stride: int,
         scale: Address,
@@ -175,6 +179,12 @@ class PreparedProduct:
             out[...] = target
         else:
             self.run(a, right, out, row // item, *operands)
+
+
+def _filled(size: int, value: int) -> npt.NDArray[np.uint8]:
+    made = aligned_empty((size,), np.uint8)
+    made.fill(value)
+    return made
 
 
 def _number(address: Address) -> int:
