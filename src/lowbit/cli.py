@@ -417,8 +417,8 @@ def explain_gemm(
     """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
     time predicted from the measured limits of this machine beside the measured one."""
     with _one_line_errors():
-        from lowbit.lab.explain import explain_gemm as explain
-        from lowbit.lab.explain_text import render
+        from lowbit.lab.explain.plan import explain_gemm as explain
+        from lowbit.lab.explain.text import render
 
         found = explain(shape, dtype, threads)
     if as_json:

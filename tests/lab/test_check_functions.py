@@ -22,8 +22,8 @@ from triton.runtime.jit import KernelInterface  # noqa: E402
 
 from lowbit.cli import app  # noqa: E402
 from lowbit.lab import check, interpreter, trace_kernel  # noqa: E402
-from lowbit.lab.check_bfloat16 import rounded_bits  # noqa: E402
-from lowbit.lab.check_gpu import check_gpu, functions  # noqa: E402
+from lowbit.lab.check.operators import check_gpu, functions  # noqa: E402
+from lowbit.lab.run.bfloat16 import rounded_bits  # noqa: E402
 from lowbit.spec import Operation, one_of, operation  # noqa: E402
 from lowbit.spec.operations import operations  # noqa: E402
 

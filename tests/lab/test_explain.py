@@ -15,9 +15,9 @@ from lowbit.bench.problem import SIGNATURES, Problem, gemm_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
-from lowbit.lab import explain
-from lowbit.lab.explain import Explanation, explain_gemm, prepared_of
-from lowbit.lab.explain_text import render
+from lowbit.lab.explain import plan as explain
+from lowbit.lab.explain.plan import Explanation, explain_gemm, prepared_of
+from lowbit.lab.explain.text import render
 from lowbit.product import dispatch
 from lowbit.product.prepare import PreparedProduct
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
-
 from lowbit.isa import host
 from lowbit.registry import Registry
 
@@ -38,11 +36,16 @@ class InstructionSet:
     architecture: str | None = "x86_64"
     permission: Callable[[], str] = _granted
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to another architecture than this process."""
+        return self.architecture is not None and not host.triple().startswith(self.architecture)
+
     def missing(self) -> str:
         """ "" if this machine can run it, else the reason, fit for a message."""
-        triple = llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
-        if self.architecture is not None and not triple.startswith(self.architecture):
-            return f"{self.name} is an instruction set of {self.architecture}, this is {triple}"
+        if self.is_foreign:
+            machine = host.triple()
+            return f"{self.name} is an instruction set of {self.architecture}, this is {machine}"
         absent = [f for f in self.features if f not in host.features()]
         if absent:
             return f"the CPU ({host.cpu_name()}) lacks {', '.join(absent)}"

@@ -36,9 +36,7 @@ _FACTS = 5  # words of a record before the slots
 
 # How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_RUNNER = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint
-)  # GOMP_parallel
+_RUNNER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
 
 
 class _Method(ctypes.Structure):
@@ -61,8 +59,8 @@ def bound(
 ) -> Callable[..., None]:
     """A kernel with its parameters `names`, but for those `varying`, bound to values.
 
-    It takes the varying ones in this order, before them, for several threads, the address of a
-    GOMP_parallel. TypeError, in a call, for another number of arguments.
+    It takes the varying ones in this order, and before them, for several threads, what
+    `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
     if not _layout_is_known():
         return _through_ctypes(loaded, threads, names, varying, fixed)

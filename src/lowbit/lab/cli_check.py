@@ -93,16 +93,17 @@ class _Shown:
 
 
 def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab import check_script
-    from lowbit.lab.check_gpu import PREFIX, check_gpu
+    from lowbit.lab.check import run
+    from lowbit.lab.check.operators import check_gpu
+    from lowbit.lab.source import OPERATOR
 
     if what == "all":
-        return check_script.check_all(device, **how)
-    if what == "gpu" or what.startswith(PREFIX):
-        return check_gpu(what.removeprefix(PREFIX) if what != "gpu" else None, device, **how)
+        return run.check_all(device, **how)
+    if what == "gpu" or what.startswith(OPERATOR):
+        return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
     if what.endswith(".py"):
-        return [check_script.check_file(Path(what), device, **how)]
-    return [check_script.check_named(what, device, **how)]
+        return [run.check_file(Path(what), device, **how)]
+    return [run.check_named(what, device, **how)]
 
 
 def refuse(message: str) -> NoReturn:

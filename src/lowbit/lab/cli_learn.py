@@ -17,8 +17,8 @@ from lowbit.lab.cli_check import refuse
 from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
-    from lowbit.lab.learn_progress import Exercise, Progress
-    from lowbit.lab.lessons import Lesson
+    from lowbit.lab.exercises.exercise import Exercise
+    from lowbit.lab.exercises.progress import Progress, Standing
 
 EPILOG = "Example: lowbit learn 4 --start"
 _WIDTH = 88  # of running text, in columns
@@ -121,110 +121,110 @@ def _carry_out(
     yes: bool,
 ) -> int:
     """Do what was asked for; returns the exit code."""
-    from lowbit.lab.learn_progress import Progress
-    from lowbit.lab.lessons import find
+    from lowbit.lab.exercises.exercise import find
+    from lowbit.lab.exercises.progress import Progress
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
         _list(progress)
         return 0
-    lesson = find(what)
+    exercise = find(what)
     if chosen == ["--start"]:
-        _start(lesson, progress, folder or Path(), force)
+        _start(exercise, progress, folder or Path(), force)
     elif chosen == ["--hint"]:
-        _hint(lesson, progress, number)
+        _hint(exercise, progress, number)
     elif chosen == ["--solution"]:
-        _solution(lesson, progress, yes)
+        _solution(exercise, progress, yes)
     else:
-        return 0 if _check(lesson, progress, folder) else 1
+        return 0 if _check(exercise, progress, folder) else 1
     return 0
 
 
 def _list(progress: Progress) -> None:
-    from lowbit.lab.learn_progress import Exercise
-    from lowbit.lab.lessons import LESSONS
+    from lowbit.lab.exercises.exercise import course
+    from lowbit.lab.exercises.progress import Standing
 
     known = progress.read()
     console = Console(soft_wrap=True, highlight=False)
-    for lesson in LESSONS:
-        state = str(known.get(lesson.name, Exercise()))
-        line = Text(f"{lesson.number:2}  {lesson.name:20} ")
-        line.append(f"{state:8} ", _STYLES[state]).append(lesson.formula, "bold")
+    for exercise in course:
+        state = str(known.get(exercise.name, Standing()))
+        line = Text(f"{exercise.number:2}  {exercise.name:20} ")
+        line.append(f"{state:8} ", _STYLES[state]).append(exercise.formula, "bold")
         console.print(line)
-        console.print(Text(f"    {lesson.idea}", "dim"))
+        console.print(Text(f"    {exercise.idea}", "dim"))
     done = sum(one.solved for one in known.values())
-    console.print(f"\n{done} of {len(LESSONS)} done. {_next(known)}")
+    console.print(f"\n{done} of {len(course)} done. {_next(known)}")
     console.print("Three hints for each, one after the other: lowbit learn 4 --hint")
     console.print(Text(f"The progress is kept in {progress.path}", "dim"))
 
 
-def _next(known: dict[str, Exercise]) -> str:
-    from lowbit.lab.learn_progress import Exercise
-    from lowbit.lab.lessons import LESSONS
+def _next(known: dict[str, Standing]) -> str:
+    from lowbit.lab.exercises.exercise import course
+    from lowbit.lab.exercises.progress import Standing
 
-    for lesson in LESSONS:
-        one = known.get(lesson.name, Exercise())
+    for exercise in course:
+        one = known.get(exercise.name, Standing())
         if not one.solved:
             action = "" if one.file else " --start"
-            return f"Next: lowbit learn {lesson.number}{action}"
+            return f"Next: lowbit learn {exercise.number}{action}"
     return "That was the last one."
 
 
-def _start(lesson: Lesson, progress: Progress, folder: Path, force: bool) -> None:
-    from lowbit.lab.learn import start
-    from lowbit.lab.learn_progress import Exercise
+def _start(exercise: Exercise, progress: Progress, folder: Path, force: bool) -> None:
+    from lowbit.lab.exercises.learn import start
+    from lowbit.lab.exercises.progress import Standing
 
-    last = progress.read().get(lesson.name, Exercise()).file
-    path = start(lesson, progress, folder, force=force)
-    print(f"exercise {lesson.number}, {lesson.name}: {lesson.formula}")
-    print(f"written to {path}; fill in the kernel, then: lowbit learn {lesson.number}")
+    last = progress.read().get(exercise.name, Standing()).file
+    path = start(exercise, progress, folder, force=force)
+    print(f"exercise {exercise.number}, {exercise.name}: {exercise.formula}")
+    print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():
         print(f"the one before stays where it is: {last}")
 
 
-def _hint(lesson: Lesson, progress: Progress, number: int | None) -> None:
-    last = len(lesson.hints)
+def _hint(exercise: Exercise, progress: Progress, number: int | None) -> None:
+    last = len(exercise.hints)
     if number is not None and not 1 <= number <= last:
         raise ValueError(f"there is no hint {number}; there are 1 to {last}")
 
-    def seen(known: Exercise) -> Exercise:
+    def seen(known: Standing) -> Standing:
         return replace(known, hints=max(known.hints, number or min(known.hints + 1, last)))
 
-    shown = number or progress.update(lesson.name, seen).hints
+    shown = number or progress.update(exercise.name, seen).hints
     if number is not None:
-        progress.update(lesson.name, seen)
-    print(f"hint {shown} of {last} for exercise {lesson.number}, {lesson.name}:\n")
-    text = lesson.hints[shown - 1]
+        progress.update(exercise.name, seen)
+    print(f"hint {shown} of {last} for exercise {exercise.number}, {exercise.name}:\n")
+    text = exercise.hints[shown - 1]
     print(text if "\n" in text else textwrap.fill(text, _WIDTH))
     more = "another one: lowbit learn {} --hint"
     whole = "the teaching kernel: lowbit learn {} --solution --yes"
-    print("\n" + (more if shown < last else whole).format(lesson.number))
+    print("\n" + (more if shown < last else whole).format(exercise.number))
 
 
-def _solution(lesson: Lesson, progress: Progress, yes: bool) -> None:
-    from lowbit.lab.learn_file import teaching
-    from lowbit.lab.learn_progress import Exercise
+def _solution(exercise: Exercise, progress: Progress, yes: bool) -> None:
+    from lowbit.lab.exercises.file import teaching
+    from lowbit.lab.exercises.progress import Standing
 
-    if not yes and not progress.read().get(lesson.name, Exercise()).solved:
+    if not yes and not progress.read().get(exercise.name, Standing()).solved:
         raise ValueError(
-            f"exercise {lesson.number} is not solved yet; `lowbit learn {lesson.number} --hint` "
-            "helps, and --solution --yes shows it all the same"
+            f"exercise {exercise.number} is not solved yet; `lowbit learn {exercise.number} --hint`"
+            " helps, and --solution --yes shows it all the same"
         )
-    print(teaching(lesson).solution)
+    print(teaching(exercise).solution)
 
 
-def _check(lesson: Lesson, progress: Progress, folder: Path | None) -> bool:
-    from lowbit.lab.learn import file_of, try_out, view_beside
+def _check(exercise: Exercise, progress: Progress, folder: Path | None) -> bool:
+    from lowbit.lab.exercises.learn import file_of, try_out, view_beside
 
-    path = file_of(lesson, progress, folder)
-    result = try_out(lesson, progress, path)
+    path = file_of(exercise, progress, folder)
+    result = try_out(exercise, progress, path)
     console = Console(soft_wrap=True, highlight=False)
     console.print(result)
     print(view_beside(result, path))
     if result.ok:
-        console.print(Text(f"Exercise {lesson.number} is right.", "bold green"))
-        console.print(f"Compare it: lowbit learn {lesson.number} --solution")
+        console.print(Text(f"Exercise {exercise.number} is right.", "bold green"))
+        console.print(f"Compare it: lowbit learn {exercise.number} --solution")
         console.print(_next(progress.read()))
     else:
-        print(f"not right yet; a hint: lowbit learn {lesson.number} --hint")
+        print(f"not right yet; a hint: lowbit learn {exercise.number} --hint")
     return result.ok

@@ -12,7 +12,7 @@ from lowbit.registry.extras import explained
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
-    from lowbit.lab.view_page import View
+    from lowbit.lab.view.page import View
 
 
 def view(
@@ -77,11 +77,11 @@ def view(
 
 
 def _seen(what: str, sizes: dict[str, int], fill: str) -> View:
-    from lowbit.lab import view_run
+    from lowbit.lab.view import run
 
     if what.endswith(".py"):
-        return view_run.view_file(Path(what), sizes, fill)
-    return view_run.view_named(what, sizes, fill)
+        return run.view_file(Path(what), sizes, fill)
+    return run.view_named(what, sizes, fill)
 
 
 def _sizes(given: list[str]) -> dict[str, int]:
@@ -95,7 +95,7 @@ def _sizes(given: list[str]) -> dict[str, int]:
 
 
 def _summary(seen: View) -> list[str]:
-    from lowbit.lab.view_page import counted
+    from lowbit.lab.view.page import counted
 
     data = seen.data
     sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())
