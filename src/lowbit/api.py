@@ -22,7 +22,6 @@ from lowbit.product.arguments import (
     bytes_array,
     bytes_matrix,
     check_inner,
-    check_k,
     check_scaled,
     factor,
     flips,
@@ -63,16 +62,20 @@ def matmul(
     that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
     machine lacks the instruction set.
     """
-    if not isinstance(b, PackedMatrix):
-        return _matmul_unpacked(a, b, out, threads, isa)
     left = a if type(a) is np.ndarray else array(a, "a")
-    if left.ndim > 2:
+    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
         return _batched(a, b, out, threads, isa)
-    right = requests.panel_format(b, isa)
+    read: tuple[Any, ...] = (left,)
+    if isinstance(b, PackedMatrix):
+        right = requests.panel_format(b, isa)
+    else:  # for this one product, which takes less time than proving what its values allow
+        values = bytes_matrix(b, "b")
+        read, b = (left, values), pack_matrix(values, isa=isa)
+        right = b.format
     prepared = requests.integers(
         left.shape, left.strides, left.dtype, right, threads_key(threads), isa
     )
-    result, returned = output(a, out, prepared.shape, _INT32, (left,))
+    result, returned = output(a, out, prepared.shape, _INT32, read)
     prepared.into(left, b.addresses, result, None, _flips(left))
     return returned
 
@@ -96,25 +99,6 @@ def pack(
     """
     given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
-
-
-def _matmul_unpacked(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
-    """`matmul` of what is packed for this one product."""
-    if getattr(a, "ndim", 2) > 2 or getattr(b, "ndim", 2) > 2:
-        return _batched(a, b, out, threads, isa)
-    left, right = bytes_matrix(a, "a"), bytes_matrix(b, "b")
-    check_inner(left.shape, right.shape)
-    check_k(left.shape[1], left.dtype.name, right.dtype.name)
-    shape = left.shape[0], right.shape[1]
-    result, returned = output(a, out, shape, _INT32, (left, right))
-    used = instruction_sets.active(isa).name
-    packed = pack_matrix(right, isa=used)
-    # Proving what weights allow takes longer than one product.
-    prepared = requests.integers(
-        left.shape, left.strides, left.dtype, packed.format, threads_key(threads), used
-    )
-    prepared.into(left, packed.addresses, result, None, _flips(left))
-    return returned
 
 
 def _flips(left: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:

@@ -88,7 +88,9 @@ class PreparedProduct:
         self._scale = self._sum + 4 * plan.chunk_rows * entries
         self._scratch = self._scale + 4 * plan.chunk_rows * entries
         self._makes_rows = product.a.made
-        self._in_chunks = plan.chunk_rows < product.m
+        whole, rest = divmod(product.m, plan.chunk_rows)
+        self._chunks = (plan.chunk_rows,) * whole + (rest,) * (rest > 0)
+        self._a_bytes = product.a.element.bytes * product.a_strides[0]
         self._out_bytes = product.out_bytes
 
     def run(
@@ -110,12 +112,10 @@ class PreparedProduct:
         are given. bias: float32 for each column, padded to whole panels; residual: float32 [M, N],
         contiguous; parameters: float32, the numbers of post-operations and output.
         """
-        plan = self.plan
-        if plan is None:
+        if self.plan is None:
             return
-        if self.streaming is not None and not (
-            out_stride * self._out_bytes % LINE or _number(out) % LINE
-        ):
+        row_bytes = out_stride * self._out_bytes
+        if self.streaming is not None and not (row_bytes % LINE or _number(out) % LINE):
             self.streaming.run(a, right, out, out_stride, scale, zero, bias, residual, parameters)
             return
         panels: Address
@@ -124,44 +124,18 @@ class PreparedProduct:
         if self._nothing is not None:
             a, panels = self._nothing
             zeros = a
-        if self._in_chunks:
-            self._run_chunks(a, (panels, sums, zeros, scales), out, out_stride, scale, zero, bias,
-                             residual, parameters)  # fmt: skip
-            return
         memory, start = workspace.reserve(self._scratch)
-        if self._makes_rows:
-            scale, zero = start + self._scale, start + self._zero
-        self._call(a, start, scale, zero, start + self._sum, panels, sums, zeros, scales, bias,
-                   residual, parameters, out, out_stride, self.shape[0],
-                   start + self._private)  # fmt: skip
-        del memory  # until here nothing else may use it
-
-    def _run_chunks(
-        self,
-        a: Address,
-        right: tuple[Address, ...],
-        out: Address,
-        out_stride: int,
-        scale: Address,
-        zero: Address,
-        bias: Address,
-        residual: Address,
-        parameters: Address,
-    ) -> None:
-        """Some rows after the others."""
-        assert self.plan is not None
-        rows, chunk = self.shape[0], self.plan.chunk_rows
-        a_bytes = self.product.a.element.bytes * self.product.a_strides[0]
-        memory, start = workspace.reserve(self._scratch)
-        for first in range(0, rows, chunk):
-            row_scale, row_zero = _moved(scale, 4 * first), _moved(zero, 4 * first)
+        for rows in self._chunks:
             if self._makes_rows:
-                row_scale, row_zero = start + self._scale, start + self._zero
-            self._call(_moved(a, first * a_bytes), start, row_scale, row_zero, start + self._sum,
-                       *right, bias, _moved(residual, 4 * first * self.shape[1]), parameters,
-                       _moved(out, first * out_stride * self._out_bytes), out_stride,
-                       min(chunk, rows - first), start + self._private)  # fmt: skip
-        del memory
+                scale, zero = start + self._scale, start + self._zero
+            self._call(a, start, scale, zero, start + self._sum, panels, sums, zeros, scales, bias,
+                       residual, parameters, out, out_stride, rows,
+                       start + self._private)  # fmt: skip
+            if len(self._chunks) > 1:
+                a, out = _moved(a, rows * self._a_bytes), _moved(out, rows * row_bytes)
+                scale, zero = _moved(scale, 4 * rows), _moved(zero, 4 * rows)
+                residual = _moved(residual, 4 * rows * self.shape[1])
+        del memory  # until here nothing else may use it
 
     def into(
         self,

@@ -81,21 +81,22 @@ def integers(
 ) -> PreparedProduct:
     """The exact product of bytes."""
     left = Left(shape, strides, dtype)
-    check_matrix(shape, "a")
-    check_bytes(dtype, "a")
-    check_inner(shape, (b.k, b.n))
-    _check_no_groups(b)
-    check_k(b.k, dtype.name, b.dtype)
-    bytes_ = Bytes(dtype == np.int8, contiguous=left.steps[1] == 1)
-    return left.product(bytes_, b, threads, isa, _SUMS)
+    return left.product(_bytes(left, b, False, False), b, threads, isa, _SUMS)
 
 
-def _check_no_groups(b: PanelFormat) -> None:
+def _bytes(left: Left, b: PanelFormat, shifted: bool, centred: bool) -> Bytes:
+    """Rows of bytes that go with b. `shifted`, `centred`: a zero point is taken from a's, from b's
+    values first."""
+    check_matrix(left.shape, "a")
+    check_bytes(left.dtype, "a")
+    check_inner(left.shape, (b.k, b.n))
     if b.group_size:
         raise ValueError(
             f"b has groups of {b.group_size} k, which only products of floats can take: "
             "lowbit.linear_dynamic or lowbit.linear_weight_only"
         )
+    check_k(b.k, left.dtype.name, b.dtype, (shifted, centred))
+    return Bytes(left.dtype == np.int8, shifted, left.steps[1] == 1)
 
 
 def _given(biased: bool, residual: bool) -> tuple[str, ...]:
@@ -120,15 +121,10 @@ def scaled(
 ) -> Call:
     """The product of quantized bytes; `shifted`: zero points of a are given."""
     left = Left(shape, strides, dtype)
-    check_matrix(shape, "a")
-    check_bytes(dtype, "a")
-    check_inner(shape, (b.k, b.n))
-    _check_no_groups(b)
+    rows = _bytes(left, b, shifted, b.centred)
     given = _given(biased, residual)
     output = OutputSpec.of(given, post_ops, out_dtype, out_scale, out_zero_point)
-    check_k(b.k, dtype.name, b.dtype, (shifted, b.centred))
-    bytes_ = Bytes(dtype == np.int8, shifted, left.steps[1] == 1)
-    return Call(left.product(bytes_, b, threads, isa, output), output)
+    return Call(left.product(rows, b, threads, isa, output), output)
 
 
 @lru_cache(maxsize=KEPT)
