@@ -20,7 +20,7 @@ import lowbit
 from lowbit.isa import SETS, active, available
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.quantized import Quantized
-from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.lab.check.cpu_functions import cpu_functions
 from lowbit.numerics import int_format, longest_sum, quantize_rows
 from lowbit.product import dispatch
 from lowbit.product.prepare import PreparedProduct

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.bench.problem import Problem, gemm_case
 from lowbit.bench.requantized import quantization_of, quantized
-from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.lab.check.cpu_functions import cpu_functions
 
 
 def test_a_result_one_off_is_caught() -> None:

@@ -30,6 +30,7 @@ from lowbit.bench.table import (
     render,
     three_digits,
 )
+from lowbit.product.dispatch import active_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -285,7 +286,7 @@ def test_wrong_kernel_is_not_timed(two: None, monkeypatch: pytest.MonkeyPatch) -
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(ops, "matmul", wrong)
+    monkeypatch.setattr(api, "matmul", wrong)
     timed: list[str] = []
     with pytest.raises(RuntimeError, match=r"lowbit computes matmul .* wrongly: 1 of 297"):
         run(

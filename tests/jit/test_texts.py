@@ -1,4 +1,4 @@
-"""What a kernel text can say, compiled and interpreted: both readings must agree to the bit."""
+"""What a kernel text can say, compiled and interpreted: both backends must agree to the bit."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ def _signed(bits: int) -> tuple[int, int]:
 
 
 class Builder(ABC):
-    """One reading of a kernel text for one instruction set."""
+    """A backend: what it makes of a kernel text for one instruction set."""
 
     def __init__(self, isa: InstructionSet) -> None:
         self.isa = isa
         self._vector_registers = 0
         self._tiles: dict[int, Value] = {}
 
-    # What the readings differ in.
+    # What the backends differ in.
 
     @abstractmethod
     def execute(self, instruction: Any, operands: tuple[Any, ...]) -> Value | None: ...

@@ -1,4 +1,4 @@
-"""The compiled reading: a kernel text becomes a module of LLVM IR.
+"""The compiling backend: a kernel text becomes a module of LLVM IR.
 
 The function it becomes has the signature `void kernel(int64_t *slots)`: one 8-byte slot for each
 parameter, in order, followed by the counters of the parallel regions, zero at the start. Any number

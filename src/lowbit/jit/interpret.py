@@ -1,4 +1,4 @@
-"""The interpreted reading: a kernel text runs step by step on NumPy.
+"""The interpreting backend: a kernel text runs step by step on NumPy.
 
 Every load and store is checked against the elements that its array really has, gaps between the
 rows of a slice included, and can be recorded. It is slow and knows no instruction set of the

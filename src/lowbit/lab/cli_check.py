@@ -20,11 +20,12 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
-            "(teaching kernels), or gpu (operators).",
+            help="A teaching kernel by its operation's name, a function on a CPU as cpu:matmul, "
+            "the text of lowbit's product as product:generic, an operator of lowbit.torch as "
+            "gpu:softmax, a file FILE.py, all (teaching kernels), cpu (functions), or gpu "
+            "(operators).",
             show_default=False,
-            metavar="KERNEL|FILE.py|all|gpu",
+            metavar="KERNEL|FILE.py|all|cpu|gpu",
         ),
     ],
     json_file: Annotated[
@@ -93,7 +94,7 @@ class _Shown:
 
 
 def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab.check import run
+    from lowbit.lab.check import cpu, run
     from lowbit.lab.check.operators import check_gpu
     from lowbit.lab.source import OPERATOR
 
@@ -101,6 +102,8 @@ def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]
         return run.check_all(device, **how)
     if what == "gpu" or what.startswith(OPERATOR):
         return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
+    if what == "cpu" or what.startswith(cpu.PREFIX):
+        return cpu.check_cpu(what.removeprefix(cpu.PREFIX) if what != "cpu" else None, **how)
     if what.endswith(".py"):
         return [run.check_file(Path(what), device, **how)]
     return [run.check_named(what, device, **how)]

@@ -14,6 +14,7 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, PANEL
 from lowbit.numerics import longest_sum
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
+from lowbit.numerics.formats import is_masked
 from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
@@ -35,7 +36,7 @@ def array(value: Any, name: str) -> Array:
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
         value = viewed(value)
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+    if not isinstance(value, np.ndarray) or is_masked(value):
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
@@ -328,9 +329,9 @@ def per_column(value: Any, columns: int, name: str) -> Array:
 def _plain(value: Any, name: str, kinds: str) -> Array:
     """Numbers of the given kinds as an array. TypeError: they are others, or some are masked."""
     given = np.asarray(value.detach() if _is_torch(value) else value)
-    if given.dtype.kind not in kinds or isinstance(value, np.ma.MaskedArray):
+    if given.dtype.kind not in kinds or is_masked(value):
         what = "real numbers" if "f" in kinds else "integers"
-        kind = type(value).__name__ if isinstance(value, np.ma.MaskedArray) else given.dtype
+        kind = type(value).__name__ if is_masked(value) else given.dtype
         raise TypeError(f"{name} must be of {what}, got {kind}")
     return given
 
