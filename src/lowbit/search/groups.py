@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
-from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.integer.octet_scores import octet_scores
 from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
-from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP
+from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.numerics import quantize_rows
 from lowbit.product import requests
@@ -28,7 +28,7 @@ from lowbit.weights.panels import PackedMatrix
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_HALVES = PANEL // MAX_GROUP
+_HALVES = PANEL // OCTET
 _WORTH_THREADS = 1 << 16  # numbers that pass by heaps, or multiply-adds of groups
 
 
@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
     @property
     def groups(self) -> int:
         """Of 8 vectors, the last one maybe of fewer."""
-        return blocks(self.matrix.N, MAX_GROUP)
+        return blocks(self.matrix.N, OCTET)
 
 
 class Queries:
@@ -113,7 +113,7 @@ def scores_of_groups(
 
     Where a group has a column without a vector, the id is −1.
     """
-    scores = np.empty((*groups.shape, MAX_GROUP), np.float32)
+    scores = np.empty((*groups.shape, OCTET), np.float32)
     work = scores.size * queries.values.shape[1]
     count = _threads(len(queries), work, threads)
     firsts = np.zeros(len(chunks) + 1, np.int64)  # group that each chunk begins with
@@ -121,7 +121,7 @@ def scores_of_groups(
     np.cumsum([chunk.groups for chunk in chunks], out=firsts[1:])
     np.cumsum([chunk.matrix.N for chunk in chunks], out=vectors[1:])
     for number, chunk in enumerate(chunks):
-        program = group_scores.program(
+        program = octet_scores.program(
             instruction_sets.active(isa),
             weight=chunk.matrix.weight,
             biased=chunk.bias is not None,
@@ -133,7 +133,7 @@ def scores_of_groups(
             len(queries),
         )  # fmt: skip
     of = np.searchsorted(firsts, groups, side="right") - 1  # each group's chunk
-    ids = ((groups - firsts[of]) * MAX_GROUP + vectors[of])[:, :, None] + np.arange(MAX_GROUP)
+    ids = ((groups - firsts[of]) * OCTET + vectors[of])[:, :, None] + np.arange(OCTET)
     ids[ids >= vectors[of + 1][:, :, None]] = -1
     return scores.reshape(len(queries), -1), ids.reshape(len(queries), -1)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
-from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format, longest_sum
@@ -74,7 +74,7 @@ def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
 
 def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
     """The stored values in panels of bytes, int8 [k, n], C-contiguous."""
-    stored = panels.reshape(*panels.shape[:2], PANEL, GROUP).transpose(1, 3, 0, 2)
+    stored = panels.reshape(*panels.shape[:2], PANEL, QUAD).transpose(1, 3, 0, 2)
     rows = stored.reshape(padded_k(k), panels.shape[0] * PANEL)[:k, :n]
     return np.ascontiguousarray(rows).view(np.int8)
 
@@ -143,7 +143,7 @@ class PackedMatrix:
         for name, size in (("K", self.K), ("N", self.N)):
             if type(size) is not int or size < 0:
                 raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
-        lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
+        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
         expected = (blocks(self.N, PANEL), lines, LINE)
         if self.panels.shape != expected or self.panels.dtype != np.uint8:
             raise ValueError(
@@ -426,7 +426,7 @@ def panels_and_sums(
     """The panels of int8 or uint8 values [K, N], and the sum of each column of stored values."""
     depth, columns = values.shape
     count = blocks(columns, PANEL)
-    panels = aligned_empty((count, padded_k(depth) // GROUP, LINE), np.uint8)
+    panels = aligned_empty((count, padded_k(depth) // QUAD, LINE), np.uint8)
     sums = np.zeros(count * PANEL, np.int32)
     if values.size:
         k_stride, n_stride = _strides(values)

@@ -15,7 +15,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE
+from lowbit.kernels.cpu.shared.layout import LINE, QUAD
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
 
@@ -48,7 +48,7 @@ class Narrow(VectorKernel):
     def multiply(
         self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
-        size = self.lanes * GROUP
+        size = self.lanes * QUAD
         unsigned, other = Vector(u8, size), Vector(s8, size)
         ones = k.constant(1, Vector(s16, 2 * self.lanes))
         for row, accumulators in enumerate(sums):

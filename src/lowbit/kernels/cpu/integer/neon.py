@@ -49,16 +49,16 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Step,
     micro_kernel,
 )
-from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, blocks
 
 _LANES = 4  # columns in a register of b, and groups of 4 k in one of a
-_BYTES = _LANES * GROUP
+_BYTES = _LANES * QUAD
 _VECTORS = PANEL // _LANES
-_BLOCK_LINES = LINE * LINE // GROUP  # bytes of a panel for the 64 k of one block
+_BLOCK_LINES = LINE * LINE // QUAD  # bytes of a panel for the 64 k of one block
 
 _MOST_ROWS = 4  # of a block
 _SHARING = 8  # most blocks that share one sum of b
-_MATRIX_K = 2 * GROUP
+_MATRIX_K = 2 * QUAD
 
 
 def _rows(m: int, multiple: int) -> int:

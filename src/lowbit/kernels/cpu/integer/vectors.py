@@ -18,10 +18,10 @@ from lowbit.isa.types import f32, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
-_QUADS = LINE // GROUP  # of 4 k, in 64
+_QUADS = LINE // QUAD  # of 4 k, in 64
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
@@ -115,7 +115,7 @@ class VectorKernel(MicroKernel):
 
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
-        quads = step.groups.grouping.size // GROUP if step.groups else _QUADS
+        quads = step.groups.grouping.size // QUAD if step.groups else _QUADS
         fitting = self.chains // (shape.rows * vectors)
         return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
 
@@ -143,7 +143,7 @@ class VectorKernel(MicroKernel):
         ]
         together = max(parts, 2) if shape.nibbles else parts
         for quad in k.range(span[0] * 2, span[1] * 2, together):
-            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
+            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
             if shape.ahead:
                 for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
                     place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
@@ -151,7 +151,7 @@ class VectorKernel(MicroKernel):
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
                 signed = step.groups is not None
-                self.multiply(k, a + which * GROUP, columns, sums[which % parts], signed)
+                self.multiply(k, a + which * QUAD, columns, sums[which % parts], signed)
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):
@@ -162,8 +162,8 @@ class VectorKernel(MicroKernel):
         self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int
     ) -> Value:
         """A vector of some columns: 4 k in each dword, `which` times 4 behind those of `quad`."""
-        size, (panel, at) = self.lanes * GROUP, place
-        base = step.b + (step.panel_bytes * panel + at * GROUP)
+        size, (panel, at) = self.lanes * QUAD, place
+        base = step.b + (step.panel_bytes * panel + at * QUAD)
         if shape.nibbles:
             both = (base + (quad + which // 2 * 2) * (LINE // 2)).load(size)
             return unpacked(both, shape.nibbles)[which % 2]

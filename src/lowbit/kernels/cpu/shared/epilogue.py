@@ -26,7 +26,7 @@ from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 # What the output can be, and the type that is stored.
 OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "max8": f32}
 _QUANTIZED = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
-MAX_GROUP = 8  # columns that share one maximum
+OCTET = 8  # columns that share one maximum
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
@@ -146,15 +146,15 @@ def _store_maxima(
         blend.store(k.constant(float("-inf"), f32).splat(lanes))
         store_head(value, blend, left)
         counted.value = blend.load(lanes)
-    together = min(lanes, MAX_GROUP)
+    together = min(lanes, OCTET)
     greatest, half = counted.value, together // 2
     while half:
         turned = shuffle(greatest, greatest, tuple(lane ^ half for lane in range(lanes)))
         greatest, half = maximum(greatest, turned), half // 2
-    place = out + column // MAX_GROUP
+    place = out + column // OCTET
     for group in range(lanes // together):
         best = k.register(extract(greatest, group * together))
-        if lanes < MAX_GROUP:
-            for _ in k.when(column % MAX_GROUP > 0):
+        if lanes < OCTET:
+            for _ in k.when(column % OCTET > 0):
                 best.value = maximum(best.value, place.load())
         (place + group).store(best.value)
