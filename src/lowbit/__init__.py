@@ -8,12 +8,10 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
-from lowbit.gemm import gemm
-from lowbit.kernels.cpu.shared.epilogue import Clamp
+from lowbit.api import gemm, linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
+from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import QTensor, quantize
-from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
 from lowbit.search.index import VectorIndex
-from lowbit.weight_only import linear_weight_only
 from lowbit.weights.packed_file import load_packed, save_packed
 from lowbit.weights.panels import PackedMatrix
 

@@ -19,7 +19,7 @@ PRODUCTS = """
 import hashlib
 import numpy as np
 import lowbit
-from lowbit.ops import active_kernel
+from lowbit.product.dispatch import active_kernel
 digest = hashlib.sha256()
 every = np.arange(256, dtype=np.uint8)
 for m, n, k in [(1, 1, 1), (3, 129, 17), (65, 15, 127), (256, 33, 256)]:

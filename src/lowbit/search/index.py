@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arguments import float_matrix
 from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
+from lowbit.product.arguments import float_matrix
 from lowbit.search.groups import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
 from lowbit.weights.panels import PackedMatrix, pack, padded
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
