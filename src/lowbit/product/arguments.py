@@ -223,15 +223,21 @@ def output(
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:
         raise ValueError(f"out must be {dtype} {shape}, got {target.dtype} {target.shape}")
-    if not target.flags.writeable:
+    flags = target.flags
+    if not flags.writeable:
         raise ValueError("out is read-only")
-    check_no_overlap(target.shape, target.strides, dtype.itemsize)
-    for one in map(_memory, inputs):
-        if one is not None and np.may_share_memory(target, one):
+    if not flags.c_contiguous:
+        check_no_overlap(target.shape, target.strides, dtype.itemsize)
+    for one in inputs:
+        memory = None if type(one) in _WITHOUT_MEMORY else _memory(one)
+        if memory is not None and np.may_share_memory(target, memory):
             raise ValueError(
                 "out shares memory with an operand, which would be overwritten while read"
             )
     return target, out
+
+
+_WITHOUT_MEMORY = {type(None), float, int}  # to ask for these alone takes less time
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
