@@ -24,9 +24,6 @@ from lowbit.lab.run.bind import Packed
 from lowbit.spec import Array, Sizes
 from lowbit.spec.operations.products import matmul
 
-PRODUCT = "product:"
-"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
-
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
 
@@ -37,11 +34,11 @@ def _panels(b: Array) -> Array:
 
 @cache
 def product_kernels() -> dict[str, Request]:
-    """For each instruction set its product, by names like product:generic."""
+    """The product of each instruction set, by its name."""
     found: dict[str, Request] = {}
     for micro in micro_kernels():
         if not micro.refuses(KernelQuery(1, PANEL, LINE)):
-            found.setdefault(f"{PRODUCT}{micro.isa.name}", _request(micro))
+            found.setdefault(micro.isa.name, _request(micro))
     return dict(sorted(found.items()))
 
 
