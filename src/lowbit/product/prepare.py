@@ -88,8 +88,7 @@ class PreparedProduct:
         self._scale = self._sum + 4 * plan.chunk_rows * entries
         self._scratch = self._scale + 4 * plan.chunk_rows * entries
         self._makes_rows = product.a.made
-        whole, rest = divmod(product.m, plan.chunk_rows)
-        self._chunks = (plan.chunk_rows,) * whole + (rest,) * (rest > 0)
+        self._chunks = range(0, product.m, plan.chunk_rows)
         self._a_bytes = product.a.element.bytes * product.a_strides[0]
         self._out_bytes = product.out_bytes
 
@@ -125,13 +124,14 @@ class PreparedProduct:
             a, panels = self._nothing
             zeros = a
         memory, start = workspace.reserve(self._scratch)
-        for rows in self._chunks:
+        for first in self._chunks:
+            rows = min(self._chunks.step, self.shape[0] - first)
             if self._makes_rows:
                 scale, zero = start + self._scale, start + self._zero
             self._call(a, start, scale, zero, start + self._sum, panels, sums, zeros, scales, bias,
                        residual, parameters, out, out_stride, rows,
                        start + self._private)  # fmt: skip
-            if len(self._chunks) > 1:
+            if rows < self.shape[0]:
                 a, out = _moved(a, rows * self._a_bytes), _moved(out, rows * row_bytes)
                 scale, zero = _moved(scale, 4 * rows), _moved(zero, 4 * rows)
                 residual = _moved(residual, 4 * rows * self.shape[1])
