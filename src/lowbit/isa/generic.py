@@ -31,7 +31,7 @@ from lowbit.isa.types import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.jit.value import Value
+    from lowbit.isa.value import Value
 
 GENERIC = register(
     InstructionSet(

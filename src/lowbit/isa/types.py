@@ -15,7 +15,7 @@ from llvmlite import ir
 from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
-    from lowbit.jit.value import Value
+    from lowbit.isa.value import Value
 else:
     Value = object
 

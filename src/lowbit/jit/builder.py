@@ -22,7 +22,7 @@ from typing import Any
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
-from lowbit.jit.value import Register, Value
+from lowbit.isa.value import Register, Value
 
 # A kernel's arguments are followed in memory by 64-bit counters: two for each parallel region, and
 # one of the threads that have asked for a number.

@@ -16,9 +16,9 @@ from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.memory import Access, Address, ArrayMemory, Memory
-from lowbit.jit.value import Register, Value
 
 
 class Variable:

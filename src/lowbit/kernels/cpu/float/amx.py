@@ -21,8 +21,8 @@ from lowbit.isa.amx import (
     tilezero,
 )
 from lowbit.isa.types import f32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     Left,

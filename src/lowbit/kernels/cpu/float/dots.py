@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, shuffle, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, bf16, f32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.operand import Reader, float_of
 from lowbit.kernels.cpu.float.vectors import VectorMicro
 from lowbit.kernels.cpu.shared.functions import canonical

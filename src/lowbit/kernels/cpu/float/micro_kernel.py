@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import f32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.operand import Reader
 from lowbit.registry import Registry
 

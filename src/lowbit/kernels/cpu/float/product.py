@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, select, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,

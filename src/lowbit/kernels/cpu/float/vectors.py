@@ -22,8 +22,8 @@ from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, bf16, f32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Right, register
 
 _LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best

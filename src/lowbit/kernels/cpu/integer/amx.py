@@ -33,8 +33,8 @@ from lowbit.isa.amx import (
 )
 from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s32, u8
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import (
     Columns,
     KernelQuery,

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from lowbit.isa import named
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.epilogue import Store
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks

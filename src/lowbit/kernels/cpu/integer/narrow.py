@@ -11,8 +11,8 @@ from __future__ import annotations
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
 from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.shared.layout import LINE, QUAD

@@ -40,8 +40,8 @@ from typing import Any
 from lowbit.isa.generic import shuffle
 from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import (
     KernelQuery,
     MicroKernel,

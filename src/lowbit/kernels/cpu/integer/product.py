@@ -19,9 +19,9 @@ from typing import Any
 
 from lowbit.isa.generic import minimum
 from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.integer.micro_kernel import Columns, MicroKernel, Shape, Span, Step
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns

@@ -15,8 +15,8 @@ from typing import Any
 from lowbit.isa import host
 from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked

@@ -15,8 +15,8 @@ from lowbit.isa import named
 from lowbit.isa.avx2_vnni import vpdpbusd_256
 from lowbit.isa.avx512_vnni import vpdpbusd
 from lowbit.isa.types import Vector, s8, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.shared.layout import LINE, QUAD

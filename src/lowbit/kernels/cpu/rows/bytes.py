@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, reduce_add, store_head
 from lowbit.isa.types import Scalar, Vector, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from lowbit.isa.generic import maximum, minimum, reduce_add, select
 from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
 from lowbit.kernels.cpu.rows.quantized import quantize
 from lowbit.kernels.cpu.shared.functions import rounded

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import extract, shuffle
 from lowbit.isa.types import Scalar, Vector
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.groups import Grouping
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, maximum, minimum, reduce_add, select
 from lowbit.isa.types import Scalar, Vector, f32, s32, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from lowbit.isa.generic import extract, maximum, minimum, shuffle, store_head, stream
 from lowbit.isa.types import Scalar, bf16, f32, s8, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.functions import canonical, rounded
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops

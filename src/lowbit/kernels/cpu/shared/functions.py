@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import f32, s32, with_element
-from lowbit.jit.value import Value
+from lowbit.isa.value import Value
 
 _ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
 _ROUND_BITS = 0x4B400000

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s8, s32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks
 
 BASE = 256.0

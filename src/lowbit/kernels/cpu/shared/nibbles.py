@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL_LINE
 
 

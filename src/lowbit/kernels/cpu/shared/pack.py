@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD
 
 

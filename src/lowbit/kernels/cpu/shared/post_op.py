@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lowbit.isa.generic import select
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.registry import Registry
 
 

@@ -1,7 +1,7 @@
 """y·Φ(y), through the error function or GELU's tanh approximation."""
 
 from lowbit.isa.generic import maximum, select
-from lowbit.jit.value import Value
+from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.functions import exp, logistic_of, polynomial, vanishing
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
 

@@ -1,7 +1,7 @@
 """max(y, 0)."""
 
 from lowbit.isa.generic import maximum
-from lowbit.jit.value import Value
+from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.functions import constant
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
 

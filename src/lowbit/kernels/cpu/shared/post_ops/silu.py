@@ -1,6 +1,6 @@
 """y·σ(y)."""
 
-from lowbit.jit.value import Value
+from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.functions import logistic_of
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
 
