@@ -149,12 +149,13 @@ def info(
 
 
 def _facts() -> dict[str, Any]:
-    from lowbit import isa, ops
+    from lowbit import isa
     from lowbit.bench.context import versions
     from lowbit.bench.problem import GEMMS
     from lowbit.jit.threads import max_threads, runtime
+    from lowbit.product.dispatch import active_kernel
 
-    kernels = {op: list(ops.active_kernel(op)) for op in (spec.name for spec in GEMMS)}
+    kernels = {op: list(active_kernel()) for op in (spec.name for spec in GEMMS)}
     return {
         **isa.report(),
         "kernels": kernels,

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench import Limits, ladder, probe
 from lowbit.bench.ladder import LadderPlan, LadderRow, run
 from lowbit.bench.ladder_entries import (
@@ -89,14 +89,14 @@ def test_table_shows_every_rung(record: Record) -> None:
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ops.matmul
+    right = api.matmul
 
     def wrong(*args: Any, **options: Any) -> np.ndarray:
         result = right(*args, **options)
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(ops, "matmul", wrong)
+    monkeypatch.setattr(api, "matmul", wrong)
     monkeypatch.setattr(ladder, "numba_rungs", tuple)
     told: list[str] = []
     with pytest.raises(RuntimeError, match=f"lowbit multiplies {SHAPE} wrongly: it is off"):
@@ -188,7 +188,7 @@ def test_what_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("3x4", 1, "shape '3x4' is not understood; write MxK:KxN"),
         ("3x4:5x6", 1, "the inner sizes differ, 4 and 5"),
-        ("3x200000:200000x6", 1, "can overflow s32"),
+        ("3x200000:200000x6", 1, "can overflow int32"),
         (SHAPE, 0, "threads is 0; it must be at least 1"),
     ],
 )

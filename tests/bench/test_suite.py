@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench import Limits, Plan, implementation, peak, probe, run, suite
 from lowbit.bench.implementation import Implementation, Prepared, find, implementations
 from lowbit.bench.peers.numpy_float import NumpyFloat
@@ -30,6 +30,7 @@ from lowbit.bench.table import (
     render,
     three_digits,
 )
+from lowbit.product.dispatch import active_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +173,7 @@ def test_record_holds_rows_and_context(record: Record) -> None:
     assert numpy.best_peer
     assert numpy.lowbit_speedup is not None
     assert ours.operations == 2 * 9 * 70 * 33
-    assert ours.isa == ops.active_kernel("matmul")[1]
+    assert ours.isa == active_kernel()[1]
     assert record.context.seed == 7
     assert record.context.versions["numpy"] == np.__version__
 
@@ -278,14 +279,14 @@ def test_cold_copies_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_kernel_is_not_timed(two: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ops.matmul
+    right = api.matmul
 
     def wrong(*args: object, **options: object) -> np.ndarray:
         result = right(*args, **options)
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(ops, "matmul", wrong)
+    monkeypatch.setattr(api, "matmul", wrong)
     timed: list[str] = []
     with pytest.raises(RuntimeError, match=r"lowbit computes matmul .* wrongly: 1 of 297"):
         run(

@@ -12,11 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 import lowbit
-from lowbit import isa, ops
+from lowbit import isa
 from lowbit.bench.problem import DISTRIBUTION, GEMMS
 from lowbit.bench.record import Context
 from lowbit.bench.timing import Limits
 from lowbit.jit.threads import runtime
+from lowbit.product.dispatch import active_kernel
 from lowbit.registry.extras import installed
 
 _LIBRARIES = ("numpy", "llvmlite", "torch", "threadpoolctl", "mkl", "numkong")
@@ -54,7 +55,7 @@ def gather(threads: tuple[int, ...], seed: int, limits: Limits) -> Context:
         num_cpus=os.cpu_count() or 1,
         caches=report["caches"],
         isa=report["active"],
-        kernels={spec.name: ops.active_kernel(spec.name)[0] for spec in GEMMS},
+        kernels={spec.name: active_kernel()[0] for spec in GEMMS},
         threads=threads,
         thread_runtime=runtime(),
         versions=versions(),

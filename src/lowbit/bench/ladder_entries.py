@@ -13,15 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowbit
-from lowbit import dispatch, ops
+from lowbit import api
 from lowbit import isa as instruction_sets
 from lowbit.bench import probe
 from lowbit.bench.implementation import Prepared, find
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.problem import Problem, Reference, gemm_case
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics.nibbles import pack_nibbles
+from lowbit.product import dispatch
 from lowbit.registry.extras import absent
 from lowbit.spec import Case
 from lowbit.spec.operations.products import integer_product
@@ -223,12 +224,12 @@ class Lowbit:
 
     def isa(self, task: Task) -> str | None:
         m, n, k = task.sizes.values()
-        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
 
     def prepare(self, task: Task, threads: int) -> Prepared:
-        packed = ops.pack(task.b.T, dtype="uint4")
+        packed = api.pack(task.b.T, dtype="uint4")
         limit = None if max_threads() == threads else threads
-        return Prepared(partial(ops.matmul, task.a, packed, threads=limit))
+        return Prepared(partial(api.matmul, task.a, packed, threads=limit))
 
 
 class BytePeer:

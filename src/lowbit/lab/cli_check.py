@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -48,21 +49,17 @@ def check(
     --all is given. Exit code: 0 if all is right, 1 if something is wrong with a kernel, 2 if it
     could not be checked.
     """
+    from lowbit.lab.check.named import check_what
+
     shown, results = _Shown(every), list[CheckResult]()
-    try:
+    with refusing():
         with shown.progress:
-            for result in _checked(what, device, stop=not every, tell=shown.tell):
+            for result in check_what(what, device, stop=not every, tell=shown.tell):
                 shown.result(result)
                 results.append(result)
         if json_file is not None:
             text = json.dumps([json.loads(r.to_json()) for r in results], indent=2)
             json_file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}")
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except Exception as error:  # a file may raise anything while it is imported
-        refuse(str(error) or type(error).__name__)
     if not (all(results) or every):
         print("lowbit: --all goes on after the first error", file=sys.stderr)
     raise typer.Exit(0 if all(results) else 1)
@@ -93,20 +90,21 @@ class _Shown:
         self.progress.start()
 
 
-def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab.check import cpu, run
-    from lowbit.lab.check.operators import check_gpu
-    from lowbit.lab.source import OPERATOR
-
-    if what == "all":
-        return run.check_all(device, **how)
-    if what == "gpu" or what.startswith(OPERATOR):
-        return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
-    if what == "cpu" or what.startswith(cpu.PREFIX):
-        return cpu.check_cpu(what.removeprefix(cpu.PREFIX) if what != "cpu" else None, **how)
-    if what.endswith(".py"):
-        return [run.check_file(Path(what), device, **how)]
-    return [run.check_named(what, device, **how)]
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within it, whatever keeps a command from its work is said in one line, with exit code 2."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        refuse(explained(error))
+    except (ValueError, TypeError, RuntimeError) as error:
+        refuse(str(error) or type(error).__name__)
+    except Exception as error:  # a file may raise anything while it is imported
+        refuse(f"{type(error).__name__}: {error}")
 
 
 def refuse(message: str) -> NoReturn:

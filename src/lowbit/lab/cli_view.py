@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.lab.cli_check import refuse
-from lowbit.registry.extras import explained
+from lowbit.lab.cli_check import refusing
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
@@ -56,19 +55,13 @@ def view(
     often each element is read, and bytes moved. Exit code: 0 if the page was written, also that of
     a wrong kernel; 2 if there is nothing to show.
     """
-    try:
+    with refusing():
         seen = _seen(what, _sizes(shape or []), fill)
         if html_file is None and json_file is None:
             html_file = Path(f"view-{Path(what).stem.replace(':', '-')}.html")
         for file, text in ((html_file, seen.html), (json_file, seen.json)):
             if file is not None:
                 file.write_text(text(), encoding="utf-8")
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}")
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except Exception as error:  # a file may raise anything while it is imported
-        refuse(str(error) or type(error).__name__)
     for line in _summary(seen):
         print(line)
     for file in (html_file, json_file):

@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 
 import lowbit
-from lowbit import dispatch, ops
+from lowbit import api
 from lowbit import isa as instruction_sets
 from lowbit.bench.implementation import Prepared, implementation
 from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics import QTensor, int_format
+from lowbit.product import dispatch
 from lowbit.spec import Case
 from lowbit.spec.operations.products import linear_dynamic
 from lowbit.weights.panels import PackedMatrix
@@ -24,10 +25,10 @@ _NIBBLES = {"s4": "int4", "u4": "uint4"}
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        return ops.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype("b").code))
+        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype("b").code))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
-    return ops.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
+    return api.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
 
 
 @implementation
@@ -47,7 +48,7 @@ class Lowbit:
 
     def isa(self, case: Case) -> str | None:
         m, n, k = (case.sizes[dim] for dim in "MNK")
-        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
 
     def note(self, case: Case) -> str:
         return ""
@@ -57,11 +58,11 @@ class Lowbit:
         # As the peers: told how many threads there are, free to use fewer for little work.
         limit = None if max_threads() == threads else threads
         if problem.b_scale is None:
-            return Prepared(partial(ops.matmul, problem.a, packed, threads=limit))
+            return Prepared(partial(api.matmul, problem.a, packed, threads=limit))
         if problem.case.spec is linear_dynamic:
-            return Prepared(partial(ops.linear_dynamic, problem.a, packed, threads=limit))
+            return Prepared(partial(api.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
-            ops.matmul_scaled,
+            api.matmul_scaled,
             problem.a,
             packed,
             a_scale=problem.a_scale,

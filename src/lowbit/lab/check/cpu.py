@@ -13,10 +13,8 @@ import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.lab.check.cpu_functions import CpuFunction, cpu_functions, numba_functions
 from lowbit.lab.report import CheckResult, Finding, Tell
+from lowbit.lab.source import FUNCTION
 from lowbit.spec import Array, Case, edge_cases, fill_cases
-
-PREFIX = "cpu:"
-"""What the names of the functions begin with."""
 
 _POISON = 0xA5
 _THREADS = 3
@@ -40,8 +38,8 @@ def check_cpu(
     """
     known = functions()
     if name is not None and name not in known:
-        listed = ", ".join(PREFIX + one for one in known)
-        raise ValueError(f"no function {PREFIX}{name}; there are {listed}")
+        listed = ", ".join(FUNCTION + one for one in known)
+        raise ValueError(f"no function {FUNCTION}{name}; there are {listed}")
     for one in known.values() if name is None else [known[name]]:
         yield check_function(one, stop=stop, tell=tell)
 
@@ -50,7 +48,7 @@ def check_function(
     function: CpuFunction, *, stop: bool = False, tell: Tell | None = None
 ) -> CheckResult:
     """Check a function: all fills, and sizes one off those that kernels like."""
-    spec, title = function.operation, PREFIX + function.name
+    spec, title = function.operation, FUNCTION + function.name
     cases = [*fill_cases(spec), *edge_cases(spec, rounds=2)]
     found: dict[tuple[str, str], Finding] = {}
     tried = 0

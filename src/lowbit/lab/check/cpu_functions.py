@@ -131,4 +131,4 @@ def _post_ops(case: Case, inputs: Mapping[str, Array]) -> dict[str, Any]:
     kept = [s for s in order if s in operands or s not in ("bias", "residual")]
     steps = tuple(s if isinstance(s, str) else lowbit.Clamp(*s) for s in kept)
     used = {name: operand for name, operand in operands.items() if name in steps}
-    return {**used, "steps": steps}
+    return {**used, "post_ops": steps}
