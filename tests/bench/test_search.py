@@ -126,7 +126,7 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "lowbit, 40 rescored" in done.stdout
     text = " ".join(done.stdout.split())
-    assert "not run: faiss QT_4bit: the package faiss-cpu is not installed" in text
+    assert "not run: faiss QT_4bit: faiss is not installed; in a clone of lowbit: pip install" in text
     parsed = json.loads(target.read_text())
     assert [one["batch"] for one in parsed["benchmarks"]] == [2, 2]
     assert [one["implementation"] for one in parsed["absent"]] == ["faiss QT_4bit", "faiss float32"]
