@@ -324,7 +324,7 @@ def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     assert "not run: lowbit W4A16 at 2x64:64x32: bfloat16 activations are PyTorch's" in text
-    assert "not run: torch fp32 at 2x64:64x32: PyTorch is not installed" in text
+    assert "not run: torch fp32 at 2x64:64x32: torch is not installed" in text
     assert "4-bit weights, groups of 32, with zero points" in text
     parsed = json.loads(target.read_text())
     assert [one["implementation"] for one in parsed["benchmarks"]] == [
