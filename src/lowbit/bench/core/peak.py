@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowbit import isa as instruction_sets
-from lowbit.bench.timing import settle
+from lowbit.bench.core.clock import settle
 from lowbit.isa import InstructionSet, host
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared import peak as kernels

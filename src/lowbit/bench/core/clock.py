@@ -47,17 +47,32 @@ _LONGEST_SPIN_SECONDS = 0.3
 @dataclass(frozen=True)
 class Limits:
     """When to stop: once every median is known to `noise` (half the 95 % interval, relative)
-    after at least `least_rounds` turns, or when `seconds` have passed."""
+    after at least `least_rounds` turns, when `seconds` have passed, or after `most_rounds`.
+
+    whole: nobody stops before the others, and all have `least_rounds` even past the time limit.
+    """
 
     noise: float = 0.01
     seconds: float = 4.0
     least_rounds: int = 11
+    most_rounds: int = 1 << 30
+    whole: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("noise", "seconds", "least_rounds"):
+        for name in ("noise", "seconds", "least_rounds", "most_rounds"):
             value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A call that another process makes, and tells the seconds that it took there."""
+
+    seconds: Callable[[], float]
+
+    def __call__(self) -> None:
+        self.seconds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +180,10 @@ class _Turn:
         self.next = (self.next + 1) % len(self.calls)
         if self.warms:
             call()
+        if isinstance(call, Elsewhere):
+            self.seconds.append(call.seconds())
+            self.cpu_seconds.append(self.seconds[-1])
+            return
         cpu_start = time.process_time()
         start = time.perf_counter()
         for _ in range(self.per_sample):
@@ -221,7 +240,8 @@ def interleave(
         order = random.Random(seed)
         start = time.perf_counter()
         rounds, used = 0, 0.0
-        while used < 1 or rounds < _LEAST_ROUNDS:
+        least = limits.least_rounds if limits.whole else _LEAST_ROUNDS
+        while rounds < limits.most_rounds and (used < 1 or rounds < least):
             for turn in order.sample(going, len(going)):
                 if turn.pool != last.pool:
                     last.settling = settle()
@@ -233,6 +253,8 @@ def interleave(
                 on_round(min(used, 1.0))
             if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
                 break
+            if limits.whole:
+                continue
             if rounds == 1:
                 going = _hopeful(turns, limits)
             if rounds == _STRAGGLER_ROUNDS:
