@@ -16,7 +16,8 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.epilogue import Clamp
 from lowbit.kernels.cpu.shared.functions import FUNCTIONS
 from lowbit.numerics import quantize_rows
-from lowbit.spec import epilogue as spec
+from lowbit.spec.operations.products import matmul_scaled
+from lowbit.spec.post_ops import FUNCTIONS as MEANINGS
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ def test_functions_over_all_floats(function: str, isa: str) -> None:
     y = np.full_like(x, 7)
     apply.program(SETS[isa], function=function)(1, x.ctypes.data, y.ctypes.data, len(x))
     finite = np.isfinite(x) & (np.abs(x) < 1e30)
-    value, budget = spec.FUNCTIONS[function].apply(x[finite].astype(np.float64), np.zeros(1))
+    value, budget = MEANINGS[function].apply(x[finite].astype(np.float64), np.zeros(1))
     assert (np.abs(y[finite] - value) <= budget).all()
     assert np.isnan(y[np.isnan(x)]).all()
     assert not np.isnan(y[~np.isnan(x)]).any()
@@ -86,30 +87,16 @@ def _problem() -> dict[str, Any]:
     q = rng.integers(0, 256, (m, k)).astype(np.uint8)
     scale = rng.uniform(0.001, 0.01, m).astype(np.float32)
     zero = rng.integers(0, 256, m).astype(np.int32)
-    exact = (q.astype(np.int64) - zero[:, None]) @ weight.values.astype(np.int64)
-    value = exact * scale[:, None].astype(np.float64) * weight.scale.astype(np.float64)
+    left = {"a": q, "a_scale": scale, "a_zero_point": zero}
     return {
-        "call": {"a": q, "b": lowbit.pack(weight), "a_scale": scale, "a_zero_point": zero},
-        "value": value,
+        "call": {**left, "b": lowbit.pack(weight)},
+        "inputs": {**left, "b": weight.values, "b_scale": weight.scale},
         "bias": rng.standard_normal(n).astype(np.float32),
         "residual": rng.standard_normal((m, n)).astype(np.float32),
     }
 
 
 PROBLEM = _problem()
-
-
-def _reference(steps: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
-    value = PROBLEM["value"]
-    error = ((1 + spec.UNIT) ** 3 - 1) * np.abs(value)
-    for step in steps:
-        if isinstance(step, Clamp):
-            value, error = spec.bounded(value, error, step.low, step.high)
-        elif step in ("bias", "residual"):
-            value, error = spec.added(value, error, PROBLEM[step])
-        else:
-            value, error = spec.FUNCTIONS[step].apply(value, error)
-    return value, error
 
 
 def _call(steps: tuple[Any, ...], **more: Any) -> Any:
@@ -120,10 +107,16 @@ def _call(steps: tuple[Any, ...], **more: Any) -> Any:
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 def test_steps(steps: tuple[Any, ...], isa: str) -> None:
-    value, budget = _reference(steps)
+    post_ops = tuple((s.low, s.high) if isinstance(s, Clamp) else s for s in steps)
+    case = matmul_scaled.case(
+        dict(zip("MNK", SIZES, strict=True)),
+        without=["b_zero_point"],
+        static={"post_ops": post_ops},
+    )
+    operands = {name: PROBLEM[name] for name in ("bias", "residual")}
     result = _call(steps, isa=isa)
-    assert result.dtype == np.float32
-    assert (np.abs(result - value) <= budget).all()
+    verdict = case.expect({**PROBLEM["inputs"], **operands}).check(result)
+    assert verdict.ok, verdict.message
     for other, threads in itertools.product(available(), (1, 2)):
         np.testing.assert_array_equal(result, _call(steps, isa=other, threads=threads))
 

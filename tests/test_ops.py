@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 import lowbit
 from lowbit.isa import SETS, available
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
-from lowbit.numerics import int_format, quantize_rows
-from lowbit.spec import DTYPES, LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, edge_cases, longest_sum
+from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.numerics import int_format, longest_sum, quantize_rows
+from lowbit.spec import CORNERS, Case, edge_cases
+from lowbit.spec.operations import operations
+from lowbit.spec.operations.products import matmul
 
 ISAS = pytest.mark.parametrize(
     "isa",
@@ -50,31 +53,39 @@ def variants(array: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-@ISAS
-@pytest.mark.parametrize("case", edge_cases(MATMUL, rounds=3), ids=str)
-def test_matmul_at_edge_sizes(case: Case, isa: str) -> None:
-    inputs: dict[str, Any] = case.inputs(seed=7)
-    expected = case.expect(inputs)
-    for threads in (1, 2):
-        result = lowbit.matmul(**inputs, isa=isa, threads=threads)
-        verdict = expected.check(result)
-        assert verdict.ok, verdict.message
+EDGE_CASES = [
+    case
+    for name in ("matmul", "matmul_scaled", "linear_dynamic")
+    for case in edge_cases(operations.get(name), rounds=3)
+]
 
 
 @ISAS
-@pytest.mark.parametrize("dtypes", MATMUL.signatures)
-@pytest.mark.parametrize("fill", ["min*min", "max*min", "max*max"])
+@pytest.mark.parametrize("case", EDGE_CASES, ids=str)
+def test_products_at_edge_sizes(case: Case, isa: str) -> None:
+    """Within the budget, and the same bits on every instruction set and for any thread count."""
+    inputs, function = case.inputs(seed=7), cpu_functions.get(case.spec.name)
+    result = function(case, inputs, isa=isa, threads=1)
+    verdict = case.expect(inputs).check(result)
+    assert verdict.ok, verdict.message
+    again = function(case, inputs, isa="generic", threads=2)
+    np.testing.assert_array_equal(result, again)
+
+
+@ISAS
+@pytest.mark.parametrize("dtypes", matmul.signatures)
+@pytest.mark.parametrize("fill", CORNERS)
 def test_matmul_on_extreme_data(dtypes: str, fill: str, isa: str) -> None:
-    case = MATMUL.case({"M": 9, "N": 40, "K": 1000}, dtypes=dtypes)
-    inputs: dict[str, Any] = case.inputs(fill=fill)
+    case = matmul.case({"M": 9, "N": 40, "K": 1000}, dtypes=dtypes, fill=fill)
+    inputs: dict[str, Any] = case.inputs()
     verdict = case.expect(inputs).check(lowbit.matmul(**inputs, isa=isa))
     assert verdict.ok, verdict.message
 
 
 @ISAS
-@pytest.mark.parametrize("dtypes", MATMUL.signatures)
+@pytest.mark.parametrize("dtypes", matmul.signatures)
 def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
-    case = MATMUL.case({"M": 19, "N": 37, "K": 67}, dtypes=dtypes)
+    case = matmul.case({"M": 19, "N": 37, "K": 67}, dtypes=dtypes)
     inputs: dict[str, Any] = case.inputs(seed=3)
     expected = case.expect(inputs)
     for a in variants(inputs["a"]).values():
@@ -86,12 +97,12 @@ def test_matmul_of_any_strides(dtypes: str, isa: str) -> None:
 @ISAS
 @given(
     m=st.integers(1, 70), n=st.integers(1, 90), k=st.integers(1, 200),
-    dtypes=st.sampled_from(MATMUL.signatures), threads=st.integers(1, 3), seed=st.integers(0, 9),
+    dtypes=st.sampled_from(matmul.signatures), threads=st.integers(1, 3), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_matmul_property(
     isa: str, m: int, n: int, k: int, dtypes: str, threads: int, seed: int
 ) -> None:
-    case = MATMUL.case({"M": m, "N": n, "K": k}, dtypes=dtypes)
+    case = matmul.case({"M": m, "N": n, "K": k}, dtypes=dtypes)
     inputs: dict[str, Any] = case.inputs(seed=seed)
     out = np.full((m, n + 3), 123, np.int32)
     lowbit.matmul(**inputs, isa=isa, threads=threads, out=out[:, 1:-2])
@@ -101,55 +112,20 @@ def test_matmul_property(
 
 
 @ISAS
-@pytest.mark.parametrize("dtypes", MATMUL.signatures)
+@pytest.mark.parametrize("dtypes", matmul.signatures)
 def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
-    left, right = (DTYPES[code] for code in dtypes.split(":")[:2])
-    k = longest_sum(left.code, right.code)
-    four = {"s4": "int4", "u4": "uint4"}.get(right.code)
-    for b_value in right.limits:
+    variant = matmul.variant(dtypes=dtypes)
+    left, right = (variant.tensor(name).format for name in "ab")
+    k = longest_sum(left.name, right.name)
+    four = right.name if right.bits == 4 else None
+    for b_value in (right.low, right.high):
         b = lowbit.pack(np.full((k, 17), b_value, right.storage), dtype=four)
-        for a_value in left.limits:
+        for a_value in (left.low, left.high):
             a = np.full((2, k), a_value, left.storage)
             assert (lowbit.matmul(a, b, isa=isa) == a_value * b_value * k).all()
     longer = lowbit.pack(np.zeros((k + 1, 1), right.storage), dtype=four)
     with pytest.raises(ValueError, match="could overflow int32"):
         lowbit.matmul(np.zeros((1, k + 1), left.storage), longer)
-
-
-@ISAS
-@pytest.mark.parametrize("case", edge_cases(MATMUL_SCALED, rounds=2), ids=str)
-def test_matmul_scaled(case: Case, isa: str) -> None:
-    inputs: dict[str, Any] = dict(case.inputs(seed=5))
-    expected = case.expect(inputs)
-    b = _scaled(inputs.pop("b"), inputs.pop("b_scale"), inputs.pop("b_zero_point", None))
-    first = lowbit.matmul_scaled(b=b, **inputs, isa=isa)
-    verdict = expected.check(first)
-    assert verdict.ok, verdict.message
-    # Float results, too, are the same bits on every instruction set and for any thread count.
-    again = lowbit.matmul_scaled(b=b, **inputs, isa="generic", threads=2)
-    np.testing.assert_array_equal(first, again)
-
-
-def _scaled(
-    b: np.ndarray, scale: np.ndarray, zero: np.ndarray | None = None
-) -> lowbit.PackedMatrix:
-    zero = np.zeros(b.shape[1], np.int32) if zero is None else zero
-    tensor = lowbit.QTensor(b, scale, zero, int_format(b.dtype.name), axis=1)
-    return lowbit.pack(tensor)
-
-
-@ISAS
-@pytest.mark.parametrize("case", edge_cases(LINEAR_DYNAMIC, rounds=2), ids=str)
-def test_linear_dynamic(case: Case, isa: str) -> None:
-    inputs: dict[str, Any] = dict(case.inputs(seed=6))
-    expected = case.expect(inputs)
-    b = _scaled(inputs.pop("b"), inputs.pop("b_scale"))
-    symmetric = "symmetric" in case.options
-    first = lowbit.linear_dynamic(b=b, **inputs, isa=isa, symmetric=symmetric)
-    verdict = expected.check(first)
-    assert verdict.ok, verdict.message
-    again = lowbit.linear_dynamic(b=b, **inputs, isa="generic", threads=2, symmetric=symmetric)
-    np.testing.assert_array_equal(first, again)
 
 
 @ISAS
@@ -236,7 +212,8 @@ def test_nothing_outside_the_operands_is_touched(
     np.testing.assert_array_equal(out, a.astype(np.int64) @ b)
     lowbit.matmul(a.T.copy().T, b.T.copy().T, out=out, isa=isa)
     np.testing.assert_array_equal(out, a.astype(np.int64) @ b)
-    packed = _scaled(b, np.ones(n, np.float32))
+    scale, zero = np.ones(n, np.float32), np.zeros(n, np.int32)
+    packed = lowbit.pack(lowbit.QTensor(b, scale, zero, int_format(b.dtype.name), axis=1))
     lowbit.linear_dynamic(x, packed, out=real, isa=isa)
     np.testing.assert_array_equal(real, lowbit.linear_dynamic(x.copy(), packed))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
+from lowbit.lab.cpu_functions import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
-from lowbit.spec import FILLS, LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Case, Specification
+from lowbit.spec import Case, Operation, fills_of
+from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.weights.panels import PackedMatrix
 
 pytestmark = pytest.mark.slow
 
@@ -33,49 +36,37 @@ ISAS = pytest.mark.parametrize(
         for name, one in SETS.items()
     ],
 )
-FORMATS = {"s4": "int4", "u4": "uint4"}
 # M, N, groups, elements of each
 SIZES = [(1, 1, 1, 8), (1, 49, 3, 32), (3, 17, 2, 64), (9, 70, 5, 24), (40, 35, 2, 128)]
 
 
-def _packed(case: Case, inputs: dict[str, np.ndarray]) -> PackedMatrix:
-    sizes = case.sizes
-    values, scale = inputs["b"], inputs["b_scale"]
-    zero = inputs.get("b_zero_point", np.zeros(scale.shape, np.int32))
-    fmt = int_format(FORMATS[case.dtypes.split(":")[1]])
-    flat = values.reshape(-1, sizes["N"])
-    return lowbit.pack(QTensor(flat, scale, zero, fmt, 1, sizes["S"], 0))
+def _run(case: Case, inputs: dict[str, np.ndarray], **how: Any) -> np.ndarray:
+    return cpu_functions.get(case.spec.name)(case, inputs, **how)
 
 
-def _run(case: Case, inputs: dict[str, np.ndarray], **options: Any) -> np.ndarray:
-    """The library's function on the operands of a specification."""
-    x = inputs["x"].reshape(case.sizes["M"], -1)
-    b, bias = _packed(case, inputs), inputs.get("bias")
-    if case.spec is LINEAR_GROUPS:
-        return lowbit.linear_dynamic(x, b, bias, symmetric="symmetric" in case.options, **options)
-    return lowbit.linear_weight_only(x, b, bias, **options)
-
-
-def _cases(spec: Specification) -> list[Case]:
+def _cases(spec: Operation) -> list[Case]:
     cases = []
-    for (m, n, g, s), kind in product(SIZES, FORMATS):
-        sizes = {"M": m, "N": n, "G": g, "S": s}
-        without = [(), ("b_zero_point", "bias")][len(cases) // 2 % 2]
-        options = spec.options if spec is LINEAR_GROUPS and len(cases) % 2 else ()
-        cases.append(spec.case(sizes, dtypes=f"f32:{kind}:f32", without=without, options=options))
+    absent = [(), ("b_zero_point", "bias", "residual"), ("residual",)]
+    for number, (sizes, dtypes) in enumerate(product(SIZES, spec.signatures)):
+        chosen = {
+            "without": absent[number % 3],
+            "static": spec.switches[number % len(spec.switches)],
+        }
+        cases.append(spec.case(dict(zip("MNGS", sizes, strict=True)), dtypes=dtypes, **chosen))
     return cases
 
 
 CASES = pytest.mark.parametrize(
-    "case", [*_cases(LINEAR_WEIGHT_ONLY), *_cases(LINEAR_GROUPS)], ids=str
+    "case", [*_cases(linear_weight_only), *_cases(linear_groups)], ids=str
 )
 
 
 @ISAS
 @CASES
 def test_within_the_budget(isa: str, case: Case) -> None:
-    for seed, fill in enumerate(FILLS):
-        inputs = case.inputs(seed, fill)
+    for seed, fill in enumerate(fills_of(case.operation)):
+        case = replace(case, fill=fill)
+        inputs = case.inputs(seed)
         expected = case.expect(inputs)
         results = [_run(case, inputs, isa=isa, threads=threads) for threads in (1, 3)]
         verdict = expected.check(results[0])
@@ -94,7 +85,7 @@ def test_the_same_bits_on_every_set(case: Case) -> None:
 def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix) -> Any:
     """The product's text on NumPy: the output, or why the micro-kernel does not serve."""
     x = x.reshape(case.sizes["M"], -1)
-    planes = 1 if case.spec is LINEAR_GROUPS else 3
+    planes = 1 if case.spec is linear_groups else 3
     (m, k), n = x.shape, b.N
     zeros = "" if b.zero_points is None else "s8"
     grouping = Grouping(min(b.group_size or 0, padded_k(k)), planes, zeros)
@@ -106,7 +97,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     step_rows = block_rows // planes * shape.depth
     each = np.zeros((m, b.groups), np.float32)
     out = np.full((m, n), np.nan, np.float32)
-    symmetric = "symmetric" in case.options
+    symmetric = case.static.get("symmetric", False)
     arguments = {
         "a": x, "a_row_stride": k, "a_stride": 1,
         "packed": np.zeros(blocks(m, step_rows) * step_rows * planes * padded_k(k), np.uint8),
@@ -132,15 +123,15 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
 
 
 @pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
-@pytest.mark.parametrize("spec", [LINEAR_WEIGHT_ONLY, LINEAR_GROUPS], ids=str)
-def test_interpreted(micro: MicroKernel, spec: Specification) -> None:
+@pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
+def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
     """Every micro-kernel that does not refuse, on any machine, every access checked."""
     served = 0
     for m, n, g, s in ((1, 21, 2, 24), (4, 50, 3, 64), (19, 33, 2, 128)):
         sizes = {"M": m, "N": n, "G": g, "S": s}
-        case = spec.case(sizes, dtypes="f32:u4:f32", without=["bias"])
+        case = spec.case(sizes, dtypes="f32:u4:f32", without=["bias", "residual"])
         inputs = case.inputs(3)
-        out = _interpreted(micro, case, inputs["x"], _packed(case, inputs))
+        out = _interpreted(micro, case, inputs["x"], weight(case, inputs))
         if isinstance(out, str):
             continue
         served += 1
@@ -152,9 +143,9 @@ def test_interpreted(micro: MicroKernel, spec: Specification) -> None:
 
 def test_reads_past_the_panels_are_seen() -> None:
     micro = next(one for one in micro_kernels() if one.name == "vnni")
-    case = LINEAR_WEIGHT_ONLY.case({"M": 1, "N": 20, "G": 2, "S": 64}, without=["bias"])
+    case = linear_weight_only.case({"M": 1, "N": 20, "G": 2, "S": 64}, without=["bias", "residual"])
     inputs = case.inputs(1)
-    packed = _packed(case, inputs)
+    packed = weight(case, inputs)
     object.__setattr__(packed, "panels", packed.panels[:-1])
     with pytest.raises(OutOfBoundsError, match="panels"):
         _interpreted(micro, case, inputs["x"], packed)
@@ -174,7 +165,7 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("dtype", FORMATS.values())
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
 @pytest.mark.parametrize(
     ("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8), (12, 12)]
 )
@@ -208,11 +199,10 @@ def test_real_zero_points() -> None:
 def test_bfloat16() -> None:
     torch = pytest.importorskip("torch")
     sizes = {"M": 5, "N": 33, "G": 3, "S": 64}
-    case = LINEAR_WEIGHT_ONLY.case(sizes, options=["bfloat16"])
+    case = linear_weight_only.case(sizes, dtypes="bf16:s4:f32", without=["residual"])
     inputs = case.inputs(2)
-    x = torch.from_numpy(inputs["x"]).bfloat16()
-    inputs["x"] = x.float().numpy()
-    packed, rows = _packed(case, inputs), x.reshape(5, -1)
+    x = torch.from_numpy(inputs["x"].view(np.int16)).view(torch.bfloat16)
+    packed, rows = weight(case, inputs), x.reshape(5, -1)
     y = lowbit.linear_weight_only(rows, packed, inputs["bias"])
     assert y.dtype == torch.float32
     verdict = case.expect(inputs).check(y.numpy())

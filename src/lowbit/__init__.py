@@ -9,13 +9,13 @@ lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
 from lowbit.gemm import gemm
-from lowbit.index import VectorIndex
 from lowbit.kernels.cpu.shared.epilogue import Clamp
 from lowbit.numerics import QTensor, quantize
 from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
-from lowbit.packed import PackedMatrix
-from lowbit.packed_file import load_packed, save_packed
+from lowbit.search.index import VectorIndex
 from lowbit.weight_only import linear_weight_only
+from lowbit.weights.packed_file import load_packed, save_packed
+from lowbit.weights.panels import PackedMatrix
 
 __version__ = "0.1.0"
 

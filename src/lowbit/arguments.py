@@ -10,17 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.layout import PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import PANEL
+from lowbit.numerics import longest_sum
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
-from lowbit.packed import PackedMatrix
-from lowbit.spec import longest_sum
+from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
 _LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
-_CODES = {"int8": "s8", "uint8": "u8", "int4": "s4", "uint4": "u4"}
 _SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
 
 
@@ -133,7 +132,7 @@ def check_depth(
 
     `centred`: whether a zero point is taken from a's, from b's values first.
     """
-    most = longest_sum(_SHORT_NAMES[a_dtype], _CODES[b_dtype], shifted=centred)
+    most = longest_sum(a_dtype.name, b_dtype, shifted=centred)
     if k > most:
         raise ValueError(
             f"K = {k} products of {a_dtype} and {b_dtype} could overflow int32; at most {most} "
@@ -270,10 +269,3 @@ def per_element(value: Any, shape: tuple[int, int], name: str) -> Array:
     if given.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {given.shape}")
     return given
-
-
-def padded(vector: Array) -> Array:
-    """A copy of a vector over the columns, filled with zeros to whole panels."""
-    result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
-    result[: len(vector)] = vector
-    return result

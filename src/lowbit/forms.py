@@ -25,8 +25,8 @@ from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
-from lowbit.packed import PackedMatrix
-from lowbit.spec import longest_sum
+from lowbit.numerics import longest_sum
+from lowbit.weights.panels import PackedMatrix
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +36,7 @@ _KINDS = {
     np.dtype(np.float32): "f32",
     np.dtype(np.uint16): "bf16",
 }
-_MOST_GROUP = longest_sum("s8", "u4")  # k of a group whose sums int32 surely holds
+_MOST_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
 _MOST_FORMS = 256  # of one packed matrix
 
 

@@ -37,8 +37,9 @@ from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Step
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import FLIP
-from lowbit.packed import PackedMatrix
-from lowbit.packing import pack
+from lowbit.numerics import QTensor
+from lowbit.weights.panels import PackedMatrix
+from lowbit.weights.panels import pack as pack_matrix
 
 _INT32 = np.dtype(np.int32)
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
@@ -71,6 +72,27 @@ def matmul(
     return returned
 
 
+def pack(
+    b: Any, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
+) -> PackedMatrix:
+    """Pack a right operand once, for `matmul` and every function of this library that follows it.
+
+    b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
+    copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
+    (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
+    `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
+    its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
+    instruction set.
+
+    TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
+    two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a
+    zero_point where there are no groups, of another shape or not finite in float32.
+    """
+    given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
+    return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
+
+
 def _matmul_unpacked(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
     """`matmul` of what is packed for this one product."""
     if getattr(a, "ndim", 2) > 2 or getattr(b, "ndim", 2) > 2:
@@ -82,7 +104,7 @@ def _matmul_unpacked(a: Any, b: Any, out: Any, threads: int | None, isa: str | N
     result, returned = output(a, out, shape, _INT32, (left, right))
     used = instruction_sets.active(isa).name
     # Proving what weights allow takes longer than one product.
-    form = _integer_form((), left, pack(right, isa=used), threads, used, prove=False)
+    form = _integer_form((), left, pack_matrix(right, isa=used), threads, used, prove=False)
     form.run(left, result, zero=_flips(left))
     return returned
 
@@ -223,7 +245,7 @@ def linear_dynamic(
     b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
     range is used whole. `residual` and `steps` as in `matmul_scaled`. The arithmetic is that of
     `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. With groups in b, each
-    group's integer sums are scaled and added in float32, in ascending order (spec.LINEAR_GROUPS).
+    group's integer sums are scaled and added in float32, in ascending order (spec: linear_groups).
     A row that holds NaN or infinity gives a row of NaN.
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.

@@ -11,7 +11,7 @@ from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_
 from lowbit.finish import Finish, reinterpreted, steps_tuple
 from lowbit.forms import keep, threads_key
 from lowbit.kernels.cpu.shared.epilogue import Step
-from lowbit.packed import PackedMatrix
+from lowbit.weights.panels import PackedMatrix
 
 _PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type
 _OUTPUTS = ("float32", "bfloat16")
@@ -39,7 +39,7 @@ def linear_weight_only(
 
     with exact integer sums, groups in ascending order, in float32; then `residual` and `steps` as
     in `matmul_scaled`. So the result is the same bits on every instruction set and for any number
-    of threads, and off by no more than spec.LINEAR_WEIGHT_ONLY says. A group of x that holds NaN
+    of threads, and off by no more than its specification says. A group of x that holds NaN
     or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
     `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
 

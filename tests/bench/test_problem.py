@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.bench.problem import GEMMS, Problem, find_gemm, gemm_case, parse_shape, shape_of
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED
+from lowbit.bench.problem import SIGNATURES, Problem, find_gemm, gemm_case, parse_shape, shape_of
+from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
 
 def test_shape() -> None:
@@ -32,11 +32,10 @@ def test_bad_shape_is_told(shape: str, message: str) -> None:
 
 
 def test_dtypes_name_the_operation() -> None:
-    assert find_gemm("s8:s8:s32") is MATMUL
-    assert find_gemm("u8:s8:f32") is MATMUL_SCALED
-    assert find_gemm("f32:s8:f32") is LINEAR_DYNAMIC
-    signatures = [signature for spec in GEMMS for signature in spec.signatures]
-    assert len(signatures) == len(set(signatures))
+    assert find_gemm("s8:s8:s32") is matmul
+    assert find_gemm("u8:s8:f32") is matmul_scaled
+    assert find_gemm("f32:s8:f32") is linear_dynamic
+    assert len(SIGNATURES) == len(set(SIGNATURES))
     with pytest.raises(ValueError, match="known are u8:s8:s32"):
         find_gemm("u8:s8")
 
@@ -48,7 +47,7 @@ def test_too_large_is_told() -> None:
         gemm_case("1x100000:100000x1", "u8:s8:s32")
 
 
-@pytest.mark.parametrize("dtypes", [s for spec in GEMMS for s in spec.signatures])
+@pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_float_version_stands_for_the_same_numbers(dtypes: str) -> None:
     problem = Problem.make(gemm_case("6x40:40x9", dtypes), seed=2)
     product = problem.a_float.astype(np.float64) @ problem.b_float.astype(np.float64)

@@ -19,7 +19,7 @@ from lowbit.bench import Limits, Plan, implementation, peak, probe, run, suite
 from lowbit.bench.implementation import Implementation, Prepared, find, implementations
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import Lowbit
-from lowbit.bench.problem import GEMMS, Problem, Reference, gemm_case
+from lowbit.bench.problem import SIGNATURES, Problem, Reference, gemm_case
 from lowbit.bench.record import COLD, Absent, Record, Row, Spread
 from lowbit.bench.requantized import quantization_of
 from lowbit.bench.table import (
@@ -33,7 +33,6 @@ from lowbit.bench.table import (
 
 pytestmark = pytest.mark.slow
 
-SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
 QUICK = Limits(noise=0.5, seconds=0.5, least_rounds=8)
 SHAPE = "9x70:70x33"
 

@@ -14,8 +14,8 @@ import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes  # noqa: E402
 from lowbit.kernels.triton.fast.int4_matmul import int4_choice  # noqa: E402
-from lowbit.kernels.triton.fast.int4_weight import TILE_DEPTH, TILE_ROWS  # noqa: E402
 from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
+from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS  # noqa: E402
 from lowbit.torch.functional import Int4Weight, int4_matmul, pack_int4  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -145,7 +145,7 @@ def test_one_row_that_is_too_long_for_registers(
             z = int4_matmul(x, packed).double()
         exact = x.double() @ w.T
         assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
-        served.append(int4_choice(INTERPRETER, 1, 67, 328, group).kernel)
+        served.append(int4_choice(INTERPRETER, 1, 67, 328, group, 2).kernel)
     int4_choice.cache_clear()
     other = "rows_kernel" if group == 128 else "dequantize_kernel and cuBLAS"
     assert served == ["one_row_kernel", other]
@@ -224,8 +224,8 @@ def test_errors_say_what_to_do() -> None:
     packed = pack_int4(values, scale, group_size=32)
     with pytest.raises(ValueError, match="last dimension must be 64"):
         int4_matmul(torch.ones(2, 63, dtype=torch.bfloat16), packed)
-    with pytest.raises(TypeError, match="bfloat16 or float16"):
-        int4_matmul(torch.ones(2, 64), packed)
+    with pytest.raises(TypeError, match="float32, bfloat16 or float16"):
+        int4_matmul(torch.ones(2, 64).double(), packed)
     with pytest.raises(TypeError, match="pack_int4"):
         int4_matmul(torch.ones(2, 64, dtype=torch.bfloat16), values)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="multiple of 32"):

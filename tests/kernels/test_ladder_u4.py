@@ -19,10 +19,10 @@ from lowbit.kernels.numba.operations import (
     ROWS,
     Layout,
     check_operands,
-    product_of_packed_rows,
 )
 from lowbit.kernels.numba.registry import Rung, rung, rungs
 from lowbit.kernels.numba.unpacking import TILE
+from lowbit.spec.operations.uint4_steps import product_of_packed_rows
 
 SHAPES = [(1, 1, 1), (1, 9, 31), (5, 1, 64), (3, 130, 1), (7, TILE + 3, 65), (2, 2 * TILE, 577)]
 EACH = pytest.mark.parametrize("one", rungs(), ids=lambda one: one.name)
@@ -57,7 +57,7 @@ def test_stays_within_its_arrays(one: Rung, shape: tuple[int, int, int]) -> None
 
     operation = one.layout.operation
     inputs = dict(zip("ab", arranged, strict=True))
-    expected = operation.expect(inputs, one.layout.sizes(*arranged))
+    expected = operation.case(one.layout.sizes(*arranged)).expect(inputs)
     assert not expected.wrong(out.astype(np.int64)).any()
     assert (memory[:GUARD] == POISON).all()
     assert (memory[-GUARD:] == POISON).all()

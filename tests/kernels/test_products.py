@@ -19,8 +19,8 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix
-from lowbit.spec import MATMUL
+from lowbit.spec.operations.products import matmul
+from lowbit.weights.panels import PackedMatrix
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
 MICRO_KERNELS = pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
@@ -77,13 +77,13 @@ def interpreted(
 @MICRO_KERNELS
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(
-    ("fill", "fused"), [("full", False), ("full", True), ("max*min", False), ("min*min", False)]
+    ("fill", "fused"), [("normal", False), ("normal", True), ("max*min", False), ("min*min", False)]
 )
 def test_integer_product(
     micro: MicroKernel, sizes: tuple[int, int, int], fill: str, fused: bool
 ) -> None:
-    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
-    inputs = case.inputs(seed=1, fill=fill)
+    case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32", fill=fill)
+    inputs = case.inputs(seed=1)
     if micro.refuses(Demand(*sizes, pack(inputs["b"]).largest_pair)):
         inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
@@ -96,8 +96,8 @@ def test_integer_product(
 @pytest.mark.parametrize("sizes", [(70, 50, 320), (33, 17, 130)])
 def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) -> None:
     micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
-    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
-    inputs = case.inputs(seed=2, fill="full")
+    case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=2)
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
     verdict = case.expect(inputs).check(out)
@@ -144,7 +144,7 @@ def _quantized_reference(
 @MICRO_KERNELS
 def test_output_rows_with_gaps(micro: MicroKernel) -> None:
     """A sliced output: the elements between its rows are not its own, and stay untouched."""
-    case = MATMUL.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
+    case = matmul.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
     inputs = case.inputs()
     inputs["b"] //= 2  # which every kernel serves
     whole = np.full((5, 40), 99, np.int32)
@@ -172,7 +172,7 @@ def test_the_proof_is_needed(micro: MicroKernel) -> None:
 
 
 def test_the_interpreter_sees_an_output_that_is_too_small() -> None:
-    case = MATMUL.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
+    case = matmul.case({"M": 5, "N": 19, "K": 8}, dtypes="u8:s8:s32")
     inputs = case.inputs()
     with pytest.raises(OutOfBoundsError, match=r"store of .* bytes at byte .* of out"):
         interpreted(
@@ -182,7 +182,7 @@ def test_the_interpreter_sees_an_output_that_is_too_small() -> None:
 
 
 def test_the_interpreter_sees_a_read_past_the_left_operand() -> None:
-    case = MATMUL.case({"M": 3, "N": 3, "K": 100}, dtypes="u8:s8:s32")
+    case = matmul.case({"M": 3, "N": 3, "K": 100}, dtypes="u8:s8:s32")
     inputs = case.inputs()
     wide = np.zeros((3, 200), np.uint8)
     with pytest.raises(OutOfBoundsError, match=r"load of .* of a, "):

@@ -30,8 +30,8 @@ from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize
 from lowbit.ops import pack
-from lowbit.packed import PackedMatrix
-from lowbit.spec import MATMUL
+from lowbit.spec.operations.products import matmul
+from lowbit.weights.panels import PackedMatrix
 
 QEMU, COMPILER = "qemu-aarch64", "aarch64-linux-gnu-gcc"
 pytestmark = pytest.mark.skipif(
@@ -224,10 +224,11 @@ def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:
 def test_integer_product(
     emulator: Emulator, micro: MicroKernel, sizes: tuple[int, int, int]
 ) -> None:
-    case = MATMUL.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    named = dict(zip("MNK", sizes, strict=True))
     code = _code(micro, sizes[0], sizes[2], source=Source("u8"), epilogue=Epilogue())
-    for fill, threads in (("full", 1), ("full", 3), ("max*min", 1), ("min*min", 1)):
-        inputs = case.inputs(seed=2, fill=fill)
+    for fill, threads in (("normal", 1), ("normal", 3), ("max*min", 1), ("min*min", 1)):
+        case = matmul.case(named, dtypes="u8:s8:s32", fill=fill)
+        inputs = case.inputs(seed=2)
         out = np.full(sizes[:2], 0x55555555, np.int32)
         nothing = np.zeros(0, np.float32)
         arguments = _arguments(micro, inputs["a"], pack(inputs["b"]), out, nothing)

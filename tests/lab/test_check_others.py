@@ -87,7 +87,7 @@ def test_the_trace_of_a_cpu_kernel() -> None:
 NUMBA = """
 from numba import cuda, float32
 
-from lowbit.spec.ladder import {operation} as spec
+from lowbit.spec.exercises import {operation} as spec
 
 @cuda.jit
 def kernel({parameters}):
@@ -176,7 +176,7 @@ TRITON = """
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import add_constant_blocks as spec
+from lowbit.spec.exercises import add_constant_blocks as spec
 
 
 @triton.jit
@@ -212,7 +212,7 @@ def test_the_command_and_its_exit_codes(tmp_path: Path) -> None:
         (None, "there is no such file"),
         ("spec = 1 +", "line 1: invalid syntax"),
         ("kernel = 1", "defines no `spec`"),
-        ("from lowbit.spec.ladder import long_sum as spec", "it defines none"),
+        ("from lowbit.spec.exercises import long_sum as spec", "it defines none"),
         ("raise KeyError('x')", "mine.py, line 1: KeyError: 'x'"),
         ("raise SystemExit(0)", "leaves Python (sys.exit)"),
         (TRITON.format(compare="<").partition("def grid")[0], "defines no `grid`"),

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.lab import check, check_file
-from lowbit.lab.check_cases import cases_of, widened
+from lowbit.lab.check_tensor import widened
 from lowbit.lab.check_triton import TritonKernel
-from lowbit.spec import ladder
-from lowbit.spec.typed import LARGEST, Operation, operation
+from lowbit.spec import DTYPES, Operation, cases_of, exercises, operation
 
 # Triton's own annotations do not know what a kernel's pointers are.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
@@ -79,8 +78,8 @@ KINDS: dict[str, Callable[[Any, str], Any]] = {
     "zero": lambda x, _: (x == 0) & ~np.signbit(x),
     "negative zero": lambda x, _: (x == 0) & np.signbit(x),
     "subnormal": lambda x, dtype: (x != 0) & (np.abs(x) < SMALLEST_NORMAL[dtype]),
-    "largest": lambda x, dtype: x == LARGEST[dtype],
-    "lowest": lambda x, dtype: x == -LARGEST[dtype],
+    "largest": lambda x, dtype: x == DTYPES[dtype].largest,
+    "lowest": lambda x, dtype: x == -DTYPES[dtype].largest,
 }
 SMALLEST_NORMAL = {
     "float16": 2.0**-14,
@@ -99,15 +98,15 @@ SMALLEST_NORMAL = {
         operation()(weighted),
         operation()(chosen),
         operation()(positive),
-        ladder.add_constant,
-        ladder.mul_relu_backward,
+        exercises.add_constant,
+        exercises.mul_relu_backward,
     ],
     ids=lambda spec: f"{spec.name}-{spec.inputs[0].dtype}-{len(spec.inputs[0].dims)}",
 )
 def test_every_kind_of_special_value_is_in_a_case(spec: Operation, kind: str) -> None:
     for tensor in (one for one in spec.inputs if one.is_float):
         held = (
-            widened(case.inputs(spec, seed)[tensor.name], tensor.dtype)
+            widened(case.inputs(seed)[tensor.name], tensor.dtype)
             for case in cases_of(spec, [32], strided=False, long=False)
             for seed in (0,)
         )
@@ -116,9 +115,9 @@ def test_every_kind_of_special_value_is_in_a_case(spec: Operation, kind: str) ->
 
 @pytest.mark.parametrize("kind", ["NaN", "infinity", "negative infinity", "negative zero"])
 def test_sums_meet_special_values_too(kind: str) -> None:
-    spec = ladder.long_sum
+    spec = exercises.long_sum
     cases = cases_of(spec, [32], strided=False, long=False)
-    assert any(KINDS[kind](case.inputs(spec, 0)["x"], "float32").any() for case in cases)
+    assert any(KINDS[kind](case.inputs(0)["x"], "float32").any() for case in cases)
 
 
 @triton.jit
@@ -238,7 +237,7 @@ def relu_of_product(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
         (norm_in_one_pass, normalised, rows),
         (
             relu_of_product,
-            ladder.outer_mul_relu,
+            exercises.outer_mul_relu,
             lambda m: (triton.cdiv(m["N0"], m["B0"]), triton.cdiv(m["N1"], m["B1"])),
         ),
     ],
@@ -396,7 +395,7 @@ from numba import cuda
 from numba.cuda import libdevice
 from numba.cuda.libdevice import fast_expf
 
-from lowbit.spec.ladder import add_constant_blocks as spec
+from lowbit.spec.exercises import add_constant_blocks as spec
 
 @cuda.jit
 def kernel(x, z, N0):
@@ -460,7 +459,7 @@ def test_the_language_is_left_as_it_was() -> None:
 FUNCTION = """
 import torch
 
-from lowbit.spec.ladder import add_constant_blocks as spec
+from lowbit.spec.exercises import add_constant_blocks as spec
 
 
 def kernel(x):

@@ -18,13 +18,12 @@ from triton.runtime import interpreter
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check, trace_kernel
-from lowbit.lab.check_cases import size_sets
-from lowbit.spec import ladder
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation, exercises
+from lowbit.spec.cases import size_sets
 
 pytestmark = pytest.mark.slow
 
-LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
+EXERCISES = list(exercises.exercises)
 
 
 def blocks(meta: dict[str, Any]) -> tuple[int]:
@@ -44,11 +43,11 @@ def read_past_the_end(x_ptr, z_ptr, N0, B0: tl.constexpr):
 
 
 def test_every_operation_has_a_teaching_kernel() -> None:
-    assert len(LADDER) == 12
-    assert list(teaching_kernels()) == [operation.name for operation in LADDER]
+    assert len(EXERCISES) == 12
+    assert list(teaching_kernels()) == [operation.name for operation in EXERCISES]
 
 
-@pytest.mark.parametrize("operation", LADDER, ids=str)
+@pytest.mark.parametrize("operation", EXERCISES, ids=str)
 def test_teaching_kernels_are_right(operation: Operation) -> None:
     kernel = teaching_kernels()[operation.name]
     result = check(kernel.kernel, operation, grid=kernel.grid, device="cpu")
@@ -57,7 +56,7 @@ def test_teaching_kernels_are_right(operation: Operation) -> None:
 
 
 def test_a_finding_says_where_and_what() -> None:
-    result = check(read_past_the_end, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    result = check(read_past_the_end, exercises.add_constant_blocks, grid=blocks, device="cpu")
     (finding,) = result.findings
     assert finding.kind == "out-of-bounds-load"
     assert (finding.tensor, finding.index, finding.program) == ("x", (200,), (6, 0, 0))
@@ -80,7 +79,7 @@ def test_wrong_values_name_the_element_and_its_program() -> None:
         tl.store(z_ptr + i, tl.where(i < 100, x + 10.0, 1e30), mask=i < N0)
 
     (finding,) = check(
-        wrong_from_100_on, ladder.add_constant_blocks, grid=blocks, device="cpu"
+        wrong_from_100_on, exercises.add_constant_blocks, grid=blocks, device="cpu"
     ).findings
     assert finding.kind == "wrong-values"
     assert (finding.index, finding.program, finding.count) == ((100,), (3, 0, 0), 100)
@@ -99,7 +98,7 @@ def test_a_load_that_relies_on_masked_lanes_is_a_warning() -> None:
             z += tl.load(x_ptr + i * T + j, mask=j < T)
         tl.store(z_ptr + i, tl.sum(z, axis=0))
 
-    result = check(total, ladder.long_sum, grid=lambda meta: meta["N0"], device="cpu")
+    result = check(total, exercises.long_sum, grid=lambda meta: meta["N0"], device="cpu")
     assert result.ok
     assert [f.kind for f in result.findings] == ["undefined-lanes"]
 
@@ -136,7 +135,7 @@ def test_other_dtypes(dtype: Any) -> None:
 
 
 def test_trace_records_every_lane() -> None:
-    trace = trace_kernel(add, ladder.add_constant_blocks, grid=blocks, sizes={"N0": 40})
+    trace = trace_kernel(add, exercises.add_constant_blocks, grid=blocks, sizes={"N0": 40})
     assert trace.grid == (2, 1, 1)
     assert [(a.kind, a.tensor, a.program[0], a.step) for a in trace.accesses] == [
         ("load", "x", 0, 0),
@@ -167,12 +166,12 @@ def test_trace_counts_products_and_reuse() -> None:
 
 
 def test_sizes_are_ragged_prime_and_one() -> None:
-    sets = size_sets(ladder.long_sum, [32])
+    sets = size_sets(exercises.long_sum, [32])
     assert sets[0] == {"N0": 4, "T": 200}
     assert {"N0": 1, "T": 1} in sets
     assert any(s["T"] % 32 for s in sets)
     assert any(s["T"] % 32 == 0 for s in sets)
-    assert all(s["MID"] % 64 == 0 for s in size_sets(ladder.quantized_matmul, [16]))
+    assert all(s["MID"] % 64 == 0 for s in size_sets(exercises.quantized_matmul, [16]))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_sizes_are_ragged_prime_and_one() -> None:
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
     wanted = {"grid": blocks, "device": "cpu", **arguments}
     with pytest.raises(ValueError, match=message):
-        check(add, ladder.add_constant_blocks, **wanted)
+        check(add, exercises.add_constant_blocks, **wanted)
 
 
 def test_kernels_that_do_not_fit() -> None:
@@ -197,11 +196,11 @@ def test_kernels_that_do_not_fit() -> None:
         pass
 
     with pytest.raises(ValueError, match="'how_many' is not understood"):
-        check(strange, ladder.add_constant)
+        check(strange, exercises.add_constant)
     with pytest.raises(ValueError, match="no parameter of the kernel is the result"):
-        check(add, ladder.add_constant_blocks, grid=blocks, z_ptr=1)
+        check(add, exercises.add_constant_blocks, grid=blocks, z_ptr=1)
     with pytest.raises(TypeError, match="cannot check"):
-        check(print, ladder.add_constant)
+        check(print, exercises.add_constant)
 
 
 def test_specifications_that_do_not_fit() -> None:
@@ -234,7 +233,7 @@ def _language() -> list[Any]:
 
 def test_the_process_is_left_as_it_was() -> None:
     before = _language()
-    check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    check(add, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert _language() == before
     assert not knobs.runtime.interpret
     with pytest.raises(RuntimeError, match="Cannot call"):
@@ -247,7 +246,7 @@ def test_a_foreign_version_gives_one_line(version: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(triton, "__version__", version)
     known = rf"lowbit's checker knows Triton 3\.6 to 3\.9; this is {version}: pip install 'triton>"
     with pytest.raises(RuntimeError, match=known) as raised:
-        check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+        check(add, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert "\n" not in str(raised.value)
 
 
@@ -257,7 +256,7 @@ def test_a_version_that_is_another_one_inside_gives_one_line(
     monkeypatch.delattr(interpreter, "FunctionRewriter")
     known = "knows Triton 3.6 to 3.9; this is .* inside .*FunctionRewriter.*: pip install"
     with pytest.raises(RuntimeError, match=known) as raised:
-        check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+        check(add, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert "\n" not in str(raised.value)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from lowbit import dispatch, isa
 from lowbit.bench import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.problem import GEMMS, Problem, gemm_case
+from lowbit.bench.problem import SIGNATURES, Problem, gemm_case
 from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
@@ -19,8 +19,6 @@ from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.lab import explain
 from lowbit.lab.explain import Explanation, explain_gemm, request_of
 from lowbit.lab.explain_text import render
-
-SIGNATURES = [signature for spec in GEMMS for signature in spec.signatures]
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)

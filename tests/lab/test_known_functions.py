@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from lowbit.lab import check
 from lowbit.lab.check_script import load
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
 
 pytestmark = pytest.mark.slow
 

@@ -18,12 +18,12 @@ from lowbit.lab.check_script import arguments_of, load
 from lowbit.lab.learn_file import starter, teaching
 from lowbit.lab.learn_progress import Exercise, Progress, folder
 from lowbit.lab.lessons import LESSONS, Lesson, find
-from lowbit.spec import ladder
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
+from lowbit.spec.exercises import exercises
 
 pytestmark = pytest.mark.slow
 
-LADDER = [value for value in vars(ladder).values() if isinstance(value, Operation)]
+EXERCISES = list(exercises)
 EMPTY = "    pass  # your kernel"
 every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 
@@ -57,9 +57,9 @@ def solve(lesson: Lesson, path: Path) -> None:
     path.write_text(text.replace(EMPTY, teaching(lesson).body), encoding="utf-8")
 
 
-def test_every_operation_of_the_ladder_has_a_lesson() -> None:
-    assert [lesson.operation for lesson in LESSONS] == LADDER
-    assert [lesson.number for lesson in LESSONS] == list(range(1, len(LADDER) + 1))
+def test_every_exercise_has_a_lesson() -> None:
+    assert [lesson.operation for lesson in LESSONS] == EXERCISES
+    assert [lesson.number for lesson in LESSONS] == list(range(1, len(EXERCISES) + 1))
     for lesson in LESSONS:
         assert len(set(lesson.hints)) == 3
         assert "\n" not in lesson.formula + lesson.idea
@@ -105,7 +105,7 @@ def test_the_file_with_the_teaching_kernel_in_it_is_right(lesson: Lesson, tmp_pa
 
 
 @every_lesson
-def test_the_file_states_what_the_ladder_states(lesson: Lesson, tmp_path: Path) -> None:
+def test_the_file_states_what_the_exercise_states(lesson: Lesson, tmp_path: Path) -> None:
     text = starter(lesson)
     assert max(map(len, text.splitlines())) <= 100
     path = tmp_path / f"{lesson.stem}.py"

@@ -22,11 +22,10 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import CpuKernel, View, check, check_file, trace_kernel, view
-from lowbit.lab.cpu_products import cpu_products
+from lowbit.lab.product_kernels import product_kernels
 from lowbit.lab.trace import Access
 from lowbit.lab.view_run import view_file, view_named
-from lowbit.spec import ladder
-from lowbit.spec.typed import operation
+from lowbit.spec import exercises, operation
 
 pytestmark = pytest.mark.slow
 
@@ -57,13 +56,13 @@ def add_then_stop(x_ptr, z_ptr, N0, B0: tl.constexpr):
 
 
 def added(kernel: Any, **given: Any) -> dict[str, Any]:
-    seen = view(kernel, ladder.add_constant_blocks, grid=blocks, sizes={"N0": 70}, **given)
+    seen = view(kernel, exercises.add_constant_blocks, grid=blocks, sizes={"N0": 70}, **given)
     return json.loads(seen.json())
 
 
 def test_the_data_is_the_trace() -> None:
     data = added(add)
-    trace = trace_kernel(add, ladder.add_constant_blocks, grid=blocks, sizes={"N0": 70})
+    trace = trace_kernel(add, exercises.add_constant_blocks, grid=blocks, sizes={"N0": 70})
     assert data["programs"] == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
     assert len(data["events"]) == len(trace.events) == 6
     for event, access in zip(data["events"], trace.events, strict=True):
@@ -151,7 +150,7 @@ def test_what_is_cut_is_said_and_still_counted() -> None:
     assert "The steps end after the first 3: 3 more were not recorded" in cut["notes"][0]
     assert cut["tensors"] == whole["tensors"]
     # Without sizes of one's own, all steps are shown of something smaller.
-    small = view(add, ladder.add_constant_blocks, grid=blocks, limit=100).data
+    small = view(add, exercises.add_constant_blocks, grid=blocks, limit=100).data
     assert (small["sizes"], small["dropped"]) == ({"N0": 50}, 0) or small["sizes"]["N0"] < 50
     assert small["notes"] == ["Shrunk, to show all steps: the exercise has N0=200."]
 
@@ -256,7 +255,7 @@ def test_tiles_of_a_lowbit_kernel() -> None:
     assert held(data, 9) == {}
 
 
-@pytest.mark.parametrize("name", cpu_products())
+@pytest.mark.parametrize("name", product_kernels())
 def test_lowbits_own_products(name: str) -> None:
     data = view_named(name, {"M": 3, "N": 16, "K": 64}).data
     assert data["findings"] == []
@@ -272,7 +271,7 @@ def test_lowbits_own_products(name: str) -> None:
 
 NUMBA = """
 from numba import cuda
-from lowbit.spec.ladder import add_constant_blocks as spec
+from lowbit.spec.exercises import add_constant_blocks as spec
 
 @cuda.jit
 def kernel(x, z, N0):
@@ -305,7 +304,7 @@ def test_threads_of_a_numba_kernel(tmp_path: Path) -> None:
 
 
 def test_a_check_shows_itself_with_the_view() -> None:
-    result = check(add_beyond, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    result = check(add_beyond, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert result.viewer is not None
     first = next(finding for finding in result.findings if finding.sizes)
     assert result.viewer().data["sizes"] == first.sizes
@@ -313,7 +312,7 @@ def test_a_check_shows_itself_with_the_view() -> None:
     assert "reads outside of a tensor" in shown.partition("<iframe")[0]
     assert "srcdoc=" in shown.partition("<iframe")[2]
     assert "viewer" not in json.loads(result.to_json())
-    right = check(add, ladder.add_constant_blocks, grid=blocks, device="cpu")
+    right = check(add, exercises.add_constant_blocks, grid=blocks, device="cpu")
     assert right.viewer is not None
     assert right.viewer().data["sizes"] == {"N0": 200}
 
@@ -341,7 +340,7 @@ def test_the_page_is_whole_and_holds_the_data() -> None:
 )
 def test_bad_arguments(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        view(add, ladder.add_constant_blocks, grid=blocks, **given)
+        view(add, exercises.add_constant_blocks, grid=blocks, **given)
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -22,7 +22,7 @@ import triton.language as tl
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import Access, View, trace_kernel, view
 from lowbit.lab.view_run import view_named
-from lowbit.spec import ladder
+from lowbit.spec import exercises
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in")
@@ -282,7 +282,7 @@ def one_too_many(x_ptr, z_ptr, N0, B0: tl.constexpr):
 
 
 def test_lanes_outside_and_wrong_values(browser: Browser, tmp_path: Path) -> None:
-    operation = ladder.add_constant_blocks
+    operation = exercises.add_constant_blocks
     seen = view(one_too_many, operation, grid=lambda m: -(-m["N0"] // m["B0"]), sizes={"N0": 40})
     browser.open(seen.save(tmp_path / "wrong.html"), "program=1&step=0")
     chips = "[...document.querySelectorAll('#tensor-x .chip')].map(c => c.textContent)"
@@ -316,7 +316,7 @@ def last_block_runs_over(x_ptr, z_ptr, N0, T, B0: tl.constexpr, B1: tl.constexpr
 
 def test_show_leads_to_what_was_found(browser: Browser, tmp_path: Path) -> None:
     sizes = {"N0": 2, "T": 100}
-    seen = view(last_block_runs_over, ladder.long_sum, grid=lambda m: m["N0"], sizes=sizes)
+    seen = view(last_block_runs_over, exercises.long_sum, grid=lambda m: m["N0"], sizes=sizes)
     assert [finding["kind"] for finding in seen.data["findings"]] == [
         "out-of-bounds-load",
         "wrong-values",
@@ -330,13 +330,13 @@ def test_show_leads_to_what_was_found(browser: Browser, tmp_path: Path) -> None:
     assert "28 outside of the tensor" in text(browser, "now")
     browser.run(f"{button}[1].click()")
     assert elements(browser, "z", "wrong") == [0, 1]
-    nothing = view(writes_nothing, ladder.long_sum, grid=1, sizes=sizes)
+    nothing = view(writes_nothing, exercises.long_sum, grid=1, sizes=sizes)
     browser.open(nothing.save(tmp_path / "nothing.html"))
     assert text(browser, "step-text") == "none"
     assert text(browser, "now") == "The kernel did nothing that could be recorded."
     browser.run(f"{button}[0].click()")
     assert len(elements(browser, "z", "heat")) == 2
-    stopped = view(stops, ladder.long_sum, grid=lambda m: m["N0"], sizes=sizes)
+    stopped = view(stops, exercises.long_sum, grid=lambda m: m["N0"], sizes=sizes)
     browser.open(stopped.save(tmp_path / "stopped.html"))
     fault = "[...document.querySelectorAll('.text.fault')].map(line => line.textContent.trim())"
     assert browser.run(fault) == ["tl.arange(0, 24)"]
@@ -362,7 +362,7 @@ def far_outside(x_ptr, z_ptr, N0, B0: tl.constexpr):
 
 
 def test_of_many_lanes_outside_the_first_are_listed(browser: Browser, tmp_path: Path) -> None:
-    seen = view(far_outside, ladder.add_constant, sizes={"N0": 64})
+    seen = view(far_outside, exercises.add_constant, sizes={"N0": 64})
     browser.open(seen.save(tmp_path / "far.html"))
     assert browser.run("document.querySelectorAll('#tensor-z .chip').length") == 40
     strip = browser.run("document.querySelector('#tensor-z .strip').textContent")

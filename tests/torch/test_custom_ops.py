@@ -37,7 +37,7 @@ def arguments(config: QuantizeConfig, bias: bool, dtype: torch.dtype) -> tuple[A
         torch.randn(20) if bias else None,
         70,
         20,
-        config.weight_format.packed_group(70),
+        weight.group_size,
         config.activations,
     )
 
@@ -54,8 +54,8 @@ def test_linear_of_symmetric_activations_passes_opcheck(kind: Any) -> None:
 
 
 def test_dequantize_weight_passes_opcheck(config: QuantizeConfig) -> None:
-    _, panels, _, scale, zeros, _, *sizes, _ = arguments(config, False, torch.float32)
-    torch.library.opcheck(dequantize_weight, (panels, scale, zeros, *sizes))
+    _, *weight, _, k, n, group_size, _ = arguments(config, False, torch.float32)
+    torch.library.opcheck(dequantize_weight, (*weight, k, n, group_size))
 
 
 def test_activations_that_there_are_not() -> None:

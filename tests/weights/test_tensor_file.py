@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import lowbit
-from lowbit.index import _FILE as INDEX
-from lowbit.packed_file import _FILE as PACKED
+from lowbit.search.index import _FILE as INDEX
+from lowbit.weights.packed_file import _FILE as PACKED
 from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
 torch = pytest.importorskip("torch")

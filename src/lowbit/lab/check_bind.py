@@ -7,11 +7,11 @@ the like the stride of an axis of x, in elements; a constexpr a block size.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from lowbit.spec.typed import Block, Operation, Sizes, TensorType
+from lowbit.spec import Array, Block, Operation, Sizes, TensorType
 
 _DEFAULT_BLOCK = 32
 
@@ -36,6 +36,15 @@ class TensorArgument:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Given for a parameter that stands for an input in a layout of its own: the input's name, and
+    what lays its elements out."""
+
+    name: str
+    pack: Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
 class Binding:
     """How the parameters of one kernel get their values from an operation.
 
@@ -50,6 +59,7 @@ class Binding:
     sizes: Mapping[str, str]
     numbers: Mapping[str, Block | float]
     proposed: frozenset[str] = frozenset()
+    packed: Mapping[str, Packed] = field(default_factory=dict[str, Packed])
 
     @property
     def free_blocks(self) -> dict[str, int]:
@@ -65,7 +75,9 @@ class Binding:
         return tuple(
             name
             for name in self.tensors.values()
-            if types[name].dims and all((name, a) in given for a in range(len(types[name].dims)))
+            if name in types
+            and types[name].dims
+            and all((name, a) in given for a in range(len(types[name].dims)))
         )
 
     @property
@@ -93,7 +105,7 @@ class Binding:
 def bind(
     parameters: Sequence[Parameter],
     operation: Operation,
-    given: Mapping[str, Block | float],
+    given: Mapping[str, Any],
     output: str | None,
 ) -> Binding:
     """Find what each parameter stands for. `output` names the tensor that holds the result, if
@@ -109,6 +121,7 @@ def bind(
             f"{', '.join(p.name for p in parameters)}"
         )
     pointers = _pointer_names(operation, output)
+    packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
     tensors: dict[str, str] = {}
     strides: dict[str, tuple[str, int]] = {}
     sizes: dict[str, str] = {}
@@ -117,8 +130,12 @@ def bind(
     for parameter in parameters:
         name = parameter.name
         size = _size_named(name, operation)
-        if name in given:
+        if name in packed:
+            tensors[name] = name
+        elif name in given:
             numbers[name] = given[name]
+        elif name in operation.static:
+            numbers[name] = operation.static[name]
         elif name in pointers:
             tensors[name] = pointers[name]
         elif (stride := _stride_named(name, operation)) is not None:
@@ -138,7 +155,7 @@ def bind(
             f"{'' if output or needed == 'z' else ' or z_ptr'}, or pass output= with the input "
             "that the result replaces"
         )
-    return Binding(operation, tensors, strides, sizes, numbers, frozenset(proposed))
+    return Binding(operation, tensors, strides, sizes, numbers, frozenset(proposed), packed)
 
 
 def _or_default(default: Any) -> Any:

@@ -34,7 +34,8 @@ class CpuKernel:
     parallel region is what a program is elsewhere.
 
     A pointer that is no tensor of the specification, scratch for example, is given as an array, a
-    function of the sizes that makes one, or None where the text does not use it.
+    function of the sizes that makes one, or None where the text does not use it. One that is an
+    input in another layout is given as a `check_bind.Packed`.
     """
 
     kernel: Kernel

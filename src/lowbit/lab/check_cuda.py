@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.lab.check_cases import Case, widened
 from lowbit.lab.check_judge import wrong_values
-from lowbit.lab.check_tensor import CheckedTensor
+from lowbit.lab.check_tensor import CheckedTensor, widened
 from lowbit.lab.report import Finding
-from lowbit.spec.typed import Array, Expected
+from lowbit.spec import Array, Case, Expected
 
 if TYPE_CHECKING:
     from lowbit.lab.check_subject import Run, Tested

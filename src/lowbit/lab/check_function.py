@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lowbit.lab.check_cases import Case, cases_of
 from lowbit.lab.check_cuda import dtype_of
 from lowbit.lab.check_host import Host, Poisoning
 from lowbit.lab.check_memory import Memory
@@ -22,14 +21,13 @@ from lowbit.lab.check_subject import (
     crash_of,
     most_steps,
     shuffle,
-    storage_dtype,
     tensor_of,
 )
-from lowbit.lab.check_tensor import CheckedTensor
+from lowbit.lab.check_tensor import CheckedTensor, storage_dtype
 from lowbit.lab.check_triton import triton_modules
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program
-from lowbit.spec.typed import Array, Operation
+from lowbit.spec import Array, Case, Operation, cases_of
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lowbit.lab.check_cases import Case
 from lowbit.lab.check_run import check_tested
 from lowbit.lab.report import CheckResult
-from lowbit.spec.typed import Operation
+from lowbit.spec import Case
+from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,17 +31,16 @@ def functions() -> Mapping[str, Specified]:
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
     registered under a name that no specification has.
     """
-    from lowbit.spec.gpu import operations
     from lowbit.torch.registration import specified_functions
 
     known = specified_functions.load()
-    unknown = sorted(set(known) - set(operations()))
+    unknown = sorted(set(known) - set(operations.names()))
     if unknown:
         raise LookupError(
-            f"{unknown[0]} is the name of no operation in lowbit.spec.gpu; write one, or correct "
-            "the name given to @specified"
+            f"{unknown[0]} is the name of no operation in lowbit.spec.operations; write one, or "
+            "correct the name given to @specified"
         )
-    ordered = {n: known[n] for n in operations() if n in known}
+    ordered = {n: known[n] for n in operations.names() if n in known}
     return MappingProxyType(ordered)
 
 
@@ -54,7 +53,6 @@ def check_gpu(
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
     from lowbit.lab.check_function import TestedFunction
-    from lowbit.spec.gpu import operations
 
     known = functions()
     if name is not None and name not in known:
@@ -63,19 +61,17 @@ def check_gpu(
     tried: set[Callable[..., Any]] = set()
     for one in known if name is None else [name]:
         function = known[one].function
-        for operation in _with_dtypes(operations()[one]):
-            tested = TestedFunction.of(function, operation, 0, known[one].given)
+        for operation in operations.get(one).variants():
+            given = {**known[one].given, **operation.static}
+            tested = TestedFunction.of(function, operation, 0, given)
             cases, notes = tested.cases()
             if function in tried:
                 cases = _few(cases)
             tried.add(function)
             result = check_tested(tested, device, cases, notes, **how)
-            title = f"{one}, {operation.result.dtype}"
+            chosen = [f"{name}={value}" for name, value in operation.static.items()]
+            title = ", ".join([one, operation.result.dtype, *chosen])
             yield replace(result, kernel=PREFIX + one, operation=title)
-
-
-def _with_dtypes(operation: Operation) -> list[Operation]:
-    return [operation.with_dtype(dtype) for dtype in operation.dtypes] or [operation]
 
 
 def _few(cases: list[Case]) -> list[Case]:

@@ -35,7 +35,7 @@ from lowbit.lab.check_tensor import NOBODY, POISON, CheckedTensor
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program, grid_of, programs_of
-from lowbit.spec.typed import TensorType
+from lowbit.spec import TensorType
 
 Order = Callable[[list[Program]], list[Program]]
 

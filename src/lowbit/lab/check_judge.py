@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowbit.lab.check_cases import SPECIAL
 from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Program
-from lowbit.spec.typed import Array, Expected, Operation
+from lowbit.spec import SPECIAL, Array, Case, Expected
 
 if TYPE_CHECKING:
     from lowbit.lab.check_subject import Run
@@ -62,23 +61,22 @@ class Lenience:
     overflows: bool
 
     @classmethod
-    def of(
-        cls, operation: Operation, fill: str, inputs: Mapping[str, Array], expected: Expected
-    ) -> Lenience | None:
-        """For data of this fill; `inputs` are float64, int64 and bool. None if all is judged.
+    def of(cls, case: Case, inputs: Mapping[str, Array], expected: Expected) -> Lenience | None:
+        """For the data of a case. None if all is judged.
 
         A right kernel may leave out what the reference multiplies by zero, multiply by the zeros
         of a mask, and add up in another order. So infinities may end as anything where the
         reference ends as NaN; a NaN has to come out where the result depends on the number in its
         place; and numbers that are too large for the reference in float32 are for a kernel too.
         """
-        if fill not in SPECIAL or operation.special:
+        operation, exact = case.operation, case.exact(inputs)
+        if case.fill not in SPECIAL or operation.special:
             return None
 
         def reference(change: Callable[[Array], Array], names: Sequence[str]) -> Array:
             with np.errstate(all="ignore"):
-                given = {n: change(a) if n in names else a for n, a in inputs.items()}
-                return np.asarray(operation.reference(*given.values()))
+                given = {n: change(a) if n in names else a for n, a in exact.items()}
+                return np.asarray(operation(**given))
 
         def constant(names: Sequence[str]) -> Array:
             first, *others = (
@@ -88,13 +86,13 @@ class Lenience:
             return np.logical_and.reduce([first == other for other in others])
 
         floats = [tensor.name for tensor in operation.inputs if tensor.is_float]
-        free = np.isnan(expected.value)
-        if fill == "nan":
+        free = np.isnan(expected.reference)
+        if case.fill == "nan":
             free &= np.logical_or.reduce([constant(n) for n in (floats, *([n] for n in floats))])
-        elif fill == "largest" and all(t.dtype != "float64" for t in operation.inputs):
+        elif case.fill == "largest" and all(t.dtype != "float64" for t in operation.inputs):
             narrow = reference(lambda a: a.astype(np.float32), floats)
             free |= expected.wrong(narrow.astype(np.float64))
-        return cls(free, fill == "largest")
+        return cls(free, case.fill == "largest")
 
     def strange(self, got: Array) -> Array:
         """The elements whose value, if it is wrong, is a warning only."""
@@ -112,7 +110,7 @@ def wrong_values(
 ) -> Finding:
     """The finding that a result has wrong elements."""
     index = first_index(wrong)
-    value, wanted = got[index].item(), expected.value[index].item()
+    value, wanted = got[index].item(), expected.reference[index].item()
     by = f", written by program {list(program)}" if program is not None else ""
     budget = expected.budget[index].item()
     within = f" within {budget:.3g}" if budget and np.isfinite(budget) else ""

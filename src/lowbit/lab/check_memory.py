@@ -17,7 +17,7 @@ from lowbit.lab.check_tensor import NOBODY, CheckedTensor, poison
 from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Access, Block, Computation, Kind, Place, Program
-from lowbit.spec.typed import Array
+from lowbit.spec import Array
 
 # Instead of the number of a program: more than one; somebody whose access is in order with every
 # later one, because it was atomic.

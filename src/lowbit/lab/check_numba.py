@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 
 from lowbit.lab.check_beyond import UnsupportedError, refusals
 from lowbit.lab.check_bind import Parameter, TensorArgument
-from lowbit.lab.check_cases import strides_of
 from lowbit.lab.check_memory import Memory
-from lowbit.lab.check_tensor import CheckedTensor, poison
+from lowbit.lab.check_tensor import CheckedTensor, poison, strides_of
 from lowbit.lab.trace import Program
-from lowbit.spec.typed import TensorType
+from lowbit.spec import TensorType
 
 _THREADS = ("threads", "threads_y", "threads_z")
 _ONE = np.ones(1, bool)

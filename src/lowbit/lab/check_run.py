@@ -12,11 +12,10 @@ import numpy as np
 
 from lowbit.lab import check_cuda
 from lowbit.lab.check_bind import bind
-from lowbit.lab.check_cases import SPECIAL, Case
 from lowbit.lab.check_judge import first_index
 from lowbit.lab.check_subject import GridLike, Reading, Run, Subject, Tested
 from lowbit.lab.report import CheckResult, Finding
-from lowbit.spec.typed import Array, Block, Expected, Operation, from_function
+from lowbit.spec import SPECIAL, Array, Block, Case, Expected, Operation, from_function
 
 Tell = Callable[[str, int, int, str | None], None]
 """Is told the kernel's name, how many cases have been tried, of how many, and the first error."""
@@ -204,7 +203,7 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(tested.operation, tested.seed)
+    inputs = case.inputs(tested.seed)
     expected = tested.expected(case, inputs)
     run = tested.run(case, inputs)
     findings = [run.crash] if run.crash else tested.judge(case, inputs, run, expected)

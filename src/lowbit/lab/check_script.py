@@ -32,7 +32,7 @@ from lowbit.lab.check_numba import is_numba
 from lowbit.lab.check_run import Tell, check
 from lowbit.lab.check_triton import is_triton, triton_modules
 from lowbit.lab.report import CheckResult
-from lowbit.spec.typed import Operation, Sizes
+from lowbit.spec import Operation, Sizes
 
 PRODUCT = "product:"
 """What the names of lowbit's products on CPUs begin with; the instruction set follows."""
@@ -127,8 +127,8 @@ def arguments_of(module: ModuleType, title: str) -> dict[str, Any]:
     names = vars(module)
     if "spec" not in names:
         raise ValueError(
-            f"{title} defines no `spec`; import one: from lowbit.spec.ladder import ... as spec, "
-            "or write a function with jaxtyping annotations"
+            f"{title} defines no `spec`; import one: from lowbit.spec.exercises import ... as "
+            "spec, or write a function with jaxtyping annotations"
         )
     own = names["kernel"] if "kernel" in names else _only_kernel(names, module.__name__, title)
     if "grid" not in names and not isinstance(own, (CpuKernel, Kernel, FunctionType)):
@@ -243,9 +243,9 @@ def arguments_named(name: str) -> dict[str, Any]:
 
 
 def _product_named(name: str) -> dict[str, Any]:
-    from lowbit.lab.cpu_products import cpu_products
+    from lowbit.lab.product_kernels import product_kernels
 
-    products = cpu_products()
+    products = product_kernels()
     if name not in products:
         raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
     return products[name]

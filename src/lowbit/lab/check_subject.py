@@ -13,16 +13,25 @@ import numpy as np
 
 from lowbit.lab.check_beyond import UnsupportedError
 from lowbit.lab.check_bind import Binding, Parameter, TensorArgument
-from lowbit.lab.check_cases import Case, Layout, cases_of, strides_of, widened
 from lowbit.lab.check_judge import Lenience, judge
 from lowbit.lab.check_memory import EndlessError, Memory
 from lowbit.lab.check_numba import NumbaKernel
-from lowbit.lab.check_tensor import CheckedTensor, Role
+from lowbit.lab.check_tensor import CheckedTensor, Role, storage_dtype, strides_of, widened
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.lab.record import Recorder
 from lowbit.lab.report import Finding, Severity
 from lowbit.lab.trace import Grid, Place, Program, grid_of, programs_of
-from lowbit.spec.typed import Array, Block, Expected, Operation, Sizes, TensorType
+from lowbit.spec import (
+    Array,
+    Block,
+    Case,
+    Expected,
+    Layout,
+    Operation,
+    Sizes,
+    TensorType,
+    cases_of,
+)
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View
@@ -139,17 +148,13 @@ class Tested(ABC):
 
     def expected(self, case: Case, inputs: Mapping[str, Array]) -> Expected:
         """The reference's result for these inputs, as they are stored."""
-        return self.operation.expect(self._widened(inputs), case.sizes, self.seed)
+        return case.expect(inputs, self.seed)
 
     def judge(
         self, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
     ) -> list[Finding]:
         """What is wrong with the result of a run."""
-        named = self._widened(inputs)
-        return judge(run, expected, Lenience.of(self.operation, case.fill, named, expected))
-
-    def _widened(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        return {t.name: widened(inputs[t.name], t.dtype) for t in self.operation.inputs}
+        return judge(run, expected, Lenience.of(case, inputs, expected))
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,14 @@ class Subject(Tested):
         result = self.operation.result
         strided = self.binding.takes_strides
         tensors: list[CheckedTensor] = []
+        packed = {one.name: (name, one.pack) for name, one in self.binding.packed.items()}
         for type_ in self.operation.inputs:
+            if type_.name in packed:
+                name, pack = packed[type_.name]
+                values = pack(inputs[type_.name])
+                type_ = TensorType(name, values.dtype.name, tuple(map(str, values.shape)))
+                tensors.append(tensor_of(type_, values, "contiguous", "input"))
+                continue
             role: Role = "both" if type_.name == self.output else "input"
             layout = case.layout if type_.name in strided else "contiguous"
             tensors.append(tensor_of(type_, inputs[type_.name], layout, role))
@@ -320,12 +332,8 @@ class Run:
 
 def tensor_of(type_: TensorType, values: Array, layout: Layout, role: Role) -> CheckedTensor:
     """A fresh tensor that holds these values, in this layout."""
-    return CheckedTensor(type_, values, strides_of(values.shape, layout), role)
-
-
-def storage_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype for elements of this one: uint16 for bfloat16."""
-    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    stored = values.view(storage_dtype(type_.dtype))
+    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role)
 
 
 def most_steps(sizes: Sizes) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.jit.interpret import offsets_of
-from lowbit.spec.typed import Array, TensorType
+from lowbit.spec import DTYPES, Array, Layout, TensorType
 
 Role = Literal["input", "output", "both"]
 
@@ -93,6 +93,29 @@ class CheckedTensor:
         """Set the values at byte offsets that are known to be good."""
         where = offsets.reshape(-1, 1) + np.arange(values.dtype.itemsize)
         self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's dtype for elements of this one: uint16 for bfloat16, as Triton's interpreter has."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+def widened(values: Array, dtype: str) -> Array:
+    """What stored elements mean: float64, int64 or bool."""
+    known = DTYPES[dtype]
+    return known.widened(values.view(known.storage))
+
+
+def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Strides in elements. "padded": gaps between elements and rows; "transposed": the axes lie
+    in reverse order, with a gap."""
+    order = range(len(shape)) if layout == "transposed" else range(len(shape) - 1, -1, -1)
+    strides = [0] * len(shape)
+    step = 2 if layout == "padded" else 1
+    for axis in order:
+        strides[axis] = step
+        step = step * shape[axis] + (0 if layout == "contiguous" else 3)
+    return tuple(strides)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.lab.check_cases import Case
 from lowbit.lab.check_run import subject_of
 from lowbit.lab.check_subject import GridLike, Run, Subject
 from lowbit.lab.check_tensor import CheckedTensor
 from lowbit.lab.record import Recorder
 from lowbit.lab.trace import Trace, TracedTensor, Traffic
-from lowbit.spec.typed import Block, Expected, Operation, Sizes
+from lowbit.spec import Block, Case, Expected, Operation, Sizes
 
 
 def trace_kernel(
@@ -33,12 +32,12 @@ def trace_kernel(
 ) -> Trace:
     """Run a kernel once and record what it does; the arguments are those of `check`.
 
-    sizes: of the run, those of the exercise if None; fill: the data, one of check_cases.FILLS.
+    sizes: of the run, those of the exercise if None; fill: the data, one of spec.FILLS.
     Raises as `check` does, and RuntimeError with its message if the kernel stops with an error.
     """
     subject = subject_of(kernel, spec, grid, output, initial, seed, given)
     operation = subject.operation
-    trace = trace_of(subject, Case(operation.complete(sizes or operation.exercise), fill))
+    trace = trace_of(subject, Case(operation, sizes or operation.exercise, fill))
     crashes = [finding for finding in trace.findings if finding.kind == "crash"]
     if crashes:
         raise RuntimeError(f"{subject.reading.name} stops with an error: {crashes[0]}")
@@ -51,9 +50,11 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     A kernel that stops with an error leaves what it did until then, and the error as a finding.
     """
     recorder = Recorder(limit)
-    inputs = case.inputs(subject.operation, subject.seed)
+    inputs = case.inputs(subject.seed)
     expected = subject.expected(case, inputs)
     run = subject.run(case, inputs, recorder=recorder)
+    fresh = subject.tensors(case, inputs)
+    given = {tensor.name: tensor.values for tensor in fresh if tensor.role != "output"}
     ending = [run.crash] if run.crash else subject.judge(case, inputs, run, expected)
     source, first_line = _source(subject)
     return Trace(
@@ -64,7 +65,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
         fill=case.fill,
         grid=subject.grid_at(case.sizes),
         tensors=tuple(
-            _traced(subject, run, tensor, inputs.get(tensor.name), expected)
+            _traced(subject, run, tensor, given.get(tensor.name), expected)
             for tensor in run.memory.tensors.values()
         ),
         events=tuple(recorder.events),
@@ -105,7 +106,7 @@ def _traced(
         after=tensor.values,
         written=written,
         traffic=run.memory.recorder.traffic.get(tensor.name, Traffic(nothing[0], nothing[1])),
-        expected=expected.value if is_result else None,
+        expected=expected.reference if is_result else None,
         wrong=expected.wrong(run.result) if is_result else None,
     )
 

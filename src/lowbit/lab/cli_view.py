@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.lab.check_cases import FILLS
 from lowbit.lab.cli_check import refuse
 from lowbit.registry.extras import explained
+from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
     from lowbit.lab.view_page import View

@@ -26,8 +26,8 @@ from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
-from lowbit.packed import PackedMatrix
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL
+from lowbit.spec.operations.products import linear_dynamic, matmul
+from lowbit.weights.panels import PackedMatrix
 
 _LIMITS = Limits(noise=0.02, seconds=1.0)
 
@@ -176,14 +176,14 @@ def _proof_is_wanted() -> bool:
 def request_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Request:
     """What the public function asks dispatch for with this problem."""
     case = problem.case
-    dynamic = case.spec is LINEAR_DYNAMIC
+    dynamic = case.spec is linear_dynamic
     zero = problem.a_zero_point or 0
     # A signed left operand is stored with 128 added, which is a zero point too.
     shifted = case.dtypes.startswith("s8:") and zero != -128
     epilogue = Epilogue(
         a_zero=dynamic or shifted or (case.dtypes.startswith("u8:") and zero != 0),
         b_zero=packed.zero_points is not None,
-        out="s32" if case.spec is MATMUL else case.dtypes.split(":")[2],
+        out="s32" if case.spec is matmul else case.dtypes.split(":")[2],
     )
     return Request(
         isa=instruction_sets.active().name,
@@ -248,7 +248,7 @@ def _predict(problem: Problem, plan: Plan, packed: PackedMatrix, ceiling: Ceilin
     rows, columns = _packed_rows(plan), len(packed.column_sums)
     depth = padded_k(plan.request.k)
     operations = 2 * rows * columns * depth
-    out = problem.case.dtype(problem.case.spec.output).bits // 8
+    out = problem.case.dtype("c").bits // 8
     moved = (
         problem.a.nbytes + 2 * rows * depth + packed.nbytes + plan.request.m * plan.request.n * out
     )

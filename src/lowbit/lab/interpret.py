@@ -18,7 +18,7 @@ from lowbit.lab.check_memory import Memory
 from lowbit.lab.check_tensor import NOBODY, CheckedTensor
 from lowbit.lab.check_triton import TritonKernel
 from lowbit.lab.trace import grid_of, programs_of
-from lowbit.spec.typed import TensorType
+from lowbit.spec import TensorType
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 
 from lowbit.lab.lessons import Lesson
-from lowbit.spec import ladder
+from lowbit.spec import exercises
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class _Source:
     def of(cls, text: str) -> _Source:
         makers: dict[str, ast.stmt] = {}
         for statement in ast.parse(text).body:
+            if isinstance(statement, ast.FunctionDef):
+                # A bare name makes a thing known to lowbit, and says nothing about it.
+                facts = [d for d in statement.decorator_list if not isinstance(d, ast.Name)]
+                statement.decorator_list = facts
             for name in _made(statement):
                 makers[name] = statement
         return cls(text.splitlines(), makers)
@@ -54,8 +58,8 @@ def _made(statement: ast.stmt) -> list[str]:
 
 
 @cache
-def _ladder() -> _Source:
-    return _Source.of(inspect.getsource(ladder))
+def _exercises() -> _Source:
+    return _Source.of(inspect.getsource(exercises))
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,9 @@ def starter(lesson: Lesson) -> str:
     sizes, blocks = lesson.operation.exercise, lesson.operation.blocks
     taken = {n: b for n, b in blocks.items() if f"{n}: tl.constexpr" in kernel.signature}
     specification = "\n\n\n".join(
-        _ladder().text_of(s) for s in statements if not isinstance(s, (ast.Import, ast.ImportFrom))
+        _exercises().text_of(s)
+        for s in statements
+        if not isinstance(s, (ast.Import, ast.ImportFrom))
     )
     return _TEMPLATE.format(
         number=lesson.number,
@@ -117,8 +123,8 @@ def starter(lesson: Lesson) -> str:
 
 
 def _needed(name: str) -> list[ast.stmt]:
-    """The statements of ladder.py that an operation is made of, as they follow each other."""
-    makers = _ladder().makers
+    """The statements of exercises.py that an operation is made of, as they follow each other."""
+    makers = _exercises().makers
     wanted, found = [name], dict[str, ast.stmt]()
     while wanted:
         maker = makers[wanted.pop()]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.jit.interpret import offsets_of
-from lowbit.lab.check_cases import widened
+from lowbit.lab.check_tensor import widened
 from lowbit.lab.report import Finding
 from lowbit.lab.trace import Access, Block, Computation, Event, Place, Program, Trace, TracedTensor
 

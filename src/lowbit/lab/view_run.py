@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lowbit.lab.check_cases import FILLS, Case
 from lowbit.lab.check_run import GridLike, Subject, subject_of
 from lowbit.lab.check_script import (
     arguments_named,
@@ -21,7 +21,7 @@ from lowbit.lab.check_script import (
 from lowbit.lab.check_trace import trace_of
 from lowbit.lab.view_data import view_data
 from lowbit.lab.view_page import View
-from lowbit.spec.typed import Block, Operation, Sizes
+from lowbit.spec import FILLS, Block, Case, Operation, Sizes
 
 MOST_VALUES = 200_000
 """How many lanes and values the steps of a view hold together, unless `limit` says otherwise."""
@@ -47,7 +47,7 @@ def view(
     """Run a kernel once and show what it does; the arguments are those of `check`.
 
     sizes: those that are given; the others are the exercise's. With none given they are halved
-    until everything can be shown. fill: the data, one of check_cases.FILLS. limit: how many lanes
+    until everything can be shown. fill: the data, one of spec.FILLS. limit: how many lanes
     and values of steps are kept; what is cut is said on the page.
 
     Raises as `check` does, and ValueError for a size or fill that is unknown, and for sizes that
@@ -58,7 +58,7 @@ def view(
     if limit < 1:
         raise ValueError(f"limit is {limit}; give how many values to keep, at least 1")
     subject = subject_of(kernel, spec, grid, output, initial, seed, given)
-    case = Case(_sizes(subject.operation, sizes or {}), fill) if sizes else None
+    case = Case(subject.operation, _sizes(subject.operation, sizes or {}), fill) if sizes else None
     return view_subject(subject, case, fill, limit)
 
 
@@ -68,7 +68,7 @@ def view_subject(
     """The view of a case; if None, of the exercise with this fill, halved until it can be shown."""
     notes: list[str] = []
     shrinks = case is None and callable(subject.grid)
-    shown = case or Case(_sizes(subject.operation, {}), fill)
+    shown = case or Case(subject.operation, _sizes(subject.operation, {}), fill)
     exercise = shown.sizes
     while True:
         smaller = _halved(subject.operation, shown.sizes) if shrinks else None
@@ -77,7 +77,7 @@ def view_subject(
             trace = trace_of(subject, shown, limit)
             if smaller is None or not trace.dropped:
                 break
-        shown = Case(smaller, shown.fill)
+        shown = replace(shown, sizes=smaller)
     if shown.sizes != exercise:
         was = ", ".join(f"{name}={size}" for name, size in exercise.items())
         notes.append(f"Shrunk, to show all steps: the exercise has {was}.")
@@ -110,21 +110,17 @@ def view_named(name: str, sizes: Sizes | None = None, fill: str = "normal") -> V
 
 
 def _sizes(operation: Operation, given: Sizes) -> dict[str, int]:
-    exercise = operation.exercise or _multiples(operation)
-    unknown = [name for name in given if name not in operation.names]
-    if unknown:
+    unknown = dict.fromkeys(operation.names, _UNKNOWN_SIZE)
+    exercise = operation.exercise or operation.fitted(unknown)
+    strange = [name for name in given if name not in operation.names]
+    if strange:
         raise ValueError(
-            f"{operation.name} has no size {unknown[0]!r}; it has {', '.join(operation.names)}"
+            f"{operation.name} has no size {strange[0]!r}; it has {', '.join(operation.names)}"
         )
     empty = [name for name, size in given.items() if size < 1]
     if empty:
         raise ValueError(f"the size {empty[0]} is {given[empty[0]]}; give at least 1")
     return operation.complete({**exercise, **given})
-
-
-def _multiples(operation: Operation) -> dict[str, int]:
-    steps = {name: operation.multiple_of.get(name, 1) for name in operation.names}
-    return {name: -(-_UNKNOWN_SIZE // step) * step for name, step in steps.items()}
 
 
 def _elements(operation: Operation, sizes: Sizes) -> int:
@@ -144,7 +140,7 @@ def _refuse_huge(operation: Operation, sizes: Sizes) -> None:
 
 def _halved(operation: Operation, sizes: Sizes) -> dict[str, int] | None:
     """The same with the largest size that can be halved; None if none can."""
-    steps = {name: operation.multiple_of.get(name, 1) for name in sizes}
+    steps = {name: operation.step(name) for name in sizes}
     large = [name for name, size in sizes.items() if size > steps[name]]
     if not large:
         return None

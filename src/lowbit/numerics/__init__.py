@@ -18,6 +18,7 @@ from lowbit.numerics.gptq import GPTQLayer, read_gptq
 from lowbit.numerics.nibbles import from_int32, pack_nibbles, to_int32, unpack_nibbles
 from lowbit.numerics.qtensor import QTensor, quantize
 from lowbit.numerics.ranges import Range
+from lowbit.numerics.sums import longest_sum
 
 __all__ = [
     "GPTQLayer",
@@ -29,6 +30,7 @@ __all__ = [
     "dequantize_affine",
     "from_int32",
     "int_format",
+    "longest_sum",
     "pack_nibbles",
     "quantize",
     "quantize_affine",

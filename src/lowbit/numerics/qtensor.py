@@ -83,6 +83,19 @@ class QTensor:
         return self.values.shape
 
     @property
+    def T(self) -> QTensor:
+        """The transposed matrix, in views. ValueError for other than two dimensions."""
+        if self.values.ndim != 2:
+            raise ValueError(f"expected two dimensions to transpose, got shape {self.shape}")
+        axes = tuple(sorted(1 - i for i in _kept(self.axis)))
+        axis = axes if isinstance(self.axis, tuple) else axes[0] if axes else None
+        group_axis = None if self.group_axis is None else 1 - self.group_axis
+        return QTensor(
+            self.values.T, self.scale.T, self.zero_point.T, self.format, axis, self.group_size,
+            group_axis,
+        )  # fmt: skip
+
+    @property
     def nbytes(self) -> int:
         """Bytes held: values, scales and zero points."""
         return self.values.nbytes + self.scale.nbytes + self.zero_point.nbytes

@@ -1,44 +1,48 @@
-"""What every operation means.
+"""What every operation means, in one language.
 
-A `Specification` states an operation once: its tensors, a reference in exact integers or
-float64, and how far a kernel may be from it. Tests, benchmarks and the lab read everything else
-from there: the operation count, the least bytes moved, the longest sum that cannot overflow,
-input data, and the sizes worth testing.
+An operation is an annotated function; the body is its reference, in exact integers or float64.
+`operation` makes an Operation of it, from which tests, benchmarks, checker and course take the
+rest: the operation count, the least bytes moved, the error budget, cases and data.
 
-    case = MATMUL.case({"M": 3, "N": 17, "K": 65}, dtypes="u8:s8:s32")
+    case = matmul.case({"M": 3, "N": 17, "K": 65}, dtypes="u8:s8:s32")
     inputs = case.inputs(seed=1)
     verdict = case.expect(inputs).check(my_kernel(**inputs))
     assert verdict.ok, verdict.message
 
-A tensor is written as `name: dtype[dims]`, for example `a: u8|s8[M K]` (either dtype) or
-`bias: f32[N]?` (may be left out).
+The operations themselves are in `lowbit.spec.operations`, the exercises in `lowbit.spec.exercises`.
 """
 
 from __future__ import annotations
 
-from lowbit.spec.check import Expected, Verdict
-from lowbit.spec.dtypes import DTYPES, DType, longest_sum
-from lowbit.spec.gemm import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED
-from lowbit.spec.linear import LINEAR_GROUPS, LINEAR_WEIGHT_ONLY
-from lowbit.spec.operation import EDGE_SIZES, Case, Specification, edge_cases
-from lowbit.spec.tensors import FILLS, Draw, Tensor
+from lowbit.spec.case import Case, Inputs, Layout, fills_of
+from lowbit.spec.cases import EDGE_SIZES, cases_of, edge_cases
+from lowbit.spec.data import CORNERS, FILLS, SPECIAL
+from lowbit.spec.dtypes import DTYPES, Array, DType
+from lowbit.spec.expected import Expected, Verdict
+from lowbit.spec.language import from_function, one_of, operation
+from lowbit.spec.operation import Block, Operation, Sizes, TensorType
 
 __all__ = [
+    "CORNERS",
     "DTYPES",
     "EDGE_SIZES",
     "FILLS",
-    "LINEAR_DYNAMIC",
-    "LINEAR_GROUPS",
-    "LINEAR_WEIGHT_ONLY",
-    "MATMUL",
-    "MATMUL_SCALED",
+    "SPECIAL",
+    "Array",
+    "Block",
     "Case",
     "DType",
-    "Draw",
     "Expected",
-    "Specification",
-    "Tensor",
+    "Inputs",
+    "Layout",
+    "Operation",
+    "Sizes",
+    "TensorType",
     "Verdict",
+    "cases_of",
     "edge_cases",
-    "longest_sum",
+    "fills_of",
+    "from_function",
+    "one_of",
+    "operation",
 ]

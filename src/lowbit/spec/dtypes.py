@@ -1,82 +1,81 @@
-"""Number formats, and how many products of two of them a third can sum."""
+"""Number formats: names, codes, storage, ranges and roundoff."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.numerics import int_format
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class DType:
-    """A number format: its code, width in bits, NumPy storage, and range if it is an integer."""
+    """A number format.
 
+    name: NumPy's, or that of ml_dtypes. code: in signatures such as `u8:s8:s32`. storage: the
+    NumPy dtype of arrays; 4-bit integers lie one to a byte. low, high: the range of an integer.
+    unit: the unit roundoff of a float (Higham, Accuracy and Stability, section 2.1), 0 for an
+    integer; least_normal, least, largest: its smallest normal, smallest and largest number.
+    """
+
+    name: str
     code: str
     bits: int
     storage: np.dtype[Any]
-    low: int | None = None
-    high: int | None = None
-
-    @classmethod
-    def integer(cls, code: str, format_name: str) -> DType:
-        """The integer format that `lowbit.numerics` knows as `format_name`."""
-        fmt = int_format(format_name)
-        return cls(code, fmt.bits, np.dtype(fmt.storage), fmt.qmin, fmt.qmax)
+    low: int = 0
+    high: int = 0
+    unit: float = 0.0
+    least_normal: float = 0.0
+    least: float = 0.0
+    largest: float = 0.0
 
     @property
-    def limits(self) -> tuple[int, int]:
-        """Smallest and largest value. TypeError if this is not an integer format."""
-        if self.low is None or self.high is None:
-            raise TypeError(f"{self.code} is not an integer format and has no integer limits")
-        return self.low, self.high
+    def is_float(self) -> bool:
+        """Whether it is a float."""
+        return self.unit > 0
 
-    @property
-    def differences(self) -> tuple[int, int]:
-        """Smallest and largest difference of two values: what a zero point can make of one."""
-        low, high = self.limits
-        return low - high, high - low
+    def widened(self, values: Array) -> Array:
+        """What stored elements mean: float64, int64 or bool."""
+        if self.is_float:
+            return values.astype(np.float64)
+        return values if values.dtype.kind == "b" else values.astype(np.int64)
 
 
-_INT32 = np.iinfo(np.int32)
+def _integer(name: str, code: str) -> DType:
+    if name.endswith("int4"):
+        fmt = int_format(name)
+        return DType(name, code, fmt.bits, fmt.storage, fmt.qmin, fmt.qmax)
+    info = np.iinfo(name)
+    return DType(name, code, info.bits, np.dtype(name), int(info.min), int(info.max))
+
+
+def _float(name: str, code: str) -> DType:
+    storage = np.dtype(getattr(ml_dtypes, name, name))
+    info = ml_dtypes.finfo(storage)
+    numbers = (info.smallest_normal, info.smallest_subnormal, info.max)
+    least_normal, least, largest = (float(number) for number in numbers)
+    unit = float(info.eps) / 2
+    return DType(name, code, info.bits, storage, 0, 0, unit, least_normal, least, largest)
+
+
 DTYPES: Mapping[str, DType] = {
-    dtype.code: dtype
-    for dtype in (
-        DType.integer("u8", "uint8"),
-        DType.integer("s8", "int8"),
-        DType.integer("u4", "uint4"),
-        DType.integer("s4", "int4"),
-        DType("s32", _INT32.bits, np.dtype(np.int32), int(_INT32.min), int(_INT32.max)),
-        DType("f32", np.finfo(np.float32).bits, np.dtype(np.float32)),
+    one.name: one
+    for one in (
+        *(_integer(f"int{bits}", f"s{bits}") for bits in (4, 8, 16, 32, 64)),
+        *(_integer(f"uint{bits}", f"u{bits}") for bits in (4, 8, 16, 32, 64)),
+        *(_float(f"float{bits}", f"f{bits}") for bits in (16, 32, 64)),
+        _float("bfloat16", "bf16"),
+        DType("bool", "b1", 8, np.dtype(bool), 0, 1),
     )
 }
+"""By name."""
 
-
-@cache
-def longest_sum(
-    left: str,
-    right: str,
-    accumulator: str = "s32",
-    *,
-    shifted: tuple[bool, bool] = (False, False),
-) -> int:
-    """The largest number of products left * right that the accumulator holds, whatever they are.
-
-    Formats are given by their codes; `shifted` says of which factor a zero point of its own
-    format is taken first, which widens its range. From the corners of the two ranges: for
-    u8 * s8 in s32 it is 2**31 // (255 * 128) = 65793.
-    """
-    ranges = [
-        DTYPES[code].differences if wider else DTYPES[code].limits
-        for code, wider in zip((left, right), shifted, strict=True)
-    ]
-    corners = [x * y for x, y in itertools.product(*ranges)]
-    low, high = DTYPES[accumulator].limits
-    above = high // max(corners) if max(corners) > 0 else high
-    below = -low // -min(corners) if min(corners) < 0 else high
-    return min(above, below)
+FLOAT32_UNIT = DTYPES["float32"].unit
+"""The relative error of one operation of float32, in which kernels compute."""

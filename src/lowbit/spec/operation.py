@@ -1,267 +1,387 @@
-"""An operation, stated once, and that operation at given sizes."""
+"""An operation, stated once, with everything that follows from the statement."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from lowbit.numerics.sums import longest_sum
+from lowbit.spec.data import Draw
+from lowbit.spec.dtypes import DTYPES, Array, DType
 
-from lowbit.spec.check import Expected
-from lowbit.spec.dtypes import DTYPES, DType, longest_sum
-from lowbit.spec.tensors import FILLS, Draw, Tensor
+if TYPE_CHECKING:
+    from lowbit.spec.case import Case
 
-Array = NDArray[Any]
-Inputs = Mapping[str, Array]
+Sizes = Mapping[str, int]
+Block = int | Callable[[Sizes], int]
 
-EDGE_SIZES = (1, 2, 3, 15, 17, 63, 65, 127, 129, 1000)
-"""Sizes one off the widths that kernels like, and one that is large but not a power of two."""
+TERM = re.compile(r"[A-Za-z_]\w*|\d+|//|[()+*-]")
+
+
+def evaluate(expression: int | str, names: Mapping[str, Any]) -> int:
+    """A dimension, or another expression of sizes. Its maker has looked at each term: only names,
+    numbers and arithmetic get here. KeyError or NameError if a name is missing."""
+    return int(eval(str(expression), {"__builtins__": {}}, dict(names)))
 
 
 @dataclass(frozen=True)
-class Specification:
-    """An operation: tensors, reference and error budget.
+class TensorType:
+    """An input or the result: its name, dtype (a key of DTYPES) and dimensions.
 
-    factors: names of the inputs that are multiplied and summed; the operation count and the
-        reduction follow from their dimensions.
-    reference: exact (int64) or float64 result of a kernel's inputs.
-    budget: the largest |kernel - reference| that correct rounding can cause, per element.
-    ideal: the result in float64 if nothing were quantized inside the operation, to measure
-        quality by; None when that is the reference itself.
-    accumulator: dtype of the sums; an integer one bounds the length of the reduction.
-    options: names of the switches of the operation, off unless a case turns them on.
+    variable: where the annotation leaves the dtype open, what it is called; all tensors of one
+    variable have the same dtype. optional: whether the input may be left out.
     """
 
     name: str
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    factors: tuple[str, str]
-    reference: Callable[[Inputs, Case], Array]
-    budget: Callable[[Inputs, Case], Array]
-    ideal: Callable[[Inputs, Case], Array] | None = None
-    accumulator: str = "s32"
-    options: tuple[str, ...] = ()
+    dtype: str
+    dims: tuple[str, ...]
+    variable: str = ""
+    optional: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{' '.join(self.dims)}]"
+
+    @property
+    def format(self) -> DType:
+        """Everything about the dtype."""
+        return DTYPES[self.dtype]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the elements are floats."""
+        return self.dtype in DTYPES and self.format.is_float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sizes that the dimensions are made of, in order of appearance."""
+        found = (t for dim in self.dims for t in TERM.findall(dim) if t.isidentifier())
+        return tuple(dict.fromkeys(found))
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """The shape at these sizes. NameError if one is missing."""
+        return tuple(evaluate(dim, sizes) for dim in self.dims)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Facts:
+    """What the decorator says of an operation besides its function.
+
+    exercise: the sizes of the exercise. summed: dimensions that are summed over although they may
+    be in the result (a softmax does). multiple_of, at_most: what sizes must be multiples of, and
+    may be at most; numbers, or static parameters. blocks: what a block size of a kernel is when
+    nobody says, as a number or from the sizes. special: whether a result has to be infinite or NaN
+    exactly where that of the reference is. operations: how many additions and multiplications it
+    takes, an expression of sizes and static parameters; of factors it is known, and else one for
+    each point of the space of all sizes.
+
+    tried: the values that static parameters are tried with; a switch is tried both ways. only_for:
+    inputs that are there if, and only if, the result has one of these dtypes.
+
+    factors: the inputs that are multiplied and summed. accumulator: the dtype of the sums; that of
+    an integer bounds their length. multiplied_as: the dtype in which a factor is multiplied, when
+    that is not its own (an activation that is quantized inside). shifted_by: the input that is the
+    zero point taken from a factor first, or the factor itself if that is made inside.
+
+    saturates: whether a result of integers that leaves the range of its dtype becomes its end.
+    budget: how far a kernel may be from the reference in float32, before its result is rounded to
+    a shorter dtype; a function of the case and of the inputs. slack: where there is no such bound
+    and perturbation finds it, what the error may be besides. ideal: the result had nothing been
+    quantized inside. draws: how data are made for an input, where any will not do.
+    """
+
+    exercise: Sizes = field(default_factory=dict[str, int])
+    summed: tuple[str, ...] = ()
+    multiple_of: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
+    at_most: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
+    blocks: Mapping[str, Block] = field(default_factory=dict[str, Block])
+    special: bool = False
+    operations: str | None = None
+    tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, "tuple[Any, ...]"])
+    only_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    factors: tuple[str, ...] = ()
+    accumulator: str = "int32"
+    multiplied_as: Mapping[str, str] = field(default_factory=dict[str, str])
+    shifted_by: Mapping[str, str] = field(default_factory=dict[str, str])
+    saturates: bool = False
+    budget: Callable[..., Array] | None = None
+    slack: Callable[..., Array] | None = None
+    ideal: Callable[..., Array] | None = None
+    draws: Mapping[str, Callable[[Draw], Array]] = field(
+        default_factory=dict[str, "Callable[[Draw], Array]"]
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operation(Facts):
+    """An operation as its annotated function states it, with a choice of what that leaves open.
+
+    stated: the inputs and, last, the result, as annotated. choices: the dtypes of each variable.
+    dtypes, static, without: what is chosen of them, the values of static parameters, the inputs
+    that are left out. origin: the operation as it was stated, None if this is it.
+    """
+
+    name: str
+    doc: str
+    reference: Callable[..., Array]
+    stated: tuple[TensorType, ...]
+    choices: Mapping[str, tuple[str, ...]]
+    dtypes: Mapping[str, str]
+    static: Mapping[str, Any]
+    without: frozenset[str] = frozenset()
+    origin: Operation | None = None
 
     def __str__(self) -> str:
         return self.name
 
-    def tensor(self, name: str) -> Tensor:
-        """The input called `name`; KeyError lists the known names."""
-        for tensor in self.inputs:
+    def __call__(self, *arguments: Array | None, **named: Any) -> Array:
+        """The reference itself, on arrays of any dtype."""
+        return self.reference(*arguments, **{**self.static, **named})
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        dtypes, static = (tuple(sorted(one.items())) for one in (self.dtypes, self.static))
+        return self.name, self.reference, dtypes, static, self.without
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Operation) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    # What the choice makes of the statement.
+
+    @cached_property
+    def inputs(self) -> tuple[TensorType, ...]:
+        """The inputs that are present."""
+        return tuple(self._chosen(tensor) for tensor in self.stated[:-1] if self._present(tensor))
+
+    @cached_property
+    def result(self) -> TensorType:
+        """The result."""
+        return self._chosen(self.stated[-1])
+
+    def _chosen(self, tensor: TensorType) -> TensorType:
+        numbers = {name: str(int(v)) for name, v in self.static.items() if isinstance(v, int)}
+
+        def number(term: re.Match[str]) -> str:
+            return numbers.get(term[0], term[0])
+
+        dims = tuple(TERM.sub(number, dim) for dim in tensor.dims)
+        return replace(tensor, dtype=self.dtypes.get(tensor.variable, tensor.dtype), dims=dims)
+
+    def _present(self, tensor: TensorType) -> bool:
+        result = self.stated[-1]
+        dtype = self.dtypes.get(result.variable, result.dtype)
+        wanted = dtype in self.only_for.get(tensor.name, (dtype,))
+        return wanted and tensor.name not in self.without
+
+    def tensor(self, name: str) -> TensorType:
+        """The input or the result called `name`; KeyError lists the known names."""
+        for tensor in (*self.inputs, self.result):
             if tensor.name == name:
                 return tensor
         known = ", ".join(tensor.name for tensor in self.inputs)
         raise KeyError(f"{self.name} has no input {name!r}; it has {known}")
 
     @property
-    def dims(self) -> tuple[str, ...]:
-        """Every dimension, in order of first appearance: output first, then inputs."""
-        tensors = (self.output, *self.inputs)
-        return tuple(dict.fromkeys(dim for tensor in tensors for dim in tensor.dims))
+    def optional(self) -> tuple[str, ...]:
+        """The inputs that may be left out; those of `only_for` are no choice."""
+        names = (tensor.name for tensor in self.stated[:-1] if tensor.optional)
+        return tuple(name for name in names if name not in self.only_for)
+
+    # Choosing.
+
+    @cached_property
+    def _listed(self) -> tuple[TensorType, ...]:
+        """The tensors whose dtypes make the signature: the factors, the result, and one of each
+        variable that none of these has."""
+        by_name = {tensor.name: tensor for tensor in self.stated}
+        listed = [*(by_name[name] for name in self.factors), self.stated[-1]]
+        for tensor in self.stated:
+            if tensor.variable and tensor.variable not in {one.variable for one in listed}:
+                listed.append(tensor)
+        return tuple(listed)
+
+    @property
+    def signature(self) -> str:
+        """The chosen dtypes, for example `u8:s8:s32`: of the factors, the result, and of what
+        else is open."""
+        return ":".join(self._chosen(tensor).format.code for tensor in self._listed)
+
+    @cached_property
+    def signatures(self) -> tuple[str, ...]:
+        """All that there are."""
+        return tuple(self._with_dtypes(dtypes).signature for dtypes in self._dtype_choices())
+
+    def _dtype_choices(self) -> Iterator[dict[str, str]]:
+        order = dict.fromkeys(tensor.variable for tensor in self._listed if tensor.variable)
+        for chosen in itertools.product(*(self.choices[variable] for variable in order)):
+            yield dict(zip(order, chosen, strict=True))
+
+    def _with_dtypes(self, dtypes: Mapping[str, str]) -> Operation:
+        return replace(self, dtypes=dtypes, origin=self.origin or self)
+
+    def variant(
+        self,
+        *,
+        dtypes: str | None = None,
+        without: Iterable[str] = (),
+        static: Mapping[str, Any] | None = None,
+    ) -> Operation:
+        """The operation with another choice: of dtypes (one of `signatures`), of inputs that are
+        left out, of static parameters. ValueError for what there is not."""
+        chosen = self
+        if dtypes is not None:
+            if dtypes not in self.signatures:
+                known = ", ".join(self.signatures)
+                raise ValueError(f"{self.name}: no dtypes {dtypes!r}; known are {known}")
+            names = list(self._dtype_choices())[self.signatures.index(dtypes)]
+            chosen = self._with_dtypes(names)
+        without, static = frozenset(without), dict(static or {})
+        self._known("optional input", without, self.optional)
+        self._known("static parameter", static, self.static)
+        if not without and not static:
+            return chosen
+        origin = self.origin or self
+        return replace(chosen, without=without, static={**self.static, **static}, origin=origin)
+
+    def _known(self, what: str, given: Iterable[str], known: Iterable[str]) -> None:
+        for name in given:
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise ValueError(f"{self.name} has no {what} {name!r}; it has: {names}")
+
+    @property
+    def subsets(self) -> tuple[tuple[str, ...], ...]:
+        """All sets of inputs that may be left out."""
+        counts = range(len(self.optional) + 1)
+        return tuple(s for n in counts for s in itertools.combinations(self.optional, n))
+
+    @property
+    def switches(self) -> tuple[dict[str, Any], ...]:
+        """All combinations of what static parameters are tried with."""
+        every = itertools.product(*self.tried.values())
+        return tuple(dict(zip(self.tried, values, strict=True)) for values in every)
+
+    def variants(self) -> Iterator[Operation]:
+        """All choices of static parameters and dtypes, no input left out."""
+        for static, dtypes in itertools.product(self.switches, self.signatures):
+            yield self.variant(dtypes=dtypes, static=static)
+
+    # Sizes.
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every size that is free, in order of appearance."""
+        return tuple(dict.fromkeys(n for t in (*self.inputs, self.result) for n in t.names))
+
+    def step(self, name: str) -> int:
+        """What a size must be a multiple of."""
+        return evaluate(self.multiple_of.get(name, 1), self.static)
+
+    def most(self, name: str) -> int | None:
+        """The largest that a size may be."""
+        most = self.at_most.get(name)
+        return None if most is None else evaluate(most, self.static)
+
+    def complete(self, sizes: Sizes) -> dict[str, int]:
+        """These sizes, checked. ValueError if one is missing, unknown, too small or no multiple,
+        or if the sums could overflow."""
+        if set(sizes) != set(self.names):
+            raise ValueError(
+                f"{self.name} has the sizes {', '.join(self.names) or 'none'}; "
+                f"got {', '.join(sizes) or 'none'}"
+            )
+        for name, size in sizes.items():
+            step, most = self.step(name), self.most(name)
+            if size < 1:
+                raise ValueError(f"{self.name}: {name} is {size}; every size must be at least 1")
+            if size % step:
+                raise ValueError(f"{self.name}: {name} is {size}; it must be a multiple of {step}")
+            if most is not None and size > most:
+                raise ValueError(f"{self.name}: {name} is {size}; it must be at most {most}")
+        length, longest = self.reduction(sizes), self.longest_reduction()
+        if longest is not None and length > longest:
+            terms = "*".join(self.reduced)
+            raise ValueError(
+                f"{self.name} {self.signature}: a sum over {terms} = {length} can overflow "
+                f"{self.accumulator}; at most {longest} terms fit, so split it"
+            )
+        return {name: int(sizes[name]) for name in self.names}
+
+    def fitted(self, sizes: Sizes) -> dict[str, int]:
+        """The sizes rounded up to their multiples, and cut to what they may be at most."""
+        found: dict[str, int] = {}
+        for name, size in sizes.items():
+            step, most = self.step(name), self.most(name)
+            rounded = -(-size // step) * step
+            found[name] = rounded if most is None else min(rounded, most)
+        return found
+
+    # The product of the factors.
 
     @property
     def iterated(self) -> tuple[str, ...]:
         """The dimensions of the loop nest around one multiplication: those of the factors."""
-        return tuple(dict.fromkeys(d for name in self.factors for d in self.tensor(name).dims))
+        dims = (dim for name in self.factors for dim in self.tensor(name).dims)
+        return tuple(dict.fromkeys(dims))
 
     @property
     def reduced(self) -> tuple[str, ...]:
         """The dimensions that are summed over: in a factor but not in the output."""
-        return tuple(dim for dim in self.iterated if dim not in self.output.dims)
+        return tuple(dim for dim in self.iterated if dim not in self.result.dims)
 
-    @property
-    def signatures(self) -> tuple[str, ...]:
-        """Every `left:right:output` dtype combination, for example `u8:s8:s32`."""
-        sides = (*(self.tensor(name).dtypes for name in self.factors), self.output.dtypes)
-        return tuple(":".join(codes) for codes in itertools.product(*sides))
+    def reduction(self, sizes: Sizes) -> int:
+        """The number of products that are summed into one element of the output."""
+        return math.prod(evaluate(dim, sizes) for dim in self.reduced)
 
-    def dtype(self, tensor: Tensor, dtypes: str) -> DType:
-        """The dtype of an input or the output under `dtypes`, one of `signatures`."""
-        if dtypes not in self.signatures:
-            raise ValueError(
-                f"{self.name}: no dtypes {dtypes!r}; known are {', '.join(self.signatures)}"
-            )
-        sides = (*self.factors, self.output.name)
-        codes = dict(zip(sides, dtypes.split(":"), strict=True))
-        return DTYPES[codes.get(tensor.name, tensor.dtypes[0])]
+    def factor_format(self, name: str) -> DType:
+        """The format in which a factor is multiplied."""
+        return DTYPES[self.multiplied_as.get(name, self.tensor(name).dtype)]
 
-    def factor_dtypes(self, dtypes: str) -> dict[str, DType]:
-        """The dtypes in which the operation multiplies, by factor."""
-        factors = [self.tensor(name) for name in self.factors]
-        return {
-            t.name: DTYPES[t.multiplied_as] if t.multiplied_as else self.dtype(t, dtypes)
-            for t in factors
-        }
-
-    def longest_reduction(self, dtypes: str, without: Iterable[str] = ()) -> int | None:
-        """The longest sum that cannot overflow the accumulator; None if that is a float.
+    def longest_reduction(self) -> int | None:
+        """The longest sum that cannot overflow the accumulator; None if nothing can.
 
         It follows from the ranges of the factors: 65793 for u8 * s8 in s32, 131071 for s8 * s8.
-        A zero point widens a range, unless its input is among those left out, `without`.
+        A zero point that is present widens a range.
         """
-        if DTYPES[self.accumulator].low is None:
+        if not self.factors or DTYPES[self.accumulator].is_float:
             return None
-        left, right = self.factors
-        codes = self.factor_dtypes(dtypes)
-        absent = {None, *without}
-        return longest_sum(
-            codes[left].code,
-            codes[right].code,
-            self.accumulator,
-            shifted=(
-                self.tensor(left).shifted_by not in absent,
-                self.tensor(right).shifted_by not in absent,
-            ),
-        )
+        present = {tensor.name for tensor in self.inputs}
+        left, right = (self.factor_format(name).name for name in self.factors)
+        first, second = (self.shifted_by.get(name) in present for name in self.factors)
+        return longest_sum(left, right, self.accumulator, shifted=(first, second))
+
+    def sum_length(self, sizes: Sizes) -> int:
+        """How many terms the longest sum has: over `summed`, or what the result does not keep."""
+        kept = self.result.names
+        gone = [n for t in self.inputs for n in t.names if n not in kept]
+        return math.prod(sizes[name] for name in dict.fromkeys((*self.summed, *gone)))
+
+    def operation_count(self, sizes: Sizes) -> int:
+        """Additions and multiplications; what is linear in the operands of a product (scales, a
+        bias) is not counted."""
+        if self.operations is not None:
+            return evaluate(self.operations, {**self.static, **sizes})
+        if self.factors:
+            return 2 * math.prod(evaluate(dim, sizes) for dim in self.iterated)
+        return math.prod(sizes.values())
 
     def case(
         self,
-        sizes: Mapping[str, int],
+        sizes: Sizes,
         *,
         dtypes: str | None = None,
         without: Iterable[str] = (),
-        options: Iterable[str] = (),
+        static: Mapping[str, Any] | None = None,
+        fill: str = "normal",
     ) -> Case:
-        """This operation at given sizes; `dtypes` is one of `signatures` (the first if None)."""
-        return Case(
-            self, dict(sizes), dtypes or self.signatures[0], frozenset(without), frozenset(options)
-        )
+        """This operation at given sizes, and with a choice as for `variant`."""
+        from lowbit.spec.case import Case
 
-
-@dataclass(frozen=True)
-class Case:
-    """A specification at one set of sizes, dtypes, absent inputs (`without`) and options.
-
-    ValueError if a size is missing, unknown or below 1, a name is unknown, a required input is
-    left out, or the reduction is so long that the accumulator can overflow.
-    """
-
-    spec: Specification
-    sizes: Mapping[str, int] = field(hash=False)
-    dtypes: str
-    without: frozenset[str] = frozenset()
-    options: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        spec = self.spec
-        if set(self.sizes) != set(spec.dims):
-            raise ValueError(
-                f"{spec.name}: got sizes for {', '.join(self.sizes) or 'nothing'}, "
-                f"expected {', '.join(spec.dims)}"
-            )
-        for dim, size in self.sizes.items():
-            if size < 1:
-                raise ValueError(f"{spec.name}: {dim} is {size}; every size must be at least 1")
-        _known(
-            spec.name, "optional input", self.without, [t.name for t in spec.inputs if t.optional]
-        )
-        _known(spec.name, "option", self.options, spec.options)
-        length, longest = self.reduction, spec.longest_reduction(self.dtypes, self.without)
-        if longest is not None and length > longest:
-            raise ValueError(
-                f"{spec.name} {self.dtypes}: a sum over {'*'.join(spec.reduced)} = {length} can "
-                f"overflow {spec.accumulator}; at most {longest} terms fit, so split it"
-            )
-
-    def __str__(self) -> str:
-        sizes = " ".join(f"{dim}={size}" for dim, size in self.sizes.items())
-        switches = [f"no {name}" for name in sorted(self.without)] + sorted(self.options)
-        return ", ".join([f"{self.spec.name} {self.dtypes} {sizes}", *switches])
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The inputs that are present."""
-        return tuple(t for t in self.spec.inputs if t.name not in self.without)
-
-    def dtype(self, tensor: Tensor) -> DType:
-        """The dtype of an input or the output in this case."""
-        return self.spec.dtype(tensor, self.dtypes)
-
-    def shape(self, tensor: Tensor) -> tuple[int, ...]:
-        """The shape of an input or the output in this case."""
-        return tuple(self.sizes[dim] for dim in tensor.dims)
-
-    @property
-    def reduction(self) -> int:
-        """The number of products that are summed into one element of the output."""
-        return math.prod(self.sizes[dim] for dim in self.spec.reduced)
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions of the product; scales and bias are not counted."""
-        return 2 * math.prod(self.sizes[dim] for dim in self.spec.iterated)
-
-    @property
-    def bytes_moved(self) -> int:
-        """The least bytes that must move: every input read once, the output written once."""
-        tensors = (*self.tensors, self.spec.output)
-        return sum(-(-math.prod(self.shape(t)) * self.dtype(t).bits // 8) for t in tensors)
-
-    def inputs(self, seed: int = 0, fill: str = "full") -> dict[str, Array]:
-        """Input data, the same for the same seed; `fill` is one of `FILLS`."""
-        if fill not in FILLS:
-            raise ValueError(f"no fill {fill!r}; known are {', '.join(FILLS)}")
-        rng = np.random.default_rng(seed)
-        left, right = fill.split("*") if "*" in fill else (fill, fill)
-        fills = dict(zip(self.spec.factors, (left, right), strict=True))
-        return {
-            t.name: t.draw(
-                Draw(
-                    rng,
-                    self.shape(t),
-                    self.dtype(t),
-                    fills.get(t.name, left),
-                    self.spec.factor_dtypes(self.dtypes),
-                )
-            )
-            for t in self.tensors
-        }
-
-    def expect(self, inputs: Inputs) -> Expected:
-        """Reference and budget for these inputs, to check any number of kernels against."""
-        return Expected(
-            self.spec.reference(inputs, self),
-            self.spec.budget(inputs, self),
-            self.dtype(self.spec.output),
-        )
-
-    def ideal(self, inputs: Inputs) -> Array:
-        """The result, in int64 or float64, had nothing been quantized inside the operation."""
-        return (self.spec.ideal or self.spec.reference)(inputs, self)
-
-
-def _known(operation: str, what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            names = ", ".join(known) or "none"
-            raise ValueError(f"{operation} has no {what} {name!r}; it has: {names}")
-
-
-def edge_cases(spec: Specification, *, rounds: int = 1, seed: int = 0) -> list[Case]:
-    """Cases in which every dimension takes every size of `EDGE_SIZES` once per round.
-
-    The sizes are permuted for each dimension on its own; all combinations of dtypes, absent
-    inputs and options take turns. 10 cases a round, always the same for the same seed.
-    """
-    rng = np.random.default_rng(seed)
-    optional = [t.name for t in spec.inputs if t.optional]
-    every = list(itertools.product(spec.signatures, _subsets(optional), _subsets(spec.options)))
-    variants = itertools.cycle([every[i] for i in rng.permutation(len(every))])
-    cases: list[Case] = []
-    for _ in range(rounds):
-        columns = [rng.permutation(EDGE_SIZES).tolist() for _ in spec.dims]
-        for sizes, (dtypes, without, options) in zip(
-            zip(*columns, strict=True), variants, strict=False
-        ):
-            named = dict(zip(spec.dims, sizes, strict=True))
-            cases.append(spec.case(named, dtypes=dtypes, without=without, options=options))
-    return cases
-
-
-def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
-    lengths = range(len(names) + 1)
-    return [subset for n in lengths for subset in itertools.combinations(names, n)]
+        return Case(self.variant(dtypes=dtypes, without=without, static=static), sizes, fill)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from lowbit.numerics.ranges import Range, check_range
-from lowbit.packed import GROUP_UNIT
-from lowbit.torch.weight_format import INT8, WeightFormat
+from lowbit.weights.format import INT8, WeightFormat
+from lowbit.weights.panels import group_refusal
 
 _KINDS: dict[str, type[QuantizeConfig]] = {}
 
@@ -137,11 +137,8 @@ def _check_group_size(size: Any) -> None:
         return
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"group_size must be an integer or None, got {size!r}")
-    if size < 1 or size % GROUP_UNIT:
-        raise ValueError(
-            f"group_size must be a positive multiple of {GROUP_UNIT}, or None for a scale per "
-            f"output channel, got {size}"
-        )
+    if refusal := group_refusal("uint4", size):
+        raise ValueError(f"{refusal}; None is a scale per output channel")
 
 
 def _four_bits(group_size: int | None, symmetric: bool, range: Range) -> WeightFormat:

@@ -27,12 +27,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lowbit.packed import NIBBLE_MASK
 from lowbit.torch.config import QuantizeConfig, config_from_json
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.quantize import is_plain_linear
-from lowbit.torch.weight import QuantizedWeight
-from lowbit.torch.weight_format import WeightFormat
+from lowbit.torch.weight import QuantizedWeight, device_refusal
+from lowbit.weights.format import WeightFormat
 from lowbit.weights.tensor_file import StoredTensor, TensorFile
 
 FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "3", older=("1", "2"))
@@ -81,8 +80,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         if original != key:
             shared[key] = original
         elif isinstance(value, QuantizedWeight):
-            for part, tensor in value.stored().items():
-                tensors[_part_key(key, part)] = _stored(part, tensor)
+            for part, array in value.format.to_stored(value.quantized()).items():
+                tensors[_part_key(key, part)] = StoredTensor.of(array)
         else:
             tensors[key] = _stored(key, value)
     metadata = {
@@ -136,8 +135,10 @@ def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> 
         source = header.shared.get(key, key)
         if source not in weights:
             form, shape = header.configs[source].weight_format, own[key].shape
-            parts = {part: stored[_part_key(source, part)] for part in form.stored(shape)}
-            weight = QuantizedWeight.from_stored(parts, shape, form, layer.weight.dtype)
+            arrays = {part: stored[_part_key(source, part)].numpy() for part in form.parts}
+            quantized = form.from_stored(arrays, shape)
+            own_weight = layer.weight
+            weight = QuantizedWeight.of(quantized, form, own_weight.dtype, own_weight.device)
             weights[source] = nn.Parameter(weight, requires_grad=False)
     for key, layer in layers.items():
         become_quantized(layer, weights[header.shared.get(key, key)], header.configs[key])
@@ -191,14 +192,14 @@ def _match_layers(
                 f"a torch.nn.Linear"
             )
         assert isinstance(layer, nn.Linear)
-        if layer.weight.device.type != "cpu":
-            raise ValueError(f"{key!r} is on {str(layer.weight.device)!r}; move the model to 'cpu'")
         source = header.shared.get(key, key)
         if source not in header.configs:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
         form = header.configs[key].weight_format
         if form.layout != header.configs[source].weight_format.layout:
             raise ValueError(f"{key!r} shares {source!r}, which is quantized to another format")
+        if refusal := device_refusal(layer.weight.device, form, layer.in_features):
+            raise ValueError(f"{key!r}: {refusal}; move the model to 'cpu'")
         _check_parts(source, stored, form, own[key].shape)
         layers[key] = layer
     return layers
@@ -215,8 +216,8 @@ def _check_parts(
     if not bool(((scale > 0) & scale.isfinite()).all()):
         raise ValueError(f"{_part_key(key, 'scale')!r} must be positive and finite")
     zero_point = stored.get(_part_key(key, "zero_point"))
-    if form.zero_points and zero_point is not None and bool((zero_point > NIBBLE_MASK).any()):
-        raise ValueError(f"{_part_key(key, 'zero_point')!r} must lie between 0 and {NIBBLE_MASK}")
+    if form.zero_points and zero_point is not None and bool((zero_point > 15).any()):
+        raise ValueError(f"{_part_key(key, 'zero_point')!r} must lie between 0 and 15")
 
 
 def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Header) -> None:
@@ -248,7 +249,7 @@ def _check_tensor(key: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtyp
 def _identity(tensor: Tensor) -> Any:
     """Equal for two tensors if and only if they are the same memory, read in the same way."""
     if isinstance(tensor, QuantizedWeight):
-        return tensor.panels.data_ptr()
+        return tensor.scale.data_ptr()
     if tensor.numel() == 0 or tensor.is_meta:
         return id(tensor)
     return (

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.functional.linear import dequantize_weight, linear
+from lowbit.torch.functional.int4 import Int4Weight, int4_matmul
+from lowbit.torch.functional.linear import check_activation, dequantize_weight, linear
 from lowbit.torch.weight import QuantizedWeight
 
 
@@ -25,7 +26,6 @@ class QuantizedLinear(nn.Linear):
     """
 
     config: QuantizeConfig
-    group_size: int  # of the packed weight, 0 without groups
     activations: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -37,6 +37,8 @@ class QuantizedLinear(nn.Linear):
         # Straight to the dictionary: nn.Module's attribute look-up costs a microsecond here.
         weight: Any = self._parameters["weight"]
         bias = self._parameters["bias"]
+        if weight.packing == "tiles":
+            return _on_tiles(input, weight, bias, self.config)
         if torch.is_grad_enabled() and (
             input.requires_grad or (bias is not None and bias.requires_grad)
         ):
@@ -52,7 +54,7 @@ class QuantizedLinear(nn.Linear):
             bias,
             self.in_features,
             self.out_features,
-            self.group_size,
+            weight.group_size,
             self.activations,
         )
 
@@ -83,9 +85,31 @@ def become_quantized(layer: nn.Linear, weight: nn.Parameter, config: QuantizeCon
     layer.__class__ = QuantizedLinear
     assert isinstance(layer, QuantizedLinear)
     layer.config = config
-    layer.group_size = config.weight_format.packed_group(layer.in_features)
     layer.activations = config.activations
     layer.weight = weight
+
+
+def _on_tiles(x: Tensor, weight: Any, bias: Tensor | None, config: QuantizeConfig) -> Tensor:
+    """What the layer computes with a weight that is packed for GPUs."""
+    check_activation(x, weight.shape[1])
+    if config.activations != "float":
+        raise NotImplementedError(
+            f"{config} has no kernel on {str(weight.device)!r} yet; move the layer with .cpu(), or "
+            "quantize it with Int4WeightOnlyConfig"
+        )
+    out_features, in_features = weight.shape
+    packed = Int4Weight(
+        tiles=weight.tiles,
+        scale=weight.scale,
+        row_scale=weight.row_scale,
+        zero=weight.zero,
+        row_zero=weight.row_zero,
+        N=out_features,
+        K=in_features,
+        group_size=weight.group_size,
+    )
+    out = int4_matmul(x, packed)
+    return out if bias is None else out + bias.to(out.dtype)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -117,19 +141,19 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, panels, _, scale, zero_points, bias, *ctx.sizes, _ = inputs
-        ctx.save_for_backward(panels, scale, zero_points)
+        _, *weight, bias, in_features, out_features, group_size, _ = inputs
+        ctx.sizes = in_features, out_features, group_size
+        ctx.save_for_backward(*weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        in_features, out_features, group_size = ctx.sizes
         for_x = for_bias = None
         if ctx.needs_input_grad[0]:
-            weight = dequantize_weight(*ctx.saved_tensors, in_features, out_features, group_size)
+            weight = dequantize_weight(*ctx.saved_tensors, *ctx.sizes)
             for_x = (gradient.to(torch.float32) @ weight).to(gradient.dtype)
         if ctx.needs_input_grad[5]:
-            rows = gradient.reshape(-1, out_features)
+            rows = gradient.reshape(-1, gradient.shape[-1])
             for_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
         return for_x, None, None, None, None, for_bias, None, None, None, None

@@ -11,7 +11,7 @@ from lowbit.torch.config import QuantizeConfig
 from lowbit.torch.functional.linear import ACTIVATION_DTYPES
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.weight import QuantizedWeight
-from lowbit.torch.weight_format import WeightFormat
+from lowbit.weights.format import WeightFormat
 
 Filter = Callable[[nn.Module, str], bool]
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,7 +28,8 @@ def quantize_(model: Model, config: QuantizeConfig, filter_fn: Filter | None = N
 
     Either every layer that was selected is quantized, or the model is unchanged:
     TypeError for a wrong argument or a weight of a dtype that cannot be quantized, ValueError
-    for a weight that is not on the CPU or holds NaN or infinity, each naming the layer, and
+    for a weight that holds NaN or infinity or is on a device that has no kernel for it, each naming
+    the layer, and
     ValueError if the model has no layer that `config` applies to.
     """
     if not isinstance(model, nn.Module):
@@ -85,7 +86,6 @@ def _quantized_weight(name: str, layer: nn.Linear, format: WeightFormat) -> nn.P
             f"{type(layer.weight).__name__}; remove weight_norm or other wrappers first"
         )
     try:
-        format.check_sums(layer.in_features)
         weight = QuantizedWeight.from_float(layer.weight, format)
     except (TypeError, ValueError) as error:
         raise type(error)(f"layer {where}: {error}") from error
@@ -96,8 +96,8 @@ def _check_bias(name: str, layer: nn.Linear) -> None:
     bias = layer.bias
     if bias is None:
         return
-    if bias.device.type != "cpu" or bias.dtype not in ACTIVATION_DTYPES:
+    if bias.device != layer.weight.device or bias.dtype not in ACTIVATION_DTYPES:
         raise TypeError(
-            f"layer {name!r}: expected a float32, bfloat16 or float16 bias on the CPU, "
-            f"got {bias.dtype} on {str(bias.device)!r}"
+            f"layer {name!r}: expected a float32, bfloat16 or float16 bias on "
+            f"{str(layer.weight.device)!r}, got {bias.dtype} on {str(bias.device)!r}"
         )

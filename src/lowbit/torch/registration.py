@@ -30,7 +30,7 @@ class Specified:
 
 
 specified_functions: Registry[Specified] = Registry("specified function", "lowbit.torch.functional")
-"""By the name of the operation in `lowbit.spec.gpu`; `lowbit check gpu` checks them all."""
+"""By the name of the operation in `lowbit.spec.operations`; `lowbit check gpu` checks them all."""
 
 _library = torch.library.Library("lowbit", "FRAGMENT")
 
@@ -84,7 +84,7 @@ def register(
 
 
 def specified(operation: str, **given: Any) -> Callable[[Any], Any]:
-    """Say that a function computes an operation of `lowbit.spec.gpu`, with these arguments.
+    """Say that a function computes an operation of `lowbit.spec.operations`, with these arguments.
 
     Its parameters are named as the operation's inputs; the rest are `given`, or have defaults.
     """

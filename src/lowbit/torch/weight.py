@@ -8,41 +8,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.numerics import unpack_nibbles
-from lowbit.packed import PackedMatrix
-from lowbit.torch.functional.linear import dequantize_weight
-from lowbit.torch.weight_format import INT8, WeightFormat
+from lowbit.numerics import QTensor
+from lowbit.weights.format import INT8, WeightFormat
+from lowbit.weights.panels import Panels
+from lowbit.weights.tiles import Tiles
 
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+PACKINGS = {"panels": Panels(), "tiles": Tiles()}
+PACKING_OF = {"cpu": "panels", "cuda": "tiles"}
+"""By type of device: how its kernels take a weight."""
+
 aten = torch.ops.aten
+
+
+def device_refusal(device: torch.device, format: WeightFormat, in_features: int) -> str | None:
+    """Why such a weight cannot be on a device; None if it can."""
+    name = PACKING_OF.get(device.type)
+    if name is None:
+        known = " and ".join(map(repr, PACKING_OF))
+        return f"quantized layers run on {known}, so they cannot be moved to {str(device)!r}"
+    if refusal := PACKINGS[name].refusal(format, in_features):
+        return f"a weight of {format} cannot be on {str(device)!r}: {refusal}"
+    return None
 
 
 class QuantizedWeight(Tensor):
     """A weight [out_features, in_features] of integers, and their scales, as `format` says.
 
-    To PyTorch it has the shape and dtype of the float weight that it stands for. What it holds
-    is the form that the kernels read, and nothing else (panels = ceil(out / 16)):
+    To PyTorch it has the shape and dtype of the float weight that it stands for. What it holds are
+    the `parts` of a `packing`, as the kernels of its device take them, and nothing else: on a CPU
+    those of `lowbit.weights.panels`, on a GPU those of `lowbit.weights.tiles`. Moving it to another
+    device packs it anew.
 
-        panels       uint8 [panels, ceil(in / 64) * 16, 64], the packed values; of 4-bit integers
-                     [panels, ceil(in / 64) * 8, 64]
-        column_sums  the sum of each output channel: int32 [panels * 16] of its integers; float32
-                     of its real values, if the integers have 4 bits
-        scale        float32 [panels * 16], or [panels, groups, 16]; zero beyond out_features
-        zero_points  int8 [panels, groups, 16], less 8; None if the format has none
-
-    `int_values()`, `scales()` and `dequantize()` give it back in plain layout. It can be
-    detached, cloned, copied, pickled, moved to shared memory and cast between floating dtypes
-    (which changes the dtype it shows, not what it holds). Any other operation on it raises
-    NotImplementedError: call the layer, or compute with `dequantize()`.
+    `quantized()`, `int_values()`, `scales()` and `dequantize()` give it back in plain layout. It
+    can be detached, cloned, copied, pickled, moved to shared memory and to devices whose kernels
+    take its format, and cast between floating dtypes (which changes the dtype it shows, not what
+    it holds). Any other operation on it raises NotImplementedError: call the layer, or compute
+    with `dequantize()`.
     """
 
-    panels: Tensor
-    column_sums: Tensor
+    format: WeightFormat
+    packing: str  # its name
+    group_size: int  # of the packing
     scale: Tensor
-    # What is not in pickles from before there were other formats.
-    zero_points: Tensor | None = None
-    format: WeightFormat = INT8
+    panels: Tensor  # these of the one packing,
+    column_sums: Tensor
+    zero_points: Tensor | None
+    tiles: Tensor  # and these of the other
+    row_scale: Tensor
+    zero: Tensor | None
+    row_zero: Tensor | None
 
     @staticmethod
     def __new__(
@@ -51,9 +67,10 @@ class QuantizedWeight(Tensor):
         shape: Sequence[int],
         dtype: torch.dtype,
         format: WeightFormat,
+        packing: str,
     ) -> QuantizedWeight:
         return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, shape, strides=(shape[1], 1), dtype=dtype, device=parts["panels"].device
+            cls, shape, strides=(shape[1], 1), dtype=dtype, device=parts["scale"].device
         )
 
     def __init__(
@@ -62,94 +79,71 @@ class QuantizedWeight(Tensor):
         shape: Sequence[int],
         dtype: torch.dtype,
         format: WeightFormat,
+        packing: str,
     ) -> None:
-        self.panels = parts["panels"]
-        self.column_sums = parts["column_sums"]
-        self.scale = parts["scale"]
-        self.zero_points = parts.get("zero_points")
+        for name in PACKINGS[packing].parts:
+            setattr(self, name, parts.get(name))
         self.format = format
+        self.packing = packing
+        self.group_size = PACKINGS[packing].group_size(format, shape[1])
 
     @classmethod
     def from_float(cls, weight: Tensor, format: WeightFormat = INT8) -> QuantizedWeight:
         """Quantize a float weight [out, in].
 
         Raises TypeError for a dtype other than float32, bfloat16 or float16, ValueError for a
-        weight that is not a matrix on the CPU or holds NaN or infinity.
+        weight that is not a matrix, holds NaN or infinity, or is on a device whose kernels do not
+        take the format.
         """
-        check_float_weight(weight)
-        packed = format.quantize(weight.detach().to(torch.float32).numpy())
-        return cls._of(packed, format, weight.dtype)
+        if weight.dtype not in WEIGHT_DTYPES:
+            raise TypeError(
+                f"expected a float32, bfloat16 or float16 weight, got {weight.dtype}; "
+                f"convert the model with .float()"
+            )
+        if weight.dim() != 2:
+            raise ValueError(f"expected a weight of shape [out, in], got {list(weight.shape)}")
+        if weight.is_meta:
+            raise ValueError("the weight is on 'meta'; load the model's weights first")
+        if refusal := device_refusal(weight.device, format, weight.shape[1]):
+            raise ValueError(f"{refusal}; leave it out with filter_fn, or move the model")
+        quantized = format.quantize(weight.detach().to("cpu", torch.float32).numpy())
+        return cls.of(quantized, format, weight.dtype, weight.device)
 
     @classmethod
-    def from_stored(
-        cls,
-        parts: dict[str, Tensor],
-        shape: Sequence[int],
-        format: WeightFormat,
-        dtype: torch.dtype = torch.float32,
+    def of(
+        cls, quantized: QTensor, format: WeightFormat, dtype: torch.dtype, device: torch.device
     ) -> QuantizedWeight:
-        """Pack what `stored` gives, or a file; `dtype` is what the weight shows."""
-        arrays = {name: part.numpy() for name, part in parts.items()}
-        return cls._of(format.pack(arrays, shape[1]), format, dtype)
-
-    @classmethod
-    def _of(cls, packed: PackedMatrix, format: WeightFormat, dtype: torch.dtype) -> QuantizedWeight:
-        arrays = {
-            "panels": packed.panels,
-            "column_sums": packed.column_sums,
-            "scale": packed.scale,
-            "zero_points": packed.zero_points,
-        }
+        """Pack a weight [out, in] of this format for a device; `dtype` is what it shows."""
+        packing = PACKING_OF[device.type]
+        arrays = PACKINGS[packing].pack(quantized)
         # Copies, since the arrays of a PackedMatrix must never change.
-        parts = {name: torch.tensor(part) for name, part in arrays.items() if part is not None}
-        if format.zero_points and "zero_points" not in parts:  # all in the middle
-            parts["zero_points"] = torch.zeros(parts["scale"].shape, dtype=torch.int8)
-        return cls(parts, (packed.N, packed.K), dtype, format)
+        parts = {name: torch.tensor(array).to(device) for name, array in arrays.items()}
+        return cls(parts, quantized.shape, dtype, format, packing)
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """The tensors that this holds, by name."""
-        parts = {"panels": self.panels, "column_sums": self.column_sums, "scale": self.scale}
-        if self.zero_points is not None:
-            parts["zero_points"] = self.zero_points
-        return parts
+        parts = {name: getattr(self, name) for name in PACKINGS[self.packing].parts}
+        return {name: part for name, part in parts.items() if part is not None}
 
-    def stored(self) -> dict[str, Tensor]:
-        """What `WeightFormat.stored` describes, in memory of its own."""
-        out_features, in_features = self.shape
-        parts = {name: part.numpy() for name, part in self.parts.items()}
-        if parts["panels"].ctypes.data % 64:
-            parts["panels"] = self.panels.clone().numpy()
-        packed = PackedMatrix(
-            **parts,
-            K=in_features,
-            N=out_features,
-            dtype=self.format.integers,
-            group_size=self.format.packed_group(in_features) or None,
-        )
-        arrays = self.format.unpack(packed)
-        return {name: torch.from_numpy(part) for name, part in arrays.items()}
+    def quantized(self) -> QTensor:
+        """The integers, scales and zero points [out, in], in memory of their own."""
+        arrays = {name: part.detach().cpu().numpy() for name, part in self.parts.items()}
+        rows, depth = self.shape
+        return PACKINGS[self.packing].unpack(arrays, self.format, (rows, depth))
 
     def int_values(self) -> Tensor:
-        """The quantized values, int8 or uint8 [out, in], in memory of their own."""
-        values = self.stored()["values"]
-        if not self.format.four_bits:
-            return values
-        length = self.shape[1]
-        return torch.from_numpy(unpack_nibbles(values.numpy(), length, self.format.integers))
+        """The quantized values, int8 or uint8 [out, in]."""
+        return torch.from_numpy(self.quantized().values).contiguous()
 
     def scales(self) -> Tensor:
         """The scales, float32: of int8 [out], of 4-bit integers [out, groups]."""
-        return self.stored()["scale"]
+        return torch.from_numpy(self.quantized().scale).contiguous()
 
     def dequantize(self) -> Tensor:
         """The float weight [out, in] that this stands for, in the dtype that this shows."""
-        out_features, in_features = self.shape
-        group = self.format.packed_group(in_features)
-        values = dequantize_weight(
-            self.panels, self.scale, self.zero_points, in_features, out_features, group
-        )
-        return values.to(self.dtype)
+        values = torch.from_numpy(self.quantized().dequantize()).contiguous()
+        return values.to(self.device, self.dtype)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return (
@@ -163,16 +157,12 @@ class QuantizedWeight(Tensor):
             part.share_memory_()
         return self
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[torch.Size, torch.dtype, WeightFormat]]:
-        return list(self.parts), (self.shape, self.dtype, self.format)
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        return list(self.parts), (self.shape, self.dtype, self.format, self.packing)
 
     @classmethod
     def __tensor_unflatten__(
-        cls,
-        inner: dict[str, Tensor],
-        context: tuple[torch.Size, torch.dtype, WeightFormat],
-        outer_size: Any,
-        outer_stride: Any,
+        cls, inner: dict[str, Tensor], context: tuple[Any, ...], outer_size: Any, outer_stride: Any
     ) -> QuantizedWeight:
         return cls(inner, *context)
 
@@ -206,31 +196,11 @@ class QuantizedWeight(Tensor):
         return operation(*args, **(kwargs or {}))
 
 
-def check_float_weight(weight: Tensor) -> None:
-    """Raise unless `weight` is a matrix in the CPU's memory, of a dtype that can be quantized."""
-    if weight.dtype not in WEIGHT_DTYPES:
-        raise TypeError(
-            f"expected a float32, bfloat16 or float16 weight, got {weight.dtype}; "
-            f"convert the model with .float()"
-        )
-    if weight.device.type != "cpu":
-        raise ValueError(
-            f"expected a weight on the CPU, got one on {str(weight.device)!r}; "
-            + (
-                "load the model's weights first"
-                if weight.device.type == "meta"
-                else "move the model with .cpu()"
-            )
-        )
-    if weight.dim() != 2:
-        raise ValueError(f"expected a weight of shape [out, in], got {list(weight.shape)}")
-
-
 def _map(
     fn: Callable[[Tensor], Tensor], weight: QuantizedWeight, dtype: torch.dtype
 ) -> QuantizedWeight:
     parts = {name: fn(part) for name, part in weight.parts.items()}
-    return QuantizedWeight(parts, weight.shape, dtype, weight.format)
+    return QuantizedWeight(parts, weight.shape, dtype, weight.format, weight.packing)
 
 
 def _detach(weight: QuantizedWeight) -> QuantizedWeight:
@@ -248,17 +218,17 @@ def _to_copy(
     device: torch.device | None = None,
     **layout: Any,
 ) -> QuantizedWeight:
-    if device is not None and torch.device(device).type != "cpu":
-        raise NotImplementedError(
-            f"quantized layers run on the CPU, so they cannot be moved to {str(device)!r}; "
-            f"move the float model before it is quantized, or keep the quantized one on the CPU"
-        )
     dtype = dtype or weight.dtype
     if dtype not in WEIGHT_DTYPES:
         raise TypeError(
             f"a quantized weight can be shown as float32, bfloat16 or float16, not as {dtype}"
         )
-    return _map(torch.clone, weight, dtype)
+    there = weight.device if device is None else torch.device(device)
+    if refusal := device_refusal(there, weight.format, weight.shape[1]):
+        raise NotImplementedError(f"{refusal}; keep the model where it is")
+    if PACKING_OF[there.type] == weight.packing:
+        return _map(lambda part: part.to(there, copy=True), weight, dtype)
+    return QuantizedWeight.of(weight.quantized(), weight.format, dtype, there)
 
 
 def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -273,7 +243,9 @@ def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Te
     if isinstance(source, QuantizedWeight) and source.format.layout != target.format.layout:
         source = source.dequantize()
     if not isinstance(source, QuantizedWeight):
-        source = QuantizedWeight.from_float(source, target.format)
+        source = QuantizedWeight.from_float(source.to(target.device), target.format)
+    if source.packing != target.packing:
+        source = QuantizedWeight.of(source.quantized(), source.format, source.dtype, target.device)
     for ours, theirs in zip(target.parts.values(), source.parts.values(), strict=True):
         ours.copy_(theirs)
     return target

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import add_constant_blocks, long_sum, outer_add_blocks
+from lowbit.spec.exercises import add_constant_blocks, long_sum, outer_add_blocks
 
 
 def blocks(meta):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import (
+from lowbit.spec.exercises import (
     add_constant_blocks,
     long_sum,
     mul_relu_backward,

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import BFloat16, Float32
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from lowbit.spec.typed import operation
+from lowbit.spec import operation
 
 
 @operation(exercise={"N": 6, "T": 70}, at_most={"N": 67}, special=True)

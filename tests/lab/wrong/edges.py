@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import (
+from lowbit.spec.exercises import (
     add_constant,
     add_constant_blocks,
     flash_attention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import add_constant_blocks, mul_relu_backward, outer_add_blocks
+from lowbit.spec.exercises import add_constant_blocks, mul_relu_backward, outer_add_blocks
 
 
 def blocks(meta):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowbit.spec.ladder import (
+from lowbit.spec.exercises import (
     batched_matmul,
     conv2d,
     flash_attention,

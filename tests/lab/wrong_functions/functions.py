@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.launch import launch
-from lowbit.spec.typed import operation
+from lowbit.spec import operation
 
 BLOCK = 32
 

@@ -14,8 +14,9 @@ from lowbit.bench.problem import Problem
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import PackedMatrix
-from lowbit.spec import LINEAR_DYNAMIC, Case
+from lowbit.spec import Case
+from lowbit.spec.operations.products import linear_dynamic
+from lowbit.weights.panels import PackedMatrix
 
 _NIBBLES = {"s4": "int4", "u4": "uint4"}
 
@@ -23,8 +24,7 @@ _NIBBLES = {"s4": "int4", "u4": "uint4"}
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        b = problem.case.spec.tensor("b")
-        return ops.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype(b).code))
+        return ops.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype("b").code))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
     return ops.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
@@ -58,7 +58,7 @@ class Lowbit:
         limit = None if max_threads() == threads else threads
         if problem.b_scale is None:
             return Prepared(partial(ops.matmul, problem.a, packed, threads=limit))
-        if problem.case.spec is LINEAR_DYNAMIC:
+        if problem.case.spec is linear_dynamic:
             return Prepared(partial(ops.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
             ops.matmul_scaled,

@@ -10,7 +10,8 @@ import numpy as np
 from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.problem import Problem
 from lowbit.registry.extras import absent
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL, Case
+from lowbit.spec import Case
+from lowbit.spec.operations.products import linear_dynamic, matmul
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
 ONEDNN = ("oneDNN", r"MKL-DNN v(\S+)")
@@ -22,13 +23,13 @@ SUMS_ONLY = "32-bit sums, neither scaled nor rounded"
 
 def sums_note(case: Case, *more: str) -> str:
     """The note of an implementation that only sums, and what else is to be said of it."""
-    return "; ".join((*([] if case.spec is MATMUL else [SUMS_ONLY]), *more))
+    return "; ".join((*([] if case.spec is matmul else [SUMS_ONLY]), *more))
 
 
 def only_u8_or_s8_by_s8(case: Case) -> str | None:
     """The reason against a case that is not of u8 or s8 by s8; None for one that is."""
     left, right, _ = case.dtypes.split(":")
-    if case.spec is LINEAR_DYNAMIC or left not in ("u8", "s8") or right != "s8":
+    if case.spec is linear_dynamic or left not in ("u8", "s8") or right != "s8":
         return f"multiplies u8 or s8 by s8 only, not {case.dtypes}"
     return None
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from lowbit.bench.implementation import Array, Prepared, implementation
 from lowbit.bench.peers.torch_products import FBGEMM, ONEDNN, Torch, only_u8_or_s8_by_s8
 from lowbit.bench.problem import Problem
-from lowbit.spec import LINEAR_DYNAMIC, Case
+from lowbit.spec import Case
+from lowbit.spec.operations.products import linear_dynamic
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ class _TorchDynamic(Torch):
     """torch's dynamic linear: one scale for the whole activation, found in each call."""
 
     def available(self, case: Case) -> str | None:
-        if case.spec is not LINEAR_DYNAMIC:
+        if case.spec is not linear_dynamic:
             return f"multiplies f32 by s8 only, not {case.dtypes}"
         return super().available(case)
 

@@ -24,7 +24,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.registry.extras import absent
 from lowbit.spec import Case
-from lowbit.spec.gemm import integer_product
+from lowbit.spec.operations.products import integer_product
 
 if TYPE_CHECKING:
     from lowbit.kernels.numba.registry import Rung

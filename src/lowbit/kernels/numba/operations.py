@@ -1,7 +1,6 @@
-"""What the rungs compute: one product of 4-bit integers, on three layouts of its operands.
+"""How the rungs take their operands: rows of a are queries, rows of b vectors, of values 0 to 15.
 
-A row of a is a query, a row of b a vector; the values are 0 to 15. The sums are 32-bit integers,
-which hold `LONGEST` products of such values.
+The sums are 32-bit integers, which hold `LONGEST` products of such values.
 """
 
 from __future__ import annotations
@@ -10,45 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32, UInt8
 from numpy.typing import NDArray
 
 from lowbit.numerics.formats import check_values, int_format
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.spec import longest_sum
-from lowbit.spec.gemm import integer_product
-from lowbit.spec.typed import Operation, operation
+from lowbit.numerics.sums import longest_sum
+from lowbit.spec import Operation
+from lowbit.spec.operations.uint4_steps import (
+    product_of_columns,
+    product_of_packed_rows,
+    product_of_rows,
+)
 
 Bytes = NDArray[np.uint8]
 
-LONGEST = longest_sum("u4", "u4")
+LONGEST = longest_sum("uint4", "uint4")
 """The largest K: 2**31 - 1 over 15 * 15."""
-
-Queries = UInt8[np.ndarray, "M K"]
-Columns = UInt8[np.ndarray, "K N"]
-Rows = UInt8[np.ndarray, "N K"]
-PackedQueries = UInt8[np.ndarray, "M P"]
-PackedRows = UInt8[np.ndarray, "N P"]
-Sums = Int32[np.ndarray, "M N"]
-
-
-@operation(exercise={"M": 256, "K": 256, "N": 16384})
-def product_of_columns(a: Queries, b: Columns) -> Sums:
-    """z[m, n] = Σ_k a[m, k] · b[k, n]: a vector is a column of b, as in a matrix product."""
-    return integer_product(a, b)
-
-
-@operation(exercise={"M": 256, "K": 256, "N": 16384})
-def product_of_rows(a: Queries, b: Rows) -> Sums:
-    """z[m, n] = Σ_k a[m, k] · b[n, k]: a vector is a row of b, as a search stores it."""
-    return integer_product(a, b.T)
-
-
-@operation(exercise={"M": 256, "P": 128, "N": 16384})
-def product_of_packed_rows(a: PackedQueries, b: PackedRows) -> Sums:
-    """z[m, n] = Σ_p low(a[m, p]) · low(b[n, p]) + high(a[m, p]) · high(b[n, p]): two values to a
-    byte, the first in the low half. P = ceil(K / 2); beyond an odd K the high half is 0."""
-    return integer_product(a & 15, (b & 15).T) + integer_product(a >> 4, (b >> 4).T)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Kernels in Triton. The teaching kernels solve the exercises of `lowbit.spec.ladder`, each as
+"""Kernels in Triton. The teaching kernels solve the exercises of `lowbit.spec.exercises`, each as
 plainly as it can be, for any shape."""
 
 from __future__ import annotations

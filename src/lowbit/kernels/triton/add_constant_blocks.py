@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import add_constant_blocks
+from lowbit.spec.exercises import add_constant_blocks
 
 
 @teaches(add_constant_blocks, grid=lambda meta: (triton.cdiv(meta["N0"], meta["B0"]),))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import batched_matmul
+from lowbit.spec.exercises import batched_matmul
 
 
 @teaches(

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import conv2d
+from lowbit.spec.exercises import conv2d
 
 
 @teaches(conv2d, grid=lambda meta: (meta["N0"], meta["H"], triton.cdiv(meta["W"], meta["B1"])))

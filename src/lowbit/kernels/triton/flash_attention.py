@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import flash_attention
+from lowbit.spec.exercises import flash_attention
 
 
 @teaches(flash_attention, grid=lambda meta: (triton.cdiv(meta["N0"], meta["B0"]),))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import long_softmax
+from lowbit.spec.exercises import long_softmax
 
 
 @teaches(long_softmax, grid=lambda meta: (triton.cdiv(meta["N0"], meta["B0"]),))

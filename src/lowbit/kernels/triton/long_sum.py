@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import long_sum
+from lowbit.spec.exercises import long_sum
 
 
 @teaches(long_sum, grid=lambda meta: (triton.cdiv(meta["N0"], meta["B0"]),))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import mul_relu_backward
+from lowbit.spec.exercises import mul_relu_backward
 
 
 @teaches(

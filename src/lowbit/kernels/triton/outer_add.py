@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import outer_add
+from lowbit.spec.exercises import outer_add
 
 
 @teaches(outer_add, grid=lambda meta: (1,))

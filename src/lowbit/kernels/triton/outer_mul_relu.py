@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import outer_mul_relu
+from lowbit.spec.exercises import outer_mul_relu
 
 
 @teaches(

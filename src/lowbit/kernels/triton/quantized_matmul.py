@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaches
-from lowbit.spec.ladder import quantized_matmul
+from lowbit.spec.exercises import quantized_matmul
 
 
 @teaches(

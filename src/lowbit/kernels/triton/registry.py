@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from lowbit.spec.typed import Operation
+from lowbit.spec import Operation
 
 Grid = Callable[[dict[str, Any]], Sequence[int]]
 
@@ -38,14 +38,13 @@ def teaches(operation: Operation, grid: Grid) -> Callable[[Any], Any]:
 
 @cache
 def teaching_kernels() -> dict[str, TeachingKernel]:
-    """All teaching kernels by the name of their operation, in the order of the ladder.
+    """All teaching kernels by the name of their operation, in the order of the exercises.
 
     ModuleNotFoundError if Triton is not installed.
     """
     from lowbit.kernels import triton
-    from lowbit.spec import ladder
+    from lowbit.spec.exercises import exercises
 
     for module in pkgutil.iter_modules(triton.__path__):
         importlib.import_module(f"{triton.__name__}.{module.name}")
-    order = [value.name for value in vars(ladder).values() if isinstance(value, Operation)]
-    return {name: _teaching_kernels[name] for name in order if name in _teaching_kernels}
+    return {n: _teaching_kernels[n] for n in exercises.names() if n in _teaching_kernels}

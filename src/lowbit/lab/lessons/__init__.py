@@ -1,4 +1,4 @@
-"""The lessons of the course, one for each operation of `lowbit.spec.ladder`."""
+"""The lessons of the course, one for each operation of `lowbit.spec.exercises`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lowbit.lab.lessons.loops import LOOPS
 __all__ = ["LESSONS", "Lesson", "find"]
 
 LESSONS: tuple[Lesson, ...] = (*BLOCKS, *LOOPS)
-"""In the order of the ladder."""
+"""In the order of the course."""
 
 
 def find(what: str) -> Lesson:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lowbit.lab.lessons.lesson import Lesson
-from lowbit.spec import ladder
+from lowbit.spec import exercises
 
 BLOCKS = (
     Lesson(
         number=1,
-        operation=ladder.add_constant,
+        operation=exercises.add_constant,
         formula="z_i = x_i + 10",
         idea="One program works on a whole block of lanes; a mask keeps lanes past the end away.",
         hints=(
@@ -25,7 +25,7 @@ tl.store(z_ptr + i, ..., mask=...)""",
     ),
     Lesson(
         number=2,
-        operation=ladder.add_constant_blocks,
+        operation=exercises.add_constant_blocks,
         formula="z_i = x_i + 10",
         idea="A grid of programs, a block to each; the last block is ragged, so the mask matters.",
         hints=(
@@ -41,7 +41,7 @@ tl.store(z_ptr + i, ..., mask=...)""",
     ),
     Lesson(
         number=3,
-        operation=ladder.outer_add,
+        operation=exercises.outer_add,
         formula="z_ji = x_i + y_j",
         idea="Broadcasting: a row of lanes meets a column of lanes and makes a block [B1, B0].",
         hints=(
@@ -60,7 +60,7 @@ tl.store(z_ptr + j[:, None] * N0 + i[None, :], ..., mask=inside)""",
     ),
     Lesson(
         number=4,
-        operation=ladder.outer_add_blocks,
+        operation=exercises.outer_add_blocks,
         formula="z_ji = x_i + y_j",
         idea="The grid has two axes, as the result has; both edges are ragged.",
         hints=(
@@ -79,7 +79,7 @@ tl.store(z_ptr + j[:, None] * N0 + i[None, :], ..., mask=inside)""",
     ),
     Lesson(
         number=5,
-        operation=ladder.outer_mul_relu,
+        operation=exercises.outer_mul_relu,
         formula="z_ji = relu(x_i · y_j)",
         idea="Fusion: what follows the product happens in registers, before the only store.",
         hints=(
@@ -94,7 +94,7 @@ tl.store(z_ptr + ..., z, mask=inside)""",
     ),
     Lesson(
         number=6,
-        operation=ladder.mul_relu_backward,
+        operation=exercises.mul_relu_backward,
         formula="dx_ji = dz_ji · y_j where x_ji · y_j > 0, else 0",
         idea="The chain rule in a kernel: compute the forward again rather than store it.",
         hints=(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lowbit.spec.typed import Operation
+    from lowbit.spec import Operation
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """An exercise of the course. number: from 1, its place in `lowbit.spec.ladder`. hints: from
+    """An exercise of the course. number: from 1, its place in `lowbit.spec.exercises`. hints: from
     the idea to nearly the code; the last one may have several lines."""
 
     number: int

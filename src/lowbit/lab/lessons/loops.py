@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from lowbit.lab.lessons.lesson import Lesson
-from lowbit.spec import ladder
+from lowbit.spec import exercises
 
 LOOPS = (
     Lesson(
         number=7,
-        operation=ladder.long_sum,
+        operation=exercises.long_sum,
         formula="z_i = Σ_j x_ij",
         idea="A loop over blocks of the row, and a sum that stays in registers.",
         hints=(
@@ -30,7 +30,7 @@ tl.store(z_ptr + i, total, mask=i < N0)""",
     ),
     Lesson(
         number=8,
-        operation=ladder.long_softmax,
+        operation=exercises.long_softmax,
         formula="z_ij = exp(x_ij) / Σ_k exp(x_ik)",
         idea="The running maximum and the running sum in one pass: the sum is rescaled.",
         hints=(
@@ -56,7 +56,7 @@ for start in range(0, T, B1):
     ),
     Lesson(
         number=9,
-        operation=ladder.flash_attention,
+        operation=exercises.flash_attention,
         formula="z_i = Σ_j softmax_j(q_i · k_j) · v_j",
         idea="Softmax and the weighted sum in one loop; the scores are never stored.",
         hints=(
@@ -80,7 +80,7 @@ for start in range(0, T, B1):
     ),
     Lesson(
         number=10,
-        operation=ladder.conv2d,
+        operation=exercises.conv2d,
         formula="z_bij = Σ_uv k_uv · x_b,i+u,j+v, zeros past the lower and right edge",
         idea="Two short loops over the small kernel; the padding is a mask.",
         hints=(
@@ -103,7 +103,7 @@ tl.store(z_ptr + ..., total, mask=j < W)""",
     ),
     Lesson(
         number=11,
-        operation=ladder.batched_matmul,
+        operation=exercises.batched_matmul,
         formula="z_b = x_b @ y_b",
         idea="A tile of the result stays in registers while tiles of x and y pass by.",
         hints=(
@@ -125,7 +125,7 @@ tl.store(z_ptr + (b * N0 + i[:, None]) * N1 + j[None, :], total, mask=...)""",
     ),
     Lesson(
         number=12,
-        operation=ladder.quantized_matmul,
+        operation=exercises.quantized_matmul,
         formula="z = (scale · (nibble(weight) − nibble(offset))) @ activation",
         idea="Weights stay at 4 bits in memory and become floats in registers, just before dot.",
         hints=(

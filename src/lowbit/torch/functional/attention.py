@@ -141,10 +141,4 @@ _attention_op = register(
 )
 
 
-@specified("attention_causal")
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attention(q, k, v, causal=True)
-
-
 specified_gradients("attention", attention, "q", "k", "v")
-specified_gradients("attention_causal", _causal, "q", "k", "v")

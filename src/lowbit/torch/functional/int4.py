@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.int4_weight import (
+from lowbit.kernels.triton.fast.tiles import (
     MIDDLE,
     TILE_DEPTH,
     TILE_ROWS,
     WORDS,
     Int4Weight,
+    to_tiles,
 )
 from lowbit.torch.arguments import FLOATS, check_tensor
 from lowbit.torch.registration import register, specified
-
-_ACTIVATIONS = (torch.bfloat16, torch.float16)
 
 
 def pack_int4(
@@ -50,7 +49,7 @@ def pack_int4(
     tall, deep = -(-N // TILE_ROWS), -(-K // TILE_DEPTH)
     filled = words.new_zeros(tall * TILE_ROWS, deep * WORDS)
     filled[:N, : words.shape[1]] = words
-    tiles = filled.view(tall, TILE_ROWS, deep, WORDS).transpose(1, 2).contiguous()
+    tiles = to_tiles(filled).contiguous()
 
     def padded(each: Tensor) -> Tensor:
         result = scale.new_zeros(tall * TILE_ROWS, groups)
@@ -90,15 +89,15 @@ def _words(weight: Tensor) -> Tensor:
 def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
     """x · (scale · (weight − zero_point))ᵀ: [..., K] by [N, K] → [..., N].
 
-    x: bfloat16 or float16, any strides; the result has its dtype. weight: from `pack_int4`, on the
-    same device. Differentiable in x. Sums are float32. One row of x, K to 32768, is multiplied in
+    x: bfloat16, float16 or float32, any strides; the result has its dtype. weight: from
+    `pack_int4`, on the same device. Differentiable in x. Sums are float32. One row of x, K to 32768, is multiplied in
     integers of 16 bits relative to the greatest of each 32 k, and NaN or infinity in it makes every
-    result NaN; up to 128 rows by tensor cores, in groups of a multiple of 128; for others the
-    weight is dequantized to x's dtype first.
+    result NaN; up to 128 rows by tensor cores, in groups of a multiple of 128; for others, and for
+    float32, the weight is dequantized to x's dtype first.
 
     TypeError for another dtype; ValueError for a K or a device that does not match.
     """
-    check_tensor("int4_matmul", "x", x, _ACTIVATIONS)
+    check_tensor("int4_matmul", "x", x, FLOATS)
     if not isinstance(weight, Int4Weight):
         raise TypeError(f"int4_matmul: weight is a {type(weight).__name__}; give pack_int4(...)")
     if x.dim() == 0 or x.shape[-1] != weight.K:
@@ -144,8 +143,7 @@ _int4_matmul_op = register(
 )
 
 
-@specified("int4_matmul", group_size=128)
-@specified("int4_matmul_32", group_size=32)
+@specified("int4_matmul")
 def _packed_and_multiplied(
     x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, group_size: int
 ) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 from lowbit.forms import threads_key
 from lowbit.ops import linear_plan
 from lowbit.torch.registration import register
-from lowbit.torch.weight_format import dequantized
+from lowbit.weights.format import INT8, WeightFormat
+from lowbit.weights.panels import Panels
 
 ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -25,7 +26,7 @@ PANEL_COLUMNS = 16
 _ALIGNMENT = 64
 
 
-def _check_activation(x: Tensor, in_features: int) -> None:
+def check_activation(x: Tensor, in_features: int) -> None:
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise ValueError(
             f"this layer takes input of shape [..., {in_features}], got {list(x.shape)}"
@@ -59,7 +60,7 @@ def _linear_cpu(
     shape = x.shape
     bfloat16 = False
     if dtype is not torch.float32 or len(shape) == 0 or shape[-1] != in_features:
-        _check_activation(x, in_features)
+        check_activation(x, in_features)
         bfloat16 = dtype is torch.bfloat16 and activations == "float"
         if not bfloat16:
             x = x.to(torch.float32)
@@ -104,16 +105,20 @@ def _linear_cpu(
 
 def _dequantize_weight_cpu(
     panels: Tensor,
+    column_sums: Tensor,
     scale: Tensor,
     zero_points: Tensor | None,
     in_features: int,
     out_features: int,
     group_size: int,
 ) -> Tensor:
-    zeros = None if zero_points is None else zero_points.numpy()
-    return torch.from_numpy(
-        dequantized(panels.numpy(), scale.numpy(), zeros, in_features, out_features, group_size)
-    )
+    arrays = {"panels": panels.numpy(), "column_sums": column_sums.numpy(), "scale": scale.numpy()}
+    if zero_points is not None:
+        arrays["zero_points"] = zero_points.numpy()
+    # The zero points of uint4 are relative to its middle, as those of int4 are.
+    format = WeightFormat("int4", group_size) if group_size else INT8
+    quantized = Panels().unpack(arrays, format, (out_features, in_features))
+    return torch.from_numpy(quantized.dequantize()).contiguous()
 
 
 def _linear_fake(
@@ -127,12 +132,18 @@ def _linear_fake(
     out_features: int,
     *_: Any,
 ) -> Tensor:
-    _check_activation(x, in_features)
+    check_activation(x, in_features)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
 def _dequantize_weight_fake(
-    panels: Tensor, scale: Tensor, zero_points: Any, in_features: int, out_features: int, _: int
+    panels: Tensor,
+    column_sums: Tensor,
+    scale: Tensor,
+    zero_points: Any,
+    in_features: int,
+    out_features: int,
+    _: int,
 ) -> Tensor:
     return scale.new_empty((out_features, in_features))
 
@@ -144,8 +155,8 @@ linear = register(
     fake=_linear_fake,
 )
 dequantize_weight = register(
-    "dequantize_weight(Tensor panels, Tensor scale, Tensor? zero_points, int in_features, "
-    "int out_features, int group_size) -> Tensor",
+    "dequantize_weight(Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
+    "int in_features, int out_features, int group_size) -> Tensor",
     cpu=_dequantize_weight_cpu,
     fake=_dequantize_weight_fake,
 )

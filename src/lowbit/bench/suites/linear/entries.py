@@ -18,8 +18,8 @@ from lowbit.bench.linear_problem import ACTIVATIONS, Linear, LinearPlan, LinearT
 from lowbit.bench.peers import torch_int4
 from lowbit.jit.threads import max_threads
 from lowbit.jit.workspace import aligned_empty
-from lowbit.packed import PackedMatrix
 from lowbit.registry.extras import absent
+from lowbit.weights.panels import PackedMatrix
 
 READ = "plain read"
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from lowbit.bench.problem import gemm_case, parse_shape
 from lowbit.bench.timing import Limits
 from lowbit.numerics import QTensor, int_format
-from lowbit.packed import GROUP_UNIT
-from lowbit.spec import LINEAR_GROUPS, LINEAR_WEIGHT_ONLY, Expected
+from lowbit.spec import Expected
+from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.weights.panels import group_refusal
 
 Floats = NDArray[np.float32]
 
@@ -37,7 +38,6 @@ DISTRIBUTION = (
 
 _MIDDLE = 8
 _CHECKED_COLUMNS = 128  # each is a sum of its own, and the budget takes many times the work of one
-_BFLOAT16_UNIT = 2.0**-8
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,8 @@ class LinearPlan:
             if one not in ACTIVATIONS:
                 known = ", ".join(ACTIVATIONS)
                 raise ValueError(f"activations {one!r} are not known; known are {known}")
-        if self.group_size < 0 or self.group_size % GROUP_UNIT:
-            raise ValueError(
-                f"group_size is {self.group_size}; it must be a multiple of {GROUP_UNIT}, or 0 "
-                "for one scale a column"
-            )
+        if self.group_size and (refusal := group_refusal("uint4", self.group_size)):
+            raise ValueError(f"{refusal}; 0 is one scale a column")
         for text in self.shapes:
             gemm_case(text, "f32:s8:f32")  # which refuses what this machine cannot hold
             k = parse_shape(text)["K"]
@@ -195,16 +192,11 @@ class LinearTask:
             "b_scale": self.scale[:, self.columns],
             "b_zero_point": self.zero[:, self.columns],
         }
-        spec = LINEAR_GROUPS if activations == "int8" else LINEAR_WEIGHT_ONLY
+        spec = linear_groups if activations == "int8" else linear_weight_only
         sizes = {"M": shape.m, "G": grouped[0], "S": grouped[1], "N": len(self.columns)}
-        rounded = activations == "bf16"
-        options = ("bfloat16",) if rounded else ()
-        case = spec.case(sizes, dtypes="f32:u4:f32", without=("bias",), options=options)
-        found = case.expect(inputs)
-        if not rounded:
-            return found
-        store = _BFLOAT16_UNIT * (np.abs(found.reference) + found.budget)
-        return Expected(found.reference, found.budget + store, found.dtype)
+        floats = "bf16" if activations == "bf16" else "f32"
+        case = spec.case(sizes, dtypes=f"{floats}:u4:{floats}", without=("bias", "residual"))
+        return case.expect(inputs)
 
 
 Call = Callable[[], Any]

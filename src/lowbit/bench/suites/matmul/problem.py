@@ -12,13 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.bench.requantized import MATMUL_REQUANTIZED, quantization_of, quantized
-from lowbit.spec import LINEAR_DYNAMIC, MATMUL, MATMUL_SCALED, Case, Expected, Specification
+from lowbit.bench.requantized import quantization_of, quantized
+from lowbit.spec import Case, Expected, Operation
+from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
 Array = NDArray[Any]
 
-GEMMS = (MATMUL, MATMUL_SCALED, MATMUL_REQUANTIZED, LINEAR_DYNAMIC)
+GEMMS = (matmul, matmul_scaled, linear_dynamic)
 """The operations that multiply two matrices; their dtypes tell them apart."""
+
+SIGNATURES = tuple(
+    signature
+    for spec in GEMMS
+    for signature in spec.signatures
+    if signature.split(":")[2] in ("s32", "f32", "u8")
+)
+"""The dtypes that are timed."""
 
 DISTRIBUTION = (
     "integers uniform over the full range; float activations N(0, 1); weight scales log-uniform "
@@ -50,16 +59,14 @@ def parse_shape(text: str) -> dict[str, int]:
     return {"M": m, "N": n, "K": k}
 
 
-def find_gemm(dtypes: str) -> Specification:
+def find_gemm(dtypes: str) -> Operation:
     """The operation that has these dtypes (`left:right:output`, for example `u8:s8:s32`).
 
     ValueError lists the known ones.
     """
-    for spec in GEMMS:
-        if dtypes in spec.signatures:
-            return spec
-    known = ", ".join(signature for spec in GEMMS for signature in spec.signatures)
-    raise ValueError(f"dtypes {dtypes!r} are not known; known are {known}")
+    if dtypes not in SIGNATURES:
+        raise ValueError(f"dtypes {dtypes!r} are not known; known are {', '.join(SIGNATURES)}")
+    return next(spec for spec in GEMMS if dtypes in spec.signatures)
 
 
 def gemm_case(shape: str, dtypes: str) -> Case:
@@ -70,8 +77,7 @@ def gemm_case(shape: str, dtypes: str) -> Case:
     into this machine's memory.
     """
     spec = find_gemm(dtypes)
-    optional = {tensor.name for tensor in spec.inputs if tensor.optional}
-    without = optional - {"a_zero_point"}
+    without = set(spec.optional) - {"a_zero_point"}
     sizes = parse_shape(shape)
     case = spec.case(sizes, dtypes=dtypes, without=without)
     elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
@@ -156,7 +162,7 @@ class Problem:
         b_scale = inputs.get("b_scale")
         a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
         b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
-        if case.spec is MATMUL_REQUANTIZED:
+        if case.dtypes.endswith(":u8"):
             scale, zero_point = quantization_of(a_float @ b_float)
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
@@ -175,7 +181,7 @@ class Problem:
     @property
     def quantizes(self) -> bool:
         """Whether the result is of 8 bits."""
-        return self.case.spec is MATMUL_REQUANTIZED
+        return self.case.dtypes.endswith(":u8")
 
     @property
     def out_quantization(self) -> tuple[float, int]:

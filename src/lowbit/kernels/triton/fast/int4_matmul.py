@@ -11,17 +11,17 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
 from lowbit.kernels.triton.fast.config import Choice, choices
-from lowbit.kernels.triton.fast.int4_weight import TILE_ROWS, Int4Weight
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
+from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
 _DEQUANTIZED_TILES = 256  # of rows of the weight, that are floats at one time
 
 
 class Int4Kernel(NamedTuple):
-    """One way to multiply: why it does not serve a product (M, K, group_size), None if it does; how
-    it is cut for a weight (N, K); what runs it; and what it is good for."""
+    """One way to multiply: why it does not serve a product (M, K, group_size, itemsize), None if it
+    does; how it is cut for a weight (N, K); what runs it; and what it is good for."""
 
-    refusal: Callable[[int, int, int], str | None]
+    refusal: Callable[[int, int, int, int], str | None]
     config: Callable[[Gpu, int, int], Any]
     run: Callable[[Tensor, Int4Weight, Any], Tensor]
     why: str
@@ -51,7 +51,7 @@ KERNELS = {
         f"tensor cores take {int4_planes.MOST_ROWS} rows for one reading of the weight",
     ),
     "dequantize_kernel and cuBLAS": Int4Kernel(
-        lambda M, K, group_size: None,
+        lambda M, K, group_size, itemsize: None,
         lambda gpu, N, K: None,
         _as_floats,
         "serves every product",
@@ -62,11 +62,11 @@ KERNELS = {
 
 @choices.register("int4_matmul")
 @lru_cache(1024)
-def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any]:
+def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int, itemsize: int) -> Choice[Any]:
     """For x [M, K] by a weight [N, K]."""
     refused = list[tuple[str, str]]()
     for name, kernel in KERNELS.items():
-        refusal = kernel.refusal(M, K, group_size)
+        refusal = kernel.refusal(M, K, group_size, itemsize)
         if refusal is None:
             return Choice(name, kernel.config(gpu, N, K), kernel.why, tuple(refused))
         refused.append((name, refusal))
@@ -74,12 +74,12 @@ def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int) -> Choice[Any
 
 
 def int4_matmul(x: Tensor, *parts: Any) -> Tensor:
-    """x [..., K], in 16 bits and of any strides, by a weight whose fields follow: [..., N]."""
+    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N]."""
     weight = Int4Weight(*parts)
     if not x.numel() or not weight.N:
         return x.new_zeros(*x.shape[:-1], weight.N)
     flat = x.reshape(-1, weight.K)
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
-    sizes = len(flat), weight.N, weight.K, weight.group_size
+    sizes = len(flat), weight.N, weight.K, weight.group_size, x.itemsize
     choice = int4_choice(gpu_of(x.device), *sizes)
     return KERNELS[choice.kernel].run(flat, weight, choice.config).view(*x.shape[:-1], weight.N)

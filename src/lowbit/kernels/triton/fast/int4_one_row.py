@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import not_powers, require
-from lowbit.kernels.triton.fast.int4_weight import TILE_ROWS, Int4Weight
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
 MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program
 _PART = 32  # k that share a scale of x's digits, and a thread of the kernel
@@ -45,8 +45,10 @@ class VectorConfig:
         return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
 
-def refusal(M: int, K: int, group_size: int) -> str | None:
+def refusal(M: int, K: int, group_size: int, itemsize: int) -> str | None:
     """Why the kernel does not serve a product; None if it does."""
+    if itemsize != 2:
+        return "x is float32, and its digits have 16 bits"
     if M != 1:
         return f"x has {M} rows, and it takes one"
     if K > MOST_DEPTH:
@@ -68,7 +70,7 @@ def vector_config(gpu: Gpu, N: int, K: int) -> VectorConfig:
     while rows > 1 and rows * at_once > N:
         rows //= 2
     # To load ahead pays only for programs that go on for a while.
-    return VectorConfig(rows, num_warps, 3 if N > 4 * rows * at_once else 1, programs)
+    return VectorConfig(rows, num_warps, 3 if 4 * rows * at_once < N else 1, programs)
 
 
 def _parts(depth: int) -> int:

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import options_of
-from lowbit.kernels.triton.fast.int4_weight import TILE_DEPTH, TILE_ROWS, Int4Weight
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS, Int4Weight
 
 MOST_ROWS = 64  # of x, that tensor cores take at once
 MOST_BY_ROWS = 128  # of x, from which on writing the weight as floats takes less time
@@ -38,8 +38,10 @@ class RowsConfig:
     num_stages: int = 3
 
 
-def refusal(M: int, K: int, group_size: int) -> str | None:
+def refusal(M: int, K: int, group_size: int, itemsize: int) -> str | None:
     """Why `rows_kernel` does not serve a product; None if it does."""
+    if itemsize != 2:
+        return "x is float32, and tensor cores take 16 bits"
     if M > MOST_BY_ROWS:
         return f"x has {M} rows; above {MOST_BY_ROWS} it takes less time to write the weight anew"
     if group_size % TILE_DEPTH:

@@ -12,43 +12,28 @@ from typing import Any
 
 import numpy as np
 
+import lowbit
 from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, padded_k
+from lowbit.lab.check_bind import Packed
 from lowbit.lab.check_cpu import CpuKernel
 from lowbit.lab.check_script import PRODUCT
-from lowbit.spec.typed import Array, Operation, Sizes, TensorType
+from lowbit.spec import Array, Sizes
+from lowbit.spec.operations.products import matmul
 
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
 
 
-def _product(a: Array, panels: Array) -> Array:
-    count, lines, _ = panels.shape
-    by_column = panels.reshape(count, lines, PANEL, GROUP).transpose(1, 3, 0, 2)
-    return a @ by_column.reshape(lines * GROUP, count * PANEL)
-
-
-packed_product = Operation(
-    name="packed_product",
-    doc="z = a @ b, where b is packed: panels of 16 columns, lines of 4 consecutive k of each.",
-    inputs=(
-        TensorType("a", "uint8", ("M", "K")),
-        TensorType("panels", "int8", (f"N//{PANEL}", f"K//{GROUP}", str(LINE))),
-    ),
-    result=TensorType("z", "int32", ("M", "N")),
-    reference=_product,
-    exercise={"M": 9, "N": 32, "K": 128},
-    summed=("K",),
-    multiple_of={"N": PANEL, "K": LINE},
-)
-"""The exact product of uint8 rows and a packed int8 operand."""
+def _panels(b: Array) -> Array:
+    return lowbit.pack(b).panels.view(np.int8)
 
 
 @cache
-def cpu_products() -> dict[str, dict[str, Any]]:
+def product_kernels() -> dict[str, dict[str, Any]]:
     """For each instruction set the arguments of `check`, by names like product:generic."""
     found: dict[str, dict[str, Any]] = {}
     for micro in micro_kernels():
@@ -63,7 +48,7 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
 
     def step_bytes(sizes: Sizes) -> int:
         shape, rows = micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))
-        return rows * shape.depth * sizes["K"]
+        return rows * shape.depth * padded_k(sizes["K"])
 
     def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
         shape, _ = micro.shape(Demand(numbers["m"], numbers["n"], numbers["depth"]))
@@ -77,7 +62,8 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
     unused = {name: None for name in product.types if name not in known}
     return {
         "kernel": CpuKernel(product, micro.isa, static),
-        "spec": packed_product,
+        "spec": matmul,
+        "panels": Packed("b", _panels),
         "grid": lambda sizes: 1,
         **unused,
         **_ITEM,

@@ -1,4 +1,4 @@
-"""Twelve operations, each one idea further than the last: the ladder of people who learn kernels.
+"""Twelve operations, each one idea further than the last: the exercises of the course.
 
 The exercises are those of Triton-Puzzles (https://github.com/srush/Triton-Puzzles), which sizes,
 names and order follow; each is stated for any shape. A size is a name in the annotations.
@@ -9,7 +9,17 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from lowbit.spec.typed import Array, Sizes, operation
+from lowbit.registry import Registry
+from lowbit.spec import Array, Operation, Sizes, operation
+
+exercises: Registry[Operation] = Registry("exercise")
+"""By name, in the order of the course."""
+
+
+def exercise(one: Operation) -> Operation:
+    """Make an exercise known by its name."""
+    return exercises.add(one.name, one)
+
 
 _WORD = 8
 """Nibbles in an int32, the lowest first."""
@@ -28,18 +38,21 @@ def _all_of_n1(sizes: Sizes) -> int:
     return next_power_of_2(sizes["N1"])
 
 
+@exercise
 @operation(exercise={"N0": 32}, blocks={"B0": _all_of_n0}, special=True)
 def add_constant(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, by one program."""
     return x + 10
 
 
+@exercise
 @operation(exercise={"N0": 200}, blocks={"B0": 32}, special=True)
 def add_constant_blocks(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, a block to each program; the last block is ragged."""
     return x + 10
 
 
+@exercise
 @operation(exercise={"N0": 32, "N1": 32}, blocks={"B0": _all_of_n0, "B1": _all_of_n1}, special=True)
 def outer_add(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
@@ -48,6 +61,7 @@ def outer_add(
     return x[None, :] + y[:, None]
 
 
+@exercise
 @operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, special=True)
 def outer_add_blocks(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
@@ -56,6 +70,7 @@ def outer_add_blocks(
     return x[None, :] + y[:, None]
 
 
+@exercise
 @operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32})
 def outer_mul_relu(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
@@ -65,6 +80,7 @@ def outer_mul_relu(
     return np.where(product > 0, product, 0)
 
 
+@exercise
 @operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, result="dx")
 def mul_relu_backward(
     x: Float32[np.ndarray, "N1 N0"],
@@ -77,12 +93,14 @@ def mul_relu_backward(
     return np.where(positive, dz * y[:, None], 0)
 
 
+@exercise
 @operation(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
 def long_sum(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0"]:
     """z_i = Σ_j x_ij, a block of T at a time."""
     return x.sum(axis=1)
 
 
+@exercise
 @operation(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
 def long_softmax(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0 T"]:
     """z_ij = exp(x_ij) / Σ_k exp(x_ik), for rows of any magnitude."""
@@ -90,6 +108,7 @@ def long_softmax(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0 T"]:
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
+@exercise
 @operation(exercise={"N0": 200, "T": 200}, summed=("T",), blocks={"B0": 32, "B1": 32})
 def flash_attention(
     q: Float32[np.ndarray, "N0"],
@@ -102,6 +121,7 @@ def flash_attention(
     return (weights @ v) / weights.sum(axis=1)
 
 
+@exercise
 @operation(
     exercise={"N0": 4, "H": 8, "W": 8, "KH": 4, "KW": 4},
     summed=("KH", "KW"),
@@ -119,6 +139,7 @@ def conv2d(
     return total
 
 
+@exercise
 @operation(
     exercise={"N2": 4, "N0": 32, "MID": 32, "N1": 32},
     summed=("MID",),
@@ -131,6 +152,7 @@ def batched_matmul(
     return x @ y
 
 
+@exercise
 @operation(
     exercise={"N0": 32, "MID": 64, "N1": 32},
     summed=("MID",),

@@ -3,21 +3,17 @@
 The arithmetic is float32; where terms cancel, the slack is so many roundings of their magnitudes.
 """
 
-# Dimensions are text.
-# ruff: noqa: F722, F821, UP037
-
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
 
-from lowbit.spec.typed import Array, operation
+from lowbit.spec.case import Case
+from lowbit.spec.dtypes import DTYPES, Array
+from lowbit.spec.dtypes import FLOAT32_UNIT as _UNIT
+from lowbit.spec.operations import Floats, specified
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = {"N": 5, "T": 300}
-# Of float32, in which the operators compute.
-_UNIT = 2.0**-24
-_LEAST_NORMAL = 2.0**-126
+_LEAST_NORMAL = DTYPES["float32"].least_normal
 _LAYER_EPS, _RMS_EPS = 1e-5, 1e-6
 
 
@@ -26,8 +22,8 @@ def _softmax(x: Array) -> Array:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES)
-def softmax(x: Float[np.ndarray, "N T"]) -> Float[np.ndarray, "N T"]:
+@specified(exercise=_SIZES, summed=("T",))
+def softmax(x: Floats[np.ndarray, "N T"]) -> Floats[np.ndarray, "N T"]:
     """z = exp(x) / Σ exp(x) of each row."""
     return _softmax(x)
 
@@ -41,26 +37,26 @@ def _mean(x: Array) -> Array:
     return x.mean(axis=1, keepdims=True)
 
 
-def _softmax_slack(x: Array, dz: Array, unit: float) -> Array:
+def _softmax_slack(case: Case, x: Array, dz: Array) -> Array:
     """z is kept in the result's dtype, and is 0 where float32 would be denormal, as GPUs take their
     powers of two; z · dz and z · Σ may cancel."""
     z, size = _softmax(x), np.abs(dz)
     terms = z * (size + (z * size).sum(axis=1, keepdims=True))
     flushed = _LEAST_NORMAL * (size + size.sum(axis=1, keepdims=True))
-    return 2 * (unit + _roundings(x)) * terms + flushed
+    return 2 * (case.dtype("dx").unit + _roundings(x)) * terms + flushed
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES, result="dx", slack=_softmax_slack)
+@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_softmax_slack)
 def softmax_dx(
-    x: Float[np.ndarray, "N T"], dz: Float[np.ndarray, "N T"]
-) -> Float[np.ndarray, "N T"]:
+    x: Floats[np.ndarray, "N T"], dz: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "N T"]:
     """dx = z · (dz - Σ z · dz), z the softmax of x."""
     z = _softmax(x)
     return z * (dz - (z * dz).sum(axis=1, keepdims=True))
 
 
-@operation(exercise=_SIZES, dtypes=_DTYPES)
-def row_sum(x: Float[np.ndarray, "N T"]) -> Float[np.ndarray, "N"]:
+@specified(exercise=_SIZES)
+def row_sum(x: Floats[np.ndarray, "N T"]) -> Floats[np.ndarray, "N"]:
     """z = Σ x of each row."""
     return x.sum(axis=1)
 
@@ -83,11 +79,11 @@ def _centring(x: Array) -> Array:
     return _roundings(x) * _mean(np.abs(x)) * _layer(x)[1]
 
 
-def _layer_slack(x: Array, weight: Array, bias: Array, unit: float) -> Array:
+def _layer_slack(case: Case, x: Array, weight: Array, bias: Array) -> Array:
     return np.abs(weight) * _centring(x) + 0 * bias
 
 
-def _layer_dweight_slack(x: Array, weight: Array, dz: Array, unit: float) -> Array:
+def _layer_dweight_slack(case: Case, x: Array, weight: Array, dz: Array) -> Array:
     return (np.abs(dz) * _centring(x)).sum(axis=0)
 
 
@@ -99,78 +95,77 @@ def _gradient_slack(n: Array, inverse: Array, g: Array, off: Array | float) -> A
     return 2 * inverse * (_roundings(n) * terms + moved)
 
 
-def _layer_dx_slack(x: Array, weight: Array, dz: Array, unit: float) -> Array:
+def _layer_dx_slack(case: Case, x: Array, weight: Array, dz: Array) -> Array:
     return _gradient_slack(*_layer(x), dz * weight, _centring(x))
 
 
-def _rms_dx_slack(x: Array, weight: Array, dz: Array, unit: float) -> Array:
+def _rms_dx_slack(case: Case, x: Array, weight: Array, dz: Array) -> Array:
     return _gradient_slack(*_rms(x), dz * weight, 0.0)
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES, slack=_layer_slack)
+@specified(exercise=_SIZES, summed=("T",), slack=_layer_slack)
 def layer_norm(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"], bias: Float[np.ndarray, "T"]
-) -> Float[np.ndarray, "N T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], bias: Floats[np.ndarray, "T"]
+) -> Floats[np.ndarray, "N T"]:
     """z = (x - mean) / sqrt(variance + 1e-5) · weight + bias."""
     return _layer(x)[0] * weight + bias
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES, result="dx", slack=_layer_dx_slack)
+@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_layer_dx_slack)
 def layer_norm_dx(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"], dz: Float[np.ndarray, "N T"]
-) -> Float[np.ndarray, "N T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "N T"]:
     """dx = (g - mean g - n · mean g·n) / deviation, with g = dz · weight and n normalized x."""
     n, inverse = _layer(x)
     g = dz * weight
     return (g - _mean(g) - n * _mean(g * n)) * inverse
 
 
-@operation(
+@specified(
     exercise=_SIZES,
     summed=("N", "T"),
-    dtypes=_DTYPES,
     result="dweight",
     slack=_layer_dweight_slack,
 )
 def layer_norm_dweight(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"], dz: Float[np.ndarray, "N T"]
-) -> Float[np.ndarray, "T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "T"]:
     """dweight = Σ over rows of dz · n, with n the normalized x."""
     return (dz * _layer(x)[0]).sum(axis=0)
 
 
-@operation(exercise=_SIZES, dtypes=_DTYPES, result="dbias")
+@specified(exercise=_SIZES, result="dbias")
 def layer_norm_dbias(
-    x: Float[np.ndarray, "N T"],
-    weight: Float[np.ndarray, "T"],
-    bias: Float[np.ndarray, "T"],
-    dz: Float[np.ndarray, "N T"],
-) -> Float[np.ndarray, "T"]:
+    x: Floats[np.ndarray, "N T"],
+    weight: Floats[np.ndarray, "T"],
+    bias: Floats[np.ndarray, "T"],
+    dz: Floats[np.ndarray, "N T"],
+) -> Floats[np.ndarray, "T"]:
     """dbias = Σ over rows of dz."""
     return dz.sum(axis=0)
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES)
+@specified(exercise=_SIZES, summed=("T",))
 def rms_norm(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"]
-) -> Float[np.ndarray, "N T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"]
+) -> Floats[np.ndarray, "N T"]:
     """z = x / sqrt(mean x² + 1e-6) · weight."""
     return _rms(x)[0] * weight
 
 
-@operation(exercise=_SIZES, summed=("T",), dtypes=_DTYPES, result="dx", slack=_rms_dx_slack)
+@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_rms_dx_slack)
 def rms_norm_dx(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"], dz: Float[np.ndarray, "N T"]
-) -> Float[np.ndarray, "N T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "N T"]:
     """dx = (g - n · mean g·n) / root of the mean square, with g = dz · weight, n normalized x."""
     n, inverse = _rms(x)
     g = dz * weight
     return (g - n * _mean(g * n)) * inverse
 
 
-@operation(exercise=_SIZES, summed=("N", "T"), dtypes=_DTYPES, result="dweight")
+@specified(exercise=_SIZES, summed=("N", "T"), result="dweight")
 def rms_norm_dweight(
-    x: Float[np.ndarray, "N T"], weight: Float[np.ndarray, "T"], dz: Float[np.ndarray, "N T"]
-) -> Float[np.ndarray, "T"]:
+    x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
+) -> Floats[np.ndarray, "T"]:
     """dweight = Σ over rows of dz · n, with n the normalized x."""
     return (dz * _rms(x)[0]).sum(axis=0)

@@ -1,7 +1,7 @@
 """Exact search over compressed vectors: the nearest of m vectors of 8 or 4 bits.
 
 Vectors are the columns of packed right operands, some thousands in a chunk. A search finds the best
-by what the compressed vectors score with queries of 8 bits (index_search.py), and may then rank
+by what the compressed vectors score with queries of 8 bits (groups.py), and may then rank
 some candidates by the originals.
 """
 
@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arguments import float_matrix, padded
-from lowbit.index_search import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
-from lowbit.numerics import QTensor, Range, int_format, quantize
-from lowbit.packed import WEIGHTS, PackedMatrix
-from lowbit.packing import pack
-from lowbit.spec import longest_sum
+from lowbit.arguments import float_matrix
+from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
+from lowbit.search.groups import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
+from lowbit.weights.panels import PackedMatrix, pack, padded
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
 _CHUNK = 1 << 16  # vectors that are packed together at most
@@ -81,7 +79,7 @@ class VectorIndex:
         ):
             if given not in known:
                 raise ValueError(f"{name} must be one of {known}, got {given!r}")
-        most = longest_sum("u8", WEIGHTS[_FORMATS[bits]], shifted=(True, False))
+        most = longest_sum("uint8", _FORMATS[bits], shifted=(True, False))
         if dim > most:
             raise ValueError(
                 f"dim = {dim} products of queries and vectors of {bits} bits could overflow "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lowbit import VectorIndex
-from lowbit.index import _FILE
+from lowbit.search.index import _FILE
 from lowbit.weights.tensor_file import StoredTensor
 
 VECTORS = np.random.default_rng(0).standard_normal((70, 20)).astype(np.float32)

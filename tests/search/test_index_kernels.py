@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import lowbit
-from lowbit.index_search import Queries
 from lowbit.isa import active, named
 from lowbit.kernels.cpu.integer.group_scores import group_scores
 from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.search.groups import Queries
 
 
 def _select(numbers: np.ndarray, count: int, width: int, interpreted: bool) -> np.ndarray:

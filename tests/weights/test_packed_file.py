@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lowbit
-from lowbit.packed_file import _FILE
+from lowbit.weights.packed_file import _FILE
 from lowbit.weights.tensor_file import StoredTensor
 
 Change = Callable[[dict[str, Any], dict[str, StoredTensor]], object]

@@ -24,7 +24,7 @@ from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
 from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP, Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.numerics import quantize_rows
-from lowbit.packed import PackedMatrix
+from lowbit.weights.panels import PackedMatrix
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

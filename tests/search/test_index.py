@@ -7,9 +7,9 @@ import pytest
 
 import lowbit
 from lowbit import VectorIndex
-from lowbit.index_search import Chunk, Queries, group_maxima
 from lowbit.isa import available
 from lowbit.numerics import Range, quantize_rows
+from lowbit.search.groups import Chunk, Queries, group_maxima
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def test_many_places_are_kept_for_few_queries_at_a_time(monkeypatch: pytest.Monk
     index.add(vectors)
     together = index.search(queries, 20)
     for places in (1, 40, 59):
-        monkeypatch.setattr("lowbit.index._PLACES", places)
+        monkeypatch.setattr("lowbit.search.index._PLACES", places)
         for one, other in zip(together, index.search(queries, 20), strict=True):
             np.testing.assert_array_equal(one, other)
 

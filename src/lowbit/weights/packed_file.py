@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from lowbit.packed import PackedMatrix
+from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
 
 _FILE = TensorFile("lowbit.packed_matrix", "packed matrix", "3")

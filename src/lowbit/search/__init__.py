@@ -1,0 +1,1 @@
+"""Exhaustive search over compressed vectors."""

@@ -1,0 +1,196 @@
+"""An operation at one set of sizes, with one kind of data: inputs, and what must come out."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from lowbit.spec.data import CORNERS, FILLS, SPECIAL, Draw, draw_values
+from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
+from lowbit.spec.expected import Expected
+from lowbit.spec.operation import Operation, Sizes, TensorType
+
+Layout = Literal["contiguous", "padded", "transposed"]
+Inputs = Mapping[str, Array]
+
+# How many random perturbations the sensitivity of a reference is estimated from.
+_PERTURBATIONS = 12
+# Roundings of an element besides those of its sum: a product, exp2 with its argument, a division.
+_OWN_ROUNDINGS = 8
+
+
+def fills_of(operation: Operation) -> tuple[str, ...]:
+    """The fills that an operation is tried with."""
+    # What an infinity is as an integer, no specification says.
+    kept = operation.result.is_float or operation.result.dtype == "bool"
+    floats = kept and any(tensor.is_float for tensor in operation.inputs)
+    fills = tuple(fill for fill in FILLS if floats or fill not in SPECIAL)
+    factors = operation.factors
+    whole = bool(factors) and not any(operation.factor_format(f).is_float for f in factors)
+    return (*fills, *CORNERS) if whole else fills
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operation, sizes, kind of data, and how tensors lie where a kernel takes their strides.
+
+    ValueError if a size is missing, unknown, below 1 or no multiple, if the sums are so long that
+    they can overflow, or if there is no such fill.
+    """
+
+    operation: Operation
+    sizes: Sizes = field(hash=False)
+    fill: str = "normal"
+    layout: Layout = "contiguous"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", self.operation.complete(self.sizes))
+        if self.fill not in (*FILLS, *CORNERS):
+            raise ValueError(f"no fill {self.fill!r}; known are {', '.join((*FILLS, *CORNERS))}")
+
+    def __str__(self) -> str:
+        one = self.operation
+        sizes = " ".join(f"{dim}={size}" for dim, size in self.sizes.items())
+        named = [f"no {name}" for name in sorted(one.without)]
+        named += [f"{name}={value}" for name, value in one.static.items()]
+        return ", ".join([f"{one.name} {one.signature} {sizes}", *named])
+
+    @property
+    def spec(self) -> Operation:
+        """The operation as it is stated, before any choice."""
+        return self.operation.origin or self.operation
+
+    @property
+    def dtypes(self) -> str:
+        """The signature, for example `u8:s8:s32`."""
+        return self.operation.signature
+
+    @property
+    def static(self) -> Mapping[str, Any]:
+        """The values of the static parameters."""
+        return self.operation.static
+
+    def dtype(self, name: str) -> DType:
+        """The dtype of an input or the result."""
+        return self.operation.tensor(name).format
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an input or the result."""
+        return self.operation.tensor(name).shape(self.sizes)
+
+    @property
+    def reduction(self) -> int:
+        """The number of products that are summed into one element of the output."""
+        return self.operation.reduction(self.sizes)
+
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications."""
+        return self.operation.operation_count(self.sizes)
+
+    @property
+    def bytes_moved(self) -> int:
+        """The least bytes that must move: every input read once, the output written once."""
+        return sum(map(self._bytes, (*self.operation.inputs, self.operation.result)))
+
+    def _bytes(self, tensor: TensorType) -> int:
+        return -(-math.prod(tensor.shape(self.sizes)) * tensor.format.bits // 8)
+
+    def inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Input data in storage dtypes, the same for the same seed."""
+        one = self.operation
+        key = repr((one.name, sorted(self.sizes.items()), self.fill, seed))
+        rng = np.random.default_rng(zlib.crc32(key.encode()))
+        factors = one.factors
+        ranges = {name: one.factor_format(name) for name in factors}
+        ranges[one.result.name] = one.result.format
+        sides = self.fill.split("*")
+        fills = dict(zip(factors, sides, strict=False)) if self.fill in CORNERS else {}
+        return {
+            t.name: one.draws.get(t.name, draw_values)(
+                Draw(rng, t.shape(self.sizes), t.format, fills.get(t.name, sides[0]), ranges)
+            )
+            for t in one.inputs
+        }
+
+    def exact(self, inputs: Inputs) -> dict[str, Array]:
+        """The inputs as float64, int64 and bool."""
+        return {t.name: t.format.widened(inputs[t.name]) for t in self.operation.inputs}
+
+    def ideal(self, inputs: Inputs) -> Array:
+        """The result, in int64 or float64, had nothing been quantized inside the operation."""
+        one = self.operation
+        with np.errstate(all="ignore"):
+            return (one.ideal or one.reference)(**self.exact(inputs), **one.static)
+
+    def expect(self, inputs: Inputs, seed: int = 0) -> Expected:
+        """The reference of these inputs, and the error allowed to each element.
+
+        A result of integers or bools must be exact, unless the operation states another budget.
+        That of floats is the stated one or, where there is none, `_perturbed`; with one rounding
+        of the result's own dtype if that is shorter than float32.
+        """
+        one, exact = self.operation, self.exact(inputs)
+        result = one.result
+        with np.errstate(all="ignore"):
+            value = np.asarray(one(**exact))
+            if value.shape != result.shape(self.sizes):
+                raise ValueError(
+                    f"the reference of {one.name} returned the shape {value.shape}; its "
+                    f"annotation says {result.shape(self.sizes)}"
+                )
+            if one.budget is not None:
+                value, budget = self._stored(value, one.budget(self, **exact, **one.static))
+            elif result.is_float:
+                value = value.astype(np.float64)
+                budget = self._perturbed(exact, value, np.random.default_rng(seed))
+            else:
+                budget = np.zeros(())
+        return Expected(value, np.broadcast_to(budget, value.shape), result.format)
+
+    def _stored(self, value: Array, budget: Array) -> tuple[Array, Array]:
+        """A value with its error, once it is stored in the result's dtype."""
+        dtype = self.operation.result.format
+        if dtype.is_float:
+            rounding = dtype.unit * (np.abs(value) + budget) + dtype.least
+            return value, budget + rounding if dtype.unit > FLOAT32_UNIT else budget
+        if not self.operation.saturates:
+            return value, budget
+        above, middle, below = (
+            np.clip(value + sign * budget, dtype.low, dtype.high).astype(np.int64)
+            for sign in (1, 0, -1)
+        )
+        return middle, np.maximum(above - middle, middle - below)
+
+    def _perturbed(self, exact: Inputs, value: Array, rng: np.random.Generator) -> Array:
+        """The error of a float result, found by moving the inputs.
+
+        The error of a sum of L rounded terms grows with L·u·Σ|term| (Higham, section 4.2). What
+        Σ|term| is for any reference: how far its result moves when every float input moves by one
+        rounding of its own, the largest move of twelve random choices of signs. So the budget of
+        an element z is (L + 8)·(move + u·|z|), with u the unit roundoff of float32 (or of the
+        result, if that is float64); one rounding of the result's own dtype; and for
+        underflow, which a GPU may flush to zero, (L + 8) smallest normal numbers. No move shows
+        terms that cancel whatever the inputs are, nor what is rounded to fewer bits on the way:
+        operations that have such state it as their `slack`.
+        """
+        one, dtype = self.operation, self.operation.result.format
+        unit = min(dtype.unit, FLOAT32_UNIT)
+        move = np.zeros(value.shape)
+        for _ in range(_PERTURBATIONS):
+            moved = {
+                name: a if a.dtype.kind != "f" else a * (1 + unit * rng.choice((-1, 1), a.shape))
+                for name, a in exact.items()
+            }
+            difference = np.abs(np.asarray(one(**moved), np.float64) - value)
+            move = np.maximum(move, np.where(np.isfinite(difference), difference, 0))
+        terms = one.sum_length(self.sizes) + _OWN_ROUNDINGS
+        own = dtype.unit * np.abs(value)
+        if one.slack is not None:
+            own = own + one.slack(self, **exact, **one.static)
+        return terms * (move + unit * np.abs(value)) + own + terms * dtype.least_normal

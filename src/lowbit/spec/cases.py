@@ -1,0 +1,119 @@
+"""The cases that operations are tried on: sizes one off those that kernels like, every choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from lowbit.spec.case import Case, Layout, fills_of
+from lowbit.spec.data import SPECIAL
+from lowbit.spec.operation import Operation, Sizes
+
+T = TypeVar("T")
+
+EDGE_SIZES = (1, 2, 3, 15, 17, 63, 65, 127, 129, 1000)
+"""Sizes one off the widths that kernels like, and one that is large but not a power of two."""
+
+_PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
+# The most steps of all loops together, for two sizes; the interpreter walks through them, and the
+# more sizes there are, the fewer of them are lanes of a block.
+_MOST_WORK = 100_000
+# More than the blocks of nearly all kernels; prime.
+_LONG = 1031
+_STRIDED: tuple[Layout, ...] = ("padded", "transposed")
+
+
+def edge_cases(spec: Operation, *, rounds: int = 1, seed: int = 0) -> list[Case]:
+    """Cases for what is compiled, in which every dimension takes every size of EDGE_SIZES once per
+    round.
+
+    The sizes are permuted for each dimension on its own; the dtypes take turns, and so do the
+    combinations of absent inputs and static parameters. 10 cases a round, always the same for the
+    same seed.
+    """
+    rng = np.random.default_rng(seed)
+    signatures = _in_turn(spec.signatures, rng)
+    switches = _in_turn(list(itertools.product(spec.subsets, spec.switches)), rng)
+    cases: list[Case] = []
+    for _ in range(rounds):
+        columns = [rng.permutation(EDGE_SIZES).tolist() for _ in spec.names]
+        for sizes in zip(*columns, strict=True):
+            without, static = next(switches)
+            variant = spec.variant(dtypes=next(signatures), without=without, static=static)
+            cases.append(Case(variant, variant.fitted(dict(zip(spec.names, sizes, strict=True)))))
+    return cases
+
+
+def _in_turn(choices: Sequence[T], rng: np.random.Generator) -> Iterator[T]:
+    """The choices over and over, in an order of chance."""
+    return itertools.cycle([choices[i] for i in rng.permutation(len(choices))])
+
+
+def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: bool) -> list[Case]:
+    """The cases of an operation for an interpreted kernel with these block sizes.
+
+    The exercise's sizes with every fill; size one with the special ones, too; sizes of primes, one
+    block, one less and one more, and each size one while the others are not, with two fills each in
+    turn; if `long`, each size long.
+    """
+    first, *rest = size_sets(operation, blocks)
+    fills = fills_of(operation)
+    common = [fill for fill in fills if fill not in SPECIAL]
+
+    def special(sizes: Sizes) -> list[str]:
+        # A sum of several of the largest overflows on the way, in an order that is free.
+        known = operation.budget is not None or operation.sum_length(sizes) == 1
+        return [fill for fill in fills if fill in SPECIAL and (known or fill != "largest")]
+
+    cases = [Case(operation, first, fill) for fill in (*common, *special(first))]
+    for number, sizes in enumerate(rest):
+        other = common[1 + number % (len(common) - 1)]
+        cases += [Case(operation, sizes), Case(operation, sizes, other)]
+    cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
+    cases += [Case(operation, sizes) for sizes in _long_sets(operation)] if long else []
+    if strided:
+        cases += [
+            Case(operation, s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED
+        ]
+    return cases
+
+
+def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int]]:
+    """Sizes worth trying, the exercise's first, without repetition."""
+    names = operation.names
+    exercise = operation.exercise or operation.fitted(dict.fromkeys(names, 40))
+    wanted = [dict.fromkeys(names, 1)]
+    wanted += [dict(zip(names, _cycled(primes, len(names)), strict=True)) for primes in _PRIMES]
+    fitting = sorted({b for b in blocks if 2 <= b <= 256}) or [32]
+    for block in fitting:
+        wanted += [dict.fromkeys(names, size) for size in (block, block - 1, block + 1, 3 * block)]
+    for name in names if len(names) > 1 else ():
+        wanted.append({**dict.fromkeys(names, 19), name: 1})
+        wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})
+    sets = [operation.complete(exercise), *(_legal(operation, sizes) for sizes in wanted)]
+    return list({tuple(sizes.items()): sizes for sizes in sets}.values())
+
+
+def _long_sets(operation: Operation) -> list[dict[str, int]]:
+    """Each size long while the others are one."""
+    ones = dict.fromkeys(operation.names, 1)
+    return [operation.fitted({**ones, name: _LONG}) for name in operation.names]
+
+
+def _cycled(values: Sequence[int], count: int) -> list[int]:
+    return [values[i % len(values)] for i in range(count)]
+
+
+def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:
+    """The sizes fitted; too much work is cut at the largest size."""
+    rounded = dict(sizes)
+    most = _MOST_WORK // 5 ** max(0, len(rounded) - 2)
+    while math.prod(rounded.values()) > most:
+        largest = max(rounded, key=lambda name: rounded[name])
+        rounded[largest] = max(1, rounded[largest] // 2 + rounded[largest] % 2)
+    # Small sizes stay small: 19 of something in steps of 64 is as good as one of it.
+    return operation.fitted(rounded)

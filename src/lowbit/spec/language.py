@@ -1,0 +1,121 @@
+"""Operations that are Python functions: types in the annotations, the reference in the body.
+
+    @operation(exercise={"N0": 4, "T": 200}, summed=("T",))
+    def row_sum(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0"]:
+        return x.sum(axis=1)
+
+The annotations are jaxtyping's (https://docs.kidger.site/jaxtyping/api/array/). A dimension is a
+name, a fixed size, or an expression of names such as `MID//8`. An input with `| None = None` may be
+left out. What stands behind a `*` is a static parameter. The body is run in float64, or in int64
+for tensors of integers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from lowbit.spec.dtypes import DTYPES, Array
+from lowbit.spec.operation import TERM, Operation, TensorType
+
+_FORM = 'in jaxtyping\'s form, for example Float32[np.ndarray, "N0 T"]'
+
+
+def one_of(name: str, *dtypes: str) -> Any:
+    """An annotation like Float32 that leaves the dtype open: all tensors with it have the same, one
+    of these, the first unless something else is chosen."""
+    from jaxtyping import AbstractDtype  # so that the language can be looked at without it
+
+    return type(name, (AbstractDtype,), {"dtypes": list(dtypes)})
+
+
+def operation(*, result: str = "z", **facts: Any) -> Callable[[Callable[..., Array]], Operation]:
+    """Make an Operation of an annotated function.
+
+    result: what the result is called; facts: the fields of `lowbit.spec.operation.Facts`.
+    TypeError or ValueError, with what to write instead, if an annotation is not understood.
+    """
+
+    def make(function: Callable[..., Array]) -> Operation:
+        made = from_function(function, result, **facts)
+        if made.exercise:
+            made.complete(made.exercise)
+        return made
+
+    return make
+
+
+def from_function(function: Callable[..., Array], result: str = "z", **facts: Any) -> Operation:
+    """The Operation of a function, which needs nothing but its annotations."""
+    name = getattr(function, "__name__", "operation")
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:  # annotations that are text may hold anything
+        raise TypeError(f"{name}: its annotations cannot be read: {error}") from error
+    parameters = inspect.signature(function).parameters
+    static = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    tensors = [n for n in parameters if n not in static]
+    missing = [n for n in (*tensors, "return") if n not in hints]
+    if missing:
+        raise TypeError(f"{name}: {missing[0]} has no annotation; write one {_FORM}")
+    for parameter, default in static.items():
+        if default is inspect.Parameter.empty:
+            raise TypeError(f"{name}: the static parameter {parameter} needs a default")
+    # Switches are tried both ways without being told so.
+    switches = {n: (on, not on) for n, on in static.items() if isinstance(on, bool)}
+    choices: dict[str, tuple[str, ...]] = {}
+    stated = [_tensor_type(n, hints[n], name, choices) for n in tensors]
+    stated.append(_tensor_type(result, hints["return"], name, choices))
+    return Operation(
+        name=name,
+        doc=inspect.getdoc(function) or "",
+        reference=function,
+        stated=tuple(stated),
+        choices=choices,
+        dtypes={variable: dtypes[0] for variable, dtypes in choices.items()},
+        static=static,
+        **{**facts, "tried": {**switches, **facts.get("tried", {})}},
+    )
+
+
+def _tensor_type(
+    name: str, annotation: Any, function: str, choices: dict[str, tuple[str, ...]]
+) -> TensorType:
+    """What an annotation says; if it leaves the dtype open, `choices` gets to know of what."""
+    optional = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    if optional:
+        kept = [one for one in typing.get_args(annotation) if one is not types.NoneType]
+        annotation = kept[0] if len(kept) == 1 else annotation
+    dtypes, text = getattr(annotation, "dtypes", None), getattr(annotation, "dim_str", None)
+    if dtypes is None or text is None:
+        raise TypeError(f"{function}: the annotation of {name} is {annotation!r}; write it {_FORM}")
+    # jaxtyping's Bool is NumPy's of both names.
+    dtypes = [dtype for dtype in dtypes if dtype != "bool_"]
+    unknown = [dtype for dtype in dtypes if dtype not in DTYPES]
+    if unknown or not dtypes:
+        raise TypeError(
+            f"{function}: {name} has the dtypes {', '.join(map(str, dtypes))}; give one of "
+            f"{', '.join(DTYPES)}, as in Float32, or say which with lowbit.spec.one_of"
+        )
+    dims = tuple(text.split())
+    for dim in dims:
+        if TERM.sub("", dim) or not _is_expression(dim):
+            raise ValueError(
+                f"{function}: the dimension {dim!r} of {name} is not understood; write a name, a "
+                "number, or a sum, product or // of these"
+            )
+    variable = annotation.dtype.__name__ if len(dtypes) > 1 else ""
+    if variable:
+        choices[variable] = tuple(dtypes)
+    return TensorType(name, dtypes[0], dims, variable, optional)
+
+
+def _is_expression(dim: str) -> bool:
+    try:
+        compile(dim, "", "eval")
+    except SyntaxError:
+        return False
+    return dim[0].isalnum() or dim[0] in "_("

@@ -1,0 +1,67 @@
+"""The operations that lowbit computes, one file per family.
+
+Those of gradients take what the operator takes, and dz; they are named after what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lowbit.registry import Registry
+from lowbit.spec.dtypes import Array
+from lowbit.spec.language import one_of, operation
+from lowbit.spec.operation import Operation
+
+operations: Registry[Operation] = Registry("operation", __name__)
+"""By name."""
+
+
+def specified(**facts: Any) -> Callable[[Callable[..., Array]], Operation]:
+    """`operation`, which makes itself known."""
+
+    def make(function: Callable[..., Array]) -> Operation:
+        made = operation(**facts)(function)
+        return operations.add(made.name, made)
+
+    return make
+
+
+# Annotations that leave the dtype open.
+if TYPE_CHECKING:
+    from typing import Annotated as Addend
+    from typing import Annotated as AnyWeights
+    from typing import Annotated as ByteWeights
+    from typing import Annotated as Bytes
+    from typing import Annotated as FloatOut
+    from typing import Annotated as Floats
+    from typing import Annotated as Halves
+    from typing import Annotated as NibbleWeights
+    from typing import Annotated as Operands
+    from typing import Annotated as ScaledOut
+else:
+    Bytes = one_of("Bytes", "uint8", "int8")
+    ByteWeights = one_of("ByteWeights", "int8", "uint8")
+    NibbleWeights = one_of("NibbleWeights", "int4", "uint4")
+    AnyWeights = one_of("AnyWeights", "int8", "uint8", "int4", "uint4")
+    ScaledOut = one_of("ScaledOut", "float32", "bfloat16", "uint8", "int8")
+    Operands = one_of("Operands", "float32", "bfloat16")
+    Addend = one_of("Addend", "float32", "bfloat16")
+    FloatOut = one_of("FloatOut", "float32", "bfloat16")
+    Floats = one_of("Floats", "float32", "bfloat16", "float16")
+    Halves = one_of("Halves", "bfloat16", "float16")
+
+__all__ = [
+    "Addend",
+    "AnyWeights",
+    "ByteWeights",
+    "Bytes",
+    "FloatOut",
+    "Floats",
+    "Halves",
+    "NibbleWeights",
+    "Operands",
+    "ScaledOut",
+    "operations",
+    "specified",
+]

@@ -1,0 +1,125 @@
+"""Attention and its gradients: four heads, of which two share a key head. Two batches of them; one
+for the gradients without causality.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from lowbit.spec.case import Case
+from lowbit.spec.dtypes import FLOAT32_UNIT, Array
+from lowbit.spec.operation import Operation
+from lowbit.spec.operations import Halves, specified
+
+_SIZES = {"Q": 70, "K": 50, "D": 24}
+_SHARING = 2
+
+
+def _wide(k: Array) -> Array:
+    return np.repeat(k, _SHARING, axis=1)
+
+
+def _weights(q: Array, k: Array, causal: bool) -> Array:
+    """[batch, heads, queries, keys]; 0 in a row that sees no key."""
+    scores = q @ _wide(k).swapaxes(2, 3) / np.sqrt(q.shape[3])
+    queries, keys = scores.shape[2:]
+    seen: Array = np.ones((queries, keys), bool)
+    if causal:
+        seen = np.tril(seen, keys - queries)
+    scores = np.where(seen, scores, -np.inf)
+    some = seen.any(axis=1, keepdims=True)
+    weights = np.exp(scores - np.where(some, scores.max(axis=3, keepdims=True), 0))
+    return weights / np.where(some, weights.sum(axis=3, keepdims=True), 1)
+
+
+def _slack(case: Case, q: Array, k: Array, v: Array, *, causal: bool) -> Array:
+    """Weights are rounded to q's dtype."""
+    return 2 * case.dtype("q").unit * (_weights(q, k, causal) @ _wide(np.abs(v)))
+
+
+# Half of the pairs, as if keys and queries were as many.
+@specified(
+    exercise=_SIZES,
+    summed=("K", "D"),
+    at_most={"D": 128},
+    operations="2*4*4*Q*K*D//(1+causal)",
+    slack=_slack,
+)
+def attention(
+    q: Halves[np.ndarray, "2 4 Q D"],
+    k: Halves[np.ndarray, "2 2 K D"],
+    v: Halves[np.ndarray, "2 2 K D"],
+    *,
+    causal: bool = False,
+) -> Halves[np.ndarray, "2 4 Q D"]:
+    """z = softmax(q kᵀ / √D) v of each head: over all keys or, causal, over those up to the
+    query's own place, counted from the last."""
+    return _weights(q, k, causal) @ _wide(v)
+
+
+def _gradients(q: Array, k: Array, v: Array, dz: Array, causal: bool) -> tuple[Array, Array, Array]:
+    """Of q, k and v."""
+    weights = _weights(q, k, causal)
+    dweights = dz @ _wide(v).swapaxes(2, 3)
+    delta = (weights * dweights).sum(axis=3, keepdims=True)
+    dscores = weights * (dweights - delta) / np.sqrt(q.shape[3])
+    dk, dv = dscores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ dz
+    return dscores @ _wide(k), _shared(dk), _shared(dv)
+
+
+def _shared(x: Array) -> Array:
+    """The sums over heads that share a key head."""
+    return x.reshape(x.shape[0], -1, _SHARING, *x.shape[2:]).sum(axis=2)
+
+
+def _gradient_slack(
+    case: Case, q: Array, k: Array, v: Array, dz: Array, *, causal: bool, number: int
+) -> Array:
+    """Weights are made anew from float32 logarithms of their sums, whose error is relative to the
+    scores' terms; weights, the gradients of scores, and z in Σ z · dz are rounded to q's dtype."""
+    unit, weights, scale = case.dtype("q").unit, _weights(q, k, causal), 1 / np.sqrt(q.shape[3])
+    size_k, size_v, size_dz = _wide(np.abs(k)), _wide(np.abs(v)), np.abs(dz)
+    products = np.abs(q) @ size_k.swapaxes(2, 3) * scale
+    off = (q.shape[3] + 16) * FLOAT32_UNIT * (products + products.max(axis=3, keepdims=True))
+    wrong = weights * (np.expm1(np.minimum(off, 1)) + unit)
+    delta = (weights @ size_v * size_dz).sum(axis=3, keepdims=True)
+    terms = size_dz @ size_v.swapaxes(2, 3)
+    scores = scale * (wrong * (terms + delta) + 4 * unit * weights * (terms + delta))
+    if number == 0:
+        return scores @ size_k
+    return _shared(
+        scores.swapaxes(2, 3) @ np.abs(q) if number == 1 else wrong.swapaxes(2, 3) @ size_dz
+    )
+
+
+def _gradient(number: int, shape: str) -> Operation:
+    """The gradient of q, k or v, by number."""
+
+    def gradient(
+        q: Halves[np.ndarray, "1+causal 4 Q D"],
+        k: Halves[np.ndarray, "1+causal 2 K D"],
+        v: Halves[np.ndarray, "1+causal 2 K D"],
+        dz: Halves[np.ndarray, "1+causal 4 Q D"],
+        *,
+        causal: bool = False,
+    ) -> Array:
+        return _gradients(q, k, v, dz, causal)[number]
+
+    name = f"d{'qkv'[number]}"
+    gradient.__name__ = f"attention_{name}"
+    gradient.__doc__ = f"{name} of the attention of q, k and v, given dz."
+    gradient.__annotations__["return"] = Halves[np.ndarray, shape]
+    return specified(
+        exercise=_SIZES,
+        summed=("Q", "K", "D"),
+        at_most={"D": 128},
+        operations="5*2*(1+causal)*4*Q*K*D//(1+causal)",
+        result=name,
+        slack=partial(_gradient_slack, number=number),
+    )(gradient)
+
+
+attention_dq = _gradient(0, "1+causal 4 Q D")
+attention_dk, attention_dv = (_gradient(number, "1+causal 2 K D") for number in (1, 2))

@@ -1,0 +1,39 @@
+"""The product of 4-bit integers on three layouts of its operands.
+
+A row of a is a query, a vector of b is what it is compared with; the values are 0 to 15.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int32, UInt4, UInt8
+
+from lowbit.spec.operations import specified
+from lowbit.spec.operations.products import integer_product
+
+_SIZES = {"M": 256, "K": 256, "N": 16384}
+
+
+@specified(exercise=_SIZES, factors=("a", "b"))
+def product_of_columns(
+    a: UInt4[np.ndarray, "M K"], b: UInt4[np.ndarray, "K N"]
+) -> Int32[np.ndarray, "M N"]:
+    """z[m, n] = Σ_k a[m, k] · b[k, n]: a vector is a column of b, as in a matrix product."""
+    return integer_product(a, b)
+
+
+@specified(exercise=_SIZES, factors=("a", "b"))
+def product_of_rows(
+    a: UInt4[np.ndarray, "M K"], b: UInt4[np.ndarray, "N K"]
+) -> Int32[np.ndarray, "M N"]:
+    """z[m, n] = Σ_k a[m, k] · b[n, k]: a vector is a row of b, as a search stores it."""
+    return integer_product(a, b.T)
+
+
+@specified(exercise={"M": 256, "P": 128, "N": 16384}, operations="4*M*N*P")
+def product_of_packed_rows(
+    a: UInt8[np.ndarray, "M P"], b: UInt8[np.ndarray, "N P"]
+) -> Int32[np.ndarray, "M N"]:
+    """z[m, n] = Σ_p low(a[m, p]) · low(b[n, p]) + high(a[m, p]) · high(b[n, p]): two values to a
+    byte, the first in the low half. P = ceil(K / 2); beyond an odd K the high half is 0."""
+    return integer_product(a & 15, (b & 15).T) + integer_product(a >> 4, (b >> 4).T)

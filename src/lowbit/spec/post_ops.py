@@ -1,0 +1,90 @@
+"""What may follow a product: each step in float64, and how far a float32 kernel may be from it.
+
+A step takes a value with an error bound to another one. With u = 2^-24, a float32 operation returns
+its exact result times (1 + d), |d| <= u (Higham, Accuracy and Stability of Numerical Algorithms,
+section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.spec.dtypes import DTYPES, Array
+from lowbit.spec.dtypes import FLOAT32_UNIT as UNIT
+
+PostOp = str | tuple[float, float]
+"""`bias`, `residual`, one of FUNCTIONS, or the two bounds of a clamp."""
+
+_TINY = DTYPES["float32"].least
+_AT_END = 1e-35  # What a kernel may make of minus infinity, where its exponential ends.
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of one number: its float64 formula, and two facts that bound errors.
+
+    `slope`: the most that it stretches an error of its argument. `own`: the error that a kernel
+    may add, in units of u·|x|.
+    """
+
+    formula: Callable[[Array], Array]
+    slope: float
+    own: float
+
+    def meaning(self, value: Array) -> Array:
+        """The function in float64; all are 0 at minus infinity, where formulas are not."""
+        return self.formula(np.where(np.isneginf(value), 0, value))
+
+    def apply(self, value: Array, error: Array) -> tuple[Array, Array]:
+        """The value after the function, and the error that it may then have."""
+        ends = np.isneginf(value)
+        size = np.where(ends, 0, np.abs(value))
+        own = self.own * UNIT * (size + error) if self.own else 0
+        return self.meaning(value), self.slope * error + own + np.where(ends, _AT_END, _TINY)
+
+
+def _normal_distribution(x: Array) -> Array:
+    return np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)), otypes=[np.float64])(x)
+
+
+def _logistic(x: Array) -> Array:
+    return 1 / (1 + np.exp(-np.clip(x, -700, 700)))
+
+
+# The slopes are the maxima of the derivatives; GELU's is Φ(√2) + √2·φ(√2) = 1.129, SiLU's 1.0998.
+FUNCTIONS = {
+    "relu": Function(lambda x: np.maximum(x, 0), slope=1, own=0),
+    "gelu": Function(lambda x: x * _normal_distribution(x), slope=1.13, own=8),
+    "gelu_tanh": Function(
+        lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), slope=1.13, own=4
+    ),
+    "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4),
+}
+
+
+def applied(
+    value: Array,
+    error: Array,
+    post_ops: Sequence[PostOp] | None,
+    bias: Array | None,
+    residual: Array | None,
+) -> tuple[Array, Array]:
+    """A value and its error after these steps; by default bias, then residual. A step whose operand
+    is left out is left out too."""
+    operands = {"bias": bias, "residual": residual}
+    for step in ("bias", "residual") if post_ops is None else post_ops:
+        if not isinstance(step, str):
+            value = np.clip(value, *(np.float32(bound) for bound in step))
+        elif step in FUNCTIONS:
+            value, error = FUNCTIONS[step].apply(value, error)
+        elif (operand := operands[step]) is not None:
+            value = value + operand
+            # Exact in float64, one rounding in float32.
+            error = error + UNIT * (np.abs(value) + error)
+        # An infinity is what it is; it must not spread into the error of what is made of it.
+        error = np.where(np.isinf(value), 0, error)
+    return value, error

@@ -1,0 +1,473 @@
+"""A right operand in panels: packed once, for every M and every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import isa as instruction_sets
+from lowbit.jit import threads as thread_runtime
+from lowbit.jit.workspace import ALIGNMENT, aligned_empty
+from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
+from lowbit.numerics import QTensor, int_format, longest_sum
+from lowbit.numerics.affine import check_finite
+from lowbit.numerics.formats import check_values
+from lowbit.weights.format import Shape, WeightFormat
+
+Array = npt.NDArray[Any]
+
+_CHUNK = 1 << 20  # pairs that are looked at together
+_WORTH_THREADS = 1 << 20  # bytes
+_NIBBLE_MASK = 15
+_GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
+# What users call the integers, and what the panels hold.
+WEIGHTS = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
+
+
+def group_refusal(dtype: str, group_size: int) -> str | None:
+    """Why panels cannot have such groups; None if they can."""
+    if int_format(dtype).bits != 4:
+        return f"groups are of 4-bit integers, not of {dtype}"
+    if group_size < 1 or group_size % _GROUP_UNIT:
+        return f"group_size must be a positive multiple of {_GROUP_UNIT}, got {group_size}"
+    return None
+
+
+def one_group(k: int) -> int:
+    """The group_size of panels in which all of K is one group."""
+    return max(padded_k(k), _GROUP_UNIT)
+
+
+def padded(vector: Array) -> Array:
+    """A copy of a vector over the columns, filled with zeros to whole panels."""
+    result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
+    result[: len(vector)] = vector
+    return result
+
+
+def _bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
+    """Panels of 4-bit values in bytes as panels of nibbles; see layout.py."""
+    panel_count, lines, _ = panels.shape
+    pairs = panels.reshape(panel_count, lines // 2, 2, LINE)
+    flip = NIBBLE_FLIP if signed else 0
+    result = aligned_empty((panel_count, lines // 2, LINE), np.uint8)
+    np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
+    result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(_NIBBLE_MASK)
+    return result
+
+
+def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArray[np.uint8]:
+    """What `_bytes_to_nibbles` was given."""
+    panel_count, lines, _ = panels.shape
+    pairs = np.empty((panel_count, lines, 2, LINE), np.uint8)
+    pairs[:, :, 0], pairs[:, :, 1] = panels & np.uint8(_NIBBLE_MASK), panels >> 4
+    if signed:
+        pairs -= np.uint8(NIBBLE_FLIP)
+    return pairs.reshape(panel_count, 2 * lines, LINE)
+
+
+def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
+    """The stored values in panels of bytes, int8 [k, n], C-contiguous."""
+    stored = panels.reshape(*panels.shape[:2], PANEL, GROUP).transpose(1, 3, 0, 2)
+    rows = stored.reshape(padded_k(k), panels.shape[0] * PANEL)[:k, :n]
+    return np.ascontiguousarray(rows).view(np.int8)
+
+
+def _by_panels(each: Array) -> Array:
+    """Numbers [groups, N] as [panels, groups, 16], filled with zeros."""
+    groups, columns = each.shape
+    count = blocks(columns, PANEL)
+    filled = np.zeros((max(groups, 1), count * PANEL), each.dtype)
+    filled[:groups, :columns] = each
+    parts = filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2)
+    result = aligned_empty(parts.shape, each.dtype)
+    result[...] = parts
+    return result
+
+
+def _by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
+    """What `_by_panels` was given, in memory of its own."""
+    rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)
+    return rows[: blocks(k, group_size), :n].copy()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PackedMatrix:
+    """The matrix b[K, N] of 8-bit or 4-bit integers in panels (kernels/cpu/shared/layout.py).
+
+    - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned; of
+      4-bit integers half as many lines.
+    - column_sums: int32 [ceil(N/16)·16], Σ_k of the stored values less their zero point.
+    - dtype: "int8", "uint8", "int4" or "uint4", what `unpack` gives back (4-bit integers one to
+      an int8 or uint8).
+    - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
+    - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
+    - group_size: how many k share a scale, a multiple of 8; None: all. Only of 4-bit integers. With
+      groups, scale is float32 [ceil(N/16), groups, 16]; so are zero_points, int8 or float32, of the
+      nibbles less 8; and column_sums are those of the real values, float32.
+
+    Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
+    """
+
+    panels: npt.NDArray[np.uint8]
+    column_sums: Array
+    K: int
+    N: int
+    dtype: str
+    scale: npt.NDArray[np.float32] | None = None
+    zero_points: Array | None = None
+    group_size: int | None = None
+    # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
+    addresses: tuple[int, int, int, int] = field(init=False)
+    # Products that were asked for before, by everything about them but the numbers; see forms.py.
+    forms: dict[Any, Any] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in WEIGHTS:
+            raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        for name, size in (("K", self.K), ("N", self.N)):
+            if type(size) is not int or size < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
+        lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
+        expected = (blocks(self.N, PANEL), lines, LINE)
+        if self.panels.shape != expected or self.panels.dtype != np.uint8:
+            raise ValueError(
+                f"a packed {self.K}x{self.N} matrix has panels uint8 {expected}, "
+                f"got {self.panels.dtype} {self.panels.shape}"
+            )
+        unaligned = self.panels.size and self.panels.ctypes.data % ALIGNMENT
+        if not self.panels.flags.c_contiguous or unaligned:
+            raise ValueError("panels must be C-contiguous and 64-byte aligned")
+        self._protect("panels", self.panels)
+        for name, (kinds, shape) in self._expected().items():
+            part = getattr(self, name)
+            if part is None:
+                continue
+            self._protect(name, part)
+            if part.dtype.name not in kinds or part.shape != shape or not part.flags.c_contiguous:
+                raise ValueError(
+                    f"{name} must be {' or '.join(kinds)} {shape}, got {part.dtype} {part.shape}"
+                )
+        parts = (self.panels, self.column_sums, self.zero_points, self.scale)
+        addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
+        object.__setattr__(self, "addresses", addresses)
+
+    def _expected(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+        """The types and the shape of what lies beside the panels."""
+        panels = blocks(self.N, PANEL)
+        columns = (panels * PANEL,)
+        if self.group_size is None:
+            kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
+            return {name: ((kind,), columns) for name, kind in kinds.items()}
+        size = self.group_size
+        if type(size) is not int or size > one_group(self.K) or self.scale is None:
+            raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
+        if refusal := group_refusal(self.dtype, size):
+            raise ValueError(refusal)
+        each = (panels, self.groups, PANEL)
+        return {
+            "column_sums": (("float32",), columns),
+            "scale": (("float32",), each),
+            "zero_points": (("int8", "float32"), each),
+        }
+
+    def _protect(self, name: str, part: Array) -> None:
+        """Keep a view that cannot be written: what has been found out about it must stay true."""
+        view = part.view()
+        view.flags.writeable = False
+        object.__setattr__(self, name, view)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made anew, since addresses hold for one object only."""
+        parts = (self.panels, self.column_sums, self.K, self.N, self.dtype)
+        return _restored, (*parts, self.scale, self.zero_points, self.group_size)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N)."""
+        return self.K, self.N
+
+    @property
+    def weight(self) -> str:
+        """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
+        return WEIGHTS[self.dtype]
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are along K, the last of which may be shorter; 1 without."""
+        return max(1, blocks(self.K, self.group_size)) if self.group_size else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        parts = (self.panels, self.column_sums, self.scale, self.zero_points)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @cached_property
+    def grouped(self) -> PackedMatrix:
+        """The same 4-bit integers with groups: itself, or one group for all of K."""
+        if self.group_size is not None or self.scale is None:
+            return self
+        zeros = np.zeros(len(self.scale), np.int32)
+        if self.zero_points is not None:
+            zeros += self.zero_points
+        if self.weight == "u4":
+            zeros -= NIBBLE_FLIP
+        each = (len(self.panels), 1, PANEL)
+        return PackedMatrix(
+            panels=self.panels,
+            column_sums=(self.scale * self.column_sums).astype(np.float32),
+            K=self.K,
+            N=self.N,
+            dtype=self.dtype,
+            scale=self.scale.reshape(each),
+            zero_points=zeros.astype(np.int8).reshape(each) if zeros.any() else None,
+            group_size=one_group(self.K),
+        )
+
+    @cached_property
+    def centred(self) -> bool:
+        """Whether values have zero points of their own, not only those that make them signed."""
+        signed = -FLIP if self.dtype == "uint8" else 0
+        if self.zero_points is None:
+            return signed != 0
+        return bool((self.zero_points[: self.N] != signed).any())
+
+    @cached_property
+    def largest_pair(self) -> int:
+        """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
+        stored values in a column, the largest sum of their positive parts, or of their negative
+        parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
+        if self.weight != "s8":
+            return 2 * _NIBBLE_MASK
+        pairs = self.panels.view(np.int8).reshape(-1, 2)
+        largest = 0
+        for start in range(0, len(pairs), _CHUNK):
+            chunk = pairs[start : start + _CHUNK].astype(np.int16)
+            for signed in (chunk, -chunk):
+                largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
+        return largest
+
+    def unpack(self) -> Array:
+        """The integers that were packed: int8 or uint8 [K, N]."""
+        panels = self.panels
+        if self.weight != "s8":
+            panels = _nibbles_to_bytes(panels, self.weight == "s4")
+        stored = _stored_values(panels, self.K, self.N)
+        if self.dtype == "uint4":
+            return stored.view(np.uint8)
+        return stored.view(np.uint8) ^ np.uint8(FLIP) if self.dtype == "uint8" else stored
+
+    def quantized(self) -> QTensor:
+        """The QTensor [K, N] that was packed, with a scale for each column, or of each group.
+
+        ValueError if it was none, or has real zero points.
+        """
+        fmt, k, n, size = int_format(self.dtype), self.K, self.N, self.group_size
+        if self.scale is None:
+            raise ValueError("only integers were packed, without a scale")
+        zeros = np.zeros(self.scale.shape, np.int32)
+        if self.zero_points is not None:
+            if self.zero_points.dtype.kind == "f":
+                raise ValueError("real zero points were packed, which a QTensor cannot have")
+            zeros += self.zero_points
+        if size is not None or self.weight == "s8":
+            zeros += fmt.midpoint  # which had been taken from the integers
+        if size is None:
+            return QTensor(self.unpack(), self.scale[:n].copy(), zeros[:n], fmt, axis=1)
+        scale, zeros = _by_groups(self.scale, k, n, size), _by_groups(zeros, k, n, size)
+        return QTensor(self.unpack(), scale, zeros, fmt, 1, min(size, max(k, 1)), 0)
+
+    def __repr__(self) -> str:
+        extra = "" if self.scale is None else ", scaled per column"
+        if self.group_size is not None:
+            extra += f" and {self.group_size} k"
+        return f"PackedMatrix({self.dtype} [{self.K}, {self.N}]{extra}, {self.nbytes:,} bytes)"
+
+
+def _restored(panels: npt.NDArray[np.uint8], *parts: Any) -> PackedMatrix:
+    """A PackedMatrix of arrays that have been copied, to wherever memory was free."""
+    return PackedMatrix(_aligned(panels), *parts)
+
+
+def _aligned(panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    aligned = aligned_empty(panels.shape, np.uint8)
+    aligned[...] = panels
+    return aligned
+
+
+def pack(
+    b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
+) -> PackedMatrix:
+    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]."""
+    if isinstance(b, QTensor) and dtype not in (None, b.format.name):
+        raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
+    if isinstance(b, QTensor) and b.group_size is not None:
+        return _pack_groups(b, zero_point, isa)
+    if zero_point is not None:
+        raise ValueError("zero_point belongs to a QTensor with groups; others hold their own")
+    scale = None
+    if isinstance(b, QTensor):
+        if b.values.ndim != 2 or b.axis not in (None, 1):
+            raise ValueError(
+                f"b has scales along axis={b.axis}; a packed matrix [K, N] takes one scale, or "
+                "one for each column: lowbit.quantize(b, axis=1)"
+            )
+        values, dtype = b.values, b.format.name
+        depth, columns = values.shape
+        scale = padded(np.broadcast_to(b.scale, (columns,)))
+        zero = np.broadcast_to(b.zero_point, (columns,))
+    else:
+        values, dtype = b, _checked_dtype(b, dtype)
+        depth, columns = values.shape
+        zero = np.zeros(columns, np.int32)
+    stored_zero = padded(zero - np.int32(FLIP) if dtype == "uint8" else zero)
+    if WEIGHTS[dtype] == "s8":
+        panels, sums = panels_and_sums(values, isa)
+    else:  # 4-bit values fit a signed byte as they are
+        panels, sums = panels_and_sums(values.view(np.int8), isa)
+        panels = _bytes_to_nibbles(panels, signed=dtype == "int4")
+    return PackedMatrix(
+        panels=panels,
+        column_sums=sums - np.int32(depth) * stored_zero,
+        K=depth,
+        N=columns,
+        dtype=dtype,
+        scale=scale,
+        zero_points=stored_zero if stored_zero.any() else None,
+    )
+
+
+def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
+    """`pack` for 4-bit integers [K, N] with a scale for each column of each group of k."""
+    size = b.group_size
+    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0 or b.format.bits != 4:
+        raise ValueError(
+            f"groups are for 4-bit integers [K, N] and lie along K; got {b.format.name} "
+            f"{list(b.shape)} with axis={b.axis}, group_axis={b.group_axis}: "
+            "lowbit.quantize(b, 'int4', axis=1, group_size=..., group_axis=0)"
+        )
+    assert size is not None
+    (depth, columns), middle = b.shape, b.format.midpoint
+    size = one_group(depth) if size >= depth else size
+    if refusal := group_refusal(b.format.name, size):
+        raise ValueError(refusal)
+    zero = b.zero_point - np.int32(middle)
+    real_zero = zero.astype(np.float64)
+    if zero_point is not None:
+        real_zero = _real_zeros(zero_point, b.scale.shape) - middle
+    starts = np.arange(0, depth, size)
+    values = b.values.astype(np.int16) - np.int16(middle)
+    counts = np.minimum(depth - starts, size)[:, None]
+    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int64) if depth else zero
+    real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
+    panels, _ = panels_and_sums(values.astype(np.int8), isa)
+    zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
+    return PackedMatrix(
+        panels=_bytes_to_nibbles(panels, signed=True),
+        column_sums=padded(real_sums.astype(np.float32)),
+        K=depth,
+        N=columns,
+        dtype=b.format.name,
+        scale=_by_panels(b.scale),
+        zero_points=_by_panels(zeros) if zeros.any() else None,
+        group_size=size,
+    )
+
+
+def _real_zeros(given: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    zeros = np.asarray(given, np.float64)
+    if zeros.shape != shape:
+        raise ValueError(f"zero_point must have shape of the scales, {shape}, got {zeros.shape}")
+    with np.errstate(over="ignore"):  # float32 is what is kept
+        check_finite(zeros.astype(np.float32))
+    return zeros
+
+
+def _checked_dtype(values: Array, dtype: str | None) -> str:
+    """What to pack `values` as."""
+    if dtype is None or dtype == values.dtype.name:
+        return values.dtype.name
+    if dtype not in ("int4", "uint4"):
+        raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {dtype!r}")
+    fmt = int_format(dtype)
+    if np.dtype(fmt.storage) != values.dtype:
+        raise TypeError(f"{dtype} values are given as {fmt.storage}, got {values.dtype}")
+    check_values(values, fmt, "b")
+    return dtype
+
+
+def panels_and_sums(
+    values: Array, isa: str | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """The panels of int8 or uint8 values [K, N], and the sum of each column of stored values."""
+    depth, columns = values.shape
+    count = blocks(columns, PANEL)
+    panels = aligned_empty((count, padded_k(depth) // GROUP, LINE), np.uint8)
+    sums = np.zeros(count * PANEL, np.int32)
+    if values.size:
+        k_stride, n_stride = _strides(values)
+        program = pack_kernel.program(
+            instruction_sets.active(isa),
+            along="n" if n_stride == 1 else "k" if k_stride == 1 else "",
+            unsigned=values.dtype == np.uint8,
+        )
+        threads = thread_runtime.max_threads() if values.size >= _WORTH_THREADS else 1
+        program(threads, values, k_stride, n_stride, panels, sums, depth, columns)
+    return panels, sums
+
+
+def _strides(given: Array) -> tuple[int, ...]:
+    """Strides of bytes, where an axis of one element counts as contiguous."""
+    return tuple(s if n > 1 else 1 for s, n in zip(given.strides, given.shape, strict=True))
+
+
+class Panels:
+    """Weights [out, in] as the CPU's kernels take them: the arrays of a PackedMatrix [in, out]."""
+
+    parts = ("panels", "column_sums", "scale", "zero_points")
+
+    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
+        """Why a weight of this format cannot be packed so; None if it can."""
+        size = format.group_of(in_features)
+        if size is not None and size < in_features and (refusal := group_refusal("uint4", size)):
+            return refusal
+        summed = size or in_features
+        if size is None:
+            most, instead = longest_sum("uint8", "int8", shifted=(True, False)), ""
+        else:
+            most, instead = longest_sum("int8", "uint4"), "; use groups"
+        if summed > most:
+            return (
+                f"a sum over {summed} inputs could overflow int32; at most {most} cannot{instead}"
+            )
+        return None
+
+    def group_size(self, format: WeightFormat, in_features: int) -> int:
+        """How many k share a scale, 0 without groups: of one group, as many as the panels have."""
+        size = format.group_of(in_features) or 0
+        return size if size < in_features else one_group(in_features)
+
+    def pack(self, q: QTensor) -> dict[str, Array]:
+        """The arrays of a weight, by name."""
+        packed = pack(q.T)
+        arrays = {name: getattr(packed, name) for name in self.parts}
+        if packed.dtype == "uint4" and packed.zero_points is None:  # all of them in the middle
+            arrays["zero_points"] = np.zeros(arrays["scale"].shape, np.int8)
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
+        """What `pack` was given."""
+        out_features, in_features = shape
+        given: dict[str, Any] = {**arrays}
+        if given["panels"].ctypes.data % ALIGNMENT:
+            given["panels"] = _aligned(given["panels"])
+        size = self.group_size(format, in_features) or None
+        sizes = {"K": in_features, "N": out_features, "group_size": size}
+        return PackedMatrix(**given, **sizes, dtype=format.integers).quantized().T

@@ -1,0 +1,114 @@
+"""Each packing of a weight gives back the neutral record that it was made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.numerics import QTensor, int_format
+from lowbit.weights.format import INT8, WeightFormat
+from lowbit.weights.panels import Panels
+from lowbit.weights.tiles import Tiles
+
+FORMATS = [
+    INT8,
+    WeightFormat("int4", 32),
+    WeightFormat("uint4", 96),
+    WeightFormat("uint4"),
+    WeightFormat("int4"),
+    WeightFormat("uint4", 8),
+]
+SHAPES = [(1, 1), (3, 256), (17, 71), (64, 128), (130, 300)]
+
+
+def _drawn(format: WeightFormat, shape: tuple[int, int]) -> QTensor:
+    """All values, all zero points, any scale."""
+    rng = np.random.default_rng(0)
+    fmt = int_format(format.integers)
+    values = rng.integers(fmt.qmin, fmt.qmax + 1, shape).astype(fmt.storage)
+    group = format.group_of(shape[1])
+    each = (shape[0],) if group is None else (shape[0], -(-shape[1] // group))
+    scale = rng.uniform(1e-3, 1, each).astype(np.float32)
+    zeros = np.full(each, fmt.midpoint, np.int32)
+    if format.zero_points:
+        zeros = rng.integers(0, 16, each).astype(np.int32)
+    return QTensor(values, scale, zeros, fmt, 0, group)
+
+
+def _same(one: QTensor, other: QTensor) -> None:
+    assert (one.format, one.axis) == (other.format, other.axis)
+    assert (one.group_size, one.group_axis) == (other.group_size, other.group_axis)
+    for name in ("values", "scale", "zero_point"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)
+
+
+@pytest.mark.parametrize("packing", [Panels(), Tiles()], ids=["panels", "tiles"])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_there_and_back(packing: Any, format: WeightFormat, shape: tuple[int, int]) -> None:
+    q = _drawn(format, shape)
+    if refusal := packing.refusal(format, shape[1]):
+        assert isinstance(packing, Tiles)
+        assert format == INT8 or (format.group_size == 8 and shape[1] > 8), refusal
+        return
+    arrays = packing.pack(q)
+    assert set(arrays) <= set(packing.parts)
+    _same(packing.unpack(arrays, format, shape), q)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_files_hold_the_record(format: WeightFormat, shape: tuple[int, int]) -> None:
+    q = _drawn(format, shape)
+    arrays = format.to_stored(q)
+    described = format.stored(shape)
+    assert {n: (a.dtype.name, a.shape) for n, a in arrays.items()} == described
+    _same(format.from_stored(arrays, shape), q)
+
+
+def test_tiles_lie_as_they_are_drawn() -> None:
+    q = _drawn(WeightFormat("uint4", 32), (70, 300))
+    arrays = Tiles().pack(q)
+    tiles = arrays["tiles"].view(np.uint32)
+    assert tiles.shape == (2, 3, 64, 16)
+    for n, k in ((0, 0), (5, 7), (63, 127), (64, 128), (69, 299)):
+        word = tiles[n // 64, k // 128, n % 64, k % 128 // 8]
+        assert word >> (4 * (k % 8)) & 15 == q.values[n, k]
+        assert arrays["scale"][k // 32, n] == arrays["row_scale"][n, k // 32]
+        assert arrays["row_zero"][n, k // 32] == q.zero_point[n, k // 32] - 8
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
+@pytest.mark.parametrize("groups", [False, True])
+def test_packed_matrices_give_back_what_was_quantized(dtype: str, groups: bool) -> None:
+    if groups and dtype.endswith("8"):
+        return
+    w = np.random.default_rng(1).standard_normal((70, 33))
+    along: dict[str, Any] = {"group_size": 16, "group_axis": 0} if groups else {}
+    q = lowbit.quantize(w, dtype, axis=1, symmetric=False, **along)
+    _same(lowbit.pack(q).quantized(), q)
+    np.testing.assert_array_equal(lowbit.pack(q).unpack(), q.values)
+
+
+def test_what_was_not_quantized_cannot_be_given_back() -> None:
+    with pytest.raises(ValueError, match="without a scale"):
+        lowbit.pack(np.ones((3, 3), np.int8)).quantized()
+    q = lowbit.quantize(np.ones((8, 3)), "uint4", axis=1, group_size=8, group_axis=0)
+    with pytest.raises(ValueError, match="real zero points"):
+        lowbit.pack(q, zero_point=np.full((1, 3), 7.5)).quantized()
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, (0, 1)])
+@pytest.mark.parametrize("group_size", [None, 3])
+def test_transposed(axis: Any, group_size: int | None) -> None:
+    if group_size and axis in (1, (0, 1)):
+        return
+    x = np.random.default_rng(2).standard_normal((5, 7))
+    q = lowbit.quantize(x, "uint8", axis=axis, group_size=group_size, symmetric=False)
+    np.testing.assert_array_equal(q.T.dequantize(), q.dequantize().T)
+    _same(q.T.T, q)
+    with pytest.raises(ValueError, match="two dimensions"):
+        _ = lowbit.quantize(x[0]).T
