@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lowbit.bench.table import three_digits
 
 import lowbit
 from lowbit import isa
-from lowbit.bench.table import three_digits
 
 pytestmark = pytest.mark.slow
 

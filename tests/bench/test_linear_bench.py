@@ -12,11 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from tests.test_cli import error_line, run_lowbit
-
-import lowbit
-from lowbit.bench import Limits, apart, linear, linear_entries, linear_probe
 from lowbit.bench.linear import run
 from lowbit.bench.linear_entries import READ, PlainRead, entries, find
 from lowbit.bench.linear_problem import (
@@ -30,6 +25,11 @@ from lowbit.bench.linear_problem import (
 from lowbit.bench.linear_record import LinearRecord, LinearRow, means
 from lowbit.bench.linear_table import render
 from lowbit.bench.record import COLD, Spread
+from rich.console import Console
+from tests.test_cli import error_line, run_lowbit
+
+import lowbit
+from lowbit.bench import Limits, apart, linear, linear_entries, linear_probe
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from lowbit.bench import Limits
 from lowbit.bench.search import run, searchers
 from lowbit.bench.search_problem import SearchPlan, SearchProblem, nearest
 from lowbit.bench.search_table import render
+
+from lowbit.bench import Limits
 
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
 QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
@@ -126,7 +126,9 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "lowbit, 40 rescored" in done.stdout
     text = " ".join(done.stdout.split())
-    assert "not run: faiss QT_4bit: faiss is not installed; in a clone of lowbit: pip install" in text
+    assert (
+        "not run: faiss QT_4bit: faiss is not installed; in a clone of lowbit: pip install" in text
+    )
     parsed = json.loads(target.read_text())
     assert [one["batch"] for one in parsed["benchmarks"]] == [2, 2]
     assert [one["implementation"] for one in parsed["absent"]] == ["faiss QT_4bit", "faiss float32"]

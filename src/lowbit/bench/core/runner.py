@@ -108,8 +108,7 @@ class _Run:
 
     def record(self) -> Record:
         suite, plan = self.suite, self.plan
-        if suite.ceiling:
-            used = isa.active().name  # at once: one that cannot run here should be told first
+        used = isa.active().name  # at once: one that cannot run here should be told before all
         cases = suite.cases()
         entries = self._entries(cases)
         for threads in plan.threads if suite.ceiling else ():
@@ -173,7 +172,7 @@ class _Run:
         """The rows of one case, with each number of threads: warm, then cold."""
         plan = self.plan
         errors: dict[Implementation, float | None] = {}
-        problem: Problem | None = None
+        problem: Any = None
         for turn, threads in enumerate(plan.threads):
             with self.clock.using(threads):
                 try:
@@ -187,10 +186,10 @@ class _Run:
                 ready = self._ready(case, problem, threads, entries, errors)
                 if not any(one.kind != LIMIT for one in ready):
                     continue
-                weights = "" if self.suite.colds is None else "warm"
+                weights = "warm" if self.suite.colds else ""
                 warm = _Cell(case, problem, threads, weights, ready, errors)
                 self._warm(warm, share, width / 2 if plan.cold else width)
-                if plan.cold and self.suite.colds is not None:
+                if plan.cold and self.suite.colds:
                     self._cold(warm, share + width / 2, width / 2)
         return self.clock.tidy()
 
@@ -212,13 +211,14 @@ class _Run:
                 self._leave_out(case, one.name, self.slow[one.name])
                 continue
             own = one.kind == OURS
+            refusals = self.clock.own_refusals if own else self.clock.refusals
             try:
                 each = one.prepare(problem, threads)
                 if one.kind == LIMIT:
                     errors[one] = None
                 elif own or one not in errors:
                     errors[one] = self._error(one, each, problem, case)
-            except self.clock.own_refusals if own else self.clock.refusals as error:
+            except refusals as error:
                 self._leave_out(case, one.name, _first_line(error))
                 continue
             ready[one] = each
@@ -400,9 +400,7 @@ class _Run:
         return ceiling.share(operations / taken.median / 1e9)
 
 
-def _limit_share(
-    cell: _Cell, one: Implementation, samples: Mapping[str, Samples]
-) -> Spread | None:
+def _limit_share(cell: _Cell, one: Implementation, samples: Mapping[str, Samples]) -> Spread | None:
     """How fast the bytes are moved, compared with a limit that was timed in the same rounds."""
     limit = next((each for each in cell.ready if each.kind == LIMIT), None)
     if limit is None or one is limit or limit.name not in samples:

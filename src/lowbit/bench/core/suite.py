@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from lowbit.bench.core.case import OURS, PEER, Case, Implementation, Problem, implementations_of
+from lowbit.bench.core.case import OURS, PEER, Case, Implementation, implementations_of
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import Cpu
 from lowbit.registry import Registry
@@ -54,26 +54,34 @@ class Suite:
     """A class below it has a name, says in its docstring what it times, and overrides what follows.
     Its fields, made by `option`, are the options of the command `lowbit bench NAME`.
 
-    example: arguments of that command. distribution: of the data, for the record. limits: when to
-    stop. patient: whether long products raise the time limit, so that all have their turns. pairs:
-    whether each takes turns with lowbit alone, so that a slow one does not use up the time of the
-    others. colds: whether there are weights that can be cold, and by default are timed so.
-    ceiling, reads: whether the peak is measured, and the rate of reading. least_cold_bytes: of
-    weights that are gone round, where that is more than the last cache. threaded: whether a number
-    of threads can be asked for.
+    example: arguments of that command. distribution: of the data, for the record. patient: whether
+    long products raise the time limit, so that all have their turns. pairs: whether each takes
+    turns with lowbit alone, so that a slow one does not use up the time of the others. colds:
+    whether there are weights that can be cold. ceiling, reads: whether the peak is measured, and
+    the rate of reading. least_cold_bytes: of weights that are gone round, where that is more than
+    the last cache. threaded: whether a number of threads can be asked for.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     example: ClassVar[str] = ""
     distribution: ClassVar[str] = ""
-    limits: ClassVar[Limits] = Limits()
     patient: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
-    colds: ClassVar[bool | None] = None
+    colds: ClassVar[bool] = False
     ceiling: ClassVar[bool] = True
     reads: ClassVar[bool] = True
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True
+
+    @property
+    def limits(self) -> Limits:
+        """When to stop, if nobody says."""
+        return Limits()
+
+    @property
+    def cold_by_default(self) -> bool:
+        """Whether to time with weights from memory, if nobody says."""
+        return self.colds
 
     def clock(self) -> Clock:
         """What times the calls. ValueError or RuntimeError if it cannot here."""
@@ -87,12 +95,12 @@ class Suite:
         """At least one."""
         raise NotImplementedError
 
-    def tried(self, case: Case) -> Case:
+    def tried(self, case: Any) -> Case:
         """The case on which what could crash is tried, perhaps smaller."""
         return case
 
-    def make(self, case: Any, seed: int) -> Problem:
-        """Draw the data; the same seed gives the same."""
+    def make(self, case: Any, seed: int) -> Any:
+        """Draw the data, a `Problem`; the same seed gives the same."""
         raise NotImplementedError
 
     def implementations(self) -> Sequence[Implementation]:
@@ -127,3 +135,11 @@ def fields(suite: type[Suite]) -> list[dataclasses.Field[Any]]:
 
 
 suites: Registry[type[Suite]] = Registry("suite", "lowbit.bench.suites")
+
+_Suite = TypeVar("_Suite", bound=Suite)
+
+
+def suite(cls: type[_Suite]) -> type[_Suite]:
+    """Register a suite under its name."""
+    suites.add(cls.name, cls)
+    return cls

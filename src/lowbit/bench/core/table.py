@@ -40,12 +40,14 @@ def new_table(title: str, columns: Sequence[tuple[str, bool]]) -> Table:
     return table
 
 
-def table(title: str, rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool) -> Table:
-    """A line for each row; lowbit's own are bold. by_time: the fastest first."""
+def table(
+    title: str, rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool, bold: bool = True
+) -> Table:
+    """A line for each row. by_time: the fastest first. bold: whether lowbit's own are."""
     shown = [column for column in columns if column.when(rows)]
     made = new_table(title, [(column.heading, column.right) for column in shown])
     for row in sorted(rows, key=lambda row: row.seconds.median) if by_time else rows:
-        style = "bold" if row.ours else None
+        style = "bold" if bold and row.ours else None
         made.add_row(*(column.cell(row) for column in shown), style=style)
     return made
 

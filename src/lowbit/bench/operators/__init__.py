@@ -1,4 +1,4 @@
-"""Timing the operators of `lowbit.torch.functional` against PyTorch's, on a GPU.
+"""Operators on a GPU: the cases of each, and everything that can run them.
 
-A file to each family of operators; whatever has the decorator `registry.operation` is found.
+A file to each family; whatever has the decorator `registry.operation` is found.
 """

@@ -10,7 +10,8 @@ from torch import Generator, Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lowbit.bench.ops.registry import Call, Case, Work, operation
+from lowbit.bench.operators.registry import Call, OperatorCase, Work, operation
+from lowbit.bench.operators.registry import case as _case
 from lowbit.torch import functional as ours
 
 _BACKENDS = {
@@ -20,17 +21,17 @@ _BACKENDS = {
 }
 _TOKENS, _HEADS, _SIZE = 16384, 16, 128
 _CASES = [
-    Case(
+    _case(
         {"B": _TOKENS // length, "heads": _HEADS, "length": length, "size": _SIZE},
         "bfloat16",
-        {"causal": causal},
+        causal=causal,
     )
     for length in (1024, 2048, 4096, 8192, 16384)
     for causal in (False, True)
 ]
 
 
-def _drawn(case: Case, generator: Generator, count: int) -> list[Tensor]:
+def _drawn(case: OperatorCase, generator: Generator, count: int) -> list[Tensor]:
     shape = [case.sizes[name] for name in ("B", "heads", "length", "size")]
     dtype, device = getattr(torch, case.dtype), generator.device
     return [
@@ -38,7 +39,7 @@ def _drawn(case: Case, generator: Generator, count: int) -> list[Tensor]:
     ]
 
 
-def _operations(case: Case, products: int) -> int:
+def _operations(case: OperatorCase, products: int) -> int:
     sizes = case.sizes
     pairs = sizes["B"] * sizes["heads"] * sizes["length"] ** 2
     return products * 2 * pairs * sizes["size"] // (2 if case.options["causal"] else 1)
@@ -57,7 +58,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 @operation("attention", _CASES, copies=False, quick=4)
-def attention(case: Case, generator: Generator) -> Work:
+def attention(case: OperatorCase, generator: Generator) -> Work:
     """Forward."""
     q, k, v = _drawn(case, generator, 3)
     causal = bool(case.options["causal"])
@@ -75,7 +76,7 @@ def attention(case: Case, generator: Generator) -> Work:
 
 
 @operation("attention_backward", _CASES, copies=False, quick=4)
-def attention_backward(case: Case, generator: Generator) -> Work:
+def attention_backward(case: OperatorCase, generator: Generator) -> Work:
     """The gradient of v is compared; all three are computed."""
     q, k, v, dz = _drawn(case, generator, 4)
     causal = bool(case.options["causal"])

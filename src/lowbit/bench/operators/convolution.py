@@ -6,7 +6,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.bench.operators.registry import OperatorCase, Work, operation
+from lowbit.bench.operators.registry import case as _case
 from lowbit.torch import functional as ours
 
 # Batch, channels, size, output channels, kernel, stride.
@@ -14,14 +15,14 @@ _LAYERS = [(64, 3, 224, 64, 7, 2), (64, 64, 56, 64, 3, 1), (64, 128, 28, 128, 3,
 _LAYERS += [(64, 256, 14, 1024, 1, 1), (64, 512, 14, 512, 3, 2)]
 _NAMES = ("B", "C", "H", "O", "K", "stride")
 _CASES = [
-    Case(dict(zip(_NAMES, layer, strict=True)), dtype, {"last": last})
+    _case(dict(zip(_NAMES, layer, strict=True)), dtype, last=last)
     for dtype, last in (("bfloat16", True), ("bfloat16", False), ("float32", True))
     for layer in _LAYERS
 ]
 
 
 @operation("conv2d", _CASES, copies=False, quick=4)
-def conv2d(case: Case, generator: Generator) -> Work:
+def conv2d(case: OperatorCase, generator: Generator) -> Work:
     """Against cuDNN, which torch calls; neither rounds float32 to TF32."""
     torch.backends.cudnn.allow_tf32 = False
     dtype, device = getattr(torch, case.dtype), generator.device

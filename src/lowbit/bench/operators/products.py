@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.bench.operators.registry import OperatorCase, Work, operation, work
+from lowbit.bench.operators.registry import case as _case
+from lowbit.spec.operations import grouped, products
 from lowbit.torch import functional as ours
 
 _BATCHED = [
-    Case({"B": b, "M": m, "N": n, "K": k}, "bfloat16")
+    _case({"B": b, "M": m, "N": n, "K": k}, "bfloat16")
     for b, m, n, k in [
         (16, 2048, 2048, 2048),
         (64, 1024, 1024, 1024),
@@ -18,14 +20,14 @@ _BATCHED = [
     ]
 ]
 _INT4 = [
-    Case({"M": m, "N": n, "K": k}, "bfloat16", {"group_size": 128})
+    _case({"M": m, "N": n, "K": k}, "bfloat16", group_size=128)
     for n, k in [(28672, 8192), (8192, 28672), (4096, 4096)]
     for m in (1, 16, 64, 512)
 ]
 
 
 @operation("batched_matmul", _BATCHED, copies=False, quick=4)
-def batched_matmul(case: Case, generator: Generator) -> Work:
+def batched_matmul(case: OperatorCase, generator: Generator) -> Work:
     """Against torch.bmm."""
     b, m, n, k = (case.sizes[name] for name in ("B", "M", "N", "K"))
     dtype, device = getattr(torch, case.dtype), generator.device
@@ -35,12 +37,14 @@ def batched_matmul(case: Case, generator: Generator) -> Work:
         "lowbit": lambda: ours.bmm(x, y),
         "torch (cuBLAS)": lambda: torch.bmm(x, y),
     }
-    moved = x.nbytes + y.nbytes + b * m * n * x.itemsize
-    return Work(calls, lambda: torch.bmm(x.float(), y.float()), moved, 2 * b * m * n * k)
+    sizes = {"B": b, "M": m, "N": n, "K": k}
+    return work(
+        calls, lambda: torch.bmm(x.float(), y.float()), products.batched_matmul, case, **sizes
+    )
 
 
 @operation("int4_matmul", _INT4, copies=False, quick=12)
-def int4_matmul(case: Case, generator: Generator) -> Work:
+def int4_matmul(case: OperatorCase, generator: Generator) -> Work:
     """Against the product with the dequantized weight in 16 bits."""
     m, n, k = (case.sizes[name] for name in ("M", "N", "K"))
     size = case.options["group_size"]
@@ -54,5 +58,5 @@ def int4_matmul(case: Case, generator: Generator) -> Work:
         "lowbit": lambda: ours.int4_matmul(x, weight),
         "torch (cuBLAS, 16 bits)": lambda: x @ w.T,
     }
-    moved = weight.tiles.nbytes + weight.scale.nbytes + x.nbytes + m * n * x.itemsize
-    return Work(calls, lambda: x.float() @ w.float().T, moved, 2 * m * n * k)
+    sizes = {"M": m, "N": n, "K": k}
+    return work(calls, lambda: x.float() @ w.float().T, grouped.int4_matmul, case, **sizes)

@@ -1,30 +1,37 @@
-"""What is timed: cases of operators, each with everything that can run it."""
+"""What is timed on a GPU: cases of operators, each with everything that can run it."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Generator, Tensor
+
+from lowbit.bench.core.case import Case
+from lowbit.registry import Registry
+from lowbit.spec import Operation
 
 Call = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Case:
+class OperatorCase(Case):
+    """options: what tells the case apart besides its sizes."""
+
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def dtype(self) -> str:
+        """As PyTorch calls it."""
+        return self.dtypes
+
+
+def case(sizes: Mapping[str, int], dtype: str, **options: Any) -> OperatorCase:
     """The sizes of one problem by name, its dtype ("bfloat16"), and what else tells it apart."""
-
-    sizes: Mapping[str, int]
-    dtype: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def __str__(self) -> str:
-        parts = [f"{name}={value}" for name, value in (*self.sizes.items(), *self.options.items())]
-        return f"{self.dtype} " + " ".join(parts)
+    parts = " ".join(f"{name}={value}" for name, value in (*sizes.items(), *options.items()))
+    return OperatorCase("", parts, dtype, sizes=sizes, options=options)
 
 
 @dataclass(frozen=True)
@@ -38,22 +45,40 @@ class Work:
     bytes: int
     operations: int
 
+    @cached_property
+    def expected(self) -> Tensor:
+        """The reference, computed once."""
+        return self.reference()
 
-Maker = Callable[[Case, Generator], Work]
+
+def work(
+    calls: Mapping[str, Call], reference: Call, spec: Operation, one: OperatorCase, **sizes: int
+) -> Work:
+    """That of a case which the specification can state, at these sizes."""
+    dtypes = next(each for each in spec.variants() if one.dtype in each.dtypes.values())
+    stated = dtypes.variant(static=_static(spec, one)).case(sizes)
+    return Work(calls, reference, stated.bytes_moved, stated.operations)
+
+
+def _static(spec: Operation, one: OperatorCase) -> dict[str, Any]:
+    return {name: value for name, value in one.options.items() if name in spec.static}
+
+
+Maker = Callable[[OperatorCase, Generator], Work]
 
 
 @dataclass(frozen=True)
-class OperationBench:
+class Operator:
     """An operator's cases. Where `copies`, memory is its limit, and a copy of as many bytes is
-    timed beside it. quick: how many of the cases, evenly chosen, tell the most."""
+    timed beside it. make: the data, on the generator's device. quick: how many of the cases, evenly
+    chosen, tell the most."""
 
-    name: str
-    cases: tuple[Case, ...]
+    cases: tuple[OperatorCase, ...]
     copies: bool
     make: Maker
     quick: int = 2
 
-    def chosen(self, quick: bool) -> tuple[Case, ...]:
+    def chosen(self, quick: bool) -> tuple[OperatorCase, ...]:
         """All cases, or the few of a quick run."""
         if not quick or len(self.cases) <= self.quick:
             return self.cases
@@ -61,35 +86,17 @@ class OperationBench:
         return tuple(self.cases[round(i * step)] for i in range(self.quick))
 
 
-_benches: dict[str, OperationBench] = {}
+operators: Registry[Operator] = Registry("operation", "lowbit.bench.operators")
 
 
 def operation(
-    name: str, cases: Sequence[Case], *, copies: bool, quick: int = 2
+    name: str, cases: Sequence[OperatorCase], *, copies: bool, quick: int = 2
 ) -> Callable[[Maker], Maker]:
-    """Register what makes the Work of a Case (whose tensors go to the generator's device)."""
+    """Register what makes the Work of a case."""
 
     def register(make: Maker) -> Maker:
-        if name in _benches:
-            raise ValueError(f"two benchmarks are called {name!r}; rename one")
-        _benches[name] = OperationBench(name, tuple(cases), copies, make, quick)
+        named = tuple(replace(one, operation=name) for one in cases)
+        operators.add(name, Operator(named, copies, make, quick))
         return make
 
     return register
-
-
-@cache
-def _import_all() -> None:
-    from lowbit.bench import ops
-
-    for module in pkgutil.iter_modules(ops.__path__):
-        importlib.import_module(f"{ops.__name__}.{module.name}")
-
-
-def benches(names: Sequence[str] = ()) -> tuple[OperationBench, ...]:
-    """Those of these names, or all. ValueError, with the known names, for an unknown one."""
-    _import_all()
-    unknown = [name for name in names if name not in _benches]
-    if unknown:
-        raise ValueError(f"no operation {unknown[0]!r}; known are {', '.join(_benches)}")
-    return tuple(_benches[name] for name in names or _benches)

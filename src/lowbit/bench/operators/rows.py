@@ -8,30 +8,37 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit.bench.ops.registry import Case, Work, operation
+from lowbit.bench.operators.registry import OperatorCase, Work, operation, work
+from lowbit.bench.operators.registry import case as _case
+from lowbit.spec import Operation
+from lowbit.spec.operations import rows as stated
 from lowbit.torch import functional as ours
 
 _ELEMENTS = 2**28
 """Of a tensor: half a gigabyte in bfloat16, well past any cache."""
 _LENGTHS = [2**power for power in range(10, 18)]
 _BOTH = [
-    Case({"rows": _ELEMENTS // length, "length": length}, dtype)
+    _case({"rows": _ELEMENTS // length, "length": length}, dtype)
     for dtype in ("bfloat16", "float32")
     for length in _LENGTHS
 ]
 # Lengths that are no powers of two: a hidden size, a vocabulary whose rows begin anywhere.
 _ODD = [
-    Case({"rows": _ELEMENTS // length, "length": length}, "bfloat16") for length in (5120, 50257)
+    _case({"rows": _ELEMENTS // length, "length": length}, "bfloat16") for length in (5120, 50257)
 ]
 
 
-def _data(case: Case, generator: Generator, *shape: int) -> Tensor:
+def _data(case: OperatorCase, generator: Generator, *shape: int) -> Tensor:
     dtype = getattr(torch, case.dtype)
     return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
 
 
-def _rows(case: Case, generator: Generator) -> Tensor:
+def _rows(case: OperatorCase, generator: Generator) -> Tensor:
     return _data(case, generator, case.sizes["rows"], case.sizes["length"])
+
+
+def _work(calls: Any, reference: Any, spec: Operation, case: OperatorCase) -> Work:
+    return work(calls, reference, spec, case, N=case.sizes["rows"], T=case.sizes["length"])
 
 
 def _compiled(function: Any) -> Any:
@@ -39,7 +46,7 @@ def _compiled(function: Any) -> Any:
 
 
 @operation("softmax", [*_BOTH, *_ODD], copies=True, quick=4)
-def softmax(case: Case, generator: Generator) -> Work:
+def softmax(case: OperatorCase, generator: Generator) -> Work:
     """Over rows, forward."""
     x = _rows(case, generator)
     compiled = _compiled(lambda x: torch.softmax(x, -1))
@@ -48,11 +55,11 @@ def softmax(case: Case, generator: Generator) -> Work:
         "torch": lambda: torch.softmax(x, -1),
         "torch.compile": lambda: compiled(x),
     }
-    return Work(calls, lambda: torch.softmax(x.double(), -1), 2 * x.nbytes, 5 * x.numel())
+    return _work(calls, lambda: torch.softmax(x.double(), -1), stated.softmax, case)
 
 
 @operation("softmax_backward", _BOTH, copies=True, quick=4)
-def softmax_backward(case: Case, generator: Generator) -> Work:
+def softmax_backward(case: OperatorCase, generator: Generator) -> Work:
     """From the softmax and its gradient."""
     z = torch.softmax(_rows(case, generator), -1)
     dz = _rows(case, generator)
@@ -62,11 +69,11 @@ def softmax_backward(case: Case, generator: Generator) -> Work:
     def reference() -> Tensor:
         return plain(dz.double(), z.double(), -1, torch.float64)
 
-    return Work(calls, reference, 3 * z.nbytes, 4 * z.numel())
+    return _work(calls, reference, stated.softmax_dx, case)
 
 
 @operation("row_sum", [*_BOTH, *_ODD], copies=True, quick=4)
-def row_sum(case: Case, generator: Generator) -> Work:
+def row_sum(case: OperatorCase, generator: Generator) -> Work:
     """Reads rows, writes next to nothing."""
     x = _rows(case, generator)
     compiled = _compiled(lambda x: x.sum(-1))
@@ -75,12 +82,11 @@ def row_sum(case: Case, generator: Generator) -> Work:
         "torch": lambda: x.sum(-1),
         "torch.compile": lambda: compiled(x),
     }
-    moved = x.nbytes + x.nbytes // x.shape[-1]
-    return Work(calls, lambda: x.double().sum(-1), moved, x.numel())
+    return _work(calls, lambda: x.double().sum(-1), stated.row_sum, case)
 
 
 @operation("rms_norm", [*_BOTH, *_ODD], copies=True, quick=4)
-def rms_norm(case: Case, generator: Generator) -> Work:
+def rms_norm(case: OperatorCase, generator: Generator) -> Work:
     """With a weight."""
     x, weight = _rows(case, generator), _data(case, generator, case.sizes["length"])
     shape = list(weight.shape)
@@ -94,11 +100,11 @@ def rms_norm(case: Case, generator: Generator) -> Work:
     def reference() -> Tensor:
         return functional.rms_norm(x.double(), shape, weight.double(), 1e-6)
 
-    return Work(calls, reference, 2 * x.nbytes + weight.nbytes, 4 * x.numel())
+    return _work(calls, reference, stated.rms_norm, case)
 
 
 @operation("layer_norm", _BOTH, copies=True, quick=4)
-def layer_norm(case: Case, generator: Generator) -> Work:
+def layer_norm(case: OperatorCase, generator: Generator) -> Work:
     """With weight and bias."""
     x = _rows(case, generator)
     weight, bias = (_data(case, generator, case.sizes["length"]) for _ in range(2))
@@ -113,14 +119,14 @@ def layer_norm(case: Case, generator: Generator) -> Work:
     def reference() -> Tensor:
         return functional.layer_norm(x.double(), shape, weight.double(), bias.double())
 
-    return Work(calls, reference, 2 * x.nbytes + 2 * weight.nbytes, 8 * x.numel())
+    return _work(calls, reference, stated.layer_norm, case)
 
 
 _BACKWARD = [case for case in _BOTH if case.sizes["length"] <= 2**14]
 
 
 @operation("layer_norm_backward", _BACKWARD, copies=True, quick=4)
-def layer_norm_backward(case: Case, generator: Generator) -> Work:
+def layer_norm_backward(case: OperatorCase, generator: Generator) -> Work:
     """All three gradients, of which that of x is compared."""
     x, dz = _rows(case, generator), _rows(case, generator)
     weight, bias = (_data(case, generator, case.sizes["length"]) for _ in range(2))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.bench.requantized import quantization_of, quantized
+from lowbit.bench.core import case as cases
+from lowbit.bench.core.case import Implementation
 from lowbit.spec import Case, Expected, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
@@ -69,17 +70,32 @@ def find_gemm(dtypes: str) -> Operation:
     return next(spec for spec in GEMMS if dtypes in spec.signatures)
 
 
-def gemm_case(shape: str, dtypes: str) -> Case:
-    """The case that a shape and dtypes name, without what not every peer has: a bias, and zero
-    points of the weights.
+@dataclass(frozen=True)
+class Product(cases.Case):
+    """A product [M, K] by [K, N]."""
+
+    @property
+    def spec(self) -> Operation:
+        """What it means."""
+        return find_gemm(self.dtypes)
+
+    @property
+    def stated(self) -> Case:
+        """The case of the specification, without what not every peer has: a bias, and zero points
+        of the weights."""
+        without = set(self.spec.optional) - {"a_zero_point"}
+        return self.spec.case(self.sizes, dtypes=self.dtypes, without=without)
+
+
+def product(shape: str, dtypes: str, work: str = "") -> Product:
+    """The case that a shape and dtypes name.
 
     ValueError if either is not understood, the sums could overflow, or the data would not fit
     into this machine's memory.
     """
-    spec = find_gemm(dtypes)
-    without = set(spec.optional) - {"a_zero_point"}
     sizes = parse_shape(shape)
-    case = spec.case(sizes, dtypes=dtypes, without=without)
+    case = Product(find_gemm(dtypes).name, shape, dtypes, work, sizes)
+    _ = case.stated  # which refuses sums that overflow
     elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
     needed, memory = 2 * _REFERENCE_BYTES * elements, _physical_memory()
     if needed > memory:
@@ -135,7 +151,7 @@ class Problem:
         the operation has none. b_scale: float32 [N], or None.
     """
 
-    case: Case
+    case: Product
     a: Array
     b: Array
     a_float: NDArray[np.float32]
@@ -146,9 +162,10 @@ class Problem:
     reference: Reference
 
     @classmethod
-    def make(cls, case: Case, seed: int = 0) -> Problem:
+    def make(cls, case: Product, seed: int = 0) -> Problem:
         """Draw the data of `case`; the same seed gives the same."""
-        inputs = case.inputs(seed)
+        stated = case.stated
+        inputs = stated.inputs(seed)
         # The specification's own data go to extremes from row to row; here they are ordinary.
         for name in ("a_scale", "a_zero_point"):
             if name in inputs:
@@ -166,7 +183,7 @@ class Problem:
             scale, zero_point = quantization_of(a_float @ b_float)
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
-        reference = Reference(case, inputs)
+        reference = Reference(stated, inputs)
         return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
 
     def with_own_weights(self) -> Problem:
@@ -174,9 +191,26 @@ class Problem:
         return replace(self, b=self.b.copy(), b_float=self.b_float.copy())
 
     @property
-    def shape(self) -> str:
-        """The shape as text, `MxK:KxN`."""
-        return shape_of(self.case)
+    def operations(self) -> int:
+        return self.reference.case.operations
+
+    @property
+    def bytes(self) -> int:
+        return self.reference.case.bytes_moved
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.b.nbytes
+
+    def error(self, result: Array) -> float:
+        return self.reference.error(result)
+
+    def wrong(self, one: Implementation, result: Array) -> str | None:
+        """Only lowbit's own must be within the budget of the specification."""
+        if one.kind != cases.OURS:
+            return None
+        verdict = self.reference.expected.check(result)
+        return None if verdict.ok else verdict.message
 
     @property
     def quantizes(self) -> bool:
@@ -205,7 +239,13 @@ class Problem:
         return self.from_real(real * self.b_scale)
 
 
-def shape_of(case: Case) -> str:
-    """The sizes of a case as text, `MxK:KxN`."""
-    m, n, k = (case.sizes[dim] for dim in "MNK")
-    return f"{m}x{k}:{k}x{n}"
+def quantized(real: Array, scale: float, zero_point: int) -> NDArray[np.uint8]:
+    """clamp(round_half_even(real / scale) + zero_point, 0, 255)."""
+    return np.clip(np.rint(real / scale) + zero_point, 0, 255).astype(np.uint8)
+
+
+def quantization_of(real: Array) -> tuple[float, int]:
+    """Scale and zero point that spread 8 bits over the range of `real`, widened to hold 0."""
+    low, high = min(float(real.min()), 0.0), max(float(real.max()), 0.0)
+    scale = float(np.float32((high - low) / 255)) or 1.0
+    return scale, int(np.clip(np.rint(-low / scale), 0, 255))

@@ -1,4 +1,4 @@
-"""The suites: products that real work consists of, by name.
+"""Sets of shapes: products that real work consists of, by name.
 
 A convolution is the product that im2col makes of it: M = output pixels of one image, K = input
 channels times kernel area, N = output channels. Equal products stand once, under the first name.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Work:
-    """A product of a suite: [m, k] by [k, n], and what it is part of."""
+    """A product of a set: [m, k] by [k, n], and what it is part of."""
 
     name: str
     m: int
@@ -106,14 +106,14 @@ _MAKERS: Mapping[str, Callable[[], list[Work]]] = {
     "llm": _llm,
     "square": _square,
 }
-SUITES = (*_MAKERS, "all")
-"""The names of the suites; "all" is all the others, one after another."""
+SHAPES = (*_MAKERS, "all")
+"""The names of the sets; "all" is all the others, one after another."""
 
 
 def works_of(name: str) -> tuple[Work, ...]:
-    """The products of a suite, each shape once. ValueError, naming the suites, if it is unknown."""
-    if name not in SUITES:
-        raise ValueError(f"no suite is called {name!r}; known are {', '.join(SUITES)}")
+    """The products of a set, each shape once. ValueError, naming the sets, if it is unknown."""
+    if name not in SHAPES:
+        raise ValueError(f"no set of shapes is called {name!r}; known are {', '.join(SHAPES)}")
     names = tuple(_MAKERS) if name == "all" else (name,)
     found: dict[str, Work] = {}
     for one in names:

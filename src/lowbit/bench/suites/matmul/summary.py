@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lowbit.bench.peak import share
-from lowbit.bench.problem import parse_shape
+from lowbit.bench.core.peak import share
 
 if TYPE_CHECKING:
-    from lowbit.bench.record import Row
+    from lowbit.bench.core.record import Row
 
 ALL = "all"
 _LARGE = 1024
@@ -44,7 +43,7 @@ def summarize(rows: Sequence[Row]) -> tuple[Summary, ...]:
     """One summary for each thread count, output and state of the weights, and where it has
     several of these, one for the whole thread count. Without peers there is none."""
     found: list[Summary] = []
-    for threads in dict.fromkeys(row.threads for row in rows):
+    for threads in dict.fromkeys(row.threads for row in rows if row.threads):
         own = [row for row in rows if row.threads == threads]
         keys = dict.fromkeys((row.dtypes, row.weights) for row in own)
         parts = [
@@ -58,9 +57,9 @@ def summarize(rows: Sequence[Row]) -> tuple[Summary, ...]:
 
 def _one(key: tuple[str, str], rows: Sequence[Row]) -> Summary | None:
     best = [
-        (row.lowbit_speedup.median, row)
+        (ratio.median, row)
         for row in rows
-        if row.best_peer and row.lowbit_speedup is not None
+        if row.best_peer and (ratio := row.speedup()) is not None
     ]
     if not best:
         return None
@@ -69,17 +68,17 @@ def _one(key: tuple[str, str], rows: Sequence[Row]) -> Summary | None:
     large = [
         row.peak_share
         for row in ours
-        if row.peak_share is not None and min(parse_shape(row.shape).values()) >= _LARGE
+        if row.peak_share is not None and min(row.sizes.values()) >= _LARGE
     ]
-    reads = [share(row.read_share.median) for row in ours if row.read_share is not None]
+    reads = [share(row.limit_share.median) for row in ours if row.limit_share is not None]
     return Summary(
-        threads=where.threads,
+        threads=where.threads or 1,
         dtypes=key[0],
         weights=key[1],
         rows=len(best),
         geometric_mean=math.exp(sum(math.log(ratio) for ratio, _ in best) / len(best)),
         worst=worst,
-        worst_case=f"{where.shape} {where.dtypes} {where.weights}",
+        worst_case=f"{where.case} {where.dtypes} {where.weights}",
         worst_peer=where.implementation,
         large_peak_share=min(large, default=None),
         read_share=min((one for one in reads if one is not None), default=None),
