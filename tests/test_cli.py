@@ -98,7 +98,7 @@ def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
         (["2x0:0x5"], "every size must be at least 1"),
         (["2x3:3x5", "x"], "shape 'x' is not understood"),
         (["2x3:3x5", "--dtype", "u8:s8"], "known are u8:s8:s32"),
-        (["2x100000:100000x5"], "can overflow s32"),
+        (["2x100000:100000x5"], "can overflow int32"),
         (["2x3:3x5", "--threads", "0"], "threads is 0; it must be at least 1"),
         (["2x3:3x5", "--noise", "0"], "noise is 0.0; it must be above 0"),
         (["2x3:3x5", "--time-limit", "-1"], "seconds is -1.0; it must be above 0"),

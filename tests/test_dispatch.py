@@ -15,7 +15,7 @@ from lowbit import dispatch
 from lowbit.dispatch import Plan, Request
 from lowbit.isa import SETS, active, available, chain, get, host
 from lowbit.jit import threads
-from lowbit.jit.interpret import Access
+from lowbit.jit.memory import Access
 from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.activation import Source

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import PANEL
@@ -33,9 +34,7 @@ def array(value: Any, name: str) -> Array:
     if _is_torch(value):
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
-        if str(value.dtype) == "torch.bfloat16":
-            raise TypeError(f"{name} is bfloat16, which NumPy lacks; convert it: {name}.float()")
-        value = value.detach().resolve_conj().resolve_neg().numpy()
+        value = viewed(value)
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
@@ -45,6 +44,23 @@ def array(value: Any, name: str) -> Array:
     return (
         value if type(value) is np.ndarray else np.asarray(value)
     )  # no subclass, whose indexing may mean something else
+
+
+def viewed(tensor: Any) -> Array:
+    """A PyTorch CPU tensor as an array; bfloat16 is ml_dtypes'."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    torch = sys.modules["torch"]
+    if tensor.dtype != torch.bfloat16:
+        return tensor.numpy()
+    return tensor.view(torch.int16).numpy().view(bfloat16)
+
+
+def tensor_of(given: Array) -> Any:
+    """An array as a PyTorch tensor of the same memory and type."""
+    torch = sys.modules["torch"]
+    if given.dtype != bfloat16:
+        return torch.from_numpy(given)
+    return torch.from_numpy(given.view(np.int16)).view(torch.bfloat16)
 
 
 def matrix(value: Any, name: str) -> Array:
@@ -88,16 +104,11 @@ def float_matrix(value: Any, name: str) -> Array:
 
 
 def float_rows(value: Any, name: str) -> Array:
-    """float32, or bfloat16 as the uint16 of its bits, in rows that the kernels can read: a view,
-    or a copy of what lies otherwise."""
-    if _is_torch(value) and str(value.dtype) == "torch.bfloat16" and value.device.type == "cpu":
-        given = matrix(value.detach().view(sys.modules["torch"].int16), name).view(np.uint16)
-    else:
-        given = matrix(value, name)
-        if given.dtype.name == "bfloat16":
-            given = given.view(np.uint16)
-        elif given.dtype != np.float32:
-            raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
+    """float32 or bfloat16 in rows that the kernels can read: a view, or a copy of what lies
+    otherwise."""
+    given = matrix(value, name)
+    if given.dtype not in (np.float32, bfloat16):
+        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
@@ -155,7 +166,7 @@ def output(
     if out is None:
         fresh = empty(shape, dtype)
         if type(like) is not np.ndarray and _is_torch(like):
-            return fresh, sys.modules["torch"].from_numpy(fresh)
+            return fresh, tensor_of(fresh)
         return fresh, fresh
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:
@@ -197,9 +208,7 @@ def _memory(value: Any) -> Array | None:
         return value
     if not _is_torch(value):
         return None
-    torch = sys.modules["torch"]
-    value = value.detach()
-    return (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
+    return viewed(value)
 
 
 def per_row(value: Any, rows: int, name: str) -> Array:

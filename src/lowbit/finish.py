@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from lowbit.kernels.cpu.shared.epilogue import STEPS, Clamp, Step, structure_of
 from lowbit.numerics.float32 import float32_number
@@ -18,7 +18,7 @@ from lowbit.numerics.float32 import float32_number
 _STEP_TYPES = {str, Clamp}
 _OUT_DTYPES = {
     "float32": ("f32", np.dtype(np.float32)),
-    "bfloat16": ("bf16", np.dtype(np.uint16)),
+    "bfloat16": ("bf16", np.dtype(bfloat16)),
     "uint8": ("u8", np.dtype(np.uint8)),
     "int8": ("s8", np.dtype(np.int8)),
 }
@@ -58,14 +58,6 @@ class Finish:
         names, numbers = structure_of(order)
         numbers += _requantize(out, storage, out_scale, out_zero_point)
         return cls(out, storage, names, np.array(numbers, np.float32) if numbers else None)
-
-
-def reinterpreted(result: Any) -> Any:
-    """Bits of bfloat16 as such, where they are a tensor; NumPy has only the bits."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(result, torch.Tensor):
-        return result.view(torch.bfloat16)
-    return result
 
 
 def steps_tuple(steps: Sequence[Step] | None) -> tuple[Step, ...] | None:

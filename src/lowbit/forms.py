@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
@@ -34,7 +35,7 @@ _KINDS = {
     np.dtype(np.int8): "s8",
     np.dtype(np.uint8): "u8",
     np.dtype(np.float32): "f32",
-    np.dtype(np.uint16): "bf16",
+    np.dtype(bfloat16): "bf16",
 }
 _MOST_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
 _MOST_FORMS = 256  # of one packed matrix
@@ -134,7 +135,7 @@ def keep(
     right, brings = b, None
     if not left.shape[1]:  # an empty sum: one column of zeros gives the same, through all steps
         right, brings = _empty_sum(b), _column_of_zeros
-    elif left.dtype in (np.float32, np.uint16) and not rows_contiguous(left):
+    elif left.dtype in (np.float32, bfloat16) and not rows_contiguous(left):
         brings = np.ascontiguousarray
     kind = left if brings is None else brings(left)
     (rows, depth), item = kind.shape, kind.itemsize

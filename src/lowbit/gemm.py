@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
-from lowbit.arguments import check_no_overlap, empty, matrix
+from lowbit.arguments import check_no_overlap, empty, matrix, tensor_of, viewed
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float.call import (
     BYTES,
@@ -29,7 +30,6 @@ from lowbit.kernels.cpu.float.call import (
     request_of,
 )
 from lowbit.kernels.cpu.float.plan import MOST_DOT_ROWS, make, make_dots
-from lowbit.numerics import bfloat16
 from lowbit.numerics.float32 import BEYOND, float32_number
 
 Array = npt.NDArray[Any]
@@ -99,20 +99,10 @@ _FLOAT32 = np.dtype(np.float32)
 
 def _layout(value: Any, name: str) -> Layout:
     """What a matrix is. TypeError, ValueError: none, or not on the CPU, or of another type."""
-    if type(value) is np.ndarray:
-        if value.dtype is _FLOAT32 and value.ndim == 2:
-            return Layout("float32", value.shape, value.strides)
-        array = matrix(value, name)
-        dtype = array.dtype.name
-    elif _is_tensor(value):
-        dtype = str(value.dtype).removeprefix("torch.")
-        if dtype == "bfloat16" and value.device.type == "cpu":
-            array = matrix(value.detach().view(sys.modules["torch"].int16), name)
-        else:
-            array = matrix(value, name)
-    else:
-        array = matrix(value, name)
-        dtype = array.dtype.name
+    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
+        return Layout("float32", value.shape, value.strides)
+    array = matrix(value, name)
+    dtype = array.dtype.name
     if dtype not in BYTES:
         raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}; convert it first")
     return Layout(dtype, array.shape, array.strides)
@@ -136,16 +126,8 @@ def _result_shape(a: Layout, b: Layout) -> tuple[int, int]:
 
 
 def _empty(like: Any, shape: tuple[int, int], dtype: str) -> Any:
-    if _is_tensor(like):
-        torch = sys.modules["torch"]
-        size = np.dtype(np.float32 if dtype == "float32" else np.int16)
-        return torch.from_numpy(empty(shape, size)).view(getattr(torch, dtype))
-    if dtype == "float32":
-        return empty(shape, _FLOAT32)
-    ml_dtypes = sys.modules.get("ml_dtypes")
-    if ml_dtypes is None:
-        raise TypeError("NumPy has no bfloat16 of its own: import ml_dtypes, which has")
-    return empty(shape, np.dtype(ml_dtypes.bfloat16))
+    made = empty(shape, _FLOAT32 if dtype == "float32" else np.dtype(bfloat16))
+    return tensor_of(made) if _is_tensor(like) else made
 
 
 def _address(value: Any) -> int:
@@ -160,20 +142,13 @@ def _address(value: Any) -> int:
 
 
 def _array(value: Any) -> Array:
-    """A NumPy view; bfloat16 as the uint16 of its bits."""
-    if _is_tensor(value):
-        torch = sys.modules["torch"]
-        value = value.detach()
-        value = (value.view(torch.int16) if value.dtype == torch.bfloat16 else value).numpy()
-    return value if value.dtype == np.float32 else value.view(np.uint16)
+    """A NumPy view."""
+    return viewed(value) if _is_tensor(value) else value
 
 
 def _float32(value: Any) -> npt.NDArray[np.float32]:
     """A copy as float32, row by row."""
-    array = _array(value)
-    if array.dtype == np.float32:
-        return array.copy(order="C")
-    return bfloat16.widened(np.ascontiguousarray(array))
+    return _array(value).astype(np.float32, order="C")
 
 
 def _rows_copied(value: Any) -> Any:
@@ -251,7 +226,7 @@ class _Scaling:
             return
         scaled = _float32(given.c) * np.float32(factors[1])
         scaled[np.isnan(scaled)] = np.nan  # of one sign, as in products
-        out[...] = scaled if out.dtype == np.float32 else bfloat16.rounded(scaled)
+        out[...] = scaled.astype(out.dtype)
 
 
 @dataclass(frozen=True)

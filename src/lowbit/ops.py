@@ -30,7 +30,7 @@ from lowbit.arguments import (
     per_row,
     zero_points,
 )
-from lowbit.finish import INTEGERS, Finish, reinterpreted, steps_tuple
+from lowbit.finish import INTEGERS, Finish, steps_tuple
 from lowbit.forms import Form, keep, threads_key
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
 from lowbit.kernels.cpu.rows.activation import Source
@@ -186,8 +186,8 @@ def matmul_scaled(
         "residual"   y + residual[m, n]       "silu"       y·σ(y)
         "gelu"       y·Φ(y)                   "gelu_tanh"  GELU's tanh approximation
 
-    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (the bits
-    as uint16 in NumPy, a tensor in PyTorch), or "uint8" or "int8", which are quantized:
+    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in
+    NumPy the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
     clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
@@ -225,7 +225,7 @@ def matmul_scaled(
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, form.shape, "residual")
     form.run(left, result, scale, zero, added, beside)
-    return returned if form.finish.out != "bf16" else reinterpreted(returned)
+    return returned
 
 
 def linear_dynamic(

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from lowbit.arguments import check_inner, check_scaled, float_rows, output, per_column, per_element
-from lowbit.finish import Finish, reinterpreted, steps_tuple
+from lowbit.finish import Finish, steps_tuple
 from lowbit.forms import keep, threads_key
 from lowbit.kernels.cpu.shared.epilogue import Step
 from lowbit.weights.panels import PackedMatrix
 
-_PLANES = {np.dtype(np.float32): 3, np.dtype(np.uint16): 2}  # digits that are as good as the type
+_PLANES = {np.dtype(np.float32): 3, np.dtype(bfloat16): 2}  # digits that are as good as the type
 _OUTPUTS = ("float32", "bfloat16")
 
 
@@ -41,7 +42,7 @@ def linear_weight_only(
     in `matmul_scaled`. So the result is the same bits on every instruction set and for any number
     of threads, and off by no more than its specification says. A group of x that holds NaN
     or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
-    `out_dtype`: "float32", or "bfloat16" (the bits as uint16 in NumPy).
+    `out_dtype`: "float32" or "bfloat16".
 
     TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
@@ -70,4 +71,4 @@ def linear_weight_only(
     beside = None if residual is None else per_element(residual, form.shape, "residual")
     result, returned = output(x, out, form.shape, form.finish.storage, (x, residual, bias))
     form.run(left, result, bias=added, residual=beside)
-    return returned if form.finish.out != "bf16" else reinterpreted(returned)
+    return returned

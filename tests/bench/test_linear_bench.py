@@ -120,10 +120,11 @@ def test_the_budget_is_for_the_chosen_columns_and_tells_a_wrong_one(activations:
     ideal = task.ideal[:, task.columns]
     if activations != "int8":
         np.testing.assert_allclose(expected.reference, ideal, rtol=1e-12, atol=1e-12)
-    assert expected.check(expected.reference.astype(np.float32)).ok
-    wrong = expected.reference.astype(np.float32)
-    wrong[1, 5] += np.float32(0.05 * np.abs(ideal).max())
-    assert not expected.check(wrong).ok
+    storage = expected.dtype.storage
+    assert expected.check(expected.reference.astype(storage)).ok
+    wrong = expected.reference.copy()
+    wrong[1, 5] += 0.05 * np.abs(ideal).max()
+    assert not expected.check(wrong.astype(storage)).ok
 
 
 def test_a_wrong_result_of_lowbit_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,9 @@ import pytest
 import lowbit
 from lowbit.isa import InstructionSet, active, available, get
 from lowbit.isa.types import Int, S32Pointer, s32
-from lowbit.jit import cache
+from lowbit.jit import cache, entry
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import Builder
-from lowbit.jit.entry import enter
 from lowbit.jit.kernel import Kernel
 
 
@@ -46,7 +45,7 @@ def run(factor: int = 1) -> list[int]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder that does not exist yet, in a process that can enter kernels already."""
-    enter()
+    entry._entry()
     path = tmp_path / "deep" / "cache"
     monkeypatch.setenv("LOWBIT_CACHE_DIR", str(path))
     return path

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -21,6 +20,8 @@ NEEDS_TORCH = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
 )
 NEEDS_FORK = pytest.mark.skipif(sys.platform != "linux", reason="fork is used on Linux")
+
+Words = Callable[..., list[str]]
 
 # A product cut into many items, checked; then what ran it.
 PRODUCT = """
@@ -37,25 +38,7 @@ def check(count):
 """
 
 
-def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def finished(done: subprocess.CompletedProcess[str]) -> list[str]:
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_more_threads_than_cores() -> None:
+def test_more_threads_than_cores(words: Words) -> None:
     code = (
         PRODUCT
         + """
@@ -64,17 +47,22 @@ for count in (2, 3, 8, 40):
 print("torch" in sys.modules)
 """
     )
-    assert finished(run_python(code)) == ["False"]
+    assert words(code) == ["False"]
 
 
 @pytest.mark.parametrize("odd", ["", "many", "0", "-3"])
-def test_an_odd_omp_num_threads_is_no_obstacle(odd: str) -> None:
+def test_an_odd_omp_num_threads_is_no_obstacle(words: Words, odd: str) -> None:
     code = PRODUCT + "check(None)\nprint(threads.max_threads() >= 1)"
-    assert finished(run_python(code, OMP_NUM_THREADS=odd)) == ["True"]
+    assert words(code, OMP_NUM_THREADS=odd) == ["True"]
+
+
+def test_omp_num_threads_is_obeyed_without_torch(words: Words) -> None:
+    code = "from lowbit.jit import threads; print(threads.max_threads())"
+    assert [words(code, OMP_NUM_THREADS=n) for n in ("1", "3", "3,2")] == [["1"], ["3"], ["3"]]
 
 
 @NEEDS_TORCH
-def test_the_openmp_runtime_of_torch_serves() -> None:
+def test_the_openmp_runtime_of_torch_serves(words: Words) -> None:
     """Also when torch is imported after the first product."""
     code = (
         PRODUCT
@@ -91,7 +79,7 @@ for count in (1, 2, 3):
     check(8)
 """
     )
-    before, after = finished(run_python(code))
+    before, after = words(code)
     assert before == "threads-of-each-call"
     assert "omp" in after
 
@@ -115,19 +103,19 @@ for _ in range(3):
 
 @NEEDS_FORK
 @NEEDS_TORCH
-def test_a_child_of_fork_computes_where_openmp_ran() -> None:
-    assert finished(run_python("import torch" + PRODUCT + FORKED)) == ["threads-of-each-call"] * 3
+def test_a_child_of_fork_computes_where_openmp_ran(words: Words) -> None:
+    assert words("import torch" + PRODUCT + FORKED) == ["threads-of-each-call"] * 3
 
 
 @NEEDS_FORK
-def test_a_child_of_fork_computes_where_own_threads_ran() -> None:
-    assert finished(run_python(PRODUCT + FORKED)) == ["threads-of-each-call"] * 3
+def test_a_child_of_fork_computes_where_own_threads_ran(words: Words) -> None:
+    assert words(PRODUCT + FORKED) == ["threads-of-each-call"] * 3
 
 
 @NEEDS_FORK
 @NEEDS_TORCH
-def test_a_child_that_imports_torch_itself_uses_its_runtime() -> None:
-    names = finished(run_python(PRODUCT + FORKED.replace("check(5)", "import torch; check(5)")))
+def test_a_child_that_imports_torch_itself_uses_its_runtime(words: Words) -> None:
+    names = words(PRODUCT + FORKED.replace("check(5)", "import torch; check(5)"))
     assert len(names) == 3
     assert all("omp" in name for name in names), names
 
@@ -195,9 +183,9 @@ for other in others:
 
 @NEEDS_FORK
 @pytest.mark.parametrize("target", ["compile_on", "parse_on"])
-def test_a_fork_while_another_thread_is_inside_of_llvm(target: str) -> None:
+def test_a_fork_while_another_thread_is_inside_of_llvm(words: Words, target: str) -> None:
     code = FORKED_WHILE_COMPILING.format(target=target)
-    assert finished(run_python(code)) == ["0"] * 5
+    assert words(code) == ["0"] * 5
 
 
 @kernel

@@ -12,8 +12,8 @@ from lowbit.isa import GENERIC
 from lowbit.isa.generic import load_head, store_head
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, s32, u8, u32
 from lowbit.jit.builder import Builder
-from lowbit.jit.interpret import Access, OutOfBoundsError
 from lowbit.jit.kernel import kernel
+from lowbit.jit.memory import Access, OutOfBoundsError
 
 RunBoth = Callable[..., dict[str, np.ndarray]]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+Words = Callable[..., list[str]]
 
 NEEDS_GCC = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("gcc") is None, reason="gcc builds the decoys"
@@ -81,13 +83,12 @@ ORDERS = {
 @NEEDS_GCC
 @pytest.mark.parametrize("preload", ["", "libiomp5.so"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_runtime_that_libtorch_calls(libraries: Path, order: str, preload: str) -> None:
-    environment = {**os.environ, "LD_PRELOAD": str(libraries / preload) if preload else ""}
+def test_the_runtime_that_libtorch_calls(
+    words: Words, libraries: Path, order: str, preload: str
+) -> None:
     paths = [str(libraries / name) for name in ORDERS[order]]
-    command = [sys.executable, "-c", ASK, *paths]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    used, found, name, same = done.stdout.split()
+    first = str(libraries / preload) if preload else ""
+    used, found, name, same = words(ASK, *paths, LD_PRELOAD=first)
     assert (used, same) == (found, "True")
     numbers = {**RUNTIMES, "libgomp.so.1": 6 if "its own's" in order else 3}
     assert RUNTIMES.get(name) is not None
@@ -129,12 +130,8 @@ print(len(others), count(used), *(count(path) == 3 for path in others))
     ],
     ids=" ".join,
 )
-def test_beside_scikit_learn(steps: tuple[str, ...]) -> None:
-    command = [sys.executable, "-c", BESIDE, *steps]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    others, count, *same = done.stdout.split()
+def test_beside_scikit_learn(words: Words, steps: tuple[str, ...]) -> None:
+    others, count, *same = words(BESIDE, *steps, OMP_NUM_THREADS="2")
     if others == "0":
         pytest.skip("scikit-learn and PyTorch share one runtime here")
     assert count == "3"

@@ -1,16 +1,18 @@
-"""The instruction set that LOWBIT_ISA forces, in processes of their own."""
+"""What a process decides once, in processes of their own: what is imported, the instruction set."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
 from lowbit.isa import SETS, available
 
 pytestmark = pytest.mark.slow
+
+RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
+Words = Callable[..., list[str]]
 
 # Every value of both types, odd sizes, a strided operand; prints the set that ran and the sums.
 PRODUCTS = """
@@ -33,31 +35,20 @@ print(active_kernel()[1], digest.hexdigest())
 """
 
 
-def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a Python of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_importing_lowbit_imports_no_framework(words: Words) -> None:
+    code = "import sys, lowbit; print(*{m.split('.')[0] for m in sys.modules})"
+    assert not {"torch", "numba", "rich", "triton", "typer"} & set(words(code))
 
 
-def test_every_forced_set_gives_the_same_integers() -> None:
-    results = {name: run_python(PRODUCTS, LOWBIT_ISA=name) for name in available()}
-    results[""] = run_python(PRODUCTS)
-    for name, done in results.items():
-        assert done.returncode == 0, (name, done.stderr)
-    used = {name: done.stdout.split()[0] for name, done in results.items()}
+def test_every_forced_set_gives_the_same_integers(words: Words) -> None:
+    results = {name: words(PRODUCTS, LOWBIT_ISA=name) for name in ("", *available())}
+    used = {name: result[0] for name, result in results.items()}
     assert used == {name: name or available()[0] for name in results}
-    assert len({done.stdout.split()[1] for done in results.values()}) == 1
+    assert len({result[1] for result in results.values()}) == 1
 
 
 @pytest.mark.parametrize("forced", ["sse9", "AVX2", "avx2 "])
-def test_an_unknown_forced_set_is_told(forced: str) -> None:
+def test_an_unknown_forced_set_is_told(run_python: RunPython, forced: str) -> None:
     done = run_python(PRODUCTS, LOWBIT_ISA=forced)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -67,7 +58,7 @@ def test_an_unknown_forced_set_is_told(forced: str) -> None:
 
 
 @pytest.mark.parametrize("forced", sorted(SETS.keys() - set(available())))
-def test_a_forced_set_that_the_machine_lacks_is_told(forced: str) -> None:
+def test_a_forced_set_that_the_machine_lacks_is_told(run_python: RunPython, forced: str) -> None:
     done = run_python(PRODUCTS, LOWBIT_ISA=forced)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -80,10 +71,25 @@ def test_a_forced_set_that_the_machine_lacks_is_told(forced: str) -> None:
 
 @pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))])
 @pytest.mark.parametrize("command", ["info", "bench gemm 8x8:8x8"])
-def test_the_command_line_says_it_in_one_line(forced: str, command: str) -> None:
+def test_the_command_line_says_it_in_one_line(
+    run_python: RunPython, forced: str, command: str
+) -> None:
     pytest.importorskip("typer")
     code = f"import sys; sys.argv[1:] = {command.split()!r}; from lowbit.cli import main; main()"
     done = run_python(code, LOWBIT_ISA=forced)
     assert done.returncode != 0
     (line,) = done.stderr.strip().splitlines()
     assert f"LOWBIT_ISA={forced}: " in line
+
+
+def test_many_calls_do_not_grow(words: Words) -> None:
+    """Addresses, plans, slots: nothing is kept for a call."""
+    code = """
+import resource, numpy as np, lowbit
+b = lowbit.pack(np.ones((64, 32), np.int8)); a = np.ones((2, 64), np.uint8)
+def many(n):
+    for _ in range(n): lowbit.matmul(a, b)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+many(20000); before = many(20000); print(many(200000) - before)
+"""
+    assert int(words(code)[0]) < 1024  # KiB

@@ -15,7 +15,6 @@ from lowbit.kernels.triton.fast import attention, attention_backward, batched_ma
 from lowbit.kernels.triton.fast.attention import AttentionConfig  # noqa: E402
 from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa: E402
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
-from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +44,7 @@ def compiled(kernel: Any, given: dict[str, Any], sm: int, config: Any) -> Compil
     for name in ("batches", "section"):
         arguments[name] = "i32:1"
     wanted = {name: arguments[name] for name in kernel.arg_names}
-    return compile_ahead(kernel, wanted, sm, **options_of(config))
+    return compile_ahead(kernel, wanted, sm, **config.options)
 
 
 def assert_matrix_units(made: Compiled, sm: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import Any
 
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 
 import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
+from lowbit.kernels.triton.fast import int4_matmul as int4_matmul_kernels  # noqa: E402
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes  # noqa: E402
 from lowbit.kernels.triton.fast.int4_matmul import int4_choice  # noqa: E402
 from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
@@ -138,34 +140,35 @@ def test_one_row_that_is_too_long_for_registers(
 ) -> None:
     x, packed, w, _ = _drawn(1, 67, 328, group, torch.bfloat16, True)
     served = list[str]()
+    choose = inspect.unwrap(int4_choice)  # without its cache
+    monkeypatch.setattr(int4_matmul_kernels, "int4_choice", choose)
     for most in (328, 327):
         monkeypatch.setattr(int4_one_row, "MOST_DEPTH", most)
-        int4_choice.cache_clear()
         with lowbit.lab.interpreter():
             z = int4_matmul(x, packed).double()
         exact = x.double() @ w.T
         assert ((z - exact).abs() <= 2.0**-7 * (x.double().abs() @ w.abs().T)).all()
-        served.append(int4_choice(INTERPRETER, 1, 67, 328, group, 2).kernel)
-    int4_choice.cache_clear()
+        served.append(choose(INTERPRETER, 1, 67, 328, group, 2).kernel)
     other = "rows_kernel" if group == 128 else "dequantize_kernel and cuBLAS"
     assert served == ["one_row_kernel", other]
 
 
 @pytest.mark.parametrize(
-    ("M", "K", "group", "kernel", "reasons"),
+    ("M", "K", "group", "itemsize", "kernel", "reasons"),
     [
-        (1, 32768, 32, "one_row_kernel", []),
-        (1, 32769, 128, "rows_kernel", ["K is 32769; the digits of 32768 fit"]),
-        (2, 4096, 128, "rows_kernel", ["x has 2 rows, and it takes one"]),
-        (128, 4096, 256, "rows_kernel", ["x has 128 rows"]),
-        (129, 64, 128, "dequantize_kernel and cuBLAS", ["x has 129 rows", "above 128"]),
-        (2, 64, 64, "dequantize_kernel and cuBLAS", ["x has 2 rows", "groups of 64"]),
+        (1, 32768, 32, 2, "one_row_kernel", []),
+        (1, 32769, 128, 2, "rows_kernel", ["K is 32769; the digits of 32768 fit"]),
+        (2, 4096, 128, 2, "rows_kernel", ["x has 2 rows, and it takes one"]),
+        (128, 4096, 256, 2, "rows_kernel", ["x has 128 rows"]),
+        (129, 64, 128, 2, "dequantize_kernel and cuBLAS", ["x has 129 rows", "above 128"]),
+        (2, 64, 64, 2, "dequantize_kernel and cuBLAS", ["x has 2 rows", "groups of 64"]),
+        (1, 64, 128, 4, "dequantize_kernel and cuBLAS", ["digits have 16", "take 16 bits"]),
     ],
 )
 def test_which_kernel_serves_and_why_others_do_not(
-    M: int, K: int, group: int, kernel: str, reasons: list[str]
+    M: int, K: int, group: int, itemsize: int, kernel: str, reasons: list[str]
 ) -> None:
-    choice = int4_choice(H200, M, 4096, K, group)
+    choice = int4_choice(H200, M, 4096, K, group, itemsize)
     assert choice.kernel == kernel
     assert len(choice.refused) == len(reasons)
     for (_, why), reason in zip(choice.refused, reasons, strict=True):
@@ -314,8 +317,8 @@ def test_ahead_of_time_one_row(
     made = compile_ahead(
         int4_one_row.one_row_kernel,
         {**POINTERS, "x_ptr": kind, "z_ptr": kind, "N": "i32" if n % 16 == 0 else "i32:1",
-         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True, "PARTS": int4_one_row._parts(depth),
-         "ROWS": config.rows, "STAGES": config.num_stages},
+         "K": depth, "GROUP": group, "ZERO": zeros, "ASM": True,
+         "PARTS": int4_one_row._parts(depth), "ROWS": config.rows, "STAGES": config.num_stages},
         sm, num_warps=config.num_warps,
     )  # fmt: skip
     # All of x's digits are in registers, and as many programs fit as are started.

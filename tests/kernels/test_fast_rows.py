@@ -15,7 +15,8 @@ from torch import Tensor  # noqa: E402
 
 from lowbit.kernels.triton.fast import launch, norm, row_sum, rows, softmax  # noqa: E402
 from lowbit.kernels.triton.fast.rows import RowConfig  # noqa: E402
-from lowbit.lab import interpret, interpreter  # noqa: E402
+from lowbit.lab import interpreter  # noqa: E402
+from lowbit.lab.backends.interpreter import run_checked  # noqa: E402
 from lowbit.torch import functional  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -137,7 +138,7 @@ def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
     words.fill_(1)
     for _ in range(2):
         words[-1] = 0
-        interpret._run(kernel, grid, arguments)
+        run_checked(kernel, grid, arguments)
         # Programs are numbered by a counter, in the order in which they start.
         assert words[-1] == grid[0]
 
@@ -319,7 +320,7 @@ def test_interpreter_sees_accesses_out_of_bounds(monkeypatch: pytest.MonkeyPatch
 
     def wrong(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
         seen.append(kernel)
-        interpret._run(kernel, grid, {**arguments, "length": arguments["length"] + 1})
+        run_checked(kernel, grid, {**arguments, "length": arguments["length"] + 1})
 
     with (
         launch.running(wrong),

@@ -15,10 +15,10 @@ from lowbit.isa import SETS
 from lowbit.isa.amx import AMX_BF16, ldtilecfg, tdpbf16ps, tileloadd, tilerelease, tilestored
 from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
-from lowbit.isa.types import F32Pointer, Int, U8Pointer, u16
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16
 from lowbit.jit.builder import Builder
-from lowbit.jit.interpret import OutOfBoundsError
 from lowbit.jit.kernel import kernel
+from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.micro_kernel import (
     FMA_256,
@@ -171,7 +171,7 @@ def test_bfloat16_output_of_several_blocks(micro: FloatMicro) -> None:
     out = np.zeros((m, n), ml_dtypes.bfloat16)
     operand = Operand("bf16", "k", packed=True)
     static = statics(micro, m, n, operand, operand, "bf16")
-    float_product.interpret(micro.isa, arguments(micro, a, b, c, out.view(np.uint16)), **static)
+    float_product.interpret(micro.isa, arguments(micro, a, b, c, out), **static)
     check(out, a, b, c)
 
 
@@ -206,7 +206,7 @@ def test_dots(micro: VectorMicro, kind: str, m: int, n: int, k: int) -> None:
         out = np.zeros((m, n), out_type)
         given = {
             "a": a, "a_row_stride": k, "b": b, "b_column_stride": k, "c": c, "c_stride": n,
-            "out": out.view(np.uint16) if out.itemsize == 2 else out, "out_stride": n,
+            "out": out, "out_stride": n,
             "m": m, "n": n, "depth": k, "item_groups": 2,
             "alpha": bits(1.5), "beta": bits(-0.5), "reads_c": 1,
         }  # fmt: skip
@@ -256,7 +256,7 @@ def pair_products(
 ) -> None:
     """vdpbf16ps of `count` vectors."""
     for i in k.range(0, count):
-        left, right = a.cast(u16) + i * 32, b.cast(u16) + i * 32
+        left, right = a.cast(bf16) + i * 32, b.cast(bf16) + i * 32
         sums = vdpbf16ps((c + i * 16).load(16), left.load(32), right.load(32))
         (out + i * 16).store(sums)
 
@@ -269,6 +269,7 @@ def test_pair_products_mean_what_the_machine_does() -> None:
     c = rng.integers(0, 1 << 32, (count, 16)).astype(np.uint32).view(np.float32)
     c[::2] = rng.standard_normal((count // 2, 16))
     a[::2], b[::2] = ((v[::2] & 0x807F) | 0x3F80 for v in (a, b))
+    a, b = (v.view(ml_dtypes.bfloat16) for v in (a, b))
     out = np.zeros((count, 16), np.float32)
     pair_products.program(AVX512_BF16)(1, *(v.ctypes.data for v in (a, b, c, out)), count)
     with np.errstate(all="ignore"):

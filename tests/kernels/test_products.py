@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lowbit.isa import SETS, named
-from lowbit.jit.interpret import OutOfBoundsError
+from lowbit.jit.memory import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product

@@ -15,11 +15,10 @@ triton = pytest.importorskip("triton")
 
 from lowbit.kernels.triton import fast  # noqa: E402
 from lowbit.kernels.triton.ahead import Compiled, compile_ahead  # noqa: E402
-from lowbit.kernels.triton.fast.config import options_of  # noqa: E402
 from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.kernels.triton.registry import teaching_kernels  # noqa: E402
-from lowbit.lab.check_bind import TensorArgument, bind  # noqa: E402
-from lowbit.lab.check_triton import TritonKernel  # noqa: E402
+from lowbit.lab.backends.kinds.triton import TritonKernel  # noqa: E402
+from lowbit.lab.run.bind import TensorArgument, bind  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +119,7 @@ def test_what_the_tables_say(
     given |= {"rows": "i32"} | flags
     if length % 16:
         given |= {"length": "i32:1", "x_stride": "i32:1"}
-    made = compile_ahead(kernel, given, sm, **options_of(config))
+    made = compile_ahead(kernel, given, sm, **config.options)
     assert made.local == 0
     assert made.wide_loads > 0 or length % 16
     if given["HELD"] and length % 16 == 0 and not flags.get("CENTRED"):
@@ -162,7 +161,7 @@ def test_conv2d(last: bool, type_: str, sm: int) -> None:
     made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE": (1, 1), "PAD": (1, 1), "DILATION": (1, 1)}
     made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee"}
     made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
-    compiled = compile_ahead(kernel, made, sm, **options_of(config))
+    compiled = compile_ahead(kernel, made, sm, **config.options)
     assert compiled.local == 0
     if type_ != "fp32":
         assert compiled.count("HGMMA" if sm == 90 else "HMMA") > 0

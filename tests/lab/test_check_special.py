@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.lab import check, check_file
-from lowbit.lab.check_tensor import widened
-from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.run.tensor import widened
 from lowbit.spec import DTYPES, Operation, cases_of, exercises, operation
 
 # Triton's own annotations do not know what a kernel's pointers are.

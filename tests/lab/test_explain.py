@@ -9,23 +9,23 @@ import pytest
 from rich.console import Console
 
 from lowbit import dispatch, isa
-from lowbit.bench import peak
+from lowbit.bench.core import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.problem import SIGNATURES, Problem, gemm_case
+from lowbit.bench.suites.matmul.problem import SIGNATURES, Problem, product
 from lowbit.dispatch import Request
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import Demand
-from lowbit.lab import explain
-from lowbit.lab.explain import Explanation, explain_gemm, request_of
-from lowbit.lab.explain_text import render
+from lowbit.lab.explain import plan as explain
+from lowbit.lab.explain.plan import Explanation, explain_gemm, request_of
+from lowbit.lab.explain.text import render
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_the_request_is_the_one_that_the_operation_makes(
     dtypes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = Problem.make(gemm_case("9x70:70x33", dtypes), seed=3)
+    problem = Problem.make(product("9x70:70x33", dtypes), seed=3)
     asked: list[Request] = []
     plan = dispatch.plan
 
@@ -93,7 +93,7 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
-    problem = Problem.make(gemm_case("1x64:64x16", "f32:s8:f32"))
+    problem = Problem.make(product("1x64:64x16", "f32:s8:f32"))
     request = request_of(problem, packed_weight(problem), 1)._replace(m=5000, k=8192)
     plan = dispatch.plan(request)
     step = plan.block_rows * plan.shape.depth

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from lowbit.lab import check
-from lowbit.lab.check_script import load
+from lowbit.lab.source import load
 from lowbit.spec import Operation
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lowbit.lab import check
-from lowbit.lab.check_script import load
-from lowbit.lab.check_triton import TritonKernel
+from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.source import load
 
 pytestmark = pytest.mark.slow
 

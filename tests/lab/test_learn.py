@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,21 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.kernels.triton.registry import teaching_kernels
-from lowbit.lab import check, check_file
-from lowbit.lab.check_script import arguments_of, load
-from lowbit.lab.learn_file import starter, teaching
-from lowbit.lab.learn_progress import Exercise, Progress, folder
-from lowbit.lab.lessons import LESSONS, Lesson, find
+from lowbit.lab import check_file
+from lowbit.lab.check.run import check_request
+from lowbit.lab.exercises.exercise import Exercise, course, find
+from lowbit.lab.exercises.file import starter, teaching
+from lowbit.lab.exercises.progress import Progress, Standing, folder
+from lowbit.lab.source import load, request_of_file
 from lowbit.spec import Operation
 from lowbit.spec.exercises import exercises
 
 pytestmark = pytest.mark.slow
 
-EXERCISES = list(exercises)
+OPERATIONS = list(exercises)
 EMPTY = "    pass  # your kernel"
-every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+EXERCISES = tuple(course)
+every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 
 
 @pytest.fixture(autouse=True)
@@ -51,19 +54,19 @@ def one_line(*arguments: str) -> str:
     return error
 
 
-def solve(lesson: Lesson, path: Path) -> None:
+def solve(exercise: Exercise, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(EMPTY) == 1
-    path.write_text(text.replace(EMPTY, teaching(lesson).body), encoding="utf-8")
+    path.write_text(text.replace(EMPTY, teaching(exercise).body), encoding="utf-8")
 
 
-def test_every_exercise_has_a_lesson() -> None:
-    assert [lesson.operation for lesson in LESSONS] == EXERCISES
-    assert [lesson.number for lesson in LESSONS] == list(range(1, len(EXERCISES) + 1))
-    for lesson in LESSONS:
-        assert len(set(lesson.hints)) == 3
-        assert "\n" not in lesson.formula + lesson.idea
-        assert "..." in lesson.hints[-1], "the last hint leaves something to do"
+def test_every_operation_has_an_exercise() -> None:
+    assert [exercise.operation for exercise in EXERCISES] == OPERATIONS
+    assert [exercise.number for exercise in EXERCISES] == list(range(1, len(OPERATIONS) + 1))
+    for exercise in EXERCISES:
+        assert len(set(exercise.hints)) == 3
+        assert "\n" not in exercise.formula + exercise.idea
+        assert "..." in exercise.hints[-1], "the last hint leaves something to do"
 
 
 def test_help_has_an_example() -> None:
@@ -71,15 +74,15 @@ def test_help_has_an_example() -> None:
 
 
 def test_a_lesson_is_found_by_number_and_by_name() -> None:
-    assert find("4") is find("04") is find("outer_add_blocks") is LESSONS[3]
+    assert find("4") is find("04") is find("outer_add_blocks") is EXERCISES[3]
     with pytest.raises(ValueError, match="no exercise '13'; there are 1 add_constant, 2 "):
         find("13")
 
 
-@every_lesson
-def test_the_last_hint_is_taken_from_the_teaching_kernel(lesson: Lesson) -> None:
-    lines = {line.strip() for line in teaching(lesson).solution.splitlines()}
-    given = [line.strip() for line in lesson.hints[-1].splitlines() if "..." not in line]
+@every_exercise
+def test_the_last_hint_is_taken_from_the_teaching_kernel(exercise: Exercise) -> None:
+    lines = {line.strip() for line in teaching(exercise).solution.splitlines()}
+    given = [line.strip() for line in exercise.hints[-1].splitlines() if "..." not in line]
     assert given
     assert not [line for line in given if line not in lines]
 
@@ -91,32 +94,35 @@ def _sizes_of_exercise(operation: Operation) -> dict[str, int]:
     return {**sizes, **blocks}
 
 
-@every_lesson
-def test_the_file_with_the_teaching_kernel_in_it_is_right(lesson: Lesson, tmp_path: Path) -> None:
-    path = tmp_path / f"{lesson.stem}.py"
-    path.write_text(starter(lesson), encoding="utf-8")
-    solve(lesson, path)
-    arguments = arguments_of(load(path), str(path))
+@every_exercise
+def test_the_file_with_the_teaching_kernel_in_it_is_right(
+    exercise: Exercise, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{exercise.stem}.py"
+    path.write_text(starter(exercise), encoding="utf-8")
+    solve(exercise, path)
+    request = request_of_file(path)
     # A fixed grid, so that only the exercise's sizes are tried: test_check_triton.py tries all.
-    grid = arguments["grid"](_sizes_of_exercise(lesson.operation))
-    result = check(**{**arguments, "grid": grid}, device="cpu")
+    assert callable(request.grid)
+    grid = request.grid(_sizes_of_exercise(exercise.operation))
+    result = check_request(replace(request, grid=grid), "cpu")
     assert result.ok, str(result)
     assert result.cases >= 5
 
 
-@every_lesson
-def test_the_file_states_what_the_exercise_states(lesson: Lesson, tmp_path: Path) -> None:
-    text = starter(lesson)
+@every_exercise
+def test_the_file_states_what_the_exercise_states(exercise: Exercise, tmp_path: Path) -> None:
+    text = starter(exercise)
     assert max(map(len, text.splitlines())) <= 100
-    path = tmp_path / f"{lesson.stem}.py"
+    path = tmp_path / f"{exercise.stem}.py"
     path.write_text(text, encoding="utf-8")
     module = load(path)
-    spec, wanted = module.spec, lesson.operation
+    spec, wanted = module.spec, exercise.operation
     for field in ("name", "doc", "inputs", "result", "exercise", "summed", "multiple_of"):
         assert getattr(spec, field) == getattr(wanted, field)
     meta = _sizes_of_exercise(wanted)
     assert _sizes_of_exercise(spec) == meta
-    assert module.grid(meta) == teaching_kernels()[lesson.name].grid(meta)
+    assert module.grid(meta) == teaching_kernels()[exercise.name].grid(meta)
 
 
 def test_the_empty_file_fails_with_a_readable_message() -> None:
@@ -138,8 +144,8 @@ def test_from_start_to_solution() -> None:
     assert "not solved yet" in one_line("2", "--solution")
     assert learn("2", "--solution", "--yes")[1].startswith("@triton.jit\ndef add_constant_blocks_")
 
-    text = starter(LESSONS[1])
-    wrong = teaching(LESSONS[1]).body.replace("mask=i < N0", "mask=i <= N0", 1)
+    text = starter(EXERCISES[1])
+    wrong = teaching(EXERCISES[1]).body.replace("mask=i < N0", "mask=i <= N0", 1)
     path.write_text(text.replace(EMPTY, wrong), encoding="utf-8")
     code, out, _ = learn("2")
     assert code == 1
@@ -147,7 +153,7 @@ def test_from_start_to_solution() -> None:
     assert " 2  add_constant_blocks  tried " in learn()[1]
 
     path.write_text(text, encoding="utf-8")
-    solve(LESSONS[1], path)
+    solve(EXERCISES[1], path)
     code, out, _ = learn("2")
     assert code == 0
     assert "Exercise 2 is right." in out
@@ -187,7 +193,7 @@ def test_the_file_is_found_from_another_folder(
     there = tmp_path / "over" / "there"
     assert learn("add_constant", "--start", "--dir", str(there))[0] == 0
     path = there / "01_add_constant.py"
-    solve(LESSONS[0], path)
+    solve(EXERCISES[0], path)
     assert learn("1")[0] == 0
     message = one_line("1", "--dir", str(tmp_path))
     assert str(tmp_path / "01_add_constant.py") in message
@@ -203,7 +209,7 @@ def test_a_file_that_was_moved_is_known_where_it_was_checked_last(
     learn("1", "--start")
     moved = tmp_path / "moved"
     moved.mkdir()
-    solve(LESSONS[0], Path("01_add_constant.py"))
+    solve(EXERCISES[0], Path("01_add_constant.py"))
     Path("01_add_constant.py").rename(moved / "01_add_constant.py")
     assert one_line("1").count("01_add_constant.py") == 1
     assert learn("1", "--dir", str(moved))[0] == 0
@@ -212,7 +218,7 @@ def test_a_file_that_was_moved_is_known_where_it_was_checked_last(
 
 def test_the_working_folder_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learn("1", "--start")
-    solve(LESSONS[0], Path("01_add_constant.py"))
+    solve(EXERCISES[0], Path("01_add_constant.py"))
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.chdir(other)
@@ -233,13 +239,13 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_hints_come_one_after_the_other() -> None:
-    lesson = LESSONS[6]
+    exercise = EXERCISES[6]
     shown = [learn("7", "--hint")[1] for _ in range(4)]
     assert [f"hint {n} of 3" in out for n, out in zip((1, 2, 3, 3), shown, strict=True)] == [
         True
     ] * 4
-    assert " ".join(lesson.hints[0].split()) in " ".join(shown[0].split())
-    assert lesson.hints[2] in shown[2]
+    assert " ".join(exercise.hints[0].split()) in " ".join(shown[0].split())
+    assert exercise.hints[2] in shown[2]
     assert shown[1].endswith("another one: lowbit learn 7 --hint\n")
     assert shown[2].endswith("lowbit learn 7 --solution --yes\n")
     assert "hint 1 of 3" in learn("7", "--hint", "1")[1]
@@ -292,7 +298,7 @@ def test_a_changed_specification_changes_nothing() -> None:
     path = Path("01_add_constant.py")
     text = path.read_text(encoding="utf-8").replace("return x + 10", "return x + 11")
     path.write_text(text, encoding="utf-8")
-    solve(LESSONS[0], path)
+    solve(EXERCISES[0], path)
     assert not check_file(path, "cpu").ok
     assert learn("1")[0] == 0
 
@@ -332,10 +338,10 @@ def test_without_a_home_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> 
 def test_progress_is_kept() -> None:
     progress, said = _heard()
     assert progress.read() == {}
-    done = Exercise("somewhere.py", tries=3, solved=True, hints=2)
+    done = Standing("somewhere.py", tries=3, solved=True, hints=2)
     assert progress.update("long_sum", lambda known: done) == done
-    progress.update("conv2d", lambda known: Exercise(tries=1))
-    assert _heard()[0].read() == {"long_sum": done, "conv2d": Exercise(tries=1)}
+    progress.update("conv2d", lambda known: Standing(tries=1))
+    assert _heard()[0].read() == {"long_sum": done, "conv2d": Standing(tries=1)}
     assert [path.name for path in progress.path.parent.iterdir()] == ["learn.json"]
     assert said == []
 
@@ -364,15 +370,15 @@ def test_a_damaged_file_is_kept_aside(text: str) -> None:
         assert aside.read_bytes() == text.encode("utf-8", "surrogateescape")
         assert len(said) == number
         assert str(aside) in said[-1]
-    progress.update("conv2d", lambda known: Exercise(tries=1))
-    assert progress.read() == {"conv2d": Exercise(tries=1)}
+    progress.update("conv2d", lambda known: Standing(tries=1))
+    assert progress.read() == {"conv2d": Standing(tries=1)}
     assert len(said) == 2
 
 
 def test_progress_that_cannot_be_kept_is_a_warning() -> None:
     progress, said = _heard()
     progress.path.parent.write_text("a file where the folder should be", encoding="utf-8")
-    assert progress.update("conv2d", lambda known: Exercise(tries=1)) == Exercise(tries=1)
+    assert progress.update("conv2d", lambda known: Standing(tries=1)) == Standing(tries=1)
     assert any("the progress cannot be kept" in line for line in said)
     code, _, error = learn("1", "--start")
     assert code == 0
@@ -431,7 +437,7 @@ def _elsewhere(setup: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 )
 def test_another_triton_is_one_line(setup: str, message: str, command: list[str]) -> None:
     learn("1", "--start")
-    solve(LESSONS[0], Path("01_add_constant.py"))
+    solve(EXERCISES[0], Path("01_add_constant.py"))
     done = _elsewhere(setup, *command)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

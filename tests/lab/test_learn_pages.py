@@ -9,71 +9,72 @@ import pytest
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import trace_kernel
-from lowbit.lab.check_script import load
-from lowbit.lab.check_triton import TritonKernel
-from lowbit.lab.learn_file import teaching
-from lowbit.lab.lessons import LESSONS, Lesson
+from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.exercises.exercise import Exercise, course
+from lowbit.lab.exercises.file import teaching
 from lowbit.lab.report import TITLES
+from lowbit.lab.source import load
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent.parent / "docs" / "learn"
 WRONG = {path.name: load(path).WRONG for path in sorted(HERE.glob("wrong/*.py"))}
 HEADINGS = ["The picture", "The idea", "What goes wrong", "The teaching kernel", "On a GPU"]
-every_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+EXERCISES = tuple(course)
+every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 
 
-def _file(lesson: Lesson) -> Path:
-    return FOLDER / f"{lesson.stem.replace('_', '-')}.md"
+def _file(exercise: Exercise) -> Path:
+    return FOLDER / f"{exercise.stem.replace('_', '-')}.md"
 
 
-def _page(lesson: Lesson) -> str:
-    return _file(lesson).read_text(encoding="utf-8")
+def _page(exercise: Exercise) -> str:
+    return _file(exercise).read_text(encoding="utf-8")
 
 
 def test_there_is_a_page_for_each_lesson_and_no_other() -> None:
-    assert {p.name for p in FOLDER.iterdir()} == {_file(e).name for e in LESSONS} | {"README.md"}
+    assert {p.name for p in FOLDER.iterdir()} == {_file(e).name for e in EXERCISES} | {"README.md"}
 
 
 def test_the_index_says_what_the_lessons_say() -> None:
     index = (FOLDER / "README.md").read_text(encoding="utf-8")
-    for lesson in LESSONS:
-        link = f"[{lesson.name}]({_file(lesson).name})"
-        assert f"| {lesson.number} | {link} | {lesson.formula} | {lesson.idea} |\n" in index
+    for exercise in EXERCISES:
+        link = f"[{exercise.name}]({_file(exercise).name})"
+        assert f"| {exercise.number} | {link} | {exercise.formula} | {exercise.idea} |\n" in index
 
 
-@every_lesson
-def test_a_page_begins_with_its_lesson(lesson: Lesson) -> None:
-    head = f"# {lesson.number}. {lesson.name}\n\n    {lesson.formula}\n\n{lesson.idea}\n"
-    assert _page(lesson).startswith(head)
-    assert re.findall(r"^## (.*)$", _page(lesson), re.MULTILINE) == HEADINGS
+@every_exercise
+def test_a_page_begins_with_its_lesson(exercise: Exercise) -> None:
+    head = f"# {exercise.number}. {exercise.name}\n\n    {exercise.formula}\n\n{exercise.idea}\n"
+    assert _page(exercise).startswith(head)
+    assert re.findall(r"^## (.*)$", _page(exercise), re.MULTILINE) == HEADINGS
 
 
-@every_lesson
-def test_a_page_shows_the_teaching_kernel_as_it_is(lesson: Lesson) -> None:
-    blocks = re.findall(r"^```python\n(.*?)\n```$", _page(lesson), re.MULTILINE | re.DOTALL)
-    assert blocks == [teaching(lesson).solution]
+@every_exercise
+def test_a_page_shows_the_teaching_kernel_as_it_is(exercise: Exercise) -> None:
+    blocks = re.findall(r"^```python\n(.*?)\n```$", _page(exercise), re.MULTILINE | re.DOTALL)
+    assert blocks == [teaching(exercise).solution]
 
 
-@every_lesson
-def test_a_page_says_how_much_is_moved(lesson: Lesson) -> None:
-    kernel = teaching_kernels()[lesson.name]
-    trace = trace_kernel(kernel.kernel, lesson.operation, grid=kernel.grid)
+@every_exercise
+def test_a_page_says_how_much_is_moved(exercise: Exercise) -> None:
+    kernel = teaching_kernels()[exercise.name]
+    trace = trace_kernel(kernel.kernel, exercise.operation, grid=kernel.grid)
     said = (
         f"it loads {trace.bytes('load'):,} bytes and stores {trace.bytes('store'):,};\n"
         f"at least {trace.least_bytes:,} have to be moved."
     )
-    assert said in _page(lesson)
-    sizes = lesson.operation.exercise
-    for tensor in (*lesson.operation.inputs, lesson.operation.result):
+    assert said in _page(exercise)
+    sizes = exercise.operation.exercise
+    for tensor in (*exercise.operation.inputs, exercise.operation.result):
         shape = ", ".join(map(str, tensor.shape(sizes)))
-        assert f"{tensor.name} [{shape}]" in _page(lesson)
+        assert f"{tensor.name} [{shape}]" in _page(exercise)
 
 
-@every_lesson
-def test_the_wrong_kernels_of_a_page_are_found_as_it_says(lesson: Lesson) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", _page(lesson), re.MULTILINE)
+@every_exercise
+def test_the_wrong_kernels_of_a_page_are_found_as_it_says(exercise: Exercise) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| ([^|]*) \|$", _page(exercise), re.MULTILINE)
     assert rows
-    files = re.findall(r"\(\.\./\.\./tests/lab/wrong/(\w+\.py)\)", _page(lesson))
+    files = re.findall(r"\(\.\./\.\./tests/lab/wrong/(\w+\.py)\)", _page(exercise))
     assert len(files) == 1
     known = {
         (TritonKernel.of(kernel).name, TITLES[finding]) for kernel, _, finding, _ in WRONG[files[0]]

@@ -23,8 +23,8 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import CpuKernel, View, check, check_file, trace_kernel, view
 from lowbit.lab.product_kernels import product_kernels
-from lowbit.lab.trace import Access
-from lowbit.lab.view_run import view_file, view_named
+from lowbit.lab.run.trace import Access
+from lowbit.lab.view.run import view_file, view_named
 from lowbit.spec import exercises, operation
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import Access, View, trace_kernel, view
-from lowbit.lab.view_run import view_named
+from lowbit.lab.view.run import view_named
 from lowbit.spec import exercises
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -42,7 +42,7 @@ def finished(case: Case, inputs: Inputs, total: np.ndarray, row_scale: np.ndarra
     y = total.astype(np.float32) * row_scale[:, None] * inputs["b_scale"]
     for step in case.static["post_ops"] or ("bias", "residual"):
         if not isinstance(step, str):
-            y = np.clip(y, *np.float32(step))
+            y = np.clip(y, np.float32(step[0]), np.float32(step[1]))
         elif step in MEANINGS:
             y = MEANINGS[step].meaning(y.astype(np.float64)).astype(np.float32)
         elif step in inputs:

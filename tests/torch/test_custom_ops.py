@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 
 from lowbit.torch import Int4DynamicConfig, Int8DynamicConfig, QuantizeConfig, QuantizedWeight
-from lowbit.torch.functional.linear import dequantize_weight, linear
+from lowbit.torch.functional.linear import dequantize_weight
+from lowbit.torch.functional.linear import linear_op as linear
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 pytest.importorskip("triton")
 
@@ -181,3 +182,22 @@ def test_on_a_gpu(config: Any, dtype: torch.dtype) -> None:
         assert torch.equal(part, weight.parts[name])
     on_gpu = quantize_(nn.Linear(512, 256, device="cuda", dtype=dtype), config)
     assert on_gpu(x.cuda()).shape == (5, 256)
+
+
+def test_what_a_gpu_would_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without numbers can be on a GPU that is not there."""
+    layer = _layer(Int4WeightOnlyConfig(32)).requires_grad_(False)
+    quantized = layer.weight.quantized()
+    monkeypatch.setattr(QuantizedWeight, "quantized", lambda _: quantized)
+    copied = torch.ops.aten._to_copy.default
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        layer.bias = None
+        layer._apply(lambda one: copied(one.detach(), device=torch.device("cuda:0")))
+        weight = layer.weight
+        assert isinstance(weight, QuantizedWeight)
+        assert (weight.device.type, weight.packing) == ("cuda", "tiles")
+        assert {part.device.type for part in weight.parts.values()} == {"cuda"}
+        out = layer(torch.empty(3, 296, device="cuda:0", dtype=torch.bfloat16))
+        assert (out.device.type, out.dtype, out.shape) == ("cuda", torch.bfloat16, (3, 70))
+        back = copied(weight.detach(), device=torch.device("cpu"))
+        assert (back.device.type, back.packing) == ("cpu", "panels")

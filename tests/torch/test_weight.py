@@ -44,11 +44,11 @@ def test_holds_what_the_reference_says(form: WeightFormat, rows: int, depth: int
     original = torch.randn(rows, depth)
     weight = QuantizedWeight.from_float(original, form)
     assert weight.format == form
-    groups = {} if form.integers == "int8" else {"group_size": form.group_size or depth}
-    symmetric = form.integers != "uint4"
+    groups = {} if form.dtype == "int8" else {"group_size": form.group_size or depth}
+    symmetric = form.dtype != "uint4"
     expected = quantize(
         original.numpy(),
-        form.integers,
+        form.dtype,
         axis=0,
         symmetric=symmetric,
         **groups,  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_holds_what_the_reference_says(form: WeightFormat, rows: int, depth: int
     np.testing.assert_array_equal(weight.int_values().numpy(), expected.values, strict=True)
     np.testing.assert_array_equal(weight.scales().numpy(), expected.scale, strict=True)
     np.testing.assert_array_equal(values.numpy(), expected.dequantize(), strict=True)
-    sums = expected.values if form.integers == "int8" else values.double().numpy()
+    sums = expected.values if form.dtype == "int8" else values.double().numpy()
     np.testing.assert_allclose(
         weight.column_sums[:rows].numpy(), sums.astype(np.float64).sum(axis=1), rtol=1e-6, atol=1e-5
     )

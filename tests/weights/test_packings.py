@@ -27,7 +27,7 @@ SHAPES = [(1, 1), (3, 256), (17, 71), (64, 128), (130, 300)]
 def _drawn(format: WeightFormat, shape: tuple[int, int]) -> QTensor:
     """All values, all zero points, any scale."""
     rng = np.random.default_rng(0)
-    fmt = int_format(format.integers)
+    fmt = int_format(format.dtype)
     values = rng.integers(fmt.qmin, fmt.qmax + 1, shape).astype(fmt.storage)
     group = format.group_of(shape[1])
     each = (shape[0],) if group is None else (shape[0], -(-shape[1] // group))

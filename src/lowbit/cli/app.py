@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console, RenderableType
@@ -87,6 +87,8 @@ def one_line_errors() -> Iterator[None]:
     """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest."""
     try:
         yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
     except ModuleNotFoundError as error:
         message, code = explained(error), 1
     except OSError as error:
@@ -101,6 +103,12 @@ def one_line_errors() -> Iterator[None]:
     raise typer.Exit(code)
 
 
+def refuse(message: str) -> NoReturn:
+    """Say in one line why nothing could be done, and stop with exit code 2."""
+    print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
 def console() -> Console:
     """Standard output; a file or a pipe has no width, and the tables need about this much."""
     return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)
@@ -112,15 +120,14 @@ Show = Callable[[RenderableType, str], None]
 @contextmanager
 def output(file: str | None) -> Iterator[Show]:
     """What shows a result as text, and writes it as JSON to a file; "-" prints the JSON instead."""
-    with opened(None if file == "-" else file) as stream:
+    with opened(file) as stream:
 
         def show(text: RenderableType, json: str) -> None:
-            if file == "-":
-                print(json)
-                return
-            console().print(text)
+            if file != "-":
+                console().print(text)
             if stream is not None:
                 stream.write(json + "\n")
+            if file not in (None, "-"):
                 print(f"record written to {file}")
 
         yield show
@@ -129,9 +136,11 @@ def output(file: str | None) -> Iterator[Show]:
 @contextmanager
 def opened(file: str | None) -> Iterator[TextIO | None]:
     """A file to write, opened at once: one that cannot be written should say so before minutes of
-    timing, not after."""
+    timing, not after. "-" is the terminal."""
     if file is None:
         yield None
+    elif file == "-":
+        yield sys.stdout
     else:
         with open(file, "w", encoding="utf-8") as stream:
             yield stream

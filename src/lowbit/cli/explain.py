@@ -28,8 +28,8 @@ def matmul(
 ) -> None:
     """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
     time predicted from the measured limits of this machine beside the measured one."""
-    from lowbit.lab.explain import explain_gemm
-    from lowbit.lab.explain_text import render
+    from lowbit.lab.explain.plan import explain_gemm
+    from lowbit.lab.explain.text import render
 
     with output(json_file) as show:
         found = explain_gemm(shape, dtype, threads)

@@ -1,7 +1,8 @@
 """Instruction sets: facts and instructions as data, and which one runs here.
 
-The chain of fall-backs is the `fallback` field of each set, followed by `chain`. `LOWBIT_ISA`
-forces a set for the process; the `isa=` argument of the public functions forces it for one call.
+All are in one table, which the files of this package fill. Its chains of fall-backs are the
+`fallback` field of each set, followed by `chain`. `LOWBIT_ISA` forces a set for the process; the
+`isa=` argument of the public functions forces it for one call.
 """
 
 from __future__ import annotations
@@ -11,29 +12,39 @@ from functools import cache
 from typing import Any
 
 from lowbit.isa import host
-from lowbit.isa.amx import AMX
-from lowbit.isa.avx2 import AVX2
-from lowbit.isa.avx2_vnni import AVX2_VNNI
-from lowbit.isa.avx512 import AVX512
-from lowbit.isa.avx512_vnni import AVX512_VNNI
+from lowbit.isa.generic import GENERIC
 from lowbit.isa.instruction import Instruction
-from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.neon import NEON_DOTPROD, NEON_I8MM
+from lowbit.isa.instruction_set import TABLE, InstructionSet
 
-__all__ = ["SETS", "Instruction", "InstructionSet", "active", "available", "chain", "get", "report"]
+__all__ = [
+    "GENERIC",
+    "SETS",
+    "TABLE",
+    "Instruction",
+    "InstructionSet",
+    "active",
+    "available",
+    "chain",
+    "get",
+    "report",
+]
 
-GENERIC = InstructionSet(
-    name="generic",
-    features=(),
-    fallback=None,
-    vector_bytes=16,
-    vector_registers=16,
-    architecture=None,
-)
 
-# Best first; the first that this machine can run is the one that it uses.
+def chain(start: InstructionSet, *, extensions: bool = False) -> tuple[InstructionSet, ...]:
+    """`start` and its fall-backs, best first; with the `extensions` of each that run here."""
+    sets: list[InstructionSet] = []
+    one: InstructionSet | None = start
+    while one is not None:
+        if extensions:
+            sets += (e for e in TABLE if e.extension and e.fallback == one.name and not e.missing())
+        sets.append(one)
+        one = None if one.fallback is None else TABLE.get(one.fallback)
+    return tuple(sets)
+
+
+# The levels, best first: the first that this machine can run is the one that it uses.
 SETS = {
-    s.name: s for s in (AMX, AVX512_VNNI, AVX2_VNNI, AVX512, AVX2, NEON_I8MM, NEON_DOTPROD, GENERIC)
+    one.name: one for one in sorted(TABLE, key=lambda one: -len(chain(one))) if not one.extension
 }
 
 
@@ -78,20 +89,12 @@ def active(name: str | None = None) -> InstructionSet:
         raise type(error)(f"LOWBIT_ISA={forced}: {error}") from None
 
 
-def chain(start: InstructionSet) -> tuple[InstructionSet, ...]:
-    """`start` and its fall-backs, best first."""
-    sets = [start]
-    while sets[-1].fallback is not None:
-        sets.append(SETS[sets[-1].fallback])
-    return tuple(sets)
-
-
 def report() -> dict[str, Any]:
     """What `lowbit info` shows, as plain data: CPU, features, sets found and used, caches."""
     used = active().name
     sets = [
         {"name": name, "available": not one.missing(), "used": name == used, "why": one.missing()}
-        for name, one in SETS.items()
+        for name, one in [*SETS.items(), *((e.name, e) for e in TABLE if e.extension)]
     ]
     return {
         "cpu": host.cpu_name(),
@@ -101,5 +104,6 @@ def report() -> dict[str, Any]:
         "active": used,
         "forced": os.environ.get("LOWBIT_ISA") or None,
         "caches": host.caches(),
-        "amx": AMX.missing() or "available: the CPU has it and the system granted the tiles",
+        "amx": SETS["amx"].missing()
+        or "available: the CPU has it and the system granted the tiles",
     }

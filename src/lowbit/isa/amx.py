@@ -13,36 +13,39 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa import host
-from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed, widened
+from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.tiles import ROW_BYTES, ROWS, TileState
-from lowbit.isa.types import Pointer, Type, s64, tile, u8
+from lowbit.isa.types import Pointer, Type, bf16, s64, tile, u8
 
 TILES = 8
 
-AMX = InstructionSet(
-    name="amx",
-    features=(*AVX512_VNNI.features, "amx-tile", "amx-int8"),
-    fallback="avx512_vnni",
-    vector_bytes=64,
-    vector_registers=32,
-    tiles=TILES,
-    permission=host.tile_permission,
+AMX = register(
+    InstructionSet(
+        name="amx",
+        features=(*AVX512_VNNI.features, "amx-tile", "amx-int8"),
+        fallback="avx512_vnni",
+        vector_bytes=64,
+        vector_registers=32,
+        tiles=TILES,
+        permission=host.tile_permission,
+    )
 )
 
-
-# What a machine with the bfloat16 product of tiles has besides; every one so far has both.
-AMX_BF16 = InstructionSet(
-    name="amx_bf16",
-    features=(*AVX512_BF16.features, "amx-tile", "amx-bf16"),
-    fallback="amx",
-    vector_bytes=64,
-    vector_registers=32,
-    tiles=TILES,
-    permission=host.tile_permission,
+AMX_BF16 = register(
+    InstructionSet(
+        name="amx_bf16",
+        features=(*AVX512_BF16.features, "amx-tile", "amx-bf16"),
+        fallback="amx",
+        vector_bytes=64,
+        vector_registers=32,
+        tiles=TILES,
+        permission=host.tile_permission,
+        extension=True,
+    )
 )
 
 
@@ -147,7 +150,7 @@ def tdpbf16ps(c: TileState, a: TileState, b: TileState) -> None:
     The sums over even k and over odd k are made apart from zero, one fused step after another in
     the order of k, then added to each other and to c. Subnormal numbers count as zero everywhere.
     """
-    left, right = widened(a.view().view(np.uint16)), widened(b.view().view(np.uint16))
+    left, right = (flushed(one.view().view(bf16.numpy)) for one in (a, b))
     sums = c.view().view(np.float32)
     if left.shape != (sums.shape[0], 2 * right.shape[0]) or right.shape[1] != 2 * sums.shape[1]:
         raise RuntimeError(

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 
 from lowbit.isa.instruction import fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import Vector, s8, s16, s32, u8
 
-AVX2 = InstructionSet(
-    name="avx2",
-    features=("avx", "avx2", "fma", "bmi", "bmi2", "popcnt", "sse4.2"),
-    fallback="generic",
-    vector_bytes=32,
-    vector_registers=16,
+AVX2 = register(
+    InstructionSet(
+        name="avx2",
+        features=("avx", "avx2", "fma", "bmi", "bmi2", "popcnt", "sse4.2"),
+        fallback="generic",
+        vector_bytes=32,
+        vector_registers=16,
+    )
 )
 
 

@@ -1,7 +1,6 @@
 """AVX-512 with bfloat16 products: pairs along K multiplied and summed in float32.
 
-A bfloat16 is the upper half of a float32; here it travels as the u16 of its bits. Source: Intel 64
-and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VDPBF16PS.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from llvmlite import ir
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.types import Vector, f32, u16
-from lowbit.numerics import bfloat16
+from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.types import Vector, bf16, f32
 
-AVX512_BF16 = InstructionSet(
-    name="avx512_bf16",
-    features=(*AVX512_VNNI.features, "avx512bf16"),
-    fallback="avx512_vnni",
-    vector_bytes=64,
-    vector_registers=32,
+AVX512_BF16 = register(
+    InstructionSet(
+        name="avx512_bf16",
+        features=(*AVX512_VNNI.features, "avx512bf16"),
+        fallback="avx512_vnni",
+        vector_bytes=64,
+        vector_registers=32,
+        extension=True,
+    )
 )
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
@@ -42,13 +43,9 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-def widened(bits: Any) -> Any:
-    """bfloat16, as the uint16 of its bits, as float32; subnormal numbers become zero."""
-    return flushed(bfloat16.widened(bits))
-
-
 def flushed(values: Any) -> Any:
-    """float32 with subnormal numbers made zero of their sign."""
+    """Floats as float32, with subnormal numbers made zero of their sign."""
+    values = np.asarray(values).astype(np.float32)
     return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(np.float32(0), values), values)
 
 
@@ -60,7 +57,7 @@ def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:
 
 
 @instruction(
-    fixed(Vector(f32, 16), Vector(f32, 16), Vector(u16, 32), Vector(u16, 32)),
+    fixed(Vector(f32, 16), Vector(f32, 16), Vector(bf16, 32), Vector(bf16, 32)),
     _dot,
     feature="avx512bf16",
 )
@@ -69,6 +66,6 @@ def vdpbf16ps(acc: Any, a: Any, b: Any) -> Any:
 
     Subnormal inputs and results count as zero; rounding is to nearest even.
     """
-    left, right = widened(a), widened(b)
+    left, right = flushed(a), flushed(b)
     first = flushed(fma.meaning(left[1::2], right[1::2], flushed(acc)))
     return flushed(fma.meaning(left[0::2], right[0::2], first))

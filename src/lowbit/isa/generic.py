@@ -13,11 +13,13 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa.instruction import Call, instruction
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import (
     Pointer,
     Scalar,
     Type,
     Vector,
+    bf16,
     bit,
     element_of,
     f32,
@@ -30,6 +32,17 @@ from lowbit.isa.types import (
 if TYPE_CHECKING:
     from lowbit.jit.value import Value
 
+GENERIC = register(
+    InstructionSet(
+        name="generic",
+        features=(),
+        fallback=None,
+        vector_bytes=16,
+        vector_registers=16,
+        architecture=None,
+    )
+)
+
 
 def _same(*types: Type) -> Type:
     if len(set(types)) != 1 or not isinstance(types[0], Scalar | Vector):
@@ -37,14 +50,20 @@ def _same(*types: Type) -> Type:
     return types[0]
 
 
+def _numbers(*types: Type) -> Type:
+    if element_of(_same(*types)).kind == "bf":
+        raise TypeError(f"nothing computes with {types[0]}; convert it with .to(f32)")
+    return types[0]
+
+
 def _integers(*types: Type) -> Type:
-    if element_of(_same(*types)).is_float:
+    if element_of(_numbers(*types)).is_float:
         raise TypeError(f"integers expected, got {types[0]}")
     return types[0]
 
 
 def _compared(*types: Type) -> Type:
-    return with_element(_same(*types), bit)
+    return with_element(_numbers(*types), bit)
 
 
 def _by_kind(integer: str, float_: str) -> Any:
@@ -63,22 +82,22 @@ def _less(call: Call, a: ir.Value, b: ir.Value) -> Any:
     return compare("<", a, b)
 
 
-@instruction(_same, _by_kind("add", "fadd"))
+@instruction(_numbers, _by_kind("add", "fadd"))
 def add(a: Any, b: Any) -> Any:
     return a + b
 
 
-@instruction(_same, _by_kind("sub", "fsub"))
+@instruction(_numbers, _by_kind("sub", "fsub"))
 def sub(a: Any, b: Any) -> Any:
     return a - b
 
 
-@instruction(_same, _by_kind("mul", "fmul"))
+@instruction(_numbers, _by_kind("mul", "fmul"))
 def mul(a: Any, b: Any) -> Any:
     return a * b
 
 
-@instruction(_same, lambda call, a, b: call.builder.fdiv(a, b))
+@instruction(_numbers, lambda call, a, b: call.builder.fdiv(a, b))
 def fdiv(a: Any, b: Any) -> Any:
     """Division of floats, rounded once."""
     return np.divide(a, b)
@@ -151,6 +170,14 @@ def xor(a: Any, b: Any) -> Any:
     return a ^ b
 
 
+def constant_like(type_: Scalar | Vector, value: float) -> ir.Constant:
+    """The number, of this type, in every lane."""
+    element = element_of(type_)
+    given = int(element.numpy.type(value).view(np.uint16)) if element == bf16 else value
+    scalar = ir.Constant(element.llvm, given)
+    return ir.Constant(type_.llvm, [scalar] * type_.lanes) if isinstance(type_, Vector) else scalar
+
+
 def _shift_type(value: Type, count: int) -> Type:
     if not 0 <= count < element_of(_integers(value)).bits:
         raise TypeError(f"a {value} cannot be shifted by {count}")
@@ -158,12 +185,10 @@ def _shift_type(value: Type, count: int) -> Type:
 
 
 def _shift(call: Call, value: Any, count: int, left: bool) -> Any:
-    amount = call.types[0]
-    scalar = ir.Constant(element_of(amount).llvm, count)
-    by = ir.Constant(amount.llvm, [scalar] * amount.lanes) if isinstance(amount, Vector) else scalar
+    by = constant_like(call.types[0], count)
     if left:
         return call.builder.shl(value, by)
-    signed = element_of(amount).kind == "s"
+    signed = element_of(call.types[0]).kind == "s"
     return (call.builder.ashr if signed else call.builder.lshr)(value, by)
 
 
@@ -221,48 +246,6 @@ def minimum(a: Value, b: Value) -> Value:
 def maximum(a: Value, b: Value) -> Value:
     """The greater of the two, lane by lane; `b` where a float lane of either is NaN."""
     return select(lt(b, a), a, b)
-
-
-def _convert_type(value: Type, to: Scalar) -> Type:
-    return with_element(value, to)
-
-
-def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
-    source, target, b = element_of(call.types[0]), call.result, call.builder
-    assert target is not None
-    if source == to:
-        return value
-    if source.is_float and to.is_float:
-        return (b.fpext if to.bits > source.bits else b.fptrunc)(value, target.llvm)
-    if source.is_float:
-        return (b.fptosi if to.kind == "s" else b.fptoui)(value, target.llvm)
-    if to.is_float:
-        return (b.sitofp if source.kind == "s" else b.uitofp)(value, target.llvm)
-    if to.bits > source.bits:
-        return (b.sext if source.kind == "s" else b.zext)(value, target.llvm)
-    return b.trunc(value, target.llvm) if to.bits < source.bits else value
-
-
-@instruction(_convert_type, _convert)
-def convert(a: Any, to: Scalar) -> Any:
-    """Lane by lane to another number type: widened by its sign, narrowed by dropping high bits."""
-    converted = np.asarray(a).astype(to.numpy)
-    return converted if converted.ndim else (int(converted) if to == s64 else converted[()])
-
-
-def _bitcast_type(value: Type, to: Type) -> Type:
-    if not isinstance(value, Scalar | Vector) or not isinstance(to, Scalar | Vector):
-        raise TypeError(f"cannot reinterpret {value} as {to}")
-    if value.bytes != to.bytes:
-        raise TypeError(f"cannot reinterpret {value} ({value.bytes} bytes) as {to} ({to.bytes})")
-    return to
-
-
-@instruction(_bitcast_type, lambda call, v, to: call.builder.bitcast(v, to.llvm))
-def bitcast(a: Any, to: Scalar | Vector) -> Any:
-    """The same bits under another type of the same size (little-endian)."""
-    viewed = np.atleast_1d(np.asarray(a)).view(element_of(to).numpy)
-    return viewed if isinstance(to, Vector) else viewed[0]
 
 
 def _splat(call: Call, value: Any, lanes: int) -> Any:

@@ -51,6 +51,11 @@ def _cpuinfo(field: str) -> str:
     return next((value.strip() for name, _, value in fields if name.strip() == field), "")
 
 
+def triple() -> str:
+    """LLVM's name of what this process runs on, such as "x86_64-unknown-linux-gnu"."""
+    return llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
+
+
 @cache
 def cpu_name() -> str:
     """LLVM's name of the CPU, such as "znver4" or "emeraldrapids"."""

@@ -1,13 +1,12 @@
-"""What an instruction set is, and which of them this machine can run."""
+"""What an instruction set is, the table of all, and whether this machine can run one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
-
 from lowbit.isa import host
+from lowbit.registry import Registry
 
 
 def _granted() -> str:
@@ -19,7 +18,9 @@ class InstructionSet:
     """Facts about one instruction set, as data.
 
     `features` are the LLVM features that code for it is compiled with and that the machine must
-    therefore have. `fallback` names the set whose kernels serve where this one has none.
+    therefore have. `fallback` names the set whose kernels serve where this one has none. An
+    `extension` is no level of its own: kernels for it serve at the level that it falls back to, on
+    machines that have it.
     `vector_bytes` is the size of its vector registers, `vector_registers` their number, `tiles`
     the number of its matrix registers. `permission` returns "" or why the operating system
     withholds it.
@@ -31,15 +32,30 @@ class InstructionSet:
     vector_bytes: int
     vector_registers: int
     tiles: int = 0
+    extension: bool = False
     architecture: str | None = "x86_64"
     permission: Callable[[], str] = _granted
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to another architecture than this process."""
+        return self.architecture is not None and not host.triple().startswith(self.architecture)
+
     def missing(self) -> str:
         """ "" if this machine can run it, else the reason, fit for a message."""
-        triple = llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
-        if self.architecture is not None and not triple.startswith(self.architecture):
-            return f"{self.name} is an instruction set of {self.architecture}, this is {triple}"
+        if self.is_foreign:
+            machine = host.triple()
+            return f"{self.name} is an instruction set of {self.architecture}, this is {machine}"
         absent = [f for f in self.features if f not in host.features()]
         if absent:
             return f"the CPU ({host.cpu_name()}) lacks {', '.join(absent)}"
         return self.permission()
+
+
+# Each file of this package adds its own. By their fall-backs this is the chain as well.
+TABLE: Registry[InstructionSet] = Registry("instruction set", "lowbit.isa")
+
+
+def register(one: InstructionSet) -> InstructionSet:
+    """Add a set to the table."""
+    return TABLE.add(one.name, one)

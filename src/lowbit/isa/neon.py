@@ -12,25 +12,29 @@ from typing import Any
 import numpy as np
 
 from lowbit.isa.instruction import fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import Vector, s8, s32, u8
 
-NEON_DOTPROD = InstructionSet(
-    name="neon_dotprod",
-    features=("neon", "dotprod"),
-    fallback="generic",
-    vector_bytes=16,
-    vector_registers=32,
-    architecture="aarch64",
+NEON_DOTPROD = register(
+    InstructionSet(
+        name="neon_dotprod",
+        features=("neon", "dotprod"),
+        fallback="generic",
+        vector_bytes=16,
+        vector_registers=32,
+        architecture="aarch64",
+    )
 )
 
-NEON_I8MM = InstructionSet(
-    name="neon_i8mm",
-    features=(*NEON_DOTPROD.features, "i8mm"),
-    fallback="neon_dotprod",
-    vector_bytes=16,
-    vector_registers=32,
-    architecture="aarch64",
+NEON_I8MM = register(
+    InstructionSet(
+        name="neon_i8mm",
+        features=(*NEON_DOTPROD.features, "i8mm"),
+        fallback="neon_dotprod",
+        vector_bytes=16,
+        vector_registers=32,
+        architecture="aarch64",
+    )
 )
 
 _SUMS, _SIGNED, _UNSIGNED = Vector(s32, 4), Vector(s8, 16), Vector(u8, 16)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from llvmlite import ir
+from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
     from lowbit.jit.value import Value
@@ -21,14 +22,15 @@ else:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number: kind "s" (signed), "u" (unsigned), "f" (IEEE float) or "b" (one bit)."""
+    """A number: kind "s" (signed), "u" (unsigned), "f" (IEEE float), "bf" (bfloat16, the upper half
+    of a float32, which is only stored, and converted from and to that) or "b" (one bit)."""
 
     kind: str
     bits: int
 
     @property
     def llvm(self) -> ir.Type:
-        if self.kind != "f":
+        if self.kind != "f":  # LLVM would compute with its bfloat, on every machine somehow
             return ir.IntType(self.bits)
         return {32: ir.FloatType(), 64: ir.DoubleType()}[self.bits]
 
@@ -36,6 +38,8 @@ class Scalar:
     def numpy(self) -> np.dtype[Any]:
         if self.kind == "b":
             return np.dtype(np.bool_)
+        if self.kind == "bf":
+            return np.dtype(bfloat16)
         return np.dtype(f"{'i' if self.kind == 's' else self.kind}{self.bits // 8}")
 
     @property
@@ -103,6 +107,7 @@ u16, s16 = Scalar("u", 16), Scalar("s", 16)
 u32, s32 = Scalar("u", 32), Scalar("s", 32)
 s64 = Scalar("s", 64)
 f32 = Scalar("f", 32)
+bf16 = Scalar("bf", 16)
 tile = Tile()
 
 # How the parameters of a kernel text are annotated: a type checker sees a Value, the compiler

@@ -57,15 +57,9 @@ def _initialize_all() -> None:
     llvm.initialize_all_asmprinters()
 
 
-def _is_foreign(isa: InstructionSet) -> bool:
-    """Whether the set belongs to another architecture than this process."""
-    native = llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
-    return isa.architecture is not None and not native.startswith(isa.architecture)
-
-
 @cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
-    if _is_foreign(isa):
+    if isa.is_foreign:
         _initialize_all()
         triple = f"{isa.architecture}-unknown-linux-gnu"
     else:
@@ -111,7 +105,7 @@ class Loaded:
     """
 
     def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
-        if _is_foreign(isa):
+        if isa.is_foreign:
             raise RuntimeError(f"{name} cannot be loaded here: {isa.missing()}")
         _initialize()
         if sys.byteorder != "little":

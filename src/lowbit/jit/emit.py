@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
+from lowbit.isa.generic import constant_like
 from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
@@ -97,10 +98,8 @@ class Emitter(Builder):
 
     def constant(self, value: float, type_: Type) -> Value:
         self._check_constant(value, type_)
-        if isinstance(type_, Vector):
-            element = ir.Constant(type_.element.llvm, value)
-            return Value(self, type_, ir.Constant(type_.llvm, [element] * type_.lanes))
-        return Value(self, type_, ir.Constant(type_.llvm, value))
+        assert isinstance(type_, Scalar | Vector)
+        return Value(self, type_, constant_like(type_, value))
 
     def advance(self, pointer: Value, elements: Value | int) -> Value:
         source = self._check_pointer(pointer).element.llvm

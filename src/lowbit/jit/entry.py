@@ -1,11 +1,13 @@
-"""How Python enters machine code: one compiled function that takes a kernel and its arguments.
+"""How Python enters machine code: one compiled function for all kernels.
 
 It is a function of CPython's own calling convention (METH_FASTCALL), made through LLVM as the
-kernels are: reads its arguments into slots on its stack, releases the GIL and jumps. Through ctypes
-the same costs microseconds, as long as a small product takes. An argument is an int (an address, a
-size), None (0), or a NumPy array, whose address is read from where NumPy's C interface keeps it
-(`PyArrayObject_fields`, numpy/ndarraytypes.h: the first member after Python's own header); whether
-it is there is asked once, of real arrays. Where it is not, ctypes does the work.
+kernels are. Behind each callable that `bound` makes stands a record: the kernel's slots with what
+was fixed beforehand, and which of them a call fills. A call copies the slots to its stack, fills
+them, releases the GIL and jumps. Through ctypes the same costs microseconds, as long as a small
+product takes. An argument is an int (an address, a size), None (0), or a NumPy array, whose address
+is read from where NumPy's C interface keeps it (`PyArrayObject_fields`, numpy/ndarraytypes.h: the
+first member after Python's own header). Whether objects are laid out so is asked once, of real
+ones. Where they are not, ctypes does the work.
 
 Sources: Python's C API reference, "Common Object Structures", "Thread State and the GIL".
 """
@@ -13,29 +15,28 @@ Sources: Python's C API reference, "Common Object Structures", "Thread State and
 from __future__ import annotations
 
 import ctypes
+import operator
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa import get
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.cache import load
+from lowbit.jit.compile import Loaded
 
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
 _HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
-_FIRST = 3  # arguments before the kernel's own
-
-# (kernel's address, address of a GOMP_parallel or 0, threads, the kernel's arguments) -> None
-Enter = Callable[..., None]
+_FACTS = 5  # words of a record before the slots
 
 # How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
-FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_RUNNER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
 
 
 class _Method(ctypes.Structure):
@@ -49,157 +50,197 @@ class _Method(ctypes.Structure):
     )
 
 
-def slots(arguments: tuple[Any, ...]) -> bytes:
-    """The memory that a kernel takes: its arguments, and counters at zero.
+def bound(
+    loaded: Loaded,
+    threads: int,
+    names: Sequence[str],
+    varying: Sequence[str],
+    fixed: Mapping[str, Any],
+) -> Callable[..., None]:
+    """A kernel with its parameters `names`, but for those `varying`, bound to values.
 
-    A new object each time, since the kernel counts in it.
+    It takes the varying ones in this order, and before them, for several threads, what
+    `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    values = [_address(a) if isinstance(a, np.ndarray) else a or 0 for a in arguments]
-    return struct.pack(f"{len(values)}q{8 * COUNTERS}x", *values)
+    if not _layout_is_known():
+        return _through_ctypes(loaded, threads, names, varying, fixed)
+    words = [_word(fixed.get(name)) for name in names]
+    places = [names.index(name) for name in varying]
+    facts = (loaded.address, threads, len(words) + COUNTERS, len(places), id(np.ndarray))
+    record = struct.pack(f"{_FACTS + len(words)}q{8 * COUNTERS}x{len(places)}q",
+                         *facts, *words, *places)  # fmt: skip
+    make, method = _entry()
+    return make(method, (record, loaded, *fixed.values()), None)  # which it keeps alive
+
+
+def _word(argument: Any) -> int:
+    if isinstance(argument, np.ndarray):
+        return _address(argument)
+    return 0 if argument is None else operator.index(argument)
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _through_ctypes(kernel: int, runner: int, threads: int, *arguments: Any) -> None:
+def _through_ctypes(
+    loaded: Loaded,
+    threads: int,
+    names: Sequence[str],
+    varying: Sequence[str],
+    fixed: Mapping[str, Any],
+) -> Callable[..., None]:
     """What the compiled function does, some microseconds slower."""
-    memory = slots(arguments)
-    if threads > 1:
-        kinds = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint
-        ctypes.CFUNCTYPE(None, *kinds)(runner)(kernel, memory, threads, 0)
-    else:
-        FUNCTION(kernel)(memory)
+    several = threads > 1
+
+    def call(*arguments: Any) -> None:
+        if len(arguments) != several + len(varying):
+            raise TypeError("wrong number of arguments for a kernel")
+        values = {**fixed, **dict(zip(varying, arguments[several:], strict=True))}
+        words = (_word(values[name]) for name in names)
+        memory = struct.pack(f"{len(names)}q{8 * COUNTERS}x", *words)  # new: it counts in there
+        if several:
+            _RUNNER(arguments[0])(loaded.address, memory, threads, 0)
+        else:
+            _FUNCTION(loaded.address)(memory)
+
+    return call
 
 
 @cache
-def enter() -> Enter:
-    """The function that enters kernels."""
-    if sys.implementation.name != "cpython" or not _layout_is_known():
-        return _through_ctypes
-    loaded = load(_NAME, get("generic"), lambda: str(_Text()), _HEADER)
+def _entry() -> tuple[Callable[..., Any], int]:
+    """PyCFunction_NewEx, and the address of the description of the compiled function."""
+    loaded = load(_NAME, get("generic"), lambda: _IR, _HEADER)
     method = _Method(_NAME.encode(), loaded.address, _FASTCALL, None)
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes, make.restype = (
-        [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p],
-        ctypes.py_object,
-    )
     _kept.extend((loaded, method))
-    return make(ctypes.addressof(method), np.ndarray, None)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    make.restype = ctypes.py_object
+    return make, ctypes.addressof(method)
 
 
 _kept: list[Any] = []  # code and its description must live as long as the process
 
+_BYTES_AT, _TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
 
+
+@cache
 def _layout_is_known() -> bool:
-    memory = np.zeros((4, 6), np.uint8)
+    """Whether arrays, bytes and tuples hold their content where the compiled function looks."""
+    if sys.implementation.name != "cpython":
+        return False
+    word = ctypes.c_size_t.from_address
+    text, memory = b"sixteen bytes...", np.zeros((4, 6), np.uint8)
     views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], memory.view(np.uint16)[0]
-    return all(ctypes.c_size_t.from_address(id(v) + _HEADER).value == _address(v) for v in views)
+    return (
+        all(word(id(view) + _HEADER).value == _address(view) for view in views)
+        and word(id(memory) + _HEADER - 8).value == id(np.ndarray)
+        and ctypes.string_at(id(text) + _BYTES_AT, len(text)) == text
+        and word(id(pair := (text, memory)) + _TUPLE_AT).value == id(text)
+        and pair[1] is memory
+    )
 
 
-_WORD, _BYTE, _POINTER, _NONE = ir.IntType(64), ir.IntType(8), ir.PointerType(), ir.VoidType()
+# `self` is a tuple that begins with the record: the kernel's address, threads, slots, arguments and
+# NumPy's array type, by which an array is told from an int; then the slots; then which of them the
+# arguments fill.
+_IR = f"""
+@_Py_NoneStruct = external global i8
+@PyExc_TypeError = external global ptr
+@message = private constant [39 x i8] c"wrong number of arguments for a kernel\\00"
+declare void @PyErr_SetString(ptr, ptr)
+declare ptr @PyErr_Occurred()
+declare i64 @PyLong_AsLongLong(ptr)
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
+declare void @Py_IncRef(ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-
-class _Text:
-    """The function as LLVM IR: PyObject *lowbit_enter(PyObject *self, PyObject **args, ssize_t n).
-
-    `self` is NumPy's array type, by which an array is told from an int.
-    """
-
-    def __init__(self) -> None:
-        self.module = ir.Module(_NAME)
-        self.as_long = self._external("PyLong_AsLongLong", _WORD, _POINTER)
-        self.occurred = self._external("PyErr_Occurred", _POINTER)
-        self.save = self._external("PyEval_SaveThread", _POINTER)
-        self.restore = self._external("PyEval_RestoreThread", _NONE, _POINTER)
-        self.retain = self._external("Py_IncRef", _NONE, _POINTER)
-        self.none_object = ir.GlobalVariable(self.module, _BYTE, "_Py_NoneStruct")
-        self.function = self._external(_NAME, _POINTER, _POINTER, _POINTER, _WORD)
-        self.b: Any = ir.IRBuilder(self.function.append_basic_block("entry"))
-        self._emit()
-
-    def __str__(self) -> str:
-        return str(self.module)
-
-    def _external(self, name: str, result: ir.Type, *parameters: ir.Type) -> ir.Function:
-        return ir.Function(self.module, ir.FunctionType(result, parameters), name)
-
-    def _blocks(self, *names: str) -> tuple[Any, ...]:
-        return tuple(self.function.append_basic_block(name) for name in names)
-
-    def _at(self, base: Any, index: Any, element: ir.Type = _WORD) -> Any:
-        return self.b.gep(base, [index], source_etype=element)
-
-    def _emit(self) -> None:
-        """Slots for the arguments and counters, filled in a loop; then the call."""
-        b, (_, args, count) = self.b, self.function.args
-        own = b.sub(count, _WORD(_FIRST))
-        memory = b.alloca(_WORD, b.add(own, _WORD(COUNTERS)))
-        memory.align, memory.type = 64, _POINTER
-        for counter in range(COUNTERS):
-            b.store(_WORD(0), self._at(memory, b.add(own, _WORD(counter))))
-        entry = b.block
-        head, body, done = self._blocks("head", "body", "done")
-        b.branch(head)
-        b.position_at_end(head)
-        i = b.phi(_WORD)
-        i.add_incoming(_WORD(0), entry)
-        b.cbranch(b.icmp_signed("<", i, own), body, done)
-        b.position_at_end(body)
-        argument = b.load(self._at(args, b.add(i, _WORD(_FIRST))), typ=_POINTER)
-        b.store(self._slot(argument), self._at(memory, i))
-        i.add_incoming(b.add(i, _WORD(1)), b.block)
-        b.branch(head)
-        b.position_at_end(done)
-        self._call(args, memory)
-        b.call(self.retain, [self.none_object])
-        b.ret(self.none_object)
-
-    def _slot(self, argument: Any) -> Any:
-        """An array's address, 0 for None, or an int's value; returns NULL where that fails."""
-        b = self.b
-        kind = b.load(self._at(argument, _WORD(_HEADER - 8), _BYTE), typ=_POINTER)
-        from_array, not_array, from_int, stored, failed = self._blocks(
-            "array", "other", "int", "stored", "failed"
-        )
-        b.cbranch(b.icmp_unsigned("==", kind, self.function.args[0]), from_array, not_array)
-        b.position_at_end(from_array)
-        data = b.load(self._at(argument, _WORD(_HEADER), _BYTE), typ=_WORD)
-        b.branch(stored)
-        b.position_at_end(not_array)
-        b.cbranch(b.icmp_unsigned("==", argument, self.none_object), stored, from_int)
-        b.position_at_end(from_int)
-        value = b.call(self.as_long, [argument])
-        b.cbranch(b.icmp_signed("==", value, _WORD(-1)), failed, stored)
-        b.position_at_end(failed)  # or it was -1: a stride, say
-        null = ir.Constant(_POINTER, None)
-        with b.if_then(b.icmp_unsigned("!=", b.call(self.occurred, []), null), likely=False):
-            b.ret(null)
-        after_check = b.block
-        b.branch(stored)
-        b.position_at_end(stored)
-        slot = b.phi(_WORD)
-        slot.add_incoming(data, from_array)
-        slot.add_incoming(_WORD(0), not_array)
-        slot.add_incoming(value, from_int)
-        slot.add_incoming(_WORD(-1), after_check)
-        return slot
-
-    def _call(self, args: Any, memory: Any) -> None:
-        """Run the kernel, without the interpreter's lock."""
-        b, short = self.b, ir.IntType(32)
-        kernel, runner, threads = (
-            b.call(self.as_long, [b.load(self._at(args, _WORD(n)), typ=_POINTER)])
-            for n in range(_FIRST)
-        )
-        state = b.call(self.save, [])
-        one_thread = ir.FunctionType(_NONE, [_POINTER])
-        many_threads = ir.FunctionType(_NONE, [_POINTER, _POINTER, short, short])
-        with b.if_else(b.icmp_signed(">", threads, _WORD(1))) as (several, single):
-            with several:
-                start = b.inttoptr(runner, many_threads.as_pointer())
-                task = b.inttoptr(kernel, _POINTER)
-                b.call(start, [task, memory, b.trunc(threads, short), short(0)])
-            with single:
-                b.call(b.inttoptr(kernel, one_thread.as_pointer()), [memory])
-        b.call(self.restore, [state])
+define ptr @{_NAME}(ptr %self, ptr %args, i64 %given) {{
+entry:
+  %bytes_at = getelementptr i8, ptr %self, i64 {_TUPLE_AT}
+  %bytes = load ptr, ptr %bytes_at
+  %record = getelementptr i8, ptr %bytes, i64 {_BYTES_AT}
+  %threads_at = getelementptr i64, ptr %record, i64 1
+  %words_at = getelementptr i64, ptr %record, i64 2
+  %count_at = getelementptr i64, ptr %record, i64 3
+  %array_at = getelementptr i64, ptr %record, i64 4
+  %template = getelementptr i64, ptr %record, i64 {_FACTS}
+  %kernel = load ptr, ptr %record
+  %threads = load i64, ptr %threads_at
+  %words = load i64, ptr %words_at
+  %count = load i64, ptr %count_at
+  %array = load ptr, ptr %array_at
+  %places = getelementptr i64, ptr %template, i64 %words
+  %several = icmp sgt i64 %threads, 1
+  %first = zext i1 %several to i64
+  %values = getelementptr ptr, ptr %args, i64 %first
+  %expected = add i64 %count, %first
+  %right = icmp eq i64 %given, %expected
+  br i1 %right, label %copy, label %wrong
+wrong:
+  %kind = load ptr, ptr @PyExc_TypeError
+  call void @PyErr_SetString(ptr %kind, ptr @message)
+  ret ptr null
+copy:
+  %slots = alloca i64, i64 %words, align 64
+  %size = shl i64 %words, 3
+  call void @llvm.memcpy.p0.p0.i64(ptr %slots, ptr %template, i64 %size, i1 false)
+  br label %next
+next:
+  %i = phi i64 [ 0, %copy ], [ %following, %store ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %look, label %filled
+look:
+  %value_at = getelementptr ptr, ptr %values, i64 %i
+  %value = load ptr, ptr %value_at
+  %type_at = getelementptr i8, ptr %value, i64 {_HEADER - 8}
+  %type = load ptr, ptr %type_at
+  %is_array = icmp eq ptr %type, %array
+  br i1 %is_array, label %from_array, label %other
+from_array:
+  %data_at = getelementptr i8, ptr %value, i64 {_HEADER}
+  %data = load i64, ptr %data_at
+  br label %store
+other:
+  %is_none = icmp eq ptr %value, @_Py_NoneStruct
+  br i1 %is_none, label %store, label %from_int
+from_int:
+  %int = call i64 @PyLong_AsLongLong(ptr %value)
+  %suspect = icmp eq i64 %int, -1
+  br i1 %suspect, label %ask, label %store
+ask:                                        ; or it was -1: a stride, say
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %store, label %failed
+store:
+  %word = phi i64 [ %data, %from_array ], [ 0, %other ], [ %int, %from_int ], [ -1, %ask ]
+  %place_at = getelementptr i64, ptr %places, i64 %i
+  %place = load i64, ptr %place_at
+  %slot = getelementptr i64, ptr %slots, i64 %place
+  store i64 %word, ptr %slot
+  %following = add i64 %i, 1
+  br label %next
+filled:
+  br i1 %several, label %share, label %alone
+alone:
+  %state = call ptr @PyEval_SaveThread()
+  call void %kernel(ptr %slots)
+  call void @PyEval_RestoreThread(ptr %state)
+  br label %done
+share:
+  %runner_object = load ptr, ptr %args
+  %runner_address = call i64 @PyLong_AsLongLong(ptr %runner_object)
+  %runner = inttoptr i64 %runner_address to ptr
+  %team = trunc i64 %threads to i32
+  %saved = call ptr @PyEval_SaveThread()
+  call void %runner(ptr %kernel, ptr %slots, i32 %team, i32 0)
+  call void @PyEval_RestoreThread(ptr %saved)
+  br label %done
+done:
+  call void @Py_IncRef(ptr @_Py_NoneStruct)
+  ret ptr @_Py_NoneStruct
+failed:
+  ret ptr null
+}}
+"""

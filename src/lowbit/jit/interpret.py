@@ -7,9 +7,7 @@ machine it runs on: an AMX kernel runs anywhere.
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,103 +17,8 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.jit.builder import Builder
+from lowbit.jit.memory import Access, Address, ArrayMemory, Memory
 from lowbit.jit.value import Register, Value
-
-
-class OutOfBoundsError(IndexError):
-    """A kernel text touched memory that belongs to no element of the array."""
-
-
-@dataclass(frozen=True)
-class Access:
-    """One load or store: which array, the byte offset from its first element, and how many."""
-
-    kind: str
-    array: str
-    offset: int
-    size: int
-
-
-class Memory:
-    """The bytes that an array's elements lie in, and which of those bytes are elements."""
-
-    def __init__(self, name: str, array: np.ndarray, trace: list[Access] | None = None) -> None:
-        low, high = np.lib.array_utils.byte_bounds(array)
-        self.name = name
-        self.writeable = array.flags.writeable
-        self.array = array  # keeps it alive
-        self.start = array.__array_interface__["data"][0] - low
-        self.trace = trace
-        span = high - low if array.size else 0
-        self.bytes = _bytes_at(array, low, span)
-        self.mine = np.zeros(span, bool)
-        if array.size:
-            offsets = self.start + offsets_of(array.shape, array.strides)
-            for byte in range(array.itemsize):
-                self.mine[offsets + byte] = True
-
-
-def offsets_of(shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
-    """How far each element is from the first, int64 of this shape, in the unit of the strides."""
-    offsets = np.zeros(shape, np.int64)
-    for axis, stride in enumerate(strides):
-        steps = np.arange(shape[axis]) * stride
-        offsets += steps.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return offsets
-
-
-def _bytes_at(array: np.ndarray, low: int, span: int) -> np.ndarray:
-    """A uint8 view of `span` bytes from address `low`, whatever the array's strides."""
-
-    class Region:
-        __array_interface__: typing.ClassVar = {
-            "data": (low if span else 0, not array.flags.writeable),
-            "shape": (span,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-    return np.asarray(Region()) if span else np.zeros(0, np.uint8)
-
-
-@dataclass(frozen=True)
-class Address:
-    """A place in a Memory, in bytes from the array's first element."""
-
-    memory: Memory
-    offset: int
-    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.uint8))
-
-    def moved_bytes(self, count: int) -> Address:
-        return Address(self.memory, self.offset + count, self.dtype)
-
-    def _span(self, kind: str, size: int) -> slice:
-        memory = self.memory
-        low = memory.start + self.offset
-        inside = low >= 0 and low + size <= len(memory.mine)
-        if not inside or not memory.mine[low : low + size].all():
-            array = memory.array
-            raise OutOfBoundsError(
-                f"{kind} of {size} bytes at byte {self.offset} of {memory.name}, an array of "
-                f"{array.shape} {array.dtype} with strides {array.strides}"
-            )
-        if memory.trace is not None:
-            memory.trace.append(Access(kind, memory.name, self.offset, size))
-        return slice(low, low + size)
-
-    def load_bytes(self, count: int) -> np.ndarray:
-        return self.memory.bytes[self._span("load", count)].copy()
-
-    def store_bytes(self, values: np.ndarray) -> None:
-        if not self.memory.writeable:
-            raise OutOfBoundsError(f"store to {self.memory.name}, which is only read")
-        self.memory.bytes[self._span("store", len(values))] = values
-
-    def load(self, count: int) -> np.ndarray:
-        return self.load_bytes(count * self.dtype.itemsize).view(self.dtype)
-
-    def store(self, values: np.ndarray) -> None:
-        self.store_bytes(np.ascontiguousarray(values, self.dtype).view(np.uint8))
 
 
 class Variable:
@@ -158,8 +61,11 @@ class Interpreter(Builder):
 
     def pointer(self, name: str, array: np.ndarray, element: Scalar) -> Value:
         """A pointer to the first element of an array."""
-        address = Address(Memory(name, array, self.trace), 0, element.numpy)
-        return Value(self, Pointer(element), address)
+        return self.pointing(ArrayMemory(name, array, self.trace), element)
+
+    def pointing(self, memory: Memory, element: Scalar) -> Value:
+        """A pointer to where the offsets of a memory begin."""
+        return Value(self, Pointer(element), Address(memory, 0, element.numpy))
 
     def advance(self, pointer: Value, elements: Value | int) -> Value:
         size = self._check_pointer(pointer).element.bytes
@@ -176,9 +82,7 @@ class Interpreter(Builder):
 
     def local(self, element: Scalar, count: int) -> Value:
         poison = np.full(count * element.bytes, 0xA5, np.uint8).view(element.numpy)
-        return Value(
-            self, Pointer(element), Address(Memory("local", poison, self.trace), 0, element.numpy)
-        )
+        return self.pointer("local", poison, element)
 
     def _register(self, initial: Value) -> Register:
         return Variable(initial)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,28 +20,47 @@ from lowbit.isa.types import Type
 from lowbit.jit import cache, threads
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
-from lowbit.jit.entry import enter
-from lowbit.jit.interpret import Access, Interpreter, interpret
+from lowbit.jit.entry import bound
+from lowbit.jit.interpret import Interpreter, interpret
+from lowbit.jit.memory import Access
 
 
 class Program:
     """Machine code of one kernel for one instruction set and static arguments.
 
-    Calling it takes the number of threads, then one argument for each parameter: an int, a NumPy
-    array for a pointer to its first element, or None for 0.
+    An argument is an int, a NumPy array for a pointer to its first element, or None for 0.
     """
 
-    def __init__(self, loaded: compiler.Loaded, isa: InstructionSet) -> None:
+    def __init__(self, loaded: compiler.Loaded, isa: InstructionSet, names: Iterable[str]) -> None:
         self.isa = isa
+        self.names = tuple(names)
         self._loaded = loaded
-        self._address = loaded.address
-        self._alone = partial(enter(), self._address, 0, 1)
+        self._unbound: dict[int, Callable[..., None]] = {}
+
+    def bind(
+        self, thread_count: int, varying: Sequence[str], /, **fixed: Any
+    ) -> Callable[..., None]:
+        """This program for so many threads, as a function of the parameters `varying`, in order.
+
+        The others are `fixed` by name, and kept alive: what a call decides once costs later calls
+        nothing. TypeError where a parameter is missing, unknown or named twice.
+        """
+        named = [*varying, *fixed]
+        if sorted(named) != sorted(self.names):
+            missing = [name for name in self.names if name not in named]
+            other = [name for name in named if name not in self.names or named.count(name) > 1]
+            raise TypeError(f"a kernel's parameters: {missing} are missing, {other} do not fit")
+        call = bound(self._loaded, thread_count, self.names, varying, fixed)
+        if thread_count == 1:
+            return call
+        return lambda *arguments: call(threads.runner(), *arguments)
 
     def __call__(self, thread_count: int, *arguments: Any) -> None:
-        if thread_count == 1:
-            self._alone(*arguments)
-        else:
-            threads.run(self._address, thread_count, arguments)
+        """Run with one argument for each parameter, in order."""
+        call = self._unbound.get(thread_count)
+        if call is None:
+            call = self._unbound[thread_count] = self.bind(thread_count, self.names)
+        call(*arguments)
 
 
 class Kernel:
@@ -85,7 +104,8 @@ class Kernel:
         name = f"{self.text.__module__}.{self.text.__qualname__}"
         text = name if cache.is_known(self.text) else self.ir(isa, **static)
         make_ir = partial(self.ir, isa, **static)
-        return Program(cache.load(self.name, isa, make_ir, text, sorted(static.items())), isa)
+        loaded = cache.load(self.name, isa, make_ir, text, sorted(static.items()))
+        return Program(loaded, isa, self.types)
 
     def interpret(
         self,

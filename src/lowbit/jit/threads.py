@@ -2,10 +2,10 @@
 
 A compiled kernel may be entered by any number of threads (see jit.emit), so all that is needed is a
 function of compiled code that calls it from several at once and returns when all have ended. It is
-GOMP_parallel of the OpenMP runtime that PyTorch runs on (jit.openmp), so that two libraries never
-fight for the cores and `torch.set_num_threads` and `OMP_NUM_THREADS` are obeyed. Without PyTorch,
-and in a child after `fork`, where an OpenMP runtime would hang, it is jit.team's. A runtime that
-other libraries brought is left to them.
+that of the OpenMP runtime that PyTorch runs on (jit.openmp), so that two libraries never fight for
+the cores and `torch.set_num_threads` and `OMP_NUM_THREADS` are obeyed. Without PyTorch, and in a
+child after `fork`, where an OpenMP runtime would hang, it is jit.team's. A runtime that other
+libraries brought is left to them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lowbit.jit import openmp, team
-from lowbit.jit.entry import enter
 
 OWN = "threads of each call"
 
-_of_torch: tuple[str, int] | None = None  # name, address of a GOMP_parallel
+_of_torch: tuple[str, int] | None = None  # name, address of the function
 _searched = False  # which is done once, after PyTorch has been imported
 
 
@@ -71,6 +70,6 @@ def runtime() -> str:
     return _runtime()[0]
 
 
-def run(address: int, threads: int, arguments: tuple[Any, ...]) -> None:
-    """Enter the kernel at `address` from `threads` threads at once, and wait for them."""
-    enter()(address, _runtime()[1], threads, *arguments)
+def runner() -> int:
+    """The address of the function: void (kernel, its slots, number of threads, unused)."""
+    return _runtime()[1]

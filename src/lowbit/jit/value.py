@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from lowbit.isa import generic
+from lowbit.isa import conversion, generic
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.types import Pointer, Scalar, Type, Vector
 
@@ -110,11 +110,11 @@ class Value:
 
     def to(self, element: Scalar) -> Value:
         """Lane by lane to another number type."""
-        return generic.convert(self, element)
+        return conversion.convert(self, element)
 
     def bits(self, type_: Scalar | Vector) -> Value:
         """The same bits under another type."""
-        return generic.bitcast(self, type_)
+        return conversion.bitcast(self, type_)
 
     def splat(self, lanes: int) -> Value:
         """A vector with this scalar in every lane."""

@@ -6,34 +6,16 @@ access of one run; `view` shows it as a page.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from lowbit.lab.backends.interpreter import interpreter
+from lowbit.lab.backends.kinds.cpu import CpuKernel
 
-if TYPE_CHECKING:
-    from lowbit.lab.check_cpu import CpuKernel
-    from lowbit.lab.check_run import check
-    from lowbit.lab.check_script import check_file
-    from lowbit.lab.check_trace import trace_kernel
-    from lowbit.lab.interpret import interpreter
-    from lowbit.lab.report import CheckResult, Finding
-    from lowbit.lab.trace import Access, Trace
-    from lowbit.lab.view_page import View
-    from lowbit.lab.view_run import view
-
-# Loaded when first used: the command line imports this package to say its version.
-_HOMES = {
-    "Access": "trace",
-    "CheckResult": "report",
-    "CpuKernel": "check_cpu",
-    "Finding": "report",
-    "Trace": "trace",
-    "View": "view_page",
-    "check": "check_run",
-    "check_file": "check_script",
-    "interpreter": "interpret",
-    "trace_kernel": "check_trace",
-    "view": "view_run",
-}
+# Also as names of this package: its folders `check` and `view` are called like their functions.
+from lowbit.lab.check.run import check, check_file
+from lowbit.lab.report import CheckResult, Finding
+from lowbit.lab.run.trace import Access, Trace
+from lowbit.lab.view.page import View
+from lowbit.lab.view.run import view
+from lowbit.lab.view.trace import trace_kernel
 
 __all__ = [
     "Access",
@@ -48,9 +30,3 @@ __all__ = [
     "trace_kernel",
     "view",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -18,11 +18,14 @@ from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.activation import Source
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, padded_k
-from lowbit.lab.check_bind import Packed
-from lowbit.lab.check_cpu import CpuKernel
-from lowbit.lab.check_script import PRODUCT
+from lowbit.lab.backends.backend import Request
+from lowbit.lab.backends.kinds.cpu import CpuKernel
+from lowbit.lab.run.bind import Packed
 from lowbit.spec import Array, Sizes
 from lowbit.spec.operations.products import matmul
+
+PRODUCT = "product:"
+"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
 
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
@@ -33,16 +36,16 @@ def _panels(b: Array) -> Array:
 
 
 @cache
-def product_kernels() -> dict[str, dict[str, Any]]:
-    """For each instruction set the arguments of `check`, by names like product:generic."""
-    found: dict[str, dict[str, Any]] = {}
+def product_kernels() -> dict[str, Request]:
+    """For each instruction set its product, by names like product:generic."""
+    found: dict[str, Request] = {}
     for micro in micro_kernels():
         if not micro.refuses(Demand(1, PANEL, LINE)):
-            found.setdefault(f"{PRODUCT}{micro.isa}", _arguments(micro))
+            found.setdefault(f"{PRODUCT}{micro.isa}", _request(micro))
     return dict(sorted(found.items()))
 
 
-def _arguments(micro: MicroKernel) -> dict[str, Any]:
+def _request(micro: MicroKernel) -> Request:
     def block_rows(sizes: Sizes) -> int:
         return micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))[1]
 
@@ -60,11 +63,8 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
 
     known = {"a", "panels", "out", "m", "n"}
     unused = {name: None for name in product.types if name not in known}
-    return {
-        "kernel": CpuKernel(product, micro.isa, static),
-        "spec": matmul,
+    given = {
         "panels": Packed("b", _panels),
-        "grid": lambda sizes: 1,
         **unused,
         **_ITEM,
         "a_row_stride": lambda sizes: sizes["K"],
@@ -76,3 +76,5 @@ def _arguments(micro: MicroKernel) -> dict[str, Any]:
         "private": private,
         "private_bytes": step_bytes,
     }
+    kernel = CpuKernel(product, micro.isa, static)
+    return Request(kernel, matmul, lambda sizes: 1, given=given)

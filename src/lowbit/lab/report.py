@@ -6,14 +6,14 @@ import html
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from lowbit.lab.trace import Place, Program
-
-if TYPE_CHECKING:
-    from lowbit.lab.view_page import View
+from lowbit.lab.run.program import Place, Program
 
 Severity = Literal["error", "warning"]
+
+Tell = Callable[[str, int, int, str | None], None]
+"""Is told the kernel's name, how many cases have been tried, of how many, and the first error."""
 
 TITLES: Mapping[str, str] = {
     "out-of-bounds-load": "reads outside of a tensor",
@@ -81,7 +81,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of a check. `ok`: no finding is an error. `viewer` makes the view of a run: the
+    """The outcome of a check. `ok`: no finding is an error. `viewer` makes the View of a run: the
     first one in which something was found, else that of the exercise."""
 
     kernel: str
@@ -91,7 +91,7 @@ class CheckResult:
     cases: int
     devices: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    viewer: Callable[[], View] | None = field(default=None, repr=False, compare=False)
+    viewer: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # The viewer holds the kernel, and a kernel cannot be pickled.

@@ -14,9 +14,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Registry(Generic[T]):
@@ -35,9 +36,14 @@ class Registry(Generic[T]):
         self._things[name] = thing
         return thing
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str) -> Callable[[S], S]:
         """The decorator: `add` of what it stands above."""
-        return lambda thing: self.add(name, thing)
+
+        def add(thing: S) -> S:
+            self.add(name, cast(T, thing))
+            return thing
+
+        return add
 
     def load(self) -> dict[str, T]:
         """All of them by name, after every module of the packages has been imported."""

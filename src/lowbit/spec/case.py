@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from lowbit.spec.data import CORNERS, FILLS, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
 from lowbit.spec.expected import Expected
 from lowbit.spec.operation import Operation, Sizes, TensorType
+from lowbit.spec.post_ops import applied
 
 Layout = Literal["contiguous", "padded", "transposed"]
 Inputs = Mapping[str, Array]
@@ -126,7 +127,7 @@ class Case:
         """The result, in int64 or float64, had nothing been quantized inside the operation."""
         one = self.operation
         with np.errstate(all="ignore"):
-            return (one.ideal or one.reference)(**self.exact(inputs), **one.static)
+            return replace(one, reference=one.ideal or one.reference)(**self.exact(inputs))
 
     def expect(self, inputs: Inputs, seed: int = 0) -> Expected:
         """The reference of these inputs, and the error allowed to each element.
@@ -136,22 +137,24 @@ class Case:
         of the result's own dtype if that is shorter than float32.
         """
         one, exact = self.operation, self.exact(inputs)
-        result = one.result
+        own, operands, post_ops = one.split(exact)
+        shape = self.shape(one.result.name)
         with np.errstate(all="ignore"):
-            value = np.asarray(one(**exact))
-            if value.shape != result.shape(self.sizes):
+            value, budget = np.asarray(one.reference(**own)), np.zeros(shape)
+            if value.shape != shape:
                 raise ValueError(
                     f"the reference of {one.name} returned the shape {value.shape}; its "
-                    f"annotation says {result.shape(self.sizes)}"
+                    f"annotation says {shape}"
                 )
             if one.budget is not None:
-                value, budget = self._stored(value, one.budget(self, **exact, **one.static))
-            elif result.is_float:
+                budget = one.budget(self, **own)
+                if one.post_ops:
+                    value, budget = applied(value, budget, post_ops, operands)
+                value, budget = self._stored(value, budget)
+            elif one.result.is_float:
                 value = value.astype(np.float64)
                 budget = self._perturbed(exact, value, np.random.default_rng(seed))
-            else:
-                budget = np.zeros(())
-        return Expected(value, np.broadcast_to(budget, value.shape), result.format)
+        return Expected(value, np.broadcast_to(budget, shape), one.result.format)
 
     def _stored(self, value: Array, budget: Array) -> tuple[Array, Array]:
         """A value with its error, once it is stored in the result's dtype."""
@@ -159,7 +162,7 @@ class Case:
         if dtype.is_float:
             rounding = dtype.unit * (np.abs(value) + budget) + dtype.least
             return value, budget + rounding if dtype.unit > FLOAT32_UNIT else budget
-        if not self.operation.saturates:
+        if not self.operation.post_ops:
             return value, budget
         above, middle, below = (
             np.clip(value + sign * budget, dtype.low, dtype.high).astype(np.int64)

@@ -15,9 +15,10 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from lowbit.spec import post_ops
 from lowbit.spec.dtypes import DTYPES, Array
 from lowbit.spec.operation import TERM, Operation, TensorType
 
@@ -65,10 +66,16 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
         if default is inspect.Parameter.empty:
             raise TypeError(f"{name}: the static parameter {parameter} needs a default")
     # Switches are tried both ways without being told so.
-    switches = {n: (on, not on) for n, on in static.items() if isinstance(on, bool)}
+    tried: dict[str, tuple[Any, ...]]
+    tried = {n: (on, not on) for n, on in static.items() if isinstance(on, bool)}
     choices: dict[str, tuple[str, ...]] = {}
     stated = [_tensor_type(n, hints[n], name, choices) for n in tensors]
     stated.append(_tensor_type(result, hints["return"], name, choices))
+    if facts.get("post_ops"):
+        if "budget" not in facts:
+            raise TypeError(f"{name}: post_ops need a budget, which they carry on")
+        stated[-1:-1] = _operands(stated[-1], choices)
+        static["post_ops"], tried["post_ops"] = None, post_ops.TRIED
     return Operation(
         name=name,
         doc=inspect.getdoc(function) or "",
@@ -77,8 +84,21 @@ def from_function(function: Callable[..., Array], result: str = "z", **facts: An
         choices=choices,
         dtypes={variable: dtypes[0] for variable, dtypes in choices.items()},
         static=static,
-        **{**facts, "tried": {**switches, **facts.get("tried", {})}},
+        **{**facts, "tried": {**tried, **facts.get("tried", {})}},
     )
+
+
+def _operands(result: TensorType, choices: Mapping[str, tuple[str, ...]]) -> list[TensorType]:
+    """What post-operations take: two operands and, where the result may be of 8 bits, its scale and
+    zero point."""
+    operands = [
+        TensorType("bias", "float32", result.dims[-1:], optional=True),
+        TensorType("residual", "float32", result.dims, optional=True),
+    ]
+    if "uint8" in choices.get(result.variable, ()):
+        operands.append(TensorType("out_scale", "float32", (), optional=True))
+        operands.append(TensorType("out_zero_point", "int32", (), optional=True))
+    return operands
 
 
 def _tensor_type(

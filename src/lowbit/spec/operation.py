@@ -10,9 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lowbit.numerics.sums import longest_sum
 from lowbit.spec.data import Draw
 from lowbit.spec.dtypes import DTYPES, Array, DType
+from lowbit.spec.post_ops import OPERANDS, applied
 
 if TYPE_CHECKING:
     from lowbit.spec.case import Case
@@ -79,15 +82,15 @@ class Facts:
     takes, an expression of sizes and static parameters; of factors it is known, and else one for
     each point of the space of all sizes.
 
-    tried: the values that static parameters are tried with; a switch is tried both ways. only_for:
-    inputs that are there if, and only if, the result has one of these dtypes.
+    tried: the values that static parameters are tried with; a switch is tried both ways. post_ops:
+    whether steps may follow (spec/post_ops.py), which are a static parameter then and have inputs
+    of their own; a result of 8 bits is quantized by them.
 
     factors: the inputs that are multiplied and summed. accumulator: the dtype of the sums; that of
     an integer bounds their length. multiplied_as: the dtype in which a factor is multiplied, when
     that is not its own (an activation that is quantized inside). shifted_by: the input that is the
     zero point taken from a factor first, or the factor itself if that is made inside.
 
-    saturates: whether a result of integers that leaves the range of its dtype becomes its end.
     budget: how far a kernel may be from the reference in float32, before its result is rounded to
     a shorter dtype; a function of the case and of the inputs. slack: where there is no such bound
     and perturbation finds it, what the error may be besides. ideal: the result had nothing been
@@ -102,12 +105,11 @@ class Facts:
     special: bool = False
     operations: str | None = None
     tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, "tuple[Any, ...]"])
-    only_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, "tuple[str, ...]"])
+    post_ops: bool = False
     factors: tuple[str, ...] = ()
     accumulator: str = "int32"
     multiplied_as: Mapping[str, str] = field(default_factory=dict[str, str])
     shifted_by: Mapping[str, str] = field(default_factory=dict[str, str])
-    saturates: bool = False
     budget: Callable[..., Array] | None = None
     slack: Callable[..., Array] | None = None
     ideal: Callable[..., Array] | None = None
@@ -139,8 +141,17 @@ class Operation(Facts):
         return self.name
 
     def __call__(self, *arguments: Array | None, **named: Any) -> Array:
-        """The reference itself, on arrays of any dtype."""
-        return self.reference(*arguments, **{**self.static, **named})
+        """The reference itself, on arrays of any dtype, with its post-operations."""
+        own, operands, post_ops = self.split(named)
+        value = self.reference(*arguments, **own)
+        return applied(value, np.zeros(()), post_ops, operands)[0] if self.post_ops else value
+
+    def split(self, named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """The arguments of the body, with static ones, those of what follows, and what follows."""
+        given = {**self.static, **named}
+        steps = given.pop("post_ops", None)
+        operands = {n: given.pop(n) for n in OPERANDS if self.post_ops and n in given}
+        return given, operands, steps
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
@@ -175,10 +186,9 @@ class Operation(Facts):
         return replace(tensor, dtype=self.dtypes.get(tensor.variable, tensor.dtype), dims=dims)
 
     def _present(self, tensor: TensorType) -> bool:
-        result = self.stated[-1]
-        dtype = self.dtypes.get(result.variable, result.dtype)
-        wanted = dtype in self.only_for.get(tensor.name, (dtype,))
-        return wanted and tensor.name not in self.without
+        if self.post_ops and tensor.name in OPERANDS[2:]:
+            return not self.result.is_float
+        return tensor.name not in self.without
 
     def tensor(self, name: str) -> TensorType:
         """The input or the result called `name`; KeyError lists the known names."""
@@ -190,9 +200,9 @@ class Operation(Facts):
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The inputs that may be left out; those of `only_for` are no choice."""
+        """The inputs that may be left out; scale and zero point of a result are no choice."""
         names = (tensor.name for tensor in self.stated[:-1] if tensor.optional)
-        return tuple(name for name in names if name not in self.only_for)
+        return tuple(name for name in names if not (self.post_ops and name in OPERANDS[2:]))
 
     # Choosing.
 

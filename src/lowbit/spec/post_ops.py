@@ -8,7 +8,7 @@ section 2.2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,17 @@ from lowbit.spec.dtypes import FLOAT32_UNIT as UNIT
 
 PostOp = str | tuple[float, float]
 """`bias`, `residual`, one of FUNCTIONS, or the two bounds of a clamp."""
+
+OPERANDS = ("bias", "residual", "out_scale", "out_zero_point")
+"""The inputs of post-operations; the last two where the result is of 8 bits."""
+
+TRIED: tuple[tuple[PostOp, ...] | None, ...] = (
+    None,
+    ("residual", "relu", "bias"),
+    ("bias", "gelu", "residual", (-0.25, 6.0)),
+    ("gelu_tanh", "bias", "silu"),
+)
+"""What is tried; None: the default."""
 
 _TINY = DTYPES["float32"].least
 _AT_END = 1e-35  # What a kernel may make of minus infinity, where its exponential ends.
@@ -67,24 +78,27 @@ FUNCTIONS = {
 
 
 def applied(
-    value: Array,
-    error: Array,
-    post_ops: Sequence[PostOp] | None,
-    bias: Array | None,
-    residual: Array | None,
+    value: Array, error: Array, post_ops: Sequence[PostOp] | None, operands: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """A value and its error after these steps; by default bias, then residual. A step whose operand
-    is left out is left out too."""
-    operands = {"bias": bias, "residual": residual}
+    """A value and its error after these steps, and after it is quantized where there is an
+    `out_scale`. By default: bias, then residual. A step whose operand is left out is left out."""
     for step in ("bias", "residual") if post_ops is None else post_ops:
         if not isinstance(step, str):
-            value = np.clip(value, *(np.float32(bound) for bound in step))
+            value = np.clip(value, np.float32(step[0]), np.float32(step[1]))
         elif step in FUNCTIONS:
             value, error = FUNCTIONS[step].apply(value, error)
-        elif (operand := operands[step]) is not None:
-            value = value + operand
+        elif step in operands:
+            value = value + operands[step]
             # Exact in float64, one rounding in float32.
             error = error + UNIT * (np.abs(value) + error)
         # An infinity is what it is; it must not spread into the error of what is made of it.
         error = np.where(np.isinf(value), 0, error)
-    return value, error
+    if "out_scale" not in operands:
+        return value, error
+    inverse = float(np.float32(1) / np.float32(operands["out_scale"]))
+    steps = value * inverse
+    error = error * inverse * (1 + UNIT) + UNIT * np.abs(steps)
+    # A step of the output where a float32 value may lie on the other side of a half; else none.
+    middle = np.rint(steps)
+    error = np.maximum(np.rint(steps + error) - middle, middle - np.rint(steps - error))
+    return middle + operands["out_zero_point"], error

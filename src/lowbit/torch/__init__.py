@@ -22,6 +22,7 @@ from lowbit.torch.config import (  # noqa: E402
     QuantizeConfig,
     config_from_json,
 )
+from lowbit.torch.explain import explain  # noqa: E402
 from lowbit.torch.files import load, save  # noqa: E402
 from lowbit.torch.linear import QuantizedLinear  # noqa: E402
 from lowbit.torch.quantize import quantize_  # noqa: E402
@@ -35,6 +36,7 @@ __all__ = [
     "QuantizedLinear",
     "QuantizedWeight",
     "config_from_json",
+    "explain",
     "load",
     "quantize_",
     "save",

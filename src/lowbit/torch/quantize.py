@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from lowbit.torch.arguments import FLOATS
 from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.functional.linear import ACTIVATION_DTYPES
 from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.weight import QuantizedWeight
 from lowbit.weights.format import WeightFormat
@@ -96,7 +96,7 @@ def _check_bias(name: str, layer: nn.Linear) -> None:
     bias = layer.bias
     if bias is None:
         return
-    if bias.device != layer.weight.device or bias.dtype not in ACTIVATION_DTYPES:
+    if bias.device != layer.weight.device or bias.dtype not in FLOATS:
         raise TypeError(
             f"layer {name!r}: expected a float32, bfloat16 or float16 bias on "
             f"{str(layer.weight.device)!r}, got {bias.dtype} on {str(bias.device)!r}"

@@ -51,6 +51,8 @@ class QuantizedWeight(Tensor):
     format: WeightFormat
     packing: str  # its name
     group_size: int  # of the packing
+    out_features: int
+    in_features: int
     scale: Tensor
     panels: Tensor  # these of the one packing,
     column_sums: Tensor
@@ -85,6 +87,8 @@ class QuantizedWeight(Tensor):
             setattr(self, name, parts.get(name))
         self.format = format
         self.packing = packing
+        # Plain numbers: to ask a tensor of a class of its own for its shape takes microseconds.
+        self.out_features, self.in_features = shape
         self.group_size = PACKINGS[packing].group_size(format, shape[1])
 
     @classmethod

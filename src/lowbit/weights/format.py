@@ -17,30 +17,30 @@ Shape = tuple[int, int]
 class WeightFormat(NamedTuple):
     """What a weight [out, in] is quantized to, and how.
 
-    - integers: "int8" or "int4", without zero points, or "uint4", with one for each scale.
+    - dtype: "int8" or "int4", without zero points, or "uint4", with one for each scale.
     - group_size: of 4-bit integers, how many neighbours along `in` share a scale, a multiple of 8;
       the last group may be shorter. None: a whole output channel.
     - range: what scales and zero points are chosen from, see `lowbit.quantize`.
     """
 
-    integers: str
+    dtype: str
     group_size: int | None = None
     range: Range = "minmax"
 
     @property
     def layout(self) -> tuple[str, int | None]:
         """What decides how a weight is held. Where it is the same, weights can be exchanged."""
-        return self.integers, self.group_size
+        return self.dtype, self.group_size
 
     @property
     def four_bits(self) -> bool:
         """Whether two of the integers are in a byte."""
-        return self.integers != "int8"
+        return self.dtype != "int8"
 
     @property
     def zero_points(self) -> bool:
         """Whether the integers have zero points."""
-        return self.integers == "uint4"
+        return self.dtype == "uint4"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class WeightFormat(NamedTuple):
         """A float weight [out, in], quantized. ValueError names the first NaN or infinity."""
         return quantize(
             weight,
-            self.integers,
+            self.dtype,
             axis=0,
             group_size=self.group_of(weight.shape[1]),
             symmetric=not self.zero_points,
@@ -94,9 +94,9 @@ class WeightFormat(NamedTuple):
         """The inverse of `to_stored`. ValueError for zero points above 15."""
         values, scale = arrays["values"], arrays["scale"]
         if self.four_bits:
-            values = unpack_nibbles(values, shape[1], self.integers)
+            values = unpack_nibbles(values, shape[1], self.dtype)
         zeros = arrays.get("zero_point", np.zeros(scale.shape, np.uint8)).astype(np.int32)
-        fmt = int_format(self.integers)
+        fmt = int_format(self.dtype)
         return QTensor(values, scale, zeros, fmt, 0, self.group_of(shape[1]))
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class WeightFormat(NamedTuple):
             return "int8, one scale per row"
         group = f"{self.group_size} of a row" if self.group_size else "row"
         each = f"one scale{' and zero point' * self.zero_points} per {group}"
-        return f"{self.integers}, {each}, range {self.range}"
+        return f"{self.dtype}, {each}, range {self.range}"
 
 
 INT8 = WeightFormat("int8")

@@ -470,4 +470,4 @@ class Panels:
             given["panels"] = _aligned(given["panels"])
         size = self.group_size(format, in_features) or None
         sizes = {"K": in_features, "N": out_features, "group_size": size}
-        return PackedMatrix(**given, **sizes, dtype=format.integers).quantized().T
+        return PackedMatrix(**given, **sizes, dtype=format.dtype).quantized().T

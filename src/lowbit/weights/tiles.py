@@ -36,7 +36,7 @@ class Tiles:
         """Why a weight of this format cannot be packed so; None if it can."""
         size = format.group_of(in_features)
         if size is None:
-            return f"tiles are of 4-bit integers, not of {format.integers}"
+            return f"tiles are of 4-bit integers, not of {format.dtype}"
         if size < in_features and size % GROUP_UNIT:
             return f"group_size must be a multiple of {GROUP_UNIT} there, got {size}"
         return None
@@ -65,7 +65,7 @@ class Tiles:
 
     def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
         """What `pack` was given."""
-        (rows, depth), fmt = shape, int_format(format.integers)
+        (rows, depth), fmt = shape, int_format(format.dtype)
         nibbles = from_int32(to_rows(arrays["tiles"]), axis=1)[:rows, :depth]
         values = (nibbles - np.uint8(MIDDLE - fmt.midpoint)).view(fmt.storage)
         scale = arrays["row_scale"][:rows].copy()

@@ -7,7 +7,7 @@ import re
 import warnings
 from functools import cache
 
-from lowbit.registry.extras import install
+from lowbit.registry.extras import install, require
 
 OLDEST, NEWEST = (3, 6), (3, 9)
 """The versions of Triton that these kernels, and the checker, are made for, both included."""
@@ -17,13 +17,10 @@ OLDEST, NEWEST = (3, 6), (3, 9)
 def require_triton() -> None:
     """ModuleNotFoundError without Triton, ImportError if it lacks what the kernels need; a warning
     for a version that they are not made for."""
+    require("a kernel for GPUs", "gpu", "triton")
+    import triton
+
     known = "lowbit's kernels are made for Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
-    try:
-        import triton
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            f"{known}, and there is none; {install('gpu')}", name="triton"
-        ) from None
     known += f" and this is {triton.__version__}; {install('gpu')}"
     try:
         import triton.tools.tensor_descriptor

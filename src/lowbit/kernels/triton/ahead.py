@@ -47,8 +47,8 @@ def compile_ahead(
 
     arguments: for every parameter a type ("*bf16", "i32", "fp32"), taken as aligned to 16, or as
     divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor;
-    a tuple of these for a tuple. Any other value is a constexpr's. options: num_warps and the like. Raises what Triton's
-    compiler raises; ValueError for a missing argument.
+    a tuple of these for a tuple. Any other value is a constexpr's. options: num_warps and the like.
+    Raises what Triton's compiler raises; ValueError for a missing argument.
     """
     import triton
     from triton.backends.compiler import GPUTarget

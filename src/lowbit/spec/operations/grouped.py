@@ -15,8 +15,6 @@ from lowbit.spec.data import draw_activations, draw_scales, draw_zero_points_of
 from lowbit.spec.dtypes import DTYPES, Array
 from lowbit.spec.dtypes import FLOAT32_UNIT as _UNIT
 from lowbit.spec.operations import FloatOut, Halves, NibbleWeights, Operands, specified
-from lowbit.spec.operations.products import POST_OPS
-from lowbit.spec.post_ops import PostOp, applied
 
 _TINY = DTYPES["float32"].least
 _ROUNDINGS = 12  # float32 operations on a group's sums, at most
@@ -48,29 +46,8 @@ def _rounded(mass: Array, case: Case) -> Array:
     return (_ROUNDINGS + case.sizes["G"]) * (_UNIT * mass + _TINY)
 
 
-def _weight_only(
-    x: Array,
-    b: Array,
-    b_scale: Array,
-    b_zero_point: Array | None = None,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    *,
-    post_ops: tuple[PostOp, ...] | None,
-    error: Array | None = None,
-    **_: bool,
-) -> tuple[Array, Array]:
-    finite = np.isfinite(x).all(axis=(1, 2), keepdims=True)
-    product = _sum(np.where(finite, x, np.nan), _centred(b, b_zero_point), b_scale)
-    return applied(product, np.zeros(()) if error is None else error, post_ops, bias, residual)
-
-
-def _ideal(**arguments: Array) -> Array:
-    return _weight_only(**arguments)[0]
-
-
 def _weight_only_budget(
-    case: Case, x: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None, **more: Array
+    case: Case, x: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None
 ) -> Array:
     """Fixed point: each activation is off by at most one step of its group, half of it from
     rounding and half from the float32 quotient; steps below the normal numbers count as zero."""
@@ -78,9 +55,7 @@ def _weight_only_budget(
     step = size.max(axis=2, keepdims=True, initial=0) / largest
     step = np.where(step <= DTYPES["float32"].least_normal, step * largest, step) + 0 * size
     mass = _sum(size + step, _nibbles(case, b, b_zero_point), b_scale)
-    fixed = _sum(step, np.abs(_centred(b, b_zero_point)), b_scale)
-    error = fixed + _rounded(mass, case)
-    return _weight_only(x, b, b_scale, b_zero_point, **more, error=error)[1]
+    return _sum(step, np.abs(_centred(b, b_zero_point)), b_scale) + _rounded(mass, case)
 
 
 @specified(
@@ -89,7 +64,7 @@ def _weight_only_budget(
     factors=("x", "b"),
     accumulator="float32",
     shifted_by={"b": "b_zero_point"},
-    tried={"post_ops": POST_OPS},
+    post_ops=True,
     special=True,
     budget=_weight_only_budget,
     draws=_DRAWS,
@@ -100,14 +75,11 @@ def linear_weight_only(
     b: NibbleWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
-    bias: Float32[np.ndarray, "N"] | None = None,
-    residual: Float32[np.ndarray, "M N"] | None = None,
-    *,
-    post_ops: tuple[PostOp, ...] | None = None,
 ) -> FloatOut[np.ndarray, "M N"]:
-    """c = Σ_g b_scale[g, n] · Σ_s (b[g, s, n] − b_zero_point[g, n]) · x[m, g, s], then the
-    post-operations. A row that is not finite gives a row of NaN."""
-    return _weight_only(x, b, b_scale, b_zero_point, bias, residual, post_ops=post_ops)[0]
+    """c = Σ_g b_scale[g, n] · Σ_s (b[g, s, n] − b_zero_point[g, n]) · x[m, g, s]. A row that is not
+    finite gives a row of NaN."""
+    finite = np.isfinite(x).all(axis=(1, 2), keepdims=True)
+    return _sum(np.where(finite, x, np.nan), _centred(b, b_zero_point), b_scale)
 
 
 def _quantized(x: Array, symmetric: bool) -> tuple[Array, Array, Array]:
@@ -119,29 +91,23 @@ def _quantized(x: Array, symmetric: bool) -> tuple[Array, Array, Array]:
     return centred.reshape(x.shape), magnitude.reshape(x.shape), scale.astype(np.float64)[:, None]
 
 
-def _groups(
+def _groups_budget(
+    case: Case,
     x: Array,
     b: Array,
     b_scale: Array,
     b_zero_point: Array | None = None,
-    bias: Array | None = None,
-    residual: Array | None = None,
     *,
     symmetric: bool,
-    post_ops: tuple[PostOp, ...] | None,
-    case: Case | None = None,
-) -> tuple[Array, Array]:
-    q, magnitude, row_scale = _quantized(x, symmetric)
-    product = _sum(q, _centred(b, b_zero_point), b_scale) * row_scale
-    error = np.zeros(())
-    if case is not None:
-        mass = _sum(magnitude, _nibbles(case, b, b_zero_point), b_scale) * row_scale
-        error = _rounded(mass, case)
-    return applied(product, error, post_ops, bias, residual)
+) -> Array:
+    _, magnitude, row_scale = _quantized(x, symmetric)
+    return _rounded(_sum(magnitude, _nibbles(case, b, b_zero_point), b_scale) * row_scale, case)
 
 
-def _groups_budget(case: Case, **arguments: Array) -> Array:
-    return _groups(**arguments, case=case)[1]
+def _ideal(
+    x: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None, *, symmetric: bool
+) -> Array:
+    return linear_weight_only.reference(x, b, b_scale, b_zero_point)
 
 
 @specified(
@@ -150,7 +116,7 @@ def _groups_budget(case: Case, **arguments: Array) -> Array:
     factors=("x", "b"),
     multiplied_as={"x": "uint8"},
     shifted_by={"x": "x", "b": "b_zero_point"},
-    tried={"post_ops": POST_OPS},
+    post_ops=True,
     special=True,
     budget=_groups_budget,
     ideal=_ideal,
@@ -162,17 +128,13 @@ def linear_groups(
     b: NibbleWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
-    bias: Float32[np.ndarray, "N"] | None = None,
-    residual: Float32[np.ndarray, "M N"] | None = None,
     *,
     symmetric: bool = False,
-    post_ops: tuple[PostOp, ...] | None = None,
 ) -> Float32[np.ndarray, "M N"]:
     """linear_weight_only of dequantize(quantize_rows(x)): each row of x has a scale and a zero
     point of its own, groups are summed exactly, scaled and added in float32, in ascending order."""
-    return _groups(
-        x, b, b_scale, b_zero_point, bias, residual, symmetric=symmetric, post_ops=post_ops
-    )[0]
+    q, _, row_scale = _quantized(x, symmetric)
+    return _sum(q, _centred(b, b_zero_point), b_scale) * row_scale
 
 
 _SHIFTS = np.arange(0, 32, 4)

@@ -21,15 +21,6 @@ from lowbit.spec.operations import (
     ScaledOut,
     specified,
 )
-from lowbit.spec.post_ops import PostOp, applied
-
-POST_OPS: tuple[tuple[PostOp, ...] | None, ...] = (
-    None,
-    ("residual", "relu", "bias"),
-    ("bias", "gelu", "residual", (-0.25, 6.0)),
-    ("gelu_tanh", "bias", "silu"),
-)
-"""What post-operations are tried."""
 
 _SIZES = {"M": 5, "N": 21, "K": 70}
 _WIDE_UNIT = DTYPES["float64"].unit
@@ -61,16 +52,9 @@ def _centred(
     return integer_product(a, b if b_zero_point is None else b - b_zero_point)
 
 
-def scaled(
-    total: Array,
-    row_scale: Array,
-    b_scale: Array,
-    bias: Array | None,
-    residual: Array | None,
-    post_ops: tuple[PostOp, ...] | None,
-) -> tuple[Array, Array]:
-    """total [M, N] * row_scale [M] * b_scale [N] in float64, with its post-operations, and the
-    largest error of (float32(total) * row_scale) * b_scale in float32 with the same.
+def scaled_error(total: Array, row_scale: Array, b_scale: Array) -> Array:
+    """The largest error of (float32(total) * row_scale) * b_scale in float32, for exact sums total
+    [M, N], row_scale [M] and b_scale [N].
 
     Each float32 operation returns its exact result times (1 + d), |d| <= u = 2**-24, plus at most
     half the smallest subnormal, e = 2**-150, when it underflows (Higham, Accuracy and Stability
@@ -78,51 +62,29 @@ def scaled(
     |error| <= ((1 + u)**3 - 1) |p| + e (b_scale + 1) (1 + u). The reference is itself rounded, to
     float64: at most three roundings of 2**-53. Where a step overflows, anything may come out.
     """
-    product = total * row_scale[:, None] * b_scale
-    error = ((1 + FLOAT32_UNIT) ** 3 - 1 + 3 * _WIDE_UNIT) * np.abs(product)
+    rows = np.abs(total * row_scale[:, None])
+    error = ((1 + FLOAT32_UNIT) ** 3 - 1 + 3 * _WIDE_UNIT) * rows * np.abs(b_scale)
     error = error + _FLOAT32.least / 2 * (np.abs(b_scale) + 1)
-    error = np.where(np.abs(total * row_scale[:, None]) > _FLOAT32.largest, np.inf, error)
-    return applied(product, error, post_ops, bias, residual)
+    return np.where(rows > _FLOAT32.largest, np.inf, error)
 
 
-def _matmul_scaled(
+def _matmul_scaled_budget(
+    case: Case,
     a: Array,
     b: Array,
     a_scale: Array,
     b_scale: Array,
     a_zero_point: Array | None = None,
     b_zero_point: Array | None = None,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    out_scale: Array | None = None,
-    out_zero_point: Array | None = None,
-    *,
-    post_ops: tuple[PostOp, ...] | None,
-) -> tuple[Array, Array]:
-    total = _centred(a, b, a_zero_point, b_zero_point)
-    value, error = scaled(total, a_scale, b_scale, bias, residual, post_ops)
-    if out_scale is None or out_zero_point is None:
-        return value, error
-    inverse = float(np.float32(1) / np.float32(out_scale))
-    steps = value * inverse
-    error = error * inverse * (1 + FLOAT32_UNIT) + FLOAT32_UNIT * np.abs(steps)
-    # A step of the output where a float32 value may lie on the other side of a half; else none.
-    middle = np.rint(steps)
-    error = np.maximum(np.rint(steps + error) - middle, middle - np.rint(steps - error))
-    return middle + out_zero_point, error
-
-
-def _matmul_scaled_budget(case: Case, **arguments: Array) -> Array:
-    return _matmul_scaled(**arguments)[1]
+) -> Array:
+    return scaled_error(_centred(a, b, a_zero_point, b_zero_point), a_scale, b_scale)
 
 
 @specified(
     exercise=_SIZES,
     factors=("a", "b"),
     shifted_by={"a": "a_zero_point", "b": "b_zero_point"},
-    tried={"post_ops": POST_OPS},
-    only_for=dict.fromkeys(("out_scale", "out_zero_point"), ("uint8", "int8")),
-    saturates=True,
+    post_ops=True,
     budget=_matmul_scaled_budget,
     draws={
         **dict.fromkeys(("a_scale", "b_scale", "out_scale"), draw_scales),
@@ -139,54 +101,29 @@ def matmul_scaled(
     b_scale: Float32[np.ndarray, "N"],
     a_zero_point: Int32[np.ndarray, "M"] | None = None,
     b_zero_point: Int32[np.ndarray, "N"] | None = None,
-    bias: Float32[np.ndarray, "N"] | None = None,
-    residual: Float32[np.ndarray, "M N"] | None = None,
-    out_scale: Float32[np.ndarray, ""] | None = None,
-    out_zero_point: Int32[np.ndarray, ""] | None = None,
-    *,
-    post_ops: tuple[PostOp, ...] | None = None,
 ) -> ScaledOut[np.ndarray, "M N"]:
-    """y = sums * a_scale[m] * b_scale[n], rounded to float32 after each step, where
-    sums[m, n] = sum over k of (a[m, k] - a_zero_point[m]) * (b[k, n] - b_zero_point[n]) is exact;
-    then the post-operations. An output of 8 bits is
-    clamp(round_half_even(y * (1 / out_scale)) + out_zero_point)."""
-    return _matmul_scaled(
-        a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias, residual, out_scale,
-        out_zero_point, post_ops=post_ops,
-    )[0]  # fmt: skip
+    """c = sums * a_scale[m] * b_scale[n], rounded to float32 after each step, where
+    sums[m, n] = sum over k of (a[m, k] - a_zero_point[m]) * (b[k, n] - b_zero_point[n]) is exact.
+    """
+    return _centred(a, b, a_zero_point, b_zero_point) * a_scale[:, None] * b_scale
 
 
-def _linear_dynamic(
-    x: Array,
-    b: Array,
-    b_scale: Array,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    *,
-    symmetric: bool,
-    post_ops: tuple[PostOp, ...] | None,
-) -> tuple[Array, Array]:
+def _quantized(x: Array, b: Array, symmetric: bool) -> tuple[Array, Array]:
+    """The exact sums [M, N] of the quantized rows of x, and their scales [M], NaN if not finite."""
     q, scale, zero_point = quantize_rows(x.astype(np.float32), symmetric)
     total = integer_product(q.astype(np.int64) - zero_point[:, None], b)
-    return scaled(total, scale.astype(np.float64), b_scale, bias, residual, post_ops)
+    return total, scale.astype(np.float64)
 
 
-def _linear_dynamic_budget(case: Case, **arguments: Array) -> Array:
-    return _linear_dynamic(**arguments)[1]
-
-
-def _linear(
-    x: Array,
-    b: Array,
-    b_scale: Array,
-    bias: Array | None = None,
-    residual: Array | None = None,
-    *,
-    symmetric: bool,
-    post_ops: tuple[PostOp, ...] | None,
+def _linear_dynamic_budget(
+    case: Case, x: Array, b: Array, b_scale: Array, *, symmetric: bool
 ) -> Array:
-    """With nothing quantized: x [M, K] @ (b * b_scale) [K, N], and what follows."""
-    return scaled(x @ b, np.ones(len(x)), b_scale, bias, residual, post_ops)[0]
+    return scaled_error(*_quantized(x, b, symmetric), b_scale)
+
+
+def _linear(x: Array, b: Array, b_scale: Array, *, symmetric: bool) -> Array:
+    """With nothing quantized: x [M, K] @ (b * b_scale) [K, N]."""
+    return x @ b * b_scale
 
 
 @specified(
@@ -194,7 +131,7 @@ def _linear(
     factors=("x", "b"),
     multiplied_as={"x": "uint8"},
     shifted_by={"x": "x"},
-    tried={"post_ops": POST_OPS},
+    post_ops=True,
     special=True,
     budget=_linear_dynamic_budget,
     ideal=_linear,
@@ -205,16 +142,14 @@ def linear_dynamic(
     x: Float32[np.ndarray, "M K"],
     b: Int8[np.ndarray, "K N"],
     b_scale: Float32[np.ndarray, "N"],
-    bias: Float32[np.ndarray, "N"] | None = None,
-    residual: Float32[np.ndarray, "M N"] | None = None,
     *,
     symmetric: bool = False,
-    post_ops: tuple[PostOp, ...] | None = None,
 ) -> Float32[np.ndarray, "M N"]:
-    """c = dequantize(quantize_rows(x)) @ (b * b_scale), then the post-operations: each row of x
-    gets a scale and a zero point of its own (`lowbit.numerics.quantize_rows`), and is multiplied in
-    8 bits. A row that is not finite gives a row of NaN."""
-    return _linear_dynamic(x, b, b_scale, bias, residual, symmetric=symmetric, post_ops=post_ops)[0]
+    """c = dequantize(quantize_rows(x)) @ (b * b_scale): each row of x gets a scale and a zero point
+    of its own (`lowbit.numerics.quantize_rows`), and is multiplied in 8 bits. A row that is not
+    finite gives a row of NaN."""
+    total, scale = _quantized(x, b, symmetric)
+    return total * scale[:, None] * b_scale
 
 
 def _gemm_budget(

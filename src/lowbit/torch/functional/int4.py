@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.tiles import (
+    GROUP_UNIT,
     MIDDLE,
     TILE_DEPTH,
     TILE_ROWS,
@@ -37,8 +38,8 @@ def pack_int4(
     words = _words(weight)
     N, K = words.shape[0], words.shape[1] * 8
     check_tensor("pack_int4", "scale", scale, FLOATS)
-    if not isinstance(group_size, int) or group_size < 32 or group_size % 32:
-        raise ValueError(f"pack_int4: group_size is {group_size}; give a multiple of 32")
+    if not isinstance(group_size, int) or group_size < 1 or group_size % GROUP_UNIT:
+        raise ValueError(f"pack_int4: group_size is {group_size}; give a multiple of {GROUP_UNIT}")
     groups = -(-K // group_size)
     for name, one in (("scale", scale), ("zero_point", zero_point)):
         if one is not None and list(one.shape) != [N, groups]:
@@ -90,10 +91,10 @@ def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
     """x · (scale · (weight − zero_point))ᵀ: [..., K] by [N, K] → [..., N].
 
     x: bfloat16, float16 or float32, any strides; the result has its dtype. weight: from
-    `pack_int4`, on the same device. Differentiable in x. Sums are float32. One row of x, K to 32768, is multiplied in
-    integers of 16 bits relative to the greatest of each 32 k, and NaN or infinity in it makes every
-    result NaN; up to 128 rows by tensor cores, in groups of a multiple of 128; for others, and for
-    float32, the weight is dequantized to x's dtype first.
+    `pack_int4`, on the same device. Differentiable in x. Sums are float32. One row of x, K to
+    32768, is multiplied in integers of 16 bits relative to the greatest of each 32 k, and NaN or
+    infinity in it makes every result NaN; up to 128 rows by tensor cores, in groups of a multiple
+    of 128; for others, and for float32, the weight is dequantized to x's dtype first.
 
     TypeError for another dtype; ValueError for a K or a device that does not match.
     """
@@ -131,10 +132,10 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
-# Its arguments are x and the fields of the weight.
+_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(Int4Weight))
+
 _int4_matmul_op = register(
-    f"int4_matmul(Tensor x, {', '.join(f'{_TYPES[str(f.type)]} {f.name}' for f in fields(Int4Weight))})"
-    " -> Tensor",
+    f"int4_matmul(Tensor x, {_FIELDS}) -> Tensor",
     kernel="int4_matmul.int4_matmul",
     cpu=_reference,
     fake=_fake,

@@ -1,24 +1,30 @@
-"""The operators that PyTorch sees: `torch.ops.lowbit.*`, with fakes for tracing.
+"""The linear layer with a quantized weight, on either device: the one place that chooses.
 
-They are registered with `torch.library.Library` and not with the `custom_op` decorator: a
-call then costs about 3 µs instead of 81, and one sentence makes dozens of calls. Neither
-operator has a derivative of its own; `lowbit.torch.linear` adds that around the call.
+On the CPU it is one operator over panels, `torch.ops.lowbit.linear`. Its derivative is added around
+the call and not in the library, where it would cost every call some microseconds.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lowbit.forms import threads_key
+from lowbit.kernels.triton.fast.config import Choice, choosing
+from lowbit.kernels.triton.fast.launch import Gpu
+from lowbit.kernels.triton.fast.tiles import Int4Weight
 from lowbit.ops import linear_plan
+from lowbit.torch.arguments import FLOATS
+from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.panels import Panels
+from lowbit.weights.tiles import Tiles
 
-ACTIVATION_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+if TYPE_CHECKING:
+    from lowbit.torch.weight import QuantizedWeight
 
 # Panels are 16 columns wide and the kernels read scale and bias in whole panels.
 PANEL_COLUMNS = 16
@@ -26,12 +32,123 @@ PANEL_COLUMNS = 16
 _ALIGNMENT = 64
 
 
-def check_activation(x: Tensor, in_features: int) -> None:
+def linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, activations: str = "dynamic"
+) -> Tensor:
+    """x · weightᵀ + bias: [..., in_features] by [out_features, in_features].
+
+    x: float32, bfloat16 or float16, any strides, on the weight's device; the result is
+    [..., out_features] of its dtype. activations: what becomes of x, "dynamic" or "symmetric" for 8
+    bits, found row by row, or "float", which takes a 4-bit weight. Differentiable in x and bias, as
+    if the weight were `weight.dequantize()`.
+
+    ValueError for a shape that does not match; TypeError for another dtype; NotImplementedError for
+    activations that the device has no kernel for: on CUDA there is one for "float".
+    """
+    if weight.packing == "tiles":
+        return _on_tiles(x, weight, bias, activations)
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        call: Any = _StraightThrough.apply
+    else:
+        call = linear_op
+    return call(
+        x,
+        weight.panels,
+        weight.column_sums,
+        weight.scale,
+        weight.zero_points,
+        bias,
+        weight.in_features,
+        weight.out_features,
+        weight.group_size,
+        activations,
+    )
+
+
+def _on_tiles(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activations: str) -> Tensor:
+    _check_activation(x, weight.in_features)
+    if refusal := _tiles_refusal(activations, str(weight.device)):
+        raise NotImplementedError(refusal)
+    packed = Int4Weight(
+        tiles=weight.tiles,
+        scale=weight.scale,
+        row_scale=weight.row_scale,
+        zero=weight.zero,
+        row_zero=weight.row_zero,
+        N=weight.out_features,
+        K=weight.in_features,
+        group_size=weight.group_size,
+    )
+    out = int4_matmul(x, packed)
+    return out if bias is None else out + bias.to(out.dtype)
+
+
+def _tiles_refusal(activations: str, device: str) -> str | None:
+    """Why no kernel for GPUs serves such activations; None if one does."""
+    if activations == "float":
+        return None
+    return (
+        f"a layer of {activations!r} activations has no kernel on {device!r} yet; move it with "
+        ".cpu(), or quantize it with Int4WeightOnlyConfig"
+    )
+
+
+@choosing("linear")
+def linear_choice(
+    gpu: Gpu,
+    M: int,
+    N: int,
+    K: int,
+    itemsize: int,
+    integers: str = "uint4",
+    group_size: int | None = 128,
+    activations: str = "float",
+) -> Choice[Any]:
+    """For x [M, K] by a weight [N, K] of these integers, in groups or None."""
+    if not gpu.capability:
+        return Choice("lowbit's product for CPUs", None, "serves CPU tensors; see `lowbit explain`")
+    format, tiles = WeightFormat(integers, group_size), Tiles()
+    refusal = tiles.refusal(format, K) or _tiles_refusal(activations, "cuda")
+    if refusal:
+        raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
+    from lowbit.kernels.triton.fast.int4_matmul import int4_choice
+
+    return int4_choice(gpu, M, N, K, tiles.group_size(format, K), itemsize)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The operator with the derivative of the dequantized weight."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return linear_op(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, *weight, bias, in_features, out_features, group_size, _ = inputs
+        ctx.sizes = in_features, out_features, group_size
+        ctx.save_for_backward(*weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        for_x = for_bias = None
+        if ctx.needs_input_grad[0]:
+            weight = dequantize_weight(*ctx.saved_tensors, *ctx.sizes)
+            for_x = (gradient.to(torch.float32) @ weight).to(gradient.dtype)
+        if ctx.needs_input_grad[5]:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            for_bias = rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype)
+        return for_x, None, None, None, None, for_bias, None, None, None, None
+
+
+def _check_activation(x: Tensor, in_features: int) -> None:
     if x.dim() == 0 or x.shape[-1] != in_features:
         raise ValueError(
             f"this layer takes input of shape [..., {in_features}], got {list(x.shape)}"
         )
-    if x.dtype not in ACTIVATION_DTYPES:
+    if x.dtype not in FLOATS:
         raise TypeError(
             f"a quantized linear layer takes float32, bfloat16 or float16 input, got {x.dtype}; "
             f"convert it with .float()"
@@ -60,7 +177,7 @@ def _linear_cpu(
     shape = x.shape
     bfloat16 = False
     if dtype is not torch.float32 or len(shape) == 0 or shape[-1] != in_features:
-        check_activation(x, in_features)
+        _check_activation(x, in_features)
         bfloat16 = dtype is torch.bfloat16 and activations == "float"
         if not bfloat16:
             x = x.to(torch.float32)
@@ -121,34 +238,18 @@ def _dequantize_weight_cpu(
     return torch.from_numpy(quantized.dequantize()).contiguous()
 
 
-def _linear_fake(
-    x: Tensor,
-    panels: Tensor,
-    column_sums: Tensor,
-    scale: Tensor,
-    zero_points: Tensor | None,
-    bias: Tensor | None,
-    in_features: int,
-    out_features: int,
-    *_: Any,
-) -> Tensor:
-    check_activation(x, in_features)
+def _linear_fake(x: Tensor, *rest: Any) -> Tensor:
+    in_features, out_features = rest[5:7]
+    _check_activation(x, in_features)
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _dequantize_weight_fake(
-    panels: Tensor,
-    column_sums: Tensor,
-    scale: Tensor,
-    zero_points: Any,
-    in_features: int,
-    out_features: int,
-    _: int,
-) -> Tensor:
+def _dequantize_weight_fake(panels: Tensor, column_sums: Tensor, scale: Tensor, *rest: Any) -> Any:
+    in_features, out_features = rest[1:3]
     return scale.new_empty((out_features, in_features))
 
 
-linear = register(
+linear_op = register(
     "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
     "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
     cpu=_linear_cpu,

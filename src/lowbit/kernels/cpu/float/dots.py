@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, shuffle, store_head
-from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, f32, u16
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, bf16, f32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.micro_kernel import VectorMicro
 from lowbit.kernels.cpu.float.operand import Reader, float_of
-from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
+from lowbit.kernels.cpu.shared.functions import canonical
 
 
 @kernel
@@ -52,7 +52,7 @@ def float_dots(
     reader = Reader(kind, micro.pair)
     left, right = reader.pointer(a), reader.pointer(b)
     factors = [float_of(factor).splat(columns) for factor in (alpha, beta)]
-    target = out.cast(f32 if out_kind == "f32" else u16)
+    target = out.cast(f32 if out_kind == "f32" else bf16)
     groups = (n + (columns - 1)) // columns
     for item in k.parallel((groups + item_groups - 1) // item_groups):
         first = item * item_groups
@@ -73,9 +73,10 @@ def float_dots(
                                 addend = c + ((row + i) * c_stride + column)
                                 more = load_head(addend, n - column, columns) * factors[1]
                                 value.value = value.value + more
-                            done = value.value
                             store_head(
-                                (canonical if out_kind == "f32" else to_bf16)(done),
+                                canonical(value.value)
+                                if out_kind == "f32"
+                                else value.value.to(bf16),
                                 target + ((row + i) * out_stride + column),
                                 n - column,
                             )

@@ -24,7 +24,7 @@ from lowbit.isa.avx512 import AVX512
 from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.types import Vector, f32, u16
+from lowbit.isa.types import Vector, bf16, f32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.float.operand import Reader
@@ -171,7 +171,7 @@ def _twice_rounded(acc: Value, a: Value, b: Value) -> Value:
 
 
 def _dot_of_pairs(acc: Value, a: Value, b: Value) -> Value:
-    halves = Vector(u16, 32)
+    halves = Vector(bf16, 32)
     return vdpbf16ps(acc, a.bits(halves), b.bits(halves))
 
 

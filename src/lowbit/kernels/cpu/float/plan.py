@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from lowbit import isa as instruction_sets
-from lowbit.isa import InstructionSet, host
+from lowbit.isa import host
 from lowbit.kernels.cpu.float.amx import TILES_BF16
 from lowbit.kernels.cpu.float.micro_kernel import (
     FMA_256,
@@ -99,23 +99,9 @@ class DotsPlan(NamedTuple):
 
 @cache
 def micro_kernels(level: str) -> tuple[FloatMicro, ...]:
-    """The inner loops that may run at a level of instruction sets on this machine, best first.
-
-    A set that is no level of its own (AVX512_BF16, AMX_BF16) extends the one that it falls back
-    to, where the machine has it.
-    """
-    names = [one.name for one in instruction_sets.chain(instruction_sets.named(level))]
-
-    def rank(isa: InstructionSet) -> int | None:
-        if isa.name in names:
-            return names.index(isa.name)
-        if isa.name in instruction_sets.SETS or isa.fallback not in names or isa.missing():
-            return None
-        return names.index(isa.fallback)
-
-    ranked = [(rank(micro.isa), micro) for micro in MICRO_KERNELS]
-    found = [(r, micro) for r, micro in ranked if r is not None]
-    return tuple(micro for _, micro in sorted(found, key=lambda pair: pair[0]))
+    """The inner loops that may run at a level of instruction sets on this machine, best first."""
+    sets = instruction_sets.chain(instruction_sets.named(level), extensions=True)
+    return tuple(micro for one in sets for micro in MICRO_KERNELS if micro.isa is one)
 
 
 def choose(request: FloatRequest, plain: bool) -> FloatMicro:

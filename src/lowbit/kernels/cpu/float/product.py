@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, select, store_head
-from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32, u16, u32
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
@@ -27,7 +27,7 @@ from lowbit.kernels.cpu.float.micro_kernel import (
 )
 from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
 from lowbit.kernels.cpu.float.pack import Part, Source, pack_lines, pack_units
-from lowbit.kernels.cpu.shared.functions import canonical, to_bf16
+from lowbit.kernels.cpu.shared.functions import canonical
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -106,7 +106,7 @@ def float_product(
         reads_c=reads_c,
         partial=partial,
         partial_stride=partial_stride,
-        out=out.cast(f32 if out_kind == "f32" else u16),
+        out=out.cast(f32 if out_kind == "f32" else bf16),
         out_stride=out_stride,
         factors=(float_of(alpha), float_of(beta)),
         first=first,
@@ -367,6 +367,6 @@ def _store_from(
                     store_head(canonical(total.value), target + offset, left)
                 else:
                     for _ in k.when(finish.ends):
-                        store_head(to_bf16(total.value), target + offset, left)
+                        store_head(total.value.to(bf16), target + offset, left)
                     for _ in k.when(select(finish.ends, k.index(0), k.index(1)) > 0):
                         store_head(total.value, partial + offset, left)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u8, u16
+from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, bf16, f32, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.value import Value
@@ -30,7 +30,7 @@ from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE
 from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
 
-_ELEMENTS = {"u8": u8, "s8": u8, "f32": f32, "bf16": u16}  # of sources
+_ELEMENTS = {"u8": u8, "s8": u8, "f32": f32, "bf16": bf16}  # of sources
 
 
 def _ceil(a: Value, b: Value | int) -> Value:

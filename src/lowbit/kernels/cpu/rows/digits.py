@@ -12,7 +12,7 @@ group are of one size.
 from __future__ import annotations
 
 from lowbit.isa.generic import extract, maximum, minimum, reduce_add, select, shuffle
-from lowbit.isa.types import Scalar, Vector, f32, s8, s32, u32
+from lowbit.isa.types import Scalar, Vector, f32, s8, s32
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
 from lowbit.kernels.cpu.rows.activation import Row
@@ -27,7 +27,7 @@ _SMALLEST_NORMAL = 2.0**-126
 
 
 def split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
-    """Bring a row of float32, or of the bits of bfloat16, into lines of digits, one after another
+    """Bring a row of float32, or of bfloat16, into lines of digits, one after another
     for each block of 64 k; `scales` and `sums` have an entry for each group."""
     wide = grouping.size % (2 * _UNIT) == 0 and k.isa.vector_registers == 32
     lanes = 2 * _UNIT if wide else _UNIT
@@ -130,6 +130,4 @@ def _numbers(k: Builder, source: Value, left: Value, lanes: int) -> Value:
             for i in k.range(0, left):
                 (rest + i).store((source + i).load())
             loaded.value = rest.load(lanes)
-    if element == f32:
-        return loaded.value
-    return (loaded.value.to(u32) << 16).bits(Vector(f32, lanes))
+    return loaded.value.to(f32)

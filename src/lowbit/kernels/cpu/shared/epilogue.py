@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, load_head, maximum, minimum, shuffle, store_head, stream
-from lowbit.isa.types import Scalar, f32, s8, s32, u8, u16
+from lowbit.isa.types import Scalar, bf16, f32, s8, s32, u8
 from lowbit.jit.builder import Builder
 from lowbit.jit.value import Value
-from lowbit.kernels.cpu.shared.functions import FUNCTIONS, canonical, clamp, rounded, to_bf16
+from lowbit.kernels.cpu.shared.functions import FUNCTIONS, canonical, clamp, rounded
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.numerics.float32 import float32_number
 
@@ -60,7 +60,7 @@ def structure_of(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], tuple[float,
 
 
 # What the output can be, and the type that is stored.
-OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": u16, "u8": u8, "s8": s8, "max8": f32}
+OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "max8": f32}
 MAX_GROUP = 8  # columns that share one maximum
 
 
@@ -206,7 +206,7 @@ def _parameters(epilogue: Epilogue, at: Operands, lanes: int) -> list[list[Value
 def _conversion(out: str, given: list[Value]) -> Callable[[Value], Value]:
     """From float32 to what is stored. Quantizing clamps first, so that rounding cannot leave."""
     if out == "bf16":
-        return to_bf16
+        return lambda value: value.to(bf16)
     if out == "f32":
         return canonical
     if out not in ("u8", "s8"):

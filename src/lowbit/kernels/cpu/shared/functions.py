@@ -7,7 +7,7 @@ instruction set. Accuracies are stated where the functions are specified, in spe
 from __future__ import annotations
 
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import f32, s32, u16, u32, with_element
+from lowbit.isa.types import f32, s32, with_element
 from lowbit.jit.value import Value
 
 _ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
@@ -28,7 +28,6 @@ _LEAST_EXP, _GREATEST_EXP = -87.0, 88.0  # so that the power of two is a normal 
 # erfc(z) = p(1 / (1 + 0.3275911 z)) · exp(-z²), Abramowitz and Stegun, formula 7.1.26.
 _ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 _ERFC_T = 0.3275911
-_BF16_NAN = 0x7FC0
 _GELU_TANH = 0.7978845608028654, 0.044715  # sqrt(2/π), and the cubic term's coefficient
 
 
@@ -111,13 +110,6 @@ def canonical(x: Value) -> Value:
     """x, and for NaN the one whose bits are 0x7FC00000: which of its operands' NaNs an operation
     gives, and of which sign one that it makes is, differs between machines."""
     return select(x.equals(x), x, _constant(x, float("nan")))
-
-
-def to_bf16(x: Value) -> Value:
-    """The bits of the nearest bfloat16, ties to even, as u16; of NaN 0x7FC0."""
-    bits = x.bits(with_element(x.type, u32))
-    nearest = (bits + ((bits >> 16) & 1) + 0x7FFF) >> 16
-    return select(x.equals(x), nearest, x.machine.constant(_BF16_NAN, bits.type)).to(u16)
 
 
 FUNCTIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,12 +22,11 @@ from torch import Tensor
 from lowbit.kernels.triton.fast.config import (
     LEAST_DOT,
     Choice,
+    Config,
     Table,
-    choices,
+    choosing,
     from_table,
-    not_powers,
-    options_of,
-    require,
+    refuse_itemsize,
     too_much_shared,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -47,7 +45,7 @@ _SECTION_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
-class AttentionConfig:
+class AttentionConfig(Config):
     """A program has `queries` rows of q and walks along k and v by `keys` rows."""
 
     queries: int
@@ -58,7 +56,7 @@ class AttentionConfig:
 
     def refusal(self, head_size: int) -> str | None:
         """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := not_powers(self, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
+        if refusal := self.not_powers(queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
             return refusal
         return too_much_shared(2 * head_size * (self.queries + 2 * self.num_stages * self.keys))
 
@@ -81,12 +79,15 @@ def padded_head(size: int) -> int:
     return max(LEAST_DOT, triton.next_power_of_2(size))
 
 
-@choices.register("attention")
-@lru_cache(1024)
-def attention_choice(gpu: Gpu, head_size: int, causal: bool = False) -> Choice[AttentionConfig]:
+@choosing("attention")
+def attention_choice(
+    gpu: Gpu, head_size: int, causal: bool = False, itemsize: int = 2
+) -> Choice[AttentionConfig]:
     """For heads of this size."""
+    refuse_itemsize("attention", itemsize)
     key = padded_head(head_size), causal
-    return from_table("attention_kernel", TABLE, gpu, key, _FALLBACK)
+    what = f"heads of {key[0]}{', causal,' * causal}"
+    return from_table("attention_kernel", TABLE, gpu, key, what, _FALLBACK)
 
 
 @triton.jit
@@ -216,7 +217,7 @@ def launch_rows(
         "QUERIES": config.queries,
         "KEYS": config.keys,
     }
-    launch(kernel, (blocks * heads,), given, **options_of(config))
+    launch(kernel, (blocks * heads,), given, **config.options)
 
 
 def sizes_of(q: Tensor, k: Tensor) -> tuple[int, ...]:
@@ -241,7 +242,7 @@ def attention(
     keys, size = k.shape[2:]
     padded = padded_head(size)
     config = config or attention_choice(gpu_of(q.device), size, causal).config
-    require(config, padded)
+    config.require(padded)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if 0 in (q.numel(), keys):
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), lse.fill_(math.inf)

@@ -11,7 +11,6 @@ give dq too, in five products for seven, by additions to memory in whatever orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,11 +30,11 @@ from lowbit.kernels.triton.fast.attention import (
 from lowbit.kernels.triton.fast.config import (
     LEAST_DOT,
     Choice,
+    Config,
     Table,
-    choices,
+    choosing,
     from_table,
-    not_powers,
-    require,
+    refuse_itemsize,
     too_much_shared,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -50,7 +49,7 @@ from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
-class KeysConfig:
+class KeysConfig(Config):
     """For dk and dv: a program has `keys` rows of k and v and walks along q by `queries` rows.
 
     together: it adds to dq as well.
@@ -65,13 +64,13 @@ class KeysConfig:
 
     def refusal(self, head_size: int) -> str | None:
         """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := not_powers(self, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
+        if refusal := self.not_powers(queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
             return refusal
         return too_much_shared(4 * head_size * (self.keys + self.num_stages * self.queries))
 
 
 @dataclass(frozen=True)
-class BackwardConfig:
+class BackwardConfig(Config):
     """How dk and dv are made, and how dq is unless it is made together with them."""
 
     keys: KeysConfig
@@ -92,12 +91,12 @@ TABLE: Table[BackwardConfig] = {
 _FALLBACK = BackwardConfig(KeysConfig(32, 32, 4, 1), AttentionConfig(64, 32, 4, 1))
 
 
-@choices.register("attention_backward")
-@lru_cache(1024)
-def backward_choice(gpu: Gpu, head_size: int) -> Choice[BackwardConfig]:
+@choosing("attention_backward")
+def backward_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[BackwardConfig]:
     """For heads of this size."""
-    kernels = "attention_dk_dv_kernel and attention_dq_kernel"
-    return from_table(kernels, TABLE, gpu, padded_head(head_size), _FALLBACK)
+    refuse_itemsize("attention_backward", itemsize)
+    kernels, size = "attention_dk_dv_kernel and attention_dq_kernel", padded_head(head_size)
+    return from_table(kernels, TABLE, gpu, size, f"heads of {size}", _FALLBACK)
 
 
 @triton.jit
@@ -261,7 +260,7 @@ def attention_backward(
     """
     padded = padded_head(q.shape[3])
     config = config or backward_choice(gpu_of(q.device), q.shape[3]).config
-    require(config, padded)
+    config.require(padded)
     if 0 in (q.numel(), k.numel()):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     q, k, v, dz = aligned(q), aligned(k), aligned(v), aligned(dz)

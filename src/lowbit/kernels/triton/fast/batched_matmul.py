@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -15,12 +14,10 @@ from torch import Tensor
 from lowbit.kernels.triton.fast.config import (
     LEAST_DOT,
     Choice,
+    Config,
     Table,
-    choices,
+    choosing,
     from_table,
-    not_powers,
-    options_of,
-    require,
     too_much_shared,
 )
 from lowbit.kernels.triton.fast.descriptors import (
@@ -34,7 +31,7 @@ from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
-class MatmulConfig:
+class MatmulConfig(Config):
     """Blocks of z are [rows, columns]; a step along the summed axis is `depth` long.
 
     together: how many blocks of rows are gone through before the next block of columns, so that
@@ -54,7 +51,7 @@ class MatmulConfig:
     def refusal(self, element_size: int) -> str | None:
         """Why it does not fit elements of so many bytes; None if it does."""
         least = dict.fromkeys(("rows", "columns", "depth"), LEAST_DOT)
-        if refusal := not_powers(self, **least, num_warps=1):
+        if refusal := self.not_powers(**least, num_warps=1):
             return refusal
         held = element_size * self.depth * (self.rows + self.columns) * self.num_stages
         return too_much_shared(held)
@@ -70,11 +67,11 @@ TABLE: Table[MatmulConfig] = {
 _FALLBACK = {2: MatmulConfig(128, 128, 32, 8, 3), 4: MatmulConfig(64, 128, 16, 8, 3, flat=False)}
 
 
-@choices.register("bmm")
-@lru_cache(1024)
+@choosing("bmm")
 def matmul_choice(gpu: Gpu, itemsize: int) -> Choice[MatmulConfig]:
     """For any sizes."""
-    return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, _FALLBACK[itemsize])
+    what, fallback = f"elements of {itemsize} bytes", _FALLBACK[itemsize]
+    return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, what, fallback)
 
 
 @triton.jit
@@ -135,7 +132,7 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
     columns = y.shape[2]
     gpu = gpu_of(x.device)
     config = config or matmul_choice(gpu, x.element_size()).config
-    require(config, x.element_size())
+    config.require(x.element_size())
     if 0 in (x.numel(), y.numel()):
         return x.new_zeros((batches, rows, columns))
     (x, x_turned), (y, y_turned) = _operand(x), _operand(y)
@@ -161,5 +158,5 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
     }
     blocks = batches * triton.cdiv(rows, config.rows) * triton.cdiv(columns, config.columns)
     programs = min(blocks, config.staggered * gpu.multiprocessors)
-    launch(batched_matmul_kernel, (programs,), arguments, **options_of(config))
+    launch(batched_matmul_kernel, (programs,), arguments, **config.options)
     return z.contiguous()

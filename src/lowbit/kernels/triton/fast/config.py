@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.registry import Registry
@@ -13,12 +14,43 @@ LEAST_DOT = 16
 """Of rows, columns and terms of a block, for the matrix units."""
 _SHARED_BYTES = 227 << 10
 """Shared memory of a program on Hopper (CUDA C++ Programming Guide, compute capability 9.0)."""
-_OPTIONS = {"num_warps", "num_stages", "maxnreg"}
 
 C = TypeVar("C")
+P = ParamSpec("P")
 
 Table = Mapping[int, Mapping[Hashable, C]]
 """By compute capability, then by what the family tells cases apart by."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of the records of what can be tuned."""
+
+    def refusal(self, *args: Any, **kwargs: Any) -> str | None:
+        """Why it does not fit a call, of which each kind has its own facts; None if it does."""
+        return None
+
+    def require(self, *facts: Any) -> None:
+        """ValueError if it refuses these facts of a call, with its reason."""
+        if reason := self.refusal(*facts):
+            raise ValueError(f"{self} does not fit: {reason}")
+
+    def not_powers(self, **least: int) -> str | None:
+        """The complaint about the first of these fields that is no power of two, or below its
+        least."""
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value < 1 or value & (value - 1):
+                return f"{name} is {value}; it must be a power of two"
+            if value < lowest:
+                return f"{name} is {value}; it must be {lowest} or more"
+        return None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told."""
+        found = {name: getattr(self, name, None) for name in ("num_warps", "num_stages", "maxnreg")}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -43,31 +75,32 @@ choices: Registry[Callable[..., Choice[Any]]] = Registry("operator", "lowbit.ker
 element, that chooses its kernel and configuration."""
 
 
-def from_table(kernel: str, table: Table[C], gpu: Gpu, key: Hashable, fallback: C) -> Choice[C]:
-    """The configuration of a table, else one that fits any GPU."""
+def choosing(operator: str) -> Callable[[Callable[P, Choice[C]]], Callable[P, Choice[C]]]:
+    """The decorator of a function that chooses for an operator: it is asked once for each case."""
+
+    def register(choose: Callable[P, Choice[C]]) -> Callable[P, Choice[C]]:
+        cached: Any = lru_cache(1024)(choose)
+        return choices.add(operator, cached)
+
+    return register
+
+
+def from_table(
+    kernel: str, table: Table[C], gpu: Gpu, key: Hashable, what: str, fallback: C
+) -> Choice[C]:
+    """The configuration of a table, else one that fits any GPU; what: the key in words."""
     found = table.get(gpu.capability, {}).get(key)
     if found is not None:
-        return Choice(kernel, found, f"the table has it for sm_{gpu.capability}, {key}")
+        return Choice(kernel, found, f"the table has it for {what} on sm_{gpu.capability}")
     known = " and ".join(f"sm_{one}" for one in table)
-    missing = f"it is for {known}, and says nothing of {key} on {gpu}"
-    return Choice(kernel, fallback, "fits any GPU", (("the table's", missing),))
+    missing = f"made for {known}; says nothing of {what} on {gpu}"
+    return Choice(kernel, fallback, "fits any GPU", (("the table", missing),))
 
 
-def require(config: Any, *facts: Any) -> None:
-    """ValueError if the configuration refuses these facts of a call, with its reason."""
-    if refusal := config.refusal(*facts):
-        raise ValueError(f"{config} does not fit: {refusal}")
-
-
-def not_powers(config: object, **least: int) -> str | None:
-    """The complaint about the first of these fields that is no power of two, or below its least."""
-    for name, lowest in least.items():
-        value = getattr(config, name)
-        if value < 1 or value & (value - 1):
-            return f"{name} is {value}; it must be a power of two"
-        if value < lowest:
-            return f"{name} is {value}; it must be {lowest} or more"
-    return None
+def refuse_itemsize(operator: str, itemsize: int) -> None:
+    """ValueError unless elements have 16 bits."""
+    if itemsize != 2:
+        raise ValueError(f"{operator} takes bfloat16 or float16, got elements of {itemsize} bytes")
 
 
 def too_much_shared(held: int) -> str | None:
@@ -75,10 +108,3 @@ def too_much_shared(held: int) -> str | None:
     if held <= _SHARED_BYTES:
         return None
     return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"
-
-
-def options_of(config: object) -> dict[str, int]:
-    """What the compiler is told, of a configuration's fields."""
-    names = {field.name for field in fields(config)} & _OPTIONS  # type: ignore[arg-type]
-    found = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in found.items() if value is not None}

@@ -8,30 +8,20 @@ many channels x is copied to NHWC where it is not; the result is written in the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import (
-    LEAST_DOT,
-    Choice,
-    Table,
-    choices,
-    from_table,
-    not_powers,
-    options_of,
-    require,
-)
+from lowbit.kernels.triton.fast.config import LEAST_DOT, Choice, Config, Table, choosing, from_table
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ConvConfig:
+class ConvConfig(Config):
     """A program computes `pixels` by `channels` of the result, `depth` terms at a time."""
 
     pixels: int
@@ -43,7 +33,7 @@ class ConvConfig:
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
         least = dict.fromkeys(("pixels", "channels", "depth"), LEAST_DOT)
-        if refusal := not_powers(self, **least, num_warps=1):
+        if refusal := self.not_powers(**least, num_warps=1):
             return refusal
         return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
 
@@ -64,12 +54,12 @@ _ANY = {
 _NARROW = 64
 
 
-@choices.register("conv2d")
-@lru_cache(1024)
+@choosing("conv2d")
 def conv_choice(gpu: Gpu, channels: int, itemsize: int) -> Choice[ConvConfig]:
     """For so many output channels."""
     kind = "float32" if itemsize == 4 else "narrow" if channels <= _NARROW else "wide"
-    return from_table("conv2d_kernel", TABLE, gpu, kind, _ANY[kind])
+    what = f"{channels} channels of {itemsize} bytes"
+    return from_table("conv2d_kernel", TABLE, gpu, kind, what, _ANY[kind])
 
 
 @triton.jit
@@ -154,7 +144,7 @@ def conv2d(
     ValueError if `config` is none.
     """
     config = config or conv_choice(gpu_of(x.device), len(weight), x.element_size()).config
-    require(config)
+    config.require()
     z = empty_result(x, weight, stride, padding, dilation)
     flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
     if not flat:
@@ -188,5 +178,5 @@ def conv2d(
         "DEPTH": config.depth,
     }
     grid = (triton.cdiv(pixels, config.pixels), triton.cdiv(z.shape[1], config.channels))
-    launch(conv2d_kernel, grid, arguments, **options_of(config))
+    launch(conv2d_kernel, grid, arguments, **config.options)
     return z

@@ -1,16 +1,15 @@
-"""Products with 4-bit weights: x [M, K] · dequantized weight [N, K]ᵀ, and which kernel serves them."""
+"""Products with 4-bit weights, x [M, K] · dequantized weight [N, K]ᵀ: which kernel serves them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
@@ -60,8 +59,7 @@ KERNELS = {
 """The first that does not refuse serves a product."""
 
 
-@choices.register("int4_matmul")
-@lru_cache(1024)
+@choosing("int4_matmul")
 def int4_choice(gpu: Gpu, M: int, N: int, K: int, group_size: int, itemsize: int) -> Choice[Any]:
     """For x [M, K] by a weight [N, K]."""
     refused = list[tuple[str, str]]()

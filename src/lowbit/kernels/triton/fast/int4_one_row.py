@@ -17,16 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, require
+from lowbit.kernels.triton.fast.config import Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
-from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
+from lowbit.kernels.triton.fast.tiles import GROUP_UNIT, TILE_ROWS, Int4Weight
 
 MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program
-_PART = 32  # k that share a scale of x's digits, and a thread of the kernel
 
 
 @dataclass(frozen=True)
-class VectorConfig:
+class VectorConfig(Config):
     """How one row is multiplied: `rows` of the weight at once, and `programs` on each
     multiprocessor."""
 
@@ -37,7 +36,7 @@ class VectorConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, rows=1, num_warps=1):
+        if refusal := self.not_powers(rows=1, num_warps=1):
             return refusal
         # The weight is padded to whole tiles, and loaded without a mask.
         if self.rows > TILE_ROWS:
@@ -75,7 +74,7 @@ def vector_config(gpu: Gpu, N: int, K: int) -> VectorConfig:
 
 def _parts(depth: int) -> int:
     """How many times 32 k there are, rounded up to a power of two; at least a warp's 32."""
-    return triton.next_power_of_2(max(triton.cdiv(depth, _PART), 32))
+    return triton.next_power_of_2(max(triton.cdiv(depth, GROUP_UNIT), 32))
 
 
 @triton.jit
@@ -208,7 +207,7 @@ def vector(x: Tensor, weight: Int4Weight, config: VectorConfig) -> Tensor:
 
     ValueError if `config` is none.
     """
-    require(config)
+    config.require()
     gpu = gpu_of(x.device)
     z = torch.empty(1, weight.N, dtype=x.dtype, device=x.device)
     arguments = {

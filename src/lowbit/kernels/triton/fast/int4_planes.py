@@ -1,5 +1,6 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportAssignmentType=false
 """Up to 64 rows of activations by a weight of 4 bits, on tensor cores; and the weight as floats.
 
 Nibbles must not be turned into floats one by one: conversions would take longer than the memory
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import options_of
+from lowbit.kernels.triton.fast.config import Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS, Int4Weight
 
@@ -30,7 +31,7 @@ _PROGRAMS = 750  # of `rows_kernel` that keep an H200 busy, by measurement
 
 
 @dataclass(frozen=True)
-class RowsConfig:
+class RowsConfig(Config):
     """How many rows are multiplied: by `splits` programs along K for each tile of rows."""
 
     splits: int
@@ -83,22 +84,19 @@ def planes_kernel(
     tl.store(planes_ptr + to * BLOCK_M + m[:, None, None], x)
 
 
-def _text(exponent: int, offset: str = "") -> str:
-    """PTX for the four nibbles of both halves of a word, OR-ed with the bits of an exponent."""
-    lines = ["{ .reg .b32 t; mov.b32 t, $4;"]
-    lines += [
-        f"lop3.b32 ${i}, t, 0x000F000F, {exponent:#x}, 0xEA; shr.u32 t, $4, {4 * i + 4};"
-        for i in range(3)
-    ]
-    lines.append(f"lop3.b32 $3, t, 0x000F000F, {exponent:#x}, 0xEA;")
-    if offset:
-        lines.append(f"mov.b32 t, {offset};")
-        lines += [f"sub.f16x2 ${i}, ${i}, t;" for i in range(4)]
-    return "\n".join([*lines, "}"])
+def _text(exponent: str, less: str = "") -> str:
+    """PTX for the four nibbles of both halves of a word, with the bits of an exponent; less: two
+    float16 to subtract from each pair."""
+    nibbles = [f"lop3.b32 $0, $4, 0x000F000F, {exponent}, 0xEA;"]
+    for i in range(1, 4):
+        nibbles += [f"shr.u32 t, $4, {4 * i};", f"lop3.b32 ${i}, t, 0x000F000F, {exponent}, 0xEA;"]
+    if less:
+        nibbles += [f"mov.b32 t, {less};", *(f"sub.f16x2 ${i}, ${i}, t;" for i in range(4))]
+    return f"{{ .reg .b32 t; {' '.join(nibbles)} }}"
 
 
-_BFLOAT16 = tl.constexpr(_text(0x43004300))
-_FLOAT16 = tl.constexpr(_text(0x64006400, "0x64086408"))
+_BFLOAT16 = tl.constexpr(_text("0x43004300"))
+_FLOAT16 = tl.constexpr(_text("0x64006400", "0x64086408"))
 
 
 @triton.jit
@@ -116,10 +114,16 @@ def _planes(halves, ASM: tl.constexpr, HALF: tl.constexpr):
     (`HALF`): the nibble becomes the lowest bits of the significand of 128, or of 1024."""
     if ASM:
         kind: tl.constexpr = tl.float16 if HALF else tl.bfloat16
-        return tl.inline_asm_elementwise(
+        a, b, c, d = tl.inline_asm_elementwise(
             _FLOAT16 if HALF else _BFLOAT16, "=r,=r,=r,=r,r", [halves],
-            dtype=(kind, kind, kind, kind), is_pure=True, pack=2,
+            dtype=(tl.int16, tl.int16, tl.int16, tl.int16), is_pure=True, pack=2,
         )  # fmt: skip
+        return (
+            a.to(kind, bitcast=True),
+            b.to(kind, bitcast=True),
+            c.to(kind, bitcast=True),
+            d.to(kind, bitcast=True),
+        )
     else:  # noqa: RET505  # As above.
         return (
             _plane(halves, 0, HALF),
@@ -242,7 +246,7 @@ def _up_to_64(x: Tensor, weight: Int4Weight, config: RowsConfig) -> Tensor:
         "partial_ptr": partial if config.splits > 1 else sums,
         "SPLITS": config.splits,
     }
-    launch(rows_kernel, (tiles, config.splits), arguments, **options_of(config))
+    launch(rows_kernel, (tiles, config.splits), arguments, **config.options)
     return z
 
 

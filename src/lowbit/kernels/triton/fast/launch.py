@@ -45,7 +45,7 @@ def launch(kernel: Any, grid: Grid, arguments: Mapping[str, Any], **options: Any
     """
     if 0 in grid:
         return
-    # A tuple begins with its tensor; a descriptor (triton.tools.tensor_descriptor) has it as `base`.
+    # A tuple begins with its tensor, a descriptor (triton.tools.tensor_descriptor) has a `base`.
     firsts = (one[0] if isinstance(one, tuple) else one for one in arguments.values())
     tensors = (getattr(one, "base", one) for one in firsts)
     device = next(one.device for one in tensors if isinstance(one, Tensor))

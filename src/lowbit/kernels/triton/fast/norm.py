@@ -9,14 +9,14 @@ One text serves both: RMSNorm is LayerNorm that takes the mean for 0 and has no 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choices, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
@@ -24,10 +24,12 @@ from lowbit.kernels.triton.fast.rows import (
     RowTable,
     again,
     as_rows,
+    load_along,
     load_pieces,
     meet,
     place,
     row_choice,
+    store_piece,
 )
 
 _SHORT = {
@@ -72,29 +74,28 @@ FORWARD: RowTable = {
 
 
 @triton.jit
+def _meet_moments(
+    mean, squares, words_ptr, row, part, length, CENTRED: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mean of a row, and the sum of squares about it, from those of its parts."""
+    means, squared = meet(mean, squares, words_ptr, row, part, PARTS, PARTS_BLOCK)
+    if CENTRED:
+        parts = tl.arange(0, PARTS_BLOCK)
+        counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
+        common = tl.sum(means * counts, axis=0) / length
+        squared += counts * (means - common) * (means - common)
+        mean = tl.full((ROWS,), common, tl.float32)
+    return mean, tl.full((ROWS,), tl.sum(squared, axis=0), tl.float32)
+
+
+@triton.jit
 def norm_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    z_ptr,
-    mean_ptr,
-    rstd_ptr,
-    words_ptr,
-    rows,
-    length,
-    x_stride,
-    eps,
-    CENTRED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    BIASED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    HELD: tl.constexpr,
-    ASM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    x_ptr, weight_ptr, bias_ptr, z_ptr, mean_ptr, rstd_ptr, words_ptr, rows, length, x_stride, eps,
+    CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """z = (x - mean) / sqrt(variance + eps) · weight + bias; mean and 1 / sqrt are kept too.
 
     The variance is that of the differences from the mean, which are in registers: no difference
@@ -103,8 +104,7 @@ def norm_kernel(
     """
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    there = (row < rows)[:, None]
-    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, 0.0, PIECES)
+    x = load_pieces(x_ptr, x_stride, row, rows, column, length, 0.0, PIECES)
     mean = tl.zeros((ROWS,), tl.float32)
     if CENTRED:
         level = tl.zeros((ROWS, PIECE), tl.float32)
@@ -117,24 +117,18 @@ def norm_kernel(
         squares += tl.where(column + i * PIECE < length, difference * difference, 0.0)
     squares = tl.sum(squares, axis=1)
     if PARTS > 1:
-        means, squared = meet(mean, squares, words_ptr, row, part, PARTS, PARTS_BLOCK)
-        if CENTRED:
-            parts = tl.arange(0, PARTS_BLOCK)
-            counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
-            common = tl.sum(means * counts, axis=0) / length
-            squared += counts * (means - common) * (means - common)
-            mean = tl.full((ROWS,), common, tl.float32)
-        squares = tl.full((ROWS,), tl.sum(squared, axis=0), tl.float32)
+        mean, squares = _meet_moments(
+            mean, squares, words_ptr, row, part, length, CENTRED, ROWS, CHUNK, PARTS, PARTS_BLOCK
+        )
     rstd = 1.0 / tl.sqrt_rn(squares / length + eps)
     for i in tl.static_range(PIECES):
         at = column + i * PIECE
         z = (again(x[i], tl.program_id(2), HELD, ASM) - mean[:, None]) * rstd[:, None]
         if WEIGHTED:
-            z = z * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+            z = z * load_along(weight_ptr, at, length)
         if BIASED:
-            z = z + tl.load(bias_ptr + at, mask=at < length, other=0.0).to(tl.float32)
-        to = z_ptr + row[:, None] * length + at
-        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there & (at < length))
+            z = z + load_along(bias_ptr, at, length)
+        store_piece(z_ptr, z, row, rows, at, length)
     if CENTRED:
         tl.store(mean_ptr + row, mean, mask=(row < rows) & (part == 0))
     tl.store(rstd_ptr + row, rstd, mask=(row < rows) & (part == 0))
@@ -142,33 +136,16 @@ def norm_kernel(
 
 @triton.jit
 def norm_backward_kernel(
-    x_ptr,
-    dz_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    words_ptr,
-    rows,
-    length,
-    x_stride,
-    dz_stride,
-    CENTRED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    HELD: tl.constexpr,
-    ASM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    x_ptr, dz_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, words_ptr, rows, length,
+    x_stride, dz_stride, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """dx = (g - mean(g) - n · mean(g · n)) · rstd with g = dz · weight, n the normalized x."""
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    there = (row < rows)[:, None]
-    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, 0.0, PIECES)
-    dz = load_pieces(dz_ptr + (row * dz_stride)[:, None], there, column, length, 0.0, PIECES)
+    x = load_pieces(x_ptr, x_stride, row, rows, column, length, 0.0, PIECES)
+    dz = load_pieces(dz_ptr, dz_stride, row, rows, column, length, 0.0, PIECES)
     rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
     mean = tl.zeros((ROWS,), tl.float32)
     if CENTRED:
@@ -177,8 +154,7 @@ def norm_backward_kernel(
     for i in tl.static_range(PIECES):
         g = dz[i].to(tl.float32)
         if WEIGHTED:
-            at = column + i * PIECE
-            g = g * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+            g = g * load_along(weight_ptr, column + i * PIECE, length)
         # Past the row g is 0, so those lanes add nothing, whatever is normalized there.
         along += g * ((x[i].to(tl.float32) - mean[:, None]) * rstd[:, None])
         level += g
@@ -191,16 +167,15 @@ def norm_backward_kernel(
         at, zero = column + i * PIECE, tl.program_id(2)
         g = again(dz[i], zero, HELD, ASM)
         if WEIGHTED:
-            g = g * tl.load(weight_ptr + at, mask=at < length, other=0.0).to(tl.float32)
+            g = g * load_along(weight_ptr, at, length)
         normalized = (again(x[i], zero, HELD, ASM) - mean[:, None]) * rstd[:, None]
         dx = g - normalized * (along / length)[:, None]
         if CENTRED:
             dx = dx - (level / length)[:, None]
-        dx = (dx * rstd[:, None]).to(dx_ptr.dtype.element_ty)
-        tl.store(dx_ptr + row[:, None] * length + at, dx, mask=there & (at < length))
+        store_piece(dx_ptr, dx * rstd[:, None], row, rows, at, length)
 
 
-@lru_cache(1024)
+@choosing("layer_norm")
 def norm_choice(
     gpu: Gpu,
     length: int,
@@ -214,12 +189,10 @@ def norm_choice(
     return row_choice("norm_kernel", table, gpu, length, itemsize)
 
 
-choices.add("layer_norm", norm_choice)
 choices.add("rms_norm", partial(norm_choice, centred=False))
 
 
-@choices.register("norm_backward")
-@lru_cache(1024)
+@choosing("norm_backward")
 def norm_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("norm_backward_kernel", {}, gpu, length, itemsize)

@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import not_powers, require
+from lowbit.kernels.triton.fast.config import Config
 from lowbit.kernels.triton.fast.launch import gpu_of, launch
 from lowbit.kernels.triton.fast.rows import as_rows
 
 
 @dataclass(frozen=True)
-class ColumnConfig:
+class ColumnConfig(Config):
     """Blocks of `rows` by `columns`, and so many programs to a multiprocessor."""
 
     rows: int = 16
@@ -28,26 +28,16 @@ class ColumnConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, rows=1, columns=1, num_warps=1):
+        if refusal := self.not_powers(rows=1, columns=1, num_warps=1):
             return refusal
         return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
 
 
 @triton.jit
 def norm_weight_kernel(
-    x_ptr,
-    dz_ptr,
-    mean_ptr,
-    rstd_ptr,
-    sums_ptr,
-    rows,
-    length,
-    x_stride,
-    dz_stride,
-    CENTRED: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    x_ptr, dz_ptr, mean_ptr, rstd_ptr, sums_ptr, rows, length, x_stride, dz_stride,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Program (c, g) sums, for a block of columns, every programs(1)-th block of rows from g on;
     sums is [2, groups, length]: dz · n, and dz, with n the normalized x."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -101,7 +91,7 @@ def norm_weight_backward(
     ValueError if `config` is none.
     """
     config = config or ColumnConfig()
-    require(config)
+    config.require()
     x2d, dz2d = as_rows(x), as_rows(dz)
     rows, length = x2d.shape
     blocks = -(-length // config.columns)

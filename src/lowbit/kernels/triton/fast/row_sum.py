@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices, not_powers, require
+from lowbit.kernels.triton.fast.config import Choice, Config, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import as_rows
 
@@ -20,7 +19,7 @@ _WANTED_OF_A_THREAD, _LEAST_BLOCK, _LARGEST_CHUNK = 16, 2048, 4096
 
 
 @dataclass(frozen=True)
-class SumConfig:
+class SumConfig(Config):
     """`rows` rows to a program, which walks along them by `chunk`; `parts` programs to a row."""
 
     rows: int
@@ -30,7 +29,7 @@ class SumConfig:
 
     def refusal(self) -> str | None:
         """Why this is no configuration; None if it is."""
-        if refusal := not_powers(self, rows=1, chunk=1, num_warps=1):
+        if refusal := self.not_powers(rows=1, chunk=1, num_warps=1):
             return refusal
         return None if self.parts >= 1 else f"parts is {self.parts}; it must be at least 1"
 
@@ -56,8 +55,7 @@ def row_sum_kernel(
     tl.store(z_ptr + row * tl.num_programs(1) + tl.program_id(1), z, mask=row < rows)
 
 
-@choices.register("sum")
-@lru_cache(1024)
+@choosing("sum")
 def sum_choice(gpu: Gpu, rows: int, length: int) -> Choice[SumConfig]:
     """By a rule: enough programs to fill the GPU, from the parts of rows if there are few."""
     chunk = min(triton.next_power_of_2(length), _LARGEST_CHUNK)
@@ -77,7 +75,7 @@ def row_sum(x: Tensor, config: SumConfig | None = None) -> Tensor:
     x2d = as_rows(x)
     rows, length = x2d.shape
     config = config or sum_choice(gpu_of(x.device), rows, length).config
-    require(config)
+    config.require()
     # A multiple of 16 in every part, so that all parts begin where wide loads can.
     span = -(-length // config.parts)
     span += -span % min(config.chunk, 16)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, not_powers, options_of, require
+from lowbit.kernels.triton.fast.config import Choice, Config
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
 
 _WARP = 32
@@ -32,7 +32,7 @@ LARGEST_CHUNK = 16384
 
 
 @dataclass(frozen=True)
-class RowConfig:
+class RowConfig(Config):
     """How rows are cut: `rows` of them to a program, and `chunk` elements of each.
 
     A row longer than `chunk` is shared by several programs. A chunk is worked on in so many
@@ -54,7 +54,7 @@ class RowConfig:
     def refusal(self, length: int, processors: int) -> str | None:
         """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
         they can."""
-        if refusal := not_powers(self, rows=1, chunk=1, num_warps=1, pieces=1):
+        if refusal := self.not_powers(rows=1, chunk=1, num_warps=1, pieces=1):
             return refusal
         if self.pieces > self.chunk:
             return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
@@ -66,7 +66,8 @@ class RowConfig:
             return f"a row of {length} in {parts} parts cannot share its programs with other rows"
         # The parts of a row wait for each other, so all of them must be able to run at once.
         if parts > processors:
-            return f"a row of {length} would have {parts} parts, more than the {processors} multiprocessors"
+            more = f"more than the {processors} multiprocessors"
+            return f"a row of {length} would have {parts} parts, {more}"
         return None
 
 
@@ -128,7 +129,7 @@ class Cut:
         """
         rows, length = x.shape
         gpu, parts = gpu_of(x.device), config.parts(length)
-        require(config, length, gpu.multiprocessors)
+        config.require(length, gpu.multiprocessors)
         if parts > 1:
             words = torch.zeros(rows * parts + 1, dtype=torch.int64, device=x.device)
         else:
@@ -146,7 +147,7 @@ class Cut:
             "PARTS_BLOCK": triton.next_power_of_2(parts),
         }
         grid = (-(-rows // config.rows) * parts,)
-        return cls(grid, arguments, options_of(config))
+        return cls(grid, arguments, config.options)
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -157,13 +158,9 @@ def as_rows(x: Tensor) -> Tensor:
 
 @triton.jit
 def place(
-    words_ptr,
-    rows,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    words_ptr, rows,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """The rows (int64 [ROWS]), the part, and the columns of its first piece (as [1, columns]).
 
     Parts wait for each other, so no part may start after one of a later row: programs are
@@ -178,13 +175,30 @@ def place(
 
 
 @triton.jit
-def load_pieces(start, there, column, length, other: tl.constexpr, PIECES: tl.constexpr):
-    """From `start` ([ROWS, 1], pointers to the rows) the pieces of a chunk, as a tuple."""
+def load_pieces(
+    x_ptr, stride, row, rows, column, length, other: tl.constexpr, PIECES: tl.constexpr
+):
+    """The pieces of a chunk of these rows, which begin at `column`, as a tuple."""
+    start, there = x_ptr + (row * stride)[:, None], (row < rows)[:, None]
     pieces = ()
     for i in tl.static_range(PIECES):
         at = column + i * column.shape[1]
         pieces = pieces + (tl.load(start + at, mask=there & (at < length), other=other),)  # noqa: RUF005
     return pieces
+
+
+@triton.jit
+def store_piece(z_ptr, piece, row, rows, at, length):
+    """Store a piece at the columns `at` of a contiguous z, in z's dtype."""
+    to = z_ptr + row[:, None] * length + at
+    there = (row < rows)[:, None]
+    tl.store(to, piece.to(z_ptr.dtype.element_ty), mask=there & (at < length))
+
+
+@triton.jit
+def load_along(x_ptr, at, length):
+    """What all rows share, at the columns `at`, as float32."""
+    return tl.load(x_ptr + at, mask=at < length, other=0.0).to(tl.float32)
 
 
 @triton.jit

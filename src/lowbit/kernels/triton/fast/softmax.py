@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices
+from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     Cut,
@@ -25,6 +23,7 @@ from lowbit.kernels.triton.fast.rows import (
     meet,
     place,
     row_choice,
+    store_piece,
 )
 
 _SHORT = (
@@ -51,26 +50,15 @@ FORWARD: RowTable = {
 
 @triton.jit
 def softmax_kernel(
-    x_ptr,
-    z_ptr,
-    words_ptr,
-    rows,
-    length,
-    x_stride,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    HELD: tl.constexpr,
-    ASM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    x_ptr, z_ptr, words_ptr, rows, length, x_stride,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """z = exp(x - max) / sum; parts meet with their largest x and their sum relative to it."""
     log2_e = tl.constexpr(1.4426950408889634)
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    there = (row < rows)[:, None]
-    x = load_pieces(x_ptr + (row * x_stride)[:, None], there, column, length, -float("inf"), PIECES)
+    x = load_pieces(x_ptr, x_stride, row, rows, column, length, -float("inf"), PIECES)
     largest = x[0].to(tl.float32)
     for i in tl.static_range(1, PIECES):
         largest = tl.maximum(largest, x[i].to(tl.float32))
@@ -101,35 +89,20 @@ def softmax_kernel(
                 # Only the base of a part of -inf alone, 0, may be above the common one.
                 scale *= tl.exp2(tl.minimum(base - common, 0.0) * log2_e)
             z = tl.exp2((x[i].to(tl.float32) - base[:, None]) * log2_e) * scale[:, None]
-        at = column + i * PIECE
-        to = z_ptr + row[:, None] * length + at
-        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there & (at < length))
+        store_piece(z_ptr, z, row, rows, column + i * PIECE, length)
 
 
 @triton.jit
 def softmax_backward_kernel(
-    z_ptr,
-    dz_ptr,
-    dx_ptr,
-    words_ptr,
-    rows,
-    length,
-    z_stride,
-    dz_stride,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PIECES: tl.constexpr,
-    HELD: tl.constexpr,
-    ASM: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_BLOCK: tl.constexpr,
-):
+    z_ptr, dz_ptr, dx_ptr, words_ptr, rows, length, z_stride, dz_stride,
+    ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+):  # fmt: skip
     """dx = z · (dz - Σ z · dz)."""
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    there = (row < rows)[:, None]
-    z = load_pieces(z_ptr + (row * z_stride)[:, None], there, column, length, 0.0, PIECES)
-    dz = load_pieces(dz_ptr + (row * dz_stride)[:, None], there, column, length, 0.0, PIECES)
+    z = load_pieces(z_ptr, z_stride, row, rows, column, length, 0.0, PIECES)
+    dz = load_pieces(dz_ptr, dz_stride, row, rows, column, length, 0.0, PIECES)
     dot = tl.zeros((ROWS, PIECE), tl.float32)
     for i in tl.static_range(PIECES):
         dot += z[i].to(tl.float32) * dz[i].to(tl.float32)
@@ -141,20 +114,16 @@ def softmax_backward_kernel(
     for i in tl.static_range(PIECES):
         zero = tl.program_id(2)
         dx = again(z[i], zero, HELD, ASM) * (again(dz[i], zero, HELD, ASM) - dot[:, None])
-        at = column + i * PIECE
-        to = dx_ptr + row[:, None] * length + at
-        tl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there & (at < length))
+        store_piece(dx_ptr, dx, row, rows, column + i * PIECE, length)
 
 
-@choices.register("softmax")
-@lru_cache(1024)
+@choosing("softmax")
 def softmax_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("softmax_kernel", FORWARD, gpu, length, itemsize)
 
 
-@choices.register("softmax_backward")
-@lru_cache(1024)
+@choosing("softmax_backward")
 def softmax_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
     """For rows of this length."""
     return row_choice("softmax_backward_kernel", {}, gpu, length, itemsize)

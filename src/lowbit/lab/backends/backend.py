@@ -1,0 +1,183 @@
+"""One protocol for every kind of kernel: what takes it, binds it to an operation, and runs it on
+memory that sees every access.
+
+A kind is a file of this folder: a class under `@backends.register(...)` that says which kernels it
+takes and makes a Subject of one. Kernels with pointers for parameters have most of it from
+`KernelBackend`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, ClassVar
+
+from lowbit.lab.report import Severity
+from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.program import Grid
+from lowbit.lab.run.record import Recorder
+from lowbit.lab.run.tensor import CheckedTensor
+from lowbit.registry import Registry
+from lowbit.spec import Array, Case, Operation, Sizes, from_function
+
+GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A kernel, and what it is to be held against: the arguments of `lowbit.lab.check`."""
+
+    kernel: Any
+    spec: Operation | Callable[..., Any]
+    grid: GridLike = 1
+    output: str | None = None
+    initial: float | None = None
+    seed: int = 0
+    given: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def operation(self) -> Operation:
+        """The operation that the specification states. TypeError if it is none."""
+        if not callable(self.spec):
+            raise TypeError(f"spec is {self.spec!r}; give an annotated function, or an Operation")
+        return self.spec if isinstance(self.spec, Operation) else from_function(self.spec)
+
+    def bound(self) -> Subject:
+        """The kernel, bound to the operation by the backend that takes it.
+
+        ValueError or TypeError if what is given does not fit together, or no backend takes it.
+        """
+        return backend_of(self.kernel).bind(self)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a run is made: programs in another order, poison in lanes that a mask leaves undefined,
+    and what takes down all that happens."""
+
+    seed: int | None = None
+    poisoned: bool = False
+    recorder: Recorder | None = None
+
+
+PLAIN = Way()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """A kernel bound to an operation: everything that a run needs besides a case.
+
+    output: the input that the kernel replaces by the result. initial: what the result is filled
+    with before it starts, None for poison.
+    """
+
+    operation: Operation
+    seed: int = 0
+    output: str | None = None
+    initial: float | None = None
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What reports call it."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What runs it, with its version."""
+
+    @abstractmethod
+    def cases(self) -> tuple[list[Case], list[str]]:
+        """What to try it on, and what to tell about the choice."""
+
+    @abstractmethod
+    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+        """Fresh tensors, those that are passed to it."""
+
+    @abstractmethod
+    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
+        """Run it once."""
+
+    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+        """Run it on a GPU on these torch tensors, by their names; returns the result's."""
+        raise NotImplementedError
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether `start` can do it."""
+        return False
+
+    @property
+    def slow(self) -> bool:
+        """Whether the exercise is tried with one kind of data only."""
+        return False
+
+    def variants(self) -> list[tuple[str, Subject, Severity]]:
+        """The same with other block sizes, in words; and how bad it is if that goes wrong."""
+        return []
+
+    @property
+    def text(self) -> Callable[..., None]:
+        """The function as it was written. TypeError if this is no single kernel."""
+        raise TypeError(
+            f"{self.name} is a function of tensors; only a single kernel can be shown: give one "
+            "that it launches"
+        )
+
+    @property
+    def single(self) -> bool:
+        """Whether this is a single kernel, whose steps can be shown."""
+        return False
+
+    @property
+    def any_sizes(self) -> bool:
+        """Whether it is known how many programs there are at all sizes."""
+        return True
+
+    def grid_at(self, sizes: Sizes) -> Grid:
+        """The programs that there are at these sizes."""
+        return (1, 1, 1)
+
+
+class Backend(ABC):
+    """What runs kernels of one kind.
+
+    needs_grid: whether somebody has to say how many programs there are.
+    """
+
+    needs_grid: ClassVar[bool] = True
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, kernel: Any) -> bool:
+        """Whether this is a kernel of the kind. It must not need what the kind needs to run."""
+
+    @classmethod
+    @abstractmethod
+    def bind(cls, request: Request) -> Subject:
+        """Bind a kernel that it takes. ValueError or TypeError if the request does not fit, and
+        what the lack of a package or a GPU raises."""
+
+
+backends: Registry[type[Backend]] = Registry("backend", "lowbit.lab.backends")
+"""By the name of the kind."""
+
+
+def backend_of(kernel: Any) -> type[Backend]:
+    """What runs this kernel. TypeError if nothing does."""
+    for backend in backends:
+        if backend.takes(kernel):
+            return backend
+    raise TypeError(
+        f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, a lowbit "
+        "kernel, or a function of tensors that launches kernels"
+    )
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether this is a single kernel of some kind, and no function that launches some."""
+    if isinstance(value, FunctionType):
+        return False
+    return any(backend.takes(value) for backend in backends)

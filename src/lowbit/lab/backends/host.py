@@ -1,0 +1,344 @@
+"""What the host does between kernels: torch's memory, seen by the checker.
+
+A function of tensors allocates, copies and launches. Within a `Host`, memory that torch leaves
+uninitialised is filled with poison and known as unwritten, until a kernel or an operation of torch
+writes it; and every launch of a Triton kernel on CPU tensors runs in the interpreter, on the memory
+that the tensors have.
+
+torch.utils.deterministic.fill_uninitialized_memory would fill memory as well, but it needs torch's
+global switch for determinism, and cannot tell what was written with the value that it fills in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from lowbit.jit.memory import offsets_of
+from lowbit.kernels.triton.fast import launch
+from lowbit.lab.backends.kinds.triton import TritonKernel
+from lowbit.lab.report import Finding
+from lowbit.lab.run.bind import TensorArgument
+from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.program import Program, grid_of, programs_of
+from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of
+from lowbit.spec import TensorType
+
+Order = Callable[[list[Program]], list[Program]]
+
+_FRESH = {
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    )
+}
+_COPIES = {"aten::_to_copy", "aten::clone", "aten::copy_"}
+# The number of a program of which no more is known than that it came before.
+_TORCH = -3
+
+
+class Poisoning(TorchDispatchMode):
+    """Within it, memory that torch does not initialise holds poison: NaN, or a pattern of bits."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func.namespace != "aten":
+            return self._inside(func, args, named)
+        result = func(*args, **named)
+        if func._schema.name in _FRESH:
+            self.fresh(result)
+        else:
+            self.done(func._schema, args, named, result)
+        return result
+
+    def _inside(self, func: Any, args: Any, named: Mapping[str, Any]) -> Any:
+        """An operator of somebody's own: what it does is seen too."""
+        tensors = (one for one in tree_iter((args, named)) if isinstance(one, Tensor))
+        device = next((one.device.type for one in tensors), "cpu")
+        key = torch._C.DispatchKey.CUDA if device == "cuda" else torch._C.DispatchKey.CPU
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **named)
+
+    def fresh(self, tensor: Tensor) -> None:
+        """Memory was made, and not initialised."""
+        if tensor.device.type != "meta":
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            pattern = 0xFF if tensor.dtype.is_floating_point else POISON
+            whole.set_(tensor.untyped_storage()).fill_(pattern)
+
+    def done(self, schema: Any, args: Any, named: Mapping[str, Any], result: Any) -> None:
+        """An operation of torch has run."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Memory of torch as a tensor of the checker. The storage is kept, so that no other one can
+    get its address; `own` is the name of an input."""
+
+    tensor: CheckedTensor
+    storage: Any
+    own: str | None
+
+    def elements(self, view: Tensor) -> NDArray[np.int64]:
+        """The element that each element of a view of this memory is, -1 for none."""
+        at = int(view.storage_offset()) + offsets_of(tuple(view.shape), view.stride())
+        size = view.element_size()
+        return self.tensor.locate(at * size, np.ones(at.shape, bool), size)[0]
+
+
+class Host(Poisoning):
+    """A run of a function of CPU tensors. `memory` takes down what is found; `order` says in which
+    order the programs of a launch run."""
+
+    def __init__(self, memory: Memory, order: Order) -> None:
+        super().__init__()
+        self.memory, self._order = memory, order
+        self.several = False
+        self._held: dict[int, _Held] = {}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, torch and the launches of kernels are watched."""
+        with launch.running(self.launch), _launches(self.launch), self:
+            yield
+
+    def give(self, checked: CheckedTensor) -> Tensor:
+        """A torch tensor in the memory of a checked one."""
+        dtype = getattr(torch, checked.type.dtype)
+        whole = torch.from_numpy(checked.storage)
+        self._held[_key(whole)] = _Held(checked, whole.untyped_storage(), checked.name)
+        return torch.as_strided(whole.view(dtype), checked.shape, checked.strides)
+
+    def output(self, result: Tensor, type_: TensorType) -> CheckedTensor:
+        """What a function returned, with what is known of each element."""
+        held = self._of(result)
+        values = array_of(result)
+        strides = [stride // values.itemsize for stride in np.empty_like(values, order="C").strides]
+        output = CheckedTensor(type_, values, strides, "output")
+        output.initialised = held.tensor.initialised
+        elements = held.elements(result).reshape(-1)
+        output.writer[:] = held.tensor.writer[elements]
+        output.place[:] = held.tensor.place[elements]
+        return output
+
+    def fresh(self, tensor: Tensor) -> None:
+        super().fresh(tensor)
+        if tensor.device.type == "cpu":
+            self._hold(tensor, initialised=False)
+
+    def done(self, schema: Any, args: Any, named: Mapping[str, Any], result: Any) -> None:
+        copies = schema.name in _COPIES or _is_view(schema)
+        silent = copies or schema.name.endswith("_like") or schema.name.startswith("aten::new_")
+        written: list[Tensor] = []
+        read: list[Tensor] = []
+        values = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **named}
+        for argument in schema.arguments:
+            tensors = [one for one in tree_iter(values.get(argument.name)) if _on_cpu(one)]
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            (written if writes else read).extend(tensors)
+        for tensor in read if not silent else ():
+            self._is_read(schema.name, tensor)
+        for tensor in written:
+            self._is_written(schema.name, tensor)
+        if copies and read and isinstance(result, Tensor):
+            self._is_copied(read[-1], result)
+
+    def _hold(self, tensor: Tensor, initialised: bool) -> _Held:
+        """Take memory in: with the elements of this tensor where it is all of them, else whole."""
+        storage = tensor.untyped_storage()
+        count = storage.nbytes() // tensor.element_size()
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        if initialised or tensor.storage_offset():
+            shape, strides = (count,), (1,)
+        dtype = dtype_of(tensor)
+        values = np.empty(shape, _numpy_dtype(dtype, tensor.element_size()))
+        checked = CheckedTensor(
+            TensorType("", dtype, tuple(map(str, shape))),
+            values,
+            strides,
+            "both",
+            initialised,
+            _bytes(storage),
+        )
+        self._held[storage._cdata] = held = _Held(checked, storage, None)
+        return held
+
+    def _of(self, tensor: Tensor) -> _Held:
+        found = self._held.get(_key(tensor))
+        if found is None or found.tensor.storage.size != tensor.untyped_storage().nbytes():
+            return self._hold(tensor, initialised=True)
+        return found
+
+    def _unwritten(self, tensor: Tensor) -> tuple[_Held, NDArray[np.int64]]:
+        """The elements of a tensor that nobody has written."""
+        held = self._of(tensor)
+        if held.tensor.initialised or (held.tensor.writer != NOBODY).all():
+            return held, np.empty(0, np.int64)
+        elements = held.elements(tensor).reshape(-1)
+        return held, elements[(elements >= 0) & (held.tensor.writer[elements] == NOBODY)]
+
+    def _is_read(self, name: str, tensor: Tensor) -> None:
+        held, unwritten = self._unwritten(tensor)
+        if unwritten.size:
+            self._found("unwritten-read", held, unwritten[0], f"is read by {name}, and unwritten")
+
+    def _is_written(self, name: str, tensor: Tensor) -> None:
+        held = self._of(tensor)
+        elements = held.elements(tensor).reshape(-1)
+        elements = elements[elements >= 0]
+        if held.own is not None and elements.size:
+            self._found("input-written", held, elements[0], f"is an input, and written by {name}")
+        held.tensor.writer[elements], held.tensor.place[elements] = _TORCH, self.memory.place()
+
+    def _found(self, kind: str, held: _Held, element: Any, what: str) -> None:
+        index = held.tensor.index(int(element))
+        name = held.own or "a temporary tensor"
+        message = f"{name}{list(index)} {what}"
+        place = self.memory.here()
+        self.memory.note(Finding(kind, message, tensor=held.own, index=index, place=place))
+
+    def _is_copied(self, source: Tensor, target: Tensor) -> None:
+        """Elements that nobody has written are so in a copy too."""
+        if _key(source) == _key(target) or not self._unwritten(source)[1].size:
+            return
+        held = self._of(source)
+        writer = held.tensor.writer[held.elements(source)]
+        new = self._held.get(_key(target)) or self._hold(target, initialised=True)
+        new.tensor.initialised = False
+        new.tensor.writer[new.tensor.writer == NOBODY] = _TORCH
+        if writer.size != target.numel():
+            writer = np.broadcast_to(writer, target.shape)
+        new.tensor.writer[new.elements(target).reshape(-1)] = writer.reshape(-1)
+
+    def launch(self, kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) -> None:
+        """Run a kernel on tensors on the CPU, with all parameters by name."""
+        launched = TritonKernel.of(kernel)
+        taken: dict[int, CheckedTensor] = {}
+        values = {name: self._taken(name, one, taken) for name, one in arguments.items()}
+        dims = grid_of(grid)
+        programs = programs_of(dims)
+        self.several |= len(programs) > 1
+        memory = self.memory
+        memory.tensors = {one.name: one for one in taken.values()}
+        memory.kernel = launched.name
+        memory.barrier()
+        launched.run(memory, values, self._order(programs), dims)
+        memory.barrier()
+        memory.kernel = memory.running = None
+
+    def _taken(self, name: str, value: Any, taken: dict[int, CheckedTensor]) -> Any:
+        """An argument as the interpreter takes it; the memory of tensors goes into `taken`, by
+        the address of what holds it, under the name of an input, or of its first parameter."""
+        if isinstance(value, tuple):
+            return tuple(self._taken(name, one, taken) for one in value)
+        if hasattr(value, "block_shape"):
+            descriptor = copy.copy(value)
+            descriptor.base = self._taken(name, value.base, taken)
+            return descriptor
+        if not isinstance(value, Tensor):
+            return value
+        held = self._of(value)
+        if _key(value) not in taken:
+            held.tensor.name = held.own or name
+            taken[_key(value)] = held.tensor
+        offset = int(value.storage_offset()) * value.element_size()
+        return TensorArgument(taken[_key(value)].name, offset, dtype_of(value))
+
+
+@contextlib.contextmanager
+def _launches(run: launch.Runner) -> Iterator[None]:
+    """Within it, kernel[grid](...) with CPU tensors goes to `run`."""
+    from triton.runtime.jit import KernelInterface
+
+    original = KernelInterface.__getitem__
+
+    def at_grid(self: Any, grid: Any) -> Callable[..., None]:
+        def start(*args: Any, **named: Any) -> None:
+            tensors = (getattr(one, "base", one) for one in (*args, *named.values()))
+            if any(isinstance(one, Tensor) and one.is_cuda for one in tensors):
+                original(self, grid)(*args, **named)
+                return
+            arguments = arguments_of_launch(self, args, named)
+            dims: Any = grid(arguments) if callable(grid) else grid
+            if 0 not in dims:
+                run(self, dims, arguments)
+
+        return start
+
+    KernelInterface.__getitem__ = at_grid
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = original
+
+
+def arguments_of_launch(
+    kernel: Any, args: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All parameters by name: given, of the first configuration, or by default; without what is
+    for the compiler. TypeError if one is missing."""
+    launched = TritonKernel.of(kernel)
+    names = [parameter.name for parameter in launched.parameters]
+    given = {**dict(zip(names, args, strict=False)), **launched.constants}
+    given |= {name: value for name, value in named.items() if name in names}
+    given = launched.decided({**given})
+    defaults = {
+        name: p.default
+        for name, p in inspect.signature(launched.function).parameters.items()
+        if p.default is not inspect.Parameter.empty
+    }
+    missing = [name for name in names if name not in given and name not in defaults]
+    if missing:
+        raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
+    return {name: given.get(name, defaults.get(name)) for name in names}
+
+
+def _numpy_dtype(dtype: str, size: int) -> np.dtype[Any]:
+    """That of the elements where NumPy has it, else of as many bytes."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        return np.dtype(f"u{size}")
+
+
+def _bytes(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
+    """The memory itself."""
+    if not storage.nbytes():
+        return np.empty(0, np.uint8)
+    # Not through torch, whose operations are watched.
+    return np.ctypeslib.as_array(
+        (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    )
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _on_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cpu"
+
+
+def _is_view(schema: Any) -> bool:
+    """Whether an operation returns a view, or what it copies where it cannot."""
+    infos = [one.alias_info for one in schema.returns]
+    return any(info is not None and not info.is_write for info in infos)

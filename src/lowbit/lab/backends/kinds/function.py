@@ -1,0 +1,156 @@
+"""Functions of torch tensors that launch Triton kernels."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from lowbit.lab.backends.backend import PLAIN, Backend, Request, Subject, Way, backends
+from lowbit.lab.report import Finding
+from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
+from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
+from lowbit.lab.run.triton import triton_modules
+from lowbit.spec import Array, Case, Operation, cases_of
+
+
+@backends.register("function")
+class FunctionBackend(Backend):
+    """Functions: their parameters are the operation's inputs, and what is given by name."""
+
+    needs_grid = False
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        return isinstance(kernel, FunctionType)
+
+    @classmethod
+    def bind(cls, request: Request) -> FunctionSubject:
+        """ValueError if a parameter is no input, is not given, and has no default; and for a value
+        that no parameter takes."""
+        function = request.kernel
+        if (request.grid, request.output, request.initial) != (1, None, None):
+            raise ValueError(
+                f"{function.__name__} is a function of tensors, which launches its kernels itself: "
+                "leave out grid, output and initial (a kernel needs @triton.jit)"
+            )
+        operation = request.operation
+        _refuse_unfitting(function, operation, request.given)
+        triton_modules()
+        return FunctionSubject(
+            operation=operation, seed=request.seed, function=function, given=dict(request.given)
+        )
+
+
+def _refuse_unfitting(
+    function: FunctionType, operation: Operation, given: Mapping[str, Any]
+) -> None:
+    inputs = [tensor.name for tensor in operation.inputs]
+    listed, name = inspect.signature(function).parameters, function.__name__
+    for parameter in (*inputs, *given):
+        if parameter not in listed:
+            raise ValueError(
+                f"{name} has no parameter {parameter!r}; it has {', '.join(listed) or 'none'}, "
+                f"and the inputs of {operation.name} are {', '.join(inputs)} (it is a function "
+                "that launches kernels; a kernel needs @triton.jit or @cuda.jit)"
+            )
+    for parameter in listed.values():
+        known = parameter.name in inputs or parameter.name in given
+        if not known and parameter.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"{name} takes {parameter.name!r}, which is no input of {operation.name} "
+                f"({', '.join(inputs)}); name the inputs like these and give others their "
+                f"value: check(..., {parameter.name}=...)"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionSubject(Subject):
+    """A function, bound to an operation."""
+
+    function: Callable[..., Any]
+    given: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def description(self) -> str:
+        import torch
+
+        return f"Triton {triton_modules()[0].__version__}, PyTorch {torch.__version__}"
+
+    @property
+    def on_gpu(self) -> bool:
+        return True
+
+    def cases(self) -> tuple[list[Case], list[str]]:
+        blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]
+        return cases_of(self.operation, blocks, True, True), []
+
+    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+        return [
+            tensor_of(type_, inputs[type_.name], case.layout, "input")
+            for type_ in self.operation.inputs
+        ]
+
+    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+        from lowbit.lab.backends.host import Poisoning
+
+        with Poisoning():
+            return self._called(case, tensors)
+
+    def _called(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+        import torch
+
+        others = {
+            n: value(case.sizes) if callable(value) else value for n, value in self.given.items()
+        }
+        result = self.function(**tensors, **others)
+        if not isinstance(result, torch.Tensor):
+            raise TypeError(
+                f"{self.name} returned a {type(result).__name__}; return one tensor, the result"
+            )
+        return result
+
+    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
+        import torch
+
+        from lowbit.lab.backends.host import Host
+
+        files = [triton_modules()[0].__file__, torch.__file__]
+        machinery = [str(Path(file).parent) for file in files if file is not None]
+        memory = Memory(
+            [],
+            machinery=(*machinery, "<string>"),
+            poisoned=way.poisoned,
+            most_steps=most_steps(case.sizes),
+        )
+        host = Host(memory, lambda programs: shuffled(programs, way.seed))
+        given = {one.name: host.give(one) for one in self.tensors(case, inputs)}
+        output = unwritten(self.operation.result, case.sizes)
+        try:
+            with host.running():
+                result = self._called(case, given)
+            crash = self._unlike(result, output)
+            if crash is None:
+                output = host.output(result, self.operation.result)
+        except Exception as error:  # a function may raise anything
+            crash = crash_of(error, memory)
+        return Run(memory, output, crash, host.several)
+
+    def _unlike(self, result: Any, wanted: CheckedTensor) -> Finding | None:
+        """The finding that a result has another shape or dtype."""
+        dtype = dtype_of(result)
+        if (dtype, tuple(result.shape)) == (wanted.type.dtype, wanted.shape):
+            return None
+        message = (
+            f"{self.name} returns {dtype} {list(result.shape)}; {self.operation.name} is "
+            f"{wanted.type.dtype} {list(wanted.shape)}"
+        )
+        return Finding("wrong-result", message, tensor=wanted.name)

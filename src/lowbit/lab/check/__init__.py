@@ -1,0 +1,1 @@
+"""Holding a kernel against the specification of its operation."""

@@ -1,0 +1,195 @@
+"""Trying a kernel on its cases, and what each run of it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from lowbit.lab.backends import cuda
+from lowbit.lab.backends.backend import Subject, Way
+from lowbit.lab.report import CheckResult, Finding, Tell
+from lowbit.lab.run.judge import first_index, judge, wrong_values
+from lowbit.lab.run.outcome import Run
+from lowbit.lab.view.run import view_subject
+from lowbit.spec import SPECIAL, Array, Case, Expected
+
+# A run that takes more is not repeated with every kind of data.
+_SLOW = 100_000
+
+
+def check_subject(
+    subject: Subject,
+    device: str | None,
+    cases: Sequence[Case],
+    notes: Sequence[str] = (),
+    *,
+    stop: bool = False,
+    tell: Tell | None = None,
+) -> CheckResult:
+    """The outcome of these cases, the exercise first. Raises as `check` does."""
+    on_gpu = cuda.wanted(device, subject)
+    notes = list(notes)
+    found = _check_cases(subject, cases, on_gpu, notes, stop, tell)
+    findings = [finding for number in sorted(found) for finding in found[number]]
+    shown = next((cases[number] for number in sorted(found) if found[number]), None)
+    if any(f.severity == "error" for f in findings):
+        # What is wrong with plain numbers says more.
+        findings = [f for f in findings if f.kind != "special-values"]
+    else:
+        findings += other_blocks(subject, cases)
+    if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
+        notes.append("cases that leave a tensor were not run on the GPU")
+    return CheckResult(
+        subject.name,
+        subject.operation.name,
+        subject.description,
+        tuple(_merged(findings)),
+        len(found),
+        ("interpreter", "cuda") if on_gpu else ("interpreter",),
+        tuple(notes),
+        partial(view_subject, subject, shown) if subject.single else None,
+    )
+
+
+def _check_cases(
+    subject: Subject,
+    cases: Sequence[Case],
+    on_gpu: bool,
+    notes: list[str],
+    stop: bool,
+    tell: Tell | None,
+) -> dict[int, list[Finding]]:
+    """What is found in each case, by its number: the exercise, then from small to large, until one
+    does not end."""
+    found: dict[int, list[Finding]] = {}
+    first: Finding | None = None
+    slow = subject.slow
+    small = sorted(range(1, len(cases)), key=lambda n: prod(cases[n].sizes.values()))
+    for number in (0, *small):
+        case = cases[number]
+        exercise = case.sizes == cases[0].sizes
+        if slow and exercise and number:
+            continue
+        thorough = number % 3 == 0 and not (slow and exercise)
+        found[number], steps = _check_case(subject, case, thorough=thorough, on_gpu=on_gpu)
+        if number == 0 and (slow := slow or steps > _SLOW):
+            notes.append("it takes many steps, so the exercise was tried with normal data only")
+        first = first or next((f for f in found[number] if f.severity == "error"), None)
+        if tell is not None:
+            tell(subject.name, len(found), len(cases), None if first is None else str(first))
+        endless = any(finding.kind == "endless" for finding in found[number])
+        if len(found) < len(cases) and (endless or (stop and first is not None)):
+            notes.append(f"{len(cases) - len(found)} more cases were not tried")
+            break
+    return found
+
+
+def _check_case(
+    subject: Subject, case: Case, *, thorough: bool, on_gpu: bool
+) -> tuple[list[Finding], int]:
+    """One case, and how many steps it took; if thorough, once more in another order and with
+    poison in undefined lanes."""
+    inputs = case.inputs(subject.seed)
+    expected = case.expect(inputs, subject.seed)
+    run = subject.run(case, inputs)
+    findings = [run.crash] if run.crash else judge(case, inputs, run, expected)
+    findings = [*run.memory.findings, *findings]
+    if not run.crash and case.fill not in SPECIAL:
+        if thorough or run.memory.atomics:
+            findings += _again(subject, case, inputs, run, expected)
+        outside = any(f.kind.startswith("out-of-bounds") for f in findings)
+        if on_gpu and not outside:
+            findings += _on_gpu(subject, case, inputs, run, expected)
+    layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
+    sizes = dict(case.sizes)
+    placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
+    return placed, run.memory.steps
+
+
+def _on_gpu(
+    subject: Subject, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
+) -> list[Finding]:
+    """Compare a run on the GPU with the reference and with the interpreter's."""
+    other = cuda.run_on_gpu(subject, case, inputs)
+    if other.crash:
+        return [other.crash]
+    findings = list(other.memory.findings)
+    wrong = expected.wrong(other.result)
+    if wrong.any():
+        alike = expected.wrong(run.result)[wrong].all()
+        kind = "wrong-values" if alike else "device-disagrees"
+        findings.append(replace(wrong_values(kind, other, expected, wrong), device="cuda"))
+    return findings
+
+
+def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
+    """What goes wrong first in each variant of what is subject."""
+    few = [case for case in cases if case.fill == "normal" and case.layout == "contiguous"][:3]
+    findings: list[Finding] = []
+    for words, other, severity in subject.variants():
+        tried = (_check_case(other, case, thorough=False, on_gpu=False)[0] for case in few)
+        errors = (f for found in tried for f in found if f.severity == "error")
+        if (first := next(errors, None)) is not None:
+            message = f"with {words}: {first.title}: {first.message}"
+            findings.append(replace(first, kind="block-sizes", message=message, severity=severity))
+    return findings
+
+
+def _again(
+    subject: Subject,
+    case: Case,
+    inputs: Mapping[str, Array],
+    run: Run,
+    expected: Expected,
+) -> list[Finding]:
+    order = subject.seed if run.several else None
+    other = subject.run(case, inputs, Way(order, poisoned=True))
+    if other.crash:
+        return [other.crash]
+    if other.same_as(run):
+        return []
+    findings: list[Finding] = []
+    plain = subject.run(case, inputs, Way(order)) if run.several else run
+    differs = ~((plain.result == run.result) | (np.isnan(plain.result) & np.isnan(run.result)))
+    if differs.any():
+        index = first_index(differs)
+        name, values = run.output.name, (run.result[index], plain.result[index])
+        message = f"{name}{list(index)} is {values[0]:.9g} in order and {values[1]:.9g} shuffled"
+        # Atomic float additions may round differently; both results must be right all the same.
+        rounding = run.memory.atomics and not expected.wrong(plain.result).any()
+        kind = "rounding-order" if rounding else "order-dependent"
+        findings.append(
+            Finding(
+                kind,
+                message,
+                "warning" if rounding else "error",
+                tensor=name,
+                index=index,
+            )
+        )
+    if other.memory.undefined and not other.same_as(plain):
+        findings.append(
+            Finding(
+                "undefined-lanes",
+                "a masked load without other= gives its masked lanes no value, and the result "
+                "depends on them; pass other=",
+                "warning",
+                tensor=run.output.name,
+            )
+        )
+    return findings
+
+
+def _merged(findings: Sequence[Finding]) -> list[Finding]:
+    """The first of each kind, tensor and line, errors first, with how often it was seen."""
+    first: dict[tuple[Any, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.kind, finding.tensor, finding.place, finding.device)
+        seen = first.get(key)
+        first[key] = replace(seen, more=seen.more + 1) if seen else finding
+    return sorted(first.values(), key=lambda f: f.severity != "error")

@@ -1,0 +1,96 @@
+"""Checking kernels against the specifications of their operations: one that is given, that of a
+file, and those that lowbit has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lowbit.lab.backends.backend import GridLike, Request
+from lowbit.lab.check.cases import check_subject
+from lowbit.lab.report import CheckResult, Tell
+from lowbit.lab.run.triton import triton_modules
+from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
+from lowbit.lab.view.run import view_file
+from lowbit.spec import Operation
+
+
+def check(
+    kernel: Any,
+    spec: Operation | Callable[..., Any],
+    *,
+    grid: GridLike = 1,
+    output: str | None = None,
+    initial: float | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    stop: bool = False,
+    tell: Tell | None = None,
+    **given: Any,
+) -> CheckResult:
+    """Whether a kernel does what a specification says, for many sizes and kinds of data.
+
+    kernel: a function under triton.jit, a lowbit kernel, or one under numba.cuda.jit where the
+    simulator is on (NUMBA_ENABLE_CUDASIM=1); or a function of torch tensors, named as the inputs of
+    the specification, that launches Triton kernels and returns the result: of it `grid`, `output`
+    and `initial` are left out, and `given` are its other arguments. spec: an Operation, or a
+    function whose annotations carry shapes and dtypes in jaxtyping's form and whose body is the
+    reference. grid: the number of programs on up to three axes, or a function that makes it from a
+    dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only.
+    output: the input that the kernel replaces by the result. initial: what the caller fills the
+    result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
+    where there is one. stop: end after the first case in which an error is found. tell: called
+    after each case. given: values of other parameters, block sizes for example, or functions of
+    the sizes.
+
+    ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
+    kernel is of a version that is not known, or there is no GPU for device "cuda".
+    """
+    request = Request(kernel, spec, grid, output, initial, seed, given)
+    return check_request(request, device, stop=stop, tell=tell)
+
+
+def check_request(
+    request: Request, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
+) -> CheckResult:
+    """`check` of what is asked for."""
+    subject = request.bound()
+    return check_subject(subject, device, *subject.cases(), stop=stop, tell=tell)
+
+
+def check_file(
+    path: Path, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
+) -> CheckResult:
+    """Check the kernel of a file; a Numba kernel in a process where the simulator is on.
+
+    FileNotFoundError if there is no such file; ValueError if it does not define what is needed;
+    otherwise as `check`, and whatever the file itself raises.
+    """
+    if needs_simulator(path):
+        result = in_simulator(path, "check", {"device": device, "stop": stop}, tell)
+        first = next(iter(result.findings), None)
+        shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
+        return replace(result, viewer=partial(view_file, path, *shown))
+    request = request_of_file(path)
+    with blamed(path):
+        return check_request(request, device, stop=stop, tell=tell)
+
+
+def check_named(name: str, device: str | None = None, **how: Any) -> CheckResult:
+    """Check a kernel of lowbit; `how` as `check` takes it.
+
+    ValueError, with the names that there are, for another name.
+    """
+    return check_request(request_named(name), device, **how)
+
+
+def check_all(device: str | None = None, **how: Any) -> Iterator[CheckResult]:
+    """Check the teaching kernel of each of the twelve operations; `how` as `check` takes it."""
+    from lowbit.kernels.triton.registry import teaching_kernels
+
+    triton_modules()
+    for name in teaching_kernels():
+        yield check_named(name, device, **how)

@@ -1,0 +1,1 @@
+"""The course: twelve kernels to write, each one idea further than the last."""

@@ -1,0 +1,1 @@
+"""What the course says about each operation of `lowbit.spec.exercises`."""

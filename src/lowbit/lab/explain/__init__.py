@@ -1,0 +1,1 @@
+"""Why a product runs as it does."""

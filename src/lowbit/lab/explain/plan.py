@@ -1,0 +1,269 @@
+"""Why a product runs as it does: kernel, blocking, layout, and the time that it should take.
+
+The prediction knows two limits, both measured in the same call: how fast products of bytes can be
+made on the instruction set, padding included, and how fast the bytes can be read from where they
+lie. The larger time is the prediction; what a product takes beyond it is packing, calling, threads
+and whatever the kernel leaves unused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from lowbit import dispatch
+from lowbit import isa as instruction_sets
+from lowbit.bench.core import peak
+from lowbit.bench.core.clock import Limits, interleave, quantiles
+from lowbit.bench.core.cpu import Cpu
+from lowbit.bench.core.peak import Ceiling
+from lowbit.bench.core.record import Spread
+from lowbit.bench.peers.own import Lowbit, packed_weight
+from lowbit.bench.suites.matmul.problem import Problem, product
+from lowbit.dispatch import Plan, Request
+from lowbit.isa import host
+from lowbit.jit.threads import max_threads
+from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
+from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
+from lowbit.spec.operations.products import linear_dynamic, matmul
+from lowbit.weights.panels import PackedMatrix
+
+_LIMITS = Limits(noise=0.02, seconds=1.0)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What did not serve: an instruction set, or (with `kernel`) one of its kernels, and why."""
+
+    isa: str
+    kernel: str | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """How the product is cut.
+
+    A block has `block_rows` rows; a step multiplies `depth` blocks with `panels` panels of 16
+    columns; an item, which one thread takes at a time, has `item_steps` steps by `item_panels`
+    panels; one call of the machine code serves `chunk_rows` rows in `items` items on `threads`
+    threads.
+    """
+
+    block_rows: int
+    depth: int
+    panels: int
+    item_steps: int
+    item_panels: int
+    chunk_rows: int
+    items: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An operand in memory: its own bytes, those of its packed form, and the share of these that
+    is padding."""
+
+    given_bytes: int
+    packed_bytes: int
+    padding: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The time by each limit, in seconds, and which is the larger: "compute" or "memory".
+
+    operations: two for each product, padding included. moved_bytes: both operands, the left one
+    packed in between, and the output. level: the nearest cache that holds all of that, or
+    "memory".
+    """
+
+    operations: int
+    moved_bytes: int
+    level: str
+    compute_seconds: float
+    memory_seconds: float
+    limit: str
+
+    @property
+    def seconds(self) -> float:
+        """The larger of the two."""
+        return max(self.compute_seconds, self.memory_seconds)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All of it; `measured` are seconds of one call, its weights warm.
+
+    largest_pair: the most that two neighbouring weights along K sum to in one direction, where a
+    kernel asks for that; None where none does.
+    """
+
+    operation: str
+    shape: str
+    dtypes: str
+    cpu: str
+    kernel: str
+    isa: str
+    rejected: tuple[Rejected, ...]
+    blocking: Blocking
+    left: Operand
+    right: Operand
+    beside_right_bytes: int
+    largest_pair: int | None
+    ceiling: Ceiling
+    prediction: Prediction
+    measured: Spread
+
+    @property
+    def reached(self) -> float | None:
+        """The predicted time as a share of the measured one; None where the limits that predict it
+        were not measured well."""
+        if self.ceiling.disturbed:
+            return None
+        return peak.share(self.prediction.seconds / self.measured.median)
+
+    def to_json(self) -> str:
+        """Everything as JSON text."""
+        plain = asdict(self)
+        plain["prediction"]["seconds"] = self.prediction.seconds
+        return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
+
+
+def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explanation:
+    """Explain the product of `shape` (`MxK:KxN`) and `dtypes` (`u8:s8:f32`) on this machine.
+
+    `threads`: as many as lowbit would take by itself if None. Runs the product and the kernels
+    that measure the limits for about two seconds. ValueError if shape, dtypes or threads are not
+    understood; RuntimeError if LOWBIT_ISA forces a set that the machine lacks.
+    """
+    case = product(shape, dtypes)
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1")
+    problem = Problem.make(case)
+    with Cpu().using(threads or max_threads()):
+        packed = packed_weight(problem)
+        plan = dispatch.plan(request_of(problem, packed, threads))
+        ceiling = peak.measure(plan.program.isa.name, plan.threads)
+        call = Lowbit().prepare(problem, plan.threads).call
+        taken = interleave({"lowbit": [call]}, _LIMITS)["lowbit"]
+    m, k = case.sizes["M"], case.sizes["K"]
+    return Explanation(
+        operation=case.spec.name,
+        shape=case.name,
+        dtypes=dtypes,
+        cpu=host.cpu_name(),
+        kernel=plan.micro.name,
+        isa=plan.program.isa.name,
+        rejected=_rejected(plan),
+        blocking=_blocking(plan),
+        left=_operand(problem.a.nbytes, _packed_rows(plan) * padded_k(k), m * k),
+        right=_operand(problem.b.nbytes, packed.panels.nbytes, problem.b.size),
+        beside_right_bytes=packed.nbytes - packed.panels.nbytes,
+        largest_pair=packed.largest_pair if _proof_is_wanted() else None,
+        ceiling=ceiling,
+        prediction=_predict(problem, plan, packed, ceiling),
+        measured=Spread(*quantiles(taken.seconds)),
+    )
+
+
+def _proof_is_wanted() -> bool:
+    return dispatch.wants_proof(instruction_sets.active().name)
+
+
+def request_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Request:
+    """What the public function asks dispatch for with this problem."""
+    case = problem.case
+    dynamic = case.spec is linear_dynamic
+    zero = problem.a_zero_point or 0
+    # A signed left operand is stored with 128 added, which is a zero point too.
+    shifted = case.dtypes.startswith("s8:") and zero != -128
+    epilogue = Epilogue(
+        a_zero=dynamic or shifted or (case.dtypes.startswith("u8:") and zero != 0),
+        b_zero=packed.zero_points is not None,
+        out="s32" if case.spec is matmul else case.dtypes.split(":")[2],
+    )
+    return Request(
+        isa=instruction_sets.active().name,
+        m=case.sizes["M"],
+        n=case.sizes["N"],
+        k=case.sizes["K"],
+        source=Source(case.dtypes.split(":")[0]),
+        epilogue=epilogue,
+        threads=threads,
+        largest_pair=packed.largest_pair if _proof_is_wanted() else UNPROVEN,
+        weight=packed.weight,
+    )
+
+
+def _rejected(plan: Plan) -> tuple[Rejected, ...]:
+    """Sets that this machine lacks, sets above the one asked for, and kernels that refused."""
+    asked = plan.request
+    active = instruction_sets.named(asked.isa)
+    chain = {one.name for one in instruction_sets.chain(active)}
+    found = []
+    for name, one in instruction_sets.SETS.items():
+        if name == asked.isa:
+            break
+        if name not in chain:
+            found.append(Rejected(name, None, one.missing() or f"{asked.isa} is forced"))
+    seen = dispatch.consider(active, asked.demand)
+    for isa, micro, why in seen:
+        if why:
+            found.append(Rejected(isa.name, None if micro is None else micro.name, why))
+    return tuple(found)
+
+
+def _blocking(plan: Plan) -> Blocking:
+    step_rows = plan.block_rows * plan.shape.depth
+    down = blocks(blocks(plan.chunk_rows, step_rows), plan.item_steps)
+    across = blocks(blocks(plan.request.n, PANEL), plan.item_panels)
+    return Blocking(
+        block_rows=plan.block_rows,
+        depth=plan.shape.depth,
+        panels=plan.shape.panels,
+        item_steps=plan.item_steps,
+        item_panels=plan.item_panels,
+        chunk_rows=plan.chunk_rows,
+        items=down * across,
+        threads=plan.threads,
+    )
+
+
+def _packed_rows(plan: Plan) -> int:
+    """Rows that are multiplied in all: M rounded up to steps, chunk by chunk."""
+    step_rows = plan.block_rows * plan.shape.depth
+    whole, rest = divmod(plan.request.m, plan.chunk_rows)
+    return (whole * blocks(plan.chunk_rows, step_rows) + blocks(rest, step_rows)) * step_rows
+
+
+def _operand(given_bytes: int, packed_bytes: int, elements: int) -> Operand:
+    """Packed elements are bytes, whatever they were before."""
+    return Operand(given_bytes, packed_bytes, 1 - elements / packed_bytes)
+
+
+def _predict(problem: Problem, plan: Plan, packed: PackedMatrix, ceiling: Ceiling) -> Prediction:
+    rows, columns = _packed_rows(plan), len(packed.column_sums)
+    depth = padded_k(plan.request.k)
+    operations = 2 * rows * columns * depth
+    out = problem.case.dtype("c").bits // 8
+    moved = (
+        problem.a.nbytes + 2 * rows * depth + packed.nbytes + plan.request.m * plan.request.n * out
+    )
+    level = _level(moved, plan.threads)
+    compute = operations / (ceiling.gops * 1e9)
+    memory = moved / (ceiling.read_gbs[level] * 1e9)
+    limit = "compute" if compute >= memory else "memory"
+    return Prediction(operations, moved, level, compute, memory, limit)
+
+
+def _level(size: int, threads: int) -> str:
+    """The nearest cache that holds `size` bytes: each thread has its own nearer ones."""
+    caches = host.caches()
+    for level in sorted(caches):
+        if size <= caches[level] * (1 if level == max(caches) else threads):
+            return level
+    return "memory"

@@ -1,0 +1,91 @@
+"""One run of a kernel: in which order, for how long, and what it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from lowbit.lab.report import Finding
+from lowbit.lab.run.memory import EndlessError, Memory
+from lowbit.lab.run.program import Place, Program
+from lowbit.lab.run.tensor import CheckedTensor, widened
+from lowbit.lab.run.unsupported import UnsupportedError
+from lowbit.spec import Array, Sizes
+
+# What a program may take, in steps of an interpreter: this much for each element of the space of
+# all sizes, and this much besides.
+_STEPS_OF_ONE, _STEPS = 100, 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run left behind. `several`: whether there were programs to shuffle."""
+
+    memory: Memory
+    output: CheckedTensor
+    crash: Finding | None
+    several: bool
+
+    @property
+    def result(self) -> Array:
+        """The result in float64, int64 or bool."""
+        return widened(self.output.values, self.output.type.dtype)
+
+    def same_as(self, other: Run) -> bool:
+        """Whether both left the same bits, NaN aside."""
+        return bool(np.array_equal(self.result, other.result, self.output.type.is_float))
+
+
+def most_steps(sizes: Sizes) -> int:
+    """How many steps of an interpreter a program may take at these sizes."""
+    return _STEPS + _STEPS_OF_ONE * prod(sizes.values())
+
+
+def shuffled(programs: list[Program], seed: int | None) -> list[Program]:
+    """The programs in another order, of several, unless the seed is None."""
+    if seed is None or len(programs) < 2:
+        return programs
+    order = np.random.default_rng(seed).permutation(len(programs))
+    # Last first, and nothing where it was: a shuffle of two may shuffle nothing.
+    return [programs[i] for i in (order if len(order) > 2 else (1, 0))]
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The error that others were raised for."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def last_line(error: BaseException, machinery: Sequence[str]) -> Place | None:
+    """The last line that took part in an error and is no machinery's."""
+    place, frame = None, error.__traceback__
+    while frame is not None:
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith(tuple(machinery)):
+            place = Place(file, frame.tb_lineno)
+        frame = frame.tb_next
+    return place
+
+
+def crash_of(error: Exception, memory: Memory) -> Finding:
+    """The finding that something stops with an error.
+
+    UnsupportedError, with the line, if the error is one.
+    """
+    cause = cause_of(error)
+    place = last_line(cause, memory.machinery)
+    text = (str(cause).strip() or "without a message").splitlines()[0]
+    if isinstance(cause, UnsupportedError):
+        raise UnsupportedError(f"{text} (at {place})" if place else text) from error
+    endless = isinstance(cause, EndlessError)
+    return Finding(
+        "endless" if endless else "crash",
+        text if endless else f"{type(cause).__name__}: {text}",
+        program=memory.running,
+        place=place,
+        kernel=memory.kernel,
+    )

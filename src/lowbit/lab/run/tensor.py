@@ -1,0 +1,151 @@
+"""A tensor in storage of its own, with a note for each element of who touched it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.jit.memory import Elements, offsets_of
+from lowbit.spec import DTYPES, Array, Layout, Sizes, TensorType
+
+Role = Literal["input", "output", "both"]
+
+NOBODY = -1
+"""Instead of the number of a program: no program has touched the element."""
+
+POISON = 0xA5
+"""What the bytes are that nobody has written."""
+
+
+class CheckedTensor:
+    """A tensor in storage of its own, with a note for each element of who touched it.
+
+    `values` has the tensor's shape and storage dtype (uint16 for bfloat16); `strides` are in
+    elements. What lies between the elements belongs to nobody. An output is filled with poison,
+    unless `initialised`. `storage`: bytes that are there already and hold the values; they are
+    neither copied nor filled.
+    """
+
+    def __init__(
+        self,
+        type: TensorType,
+        values: Array,
+        strides: Sequence[int],
+        role: Role,
+        initialised: bool = True,
+        storage: NDArray[np.uint8] | None = None,
+    ) -> None:
+        self.name, self.type, self.role = type.name, type, role
+        self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
+        self.itemsize = values.dtype.itemsize
+        self.initialised = initialised
+        self.slots = offsets_of(self.shape, self.strides).reshape(-1)
+        self.count = self.slots.size
+        steps = [step * self.itemsize for step in self.strides]
+        self.elements = Elements(self.shape, steps, self.itemsize)
+        if storage is None:
+            storage = np.full(self.elements.owner.size, POISON, np.uint8)
+            if initialised:
+                storage.view(self.dtype)[self.slots] = values.reshape(-1)
+        self.storage = storage
+        self.writer = np.full(self.count, NOBODY, np.int64)
+        self.reader = np.full(self.count, NOBODY, np.int64)
+        self.place = np.full(self.count, NOBODY, np.int64)
+
+    @property
+    def values(self) -> Array:
+        """The elements now, in the tensor's shape."""
+        used = self.storage[: self.elements.owner.size]
+        return used.view(self.dtype)[self.slots].reshape(self.shape)
+
+    def fill(self, values: Array) -> None:
+        """Set all elements, at once and by nobody."""
+        self.write(self.slots * self.itemsize, np.ascontiguousarray(values).reshape(-1))
+        self.initialised = True
+
+    def index(self, element: int) -> tuple[int, ...]:
+        """The index of an element, given in C order."""
+        return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
+
+    def locate(
+        self, offsets: NDArray[np.int64], active: NDArray[np.bool_], size: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The element at each byte offset (-1 for none), and which active lanes have none.
+
+        An access of `size` bytes has to lie within elements, and in one if it is as large.
+        """
+        elements = self.elements.locate(offsets, size)
+        astride = (offsets % self.itemsize != 0) & (size == self.itemsize)
+        elements[astride | ~active] = -1
+        return elements, active & (elements < 0)
+
+    def read(self, offsets: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
+        """The values at byte offsets that are known to be good."""
+        where = offsets.reshape(-1, 1) + np.arange(dtype.itemsize)
+        return self.storage[where].view(dtype).reshape(offsets.shape)
+
+    def write(self, offsets: NDArray[np.int64], values: Array) -> None:
+        """Set the values at byte offsets that are known to be good."""
+        where = offsets.reshape(-1, 1) + np.arange(values.dtype.itemsize)
+        self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
+
+
+def tensor_of(type_: TensorType, values: Array, layout: Layout, role: Role) -> CheckedTensor:
+    """A fresh tensor that holds these values, in this layout."""
+    stored = values.view(storage_dtype(type_.dtype))
+    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role)
+
+
+def unwritten(type_: TensorType, sizes: Sizes) -> CheckedTensor:
+    """A result that was never written."""
+    values = np.zeros(type_.shape(sizes), storage_dtype(type_.dtype))
+    strides = strides_of(values.shape, "contiguous")
+    return CheckedTensor(type_, values, strides, "output", initialised=False)
+
+
+def array_of(tensor: Any) -> Array:
+    """The elements of a torch tensor in the dtype in which they are kept: bfloat16 as uint16."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return plain.contiguous().view(torch.int16).numpy().view(np.uint16)
+    return plain.numpy()
+
+
+def dtype_of(tensor: Any) -> str:
+    """The name of a torch tensor's dtype, without torch's."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's dtype for elements of this one: uint16 for bfloat16, as Triton's interpreter has."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+def widened(values: Array, dtype: str) -> Array:
+    """What stored elements mean: float64, int64 or bool."""
+    known = DTYPES[dtype]
+    return known.widened(values.view(known.storage))
+
+
+def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """Strides in elements. "padded": gaps between elements and rows; "transposed": the axes lie
+    in reverse order, with a gap."""
+    order = range(len(shape)) if layout == "transposed" else range(len(shape) - 1, -1, -1)
+    strides = [0] * len(shape)
+    step = 2 if layout == "padded" else 1
+    for axis in order:
+        strides[axis] = step
+        step = step * shape[axis] + (0 if layout == "contiguous" else 3)
+    return tuple(strides)
+
+
+def poison(dtype: np.dtype[Any]) -> Any:
+    """A value that should never show in a result: NaN, or a pattern of bits."""
+    if dtype.kind == "f":
+        return np.nan
+    return np.full(dtype.itemsize, POISON, np.uint8).view(dtype)[0] if dtype.kind != "b" else True

@@ -1,0 +1,415 @@
+"""Triton kernels, run by Triton's interpreter on memory that sees every access.
+
+The interpreter is switched on for the length of a run, in this process and without environment
+variables: the language's functions are patched, helper functions that are jitted are interpreted
+when they are called, and everything is put back. Pointers are numbers of no real memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import operator
+import re
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.kernels.triton import NEWEST, OLDEST
+from lowbit.lab.run.bfloat16 import Bfloat16
+from lowbit.lab.run.bind import TensorArgument
+from lowbit.lab.run.language import Transformer, counting, logic, truth
+from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.outcome import cause_of, last_line
+from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.record import block
+from lowbit.lab.run.tensor import CheckedTensor, poison
+from lowbit.lab.run.trace import Block, Kind
+from lowbit.lab.run.unsupported import UnsupportedError, refusals
+from lowbit.registry.extras import install
+
+# Each tensor gets a terabyte of addresses, and starts in the middle of it.
+_SPAN, _START = 1 << 40, 1 << 39
+_LOCK = threading.Lock()
+_RUNNER = "Triton's interpreter"
+_EXTRA = "triton.language.extra"
+
+
+def triton_modules() -> tuple[Any, Any, Any]:
+    """triton, triton.language and the interpreter's module.
+
+    ModuleNotFoundError or RuntimeError, in one line with what to install, if Triton is missing, or
+    of a version that is not known, or not what its version says.
+    """
+    known = "lowbit's checker knows Triton {}.{} to {}.{}".format(*OLDEST, *NEWEST)
+    fitting = f"pip install 'triton>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
+    try:
+        import triton
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f"checking Triton kernels needs triton; {install('lab')}"
+        ) from None
+    version = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if not OLDEST <= version <= NEWEST:
+        raise RuntimeError(f"{known}; this is {triton.__version__}: {fitting}")
+    try:
+        import triton.language as tl
+        from triton.runtime import interpreter
+
+        _look_up(triton, _OF_TRITON)
+        _look_up(interpreter, _OF_INTERPRETER)
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(
+            f"{known}; this is {triton.__version__}, but another one inside ({error}): {fitting}"
+        ) from None
+    return triton, tl, interpreter
+
+
+def _look_up(module: Any, names: Sequence[str]) -> None:
+    """AttributeError if a name, perhaps with dots, is missing."""
+    for name in names:
+        operator.attrgetter(name)(module)
+
+
+# What is used of Triton's internals, which may change with any version.
+_OF_TRITON = ("knobs.runtime.interpret", "runtime.jit.JITFunction")
+_OF_INTERPRETER = (
+    "FunctionRewriter.ast_transformer",
+    "InterpretedFunction",
+    "ReduceOps.apply_impl",
+    "ScanOps.apply_impl",
+    "TensorHandle.__post_init__",
+    "_get_np_dtype",
+    "_implicit_cvt",
+    "_patch_lang",
+    "interpreter_builder.options",
+    "interpreter_builder.binary_op",
+    "interpreter_builder.cast_impl",
+    "interpreter_builder.create_fp_to_fp",
+    "interpreter_builder.unary_op",
+    "interpreter_builder.create_masked_load",
+)
+
+
+def run_programs(
+    function: Callable[..., None],
+    memory: Memory,
+    arguments: Mapping[str, Any],
+    constants: Collection[str],
+    programs: Sequence[Program],
+    grid: Grid,
+) -> None:
+    """Run the text of a jitted function: these programs, in this order, of a grid of three
+    dimensions. `constants`: the parameters that are fixed at compile time.
+
+    Whatever the kernel raises comes out as it is; UnsupportedError if the interpreter is at fault.
+    """
+    with _interpreted(memory) as rewritten:
+        tl, interpreter = triton_modules()[1:]
+        values = {
+            name: value if name in constants else _converted(value, memory, interpreter, tl)
+            for name, value in arguments.items()
+        }
+        text = rewritten(function)
+        interpreter.interpreter_builder.set_grid_dim(*grid)
+        for program in programs:
+            memory.begin(program)
+            interpreter.interpreter_builder.set_grid_idx(*program)
+            try:
+                text(**values)
+            except Exception as error:
+                _raise_unsupported(error, memory, interpreter)
+                raise
+
+
+def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
+    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, the
+    function of the language is none that it replaces, or no line of the kernel takes part."""
+    error = cause_of(raised)
+    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
+    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
+    if isinstance(error, NotImplementedError) or missing or unknown:
+        why = "it is part of the language for a GPU only" if unknown else str(error)
+        made = UnsupportedError(f"{_RUNNER} cannot run this line: {why}")
+        raise made.with_traceback(error.__traceback__)
+    if last_line(error, memory.machinery) is None:
+        version = triton_modules()[0].__version__
+        raise UnsupportedError(
+            f"Triton {version} is another one inside than the checker knows: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        number = list(memory.tensors).index(value.name)
+        dtype = value.dtype or memory.tensors[value.name].type.dtype
+        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
+        address = np.array([number * _SPAN + _START + value.offset], np.uint64)
+        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, tuple):
+        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
+    if hasattr(value, "block_shape"):
+        # A descriptor made by the host (triton.tools.tensor_descriptor).
+        value = copy.copy(value)
+        value.base = _converted(value.base, memory, interpreter, tl)
+        return interpreter._implicit_cvt(value)
+    if isinstance(value, float):
+        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
+        return tl.tensor(handle, tl.float32)
+    return interpreter._implicit_cvt(value)
+
+
+@contextlib.contextmanager
+def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
+    """Within it, Triton's language computes on NumPy and its memory is `memory`.
+
+    Yields what turns the text of a jitted function into one that Python can run.
+    """
+    triton, tl, interpreter = triton_modules()
+    from triton.runtime.jit import JITFunction
+
+    texts: dict[Any, Callable[..., Any]] = {}
+    count = counting(tl, interpreter)
+    names = {**logic(tl.tensor), "range": count}
+
+    def rewritten(function: Any) -> Callable[..., Any]:
+        if function not in texts:
+            rewriter = interpreter.FunctionRewriter(_copy(function, names))
+            rewriter.ast_transformer = Transformer(rewriter.ast_transformer)
+            texts[function] = rewriter.rewrite_ast()
+        return texts[function]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return rewritten(self.fn)(*args, **kwargs)
+
+    builder = interpreter.interpreter_builder
+    accesses = _Accesses(memory, builder, interpreter)
+    patched = accesses.methods()
+    visible = types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    with _LOCK, np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interpreting = triton.knobs.runtime.interpret
+        scope = interpreter._patch_lang(visible)
+        try:
+            # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
+            scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
+            scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
+            scope.set_attr(tl, "range", count)
+            # Each integer addition is made a second time in 64 bits to look for overflow, and what
+            # that finds is thrown away without `debug`.
+            options = dataclasses.replace(builder.options, sanitize_overflow=False)
+            scope.set_attr(builder, "options", options)
+            # The second is what triton.jit makes under TRITON_INTERPRET=1.
+            for jitted in (JITFunction, interpreter.InterpretedFunction):
+                scope.set_attr(jitted, "__call__", call)
+            for module in _extra_modules(tl):
+                for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
+                    scope.set_attr(module, name, refusal)
+            for ops in (interpreter.ReduceOps, interpreter.ScanOps):
+                scope.set_attr(ops, "apply_impl", accesses.folded(ops))
+            triton.knobs.runtime.interpret = True
+            # Every operation makes one of these.
+            made = interpreter.TensorHandle.__post_init__
+            scope.set_attr(interpreter.TensorHandle, "__post_init__", _counted(made, memory))
+            vars(builder).update(patched)
+            yield rewritten
+        finally:
+            for name in patched:
+                vars(builder).pop(name, None)
+            triton.knobs.runtime.interpret = interpreting
+            scope.restore()
+
+
+def _extra_modules(tl: Any) -> list[types.ModuleType]:
+    """The modules of functions that devices have. Those that tl.extra holds are loaded apart from
+    those that an import statement gives."""
+    imported = [module for name, module in sys.modules.items() if name.startswith(_EXTRA)]
+    held = [one for one in vars(tl.extra).values() if isinstance(one, types.ModuleType)]
+    inner = [one for module in held for one in vars(module).values()]
+    return [*imported, *held, *(one for one in inner if isinstance(one, types.ModuleType))]
+
+
+def _counted(made: Callable[[Any], None], memory: Memory) -> Callable[[Any], None]:
+    def counted(handle: Any) -> None:
+        memory.step()
+        made(handle)
+
+    return counted
+
+
+def _index_of_scalar(tensor: Any) -> int:
+    return int(tensor.handle.data.reshape(-1)[0])
+
+
+def _copy(function: Any, names: Mapping[str, Any]) -> Any:
+    """The function with globals of its own: these, and what the rewriter fills them with."""
+    seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    return types.FunctionType(
+        function.__code__,
+        {**seen, **refusals(seen, _EXTRA, _RUNNER), **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+_Part = tuple[CheckedTensor, NDArray[np.int64], NDArray[np.bool_]]
+
+
+class _Accesses:
+    """The methods of the interpreter's builder that touch memory or multiply."""
+
+    def __init__(self, memory: Memory, builder: Any, interpreter: Any) -> None:
+        self._memory, self._builder, self._interpreter = memory, builder, interpreter
+        self._tensors = list(memory.tensors.values())
+        self._dot, self._bfloat16 = builder.create_dot, Bfloat16(builder, interpreter)
+
+    def folded(self, folds: Any) -> Callable[..., Any]:
+        """What replaces the method apply_impl of ReduceOps or ScanOps: the same, and recorded."""
+        original = folds.apply_impl
+        kind: Literal["reduction", "scan"] = (
+            "reduction" if folds is self._interpreter.ReduceOps else "scan"
+        )
+
+        def apply(ops: Any, blocks: Any) -> Any:
+            made = original(ops, blocks)
+            first = made[0] if isinstance(made, (tuple, list)) else made
+            name = getattr(ops.combine_fn, "__name__", kind)
+            self._memory.computed(
+                kind,
+                f"{_FOLDS.get(name, name)} along axis {ops.axis}",
+                [_block(one.handle) for one in blocks],
+                _block(first.handle),
+            )
+            return made
+
+        return apply
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """By their names in the builder."""
+        return {
+            "create_load": lambda ptr, *_: self._load(ptr, None, None),
+            "create_store": lambda ptr, value, *_: self._store(ptr, value, None),
+            "create_masked_load": lambda ptr, mask, other, *_, **__: self._load(ptr, mask, other),
+            "create_masked_store": lambda ptr, value, mask, *_: self._store(ptr, value, mask),
+            "create_atomic_rmw": self._rmw,
+            "create_atomic_cas": self._cas,
+            "create_dot": self._multiply,
+            **self._bfloat16.methods(),
+        }
+
+    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[_Part]:
+        """The lanes of each tensor that active lanes point to; for none active, of the first."""
+        addresses = np.asarray(ptr.data).astype(np.uint64)
+        numbers = addresses // np.uint64(_SPAN)
+        for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
+            lanes = active & (numbers == number)
+            if number < len(self._tensors):
+                start = int(number) * _SPAN + _START
+                offsets = addresses.astype(np.int64) - start
+                yield self._tensors[int(number)], offsets, lanes
+            elif lanes.any():
+                self._memory.outside_of_all(kind, int(lanes.sum()), masked)
+
+    def _load(self, ptr: Any, mask: Any, other: Any) -> Any:
+        element = ptr.get_element_ty()
+        dtype = self._interpreter._get_np_dtype(element)
+        shape = np.shape(ptr.data)
+        if other is None:
+            values = np.full(shape, poison(dtype) if self._memory.poisoned else 0, dtype)
+        else:
+            values = np.broadcast_to(other.data, shape).astype(dtype)
+        masked, active = mask is not None, _active(mask, shape)
+        self._memory.undefined |= other is None and not active.all()
+        for tensor, offsets, lanes in self._parts(ptr, active, "load", masked):
+            values = self._memory.load(tensor, offsets, lanes, values, masked)
+        return self._interpreter.TensorHandle(values, element)
+
+    def _store(self, ptr: Any, value: Any, mask: Any) -> None:
+        dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape).astype(dtype)
+        masked = mask is not None
+        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "store", masked):
+            self._memory.store(tensor, offsets, lanes, values, masked)
+
+    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        name = str(op).rpartition(".")[2]
+        combine = _COMBINE[name]
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        active, exchange = _active(mask, shape), name == "XCHG"
+        old = self._update(ptr, values, active, lambda o, i: combine(o, values[i]), exchange)
+        return self._interpreter.TensorHandle(old, value.dtype.scalar)
+
+    def _cas(self, ptr: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        wanted = np.broadcast_to(compared.data, shape)
+        old = self._update(
+            ptr,
+            values,
+            np.ones(shape, bool),
+            lambda o, i: values[i] if o == wanted[i] else o,
+        )
+        return self._interpreter.TensorHandle(old, compared.dtype.scalar)
+
+    def _update(
+        self,
+        ptr: Any,
+        values: Any,
+        active: Any,
+        combine: Callable[..., Any],
+        exchange: bool = False,
+    ) -> Any:
+        old = np.zeros(values.shape, values.dtype)
+        for tensor, offsets, lanes in self._parts(ptr, active, "atomic", True):
+            read = self._memory.update(tensor, offsets, lanes, values, combine, exchange=exchange)
+            old = np.where(lanes, read, old)
+        return old
+
+    def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
+        wide = self._bfloat16.wide
+        made = self._dot(wide(left), wide(right), *rest)
+        self._memory.computed("product", "dot", (_block(left), _block(right)), _block(made))
+        return made
+
+
+_FOLDS: Mapping[str, str] = {
+    "_sum_combine": "sum",
+    "_elementwise_max": "max",
+    "_elementwise_min": "min",
+}
+
+
+def _block(handle: Any) -> Block:
+    return block(handle.data, "bfloat16" if str(handle.dtype) == "bf16" else None)
+
+
+_COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "ADD": lambda old, new: old + new,
+    "FADD": lambda old, new: old + new,
+    "MIN": lambda old, new: min(old, new),
+    "UMIN": lambda old, new: min(old, new),
+    "MAX": lambda old, new: max(old, new),
+    "UMAX": lambda old, new: max(old, new),
+    "AND": lambda old, new: old & new,
+    "OR": lambda old, new: old | new,
+    "XOR": lambda old, new: old ^ new,
+    "XCHG": lambda old, new: new,
+}
+
+
+def _active(mask: Any, shape: tuple[int, ...]) -> Any:
+    if mask is None:
+        return np.ones(shape, bool)
+    return np.broadcast_to(mask.data, shape).astype(bool)

@@ -1,0 +1,191 @@
+"""Where a kernel comes from: a Python file, or a name that lowbit knows.
+
+A file ties its kernel to an operation by a few names:
+
+    kernel   the kernel; may have any name if the file defines only one
+    spec     the operation: an Operation, or an annotated function that is its reference
+    grid     the number of programs, or a function that makes it from sizes and block sizes
+
+and, only where they are needed, `constants` (a dict of block sizes and other parameters), `output`
+and `initial`, as `check` takes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from lowbit.lab.backends.backend import Request, backend_of, is_kernel
+from lowbit.lab.product_kernels import PRODUCT, product_kernels
+from lowbit.lab.report import Tell
+from lowbit.lab.run.triton import triton_modules
+from lowbit.spec import Operation
+
+OPERATOR = "gpu:"
+"""What the names of the operators on tensors begin with."""
+
+_SIMULATOR = "NUMBA_ENABLE_CUDASIM"
+
+
+def request_of_file(path: Path) -> Request:
+    """Run a file and look up what it says about its kernel.
+
+    ValueError if it does not define what is needed, or cannot be run, with the line.
+    """
+    module = load(path)
+    names = vars(module)
+    if "spec" not in names:
+        raise ValueError(
+            f"{path} defines no `spec`; import one: from lowbit.spec.exercises import ... as spec, "
+            "or write a function with jaxtyping annotations"
+        )
+    kernel = names["kernel"] if "kernel" in names else _only_kernel(module, path)
+    with blamed(path):
+        needs_grid = backend_of(kernel).needs_grid
+    if "grid" not in names and needs_grid:
+        raise ValueError(
+            f"{path} defines no `grid`; write the number of programs, grid = 1, or a function of "
+            "the sizes and block sizes: def grid(meta): return (meta['N0'],)"
+        )
+    constants = names.get("constants", {})
+    if not isinstance(constants, dict):
+        raise ValueError(f"{path}: constants is {constants!r}; it must be a dict, by parameter")
+    told = {name: names[name] for name in ("grid", "output", "initial") if name in names}
+    return Request(kernel, names["spec"], **told, given=constants)
+
+
+def load(path: Path) -> ModuleType:
+    """Run a file as a module. ValueError, with its line, if it cannot be run."""
+    name = f"lowbit_checked_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        with blamed(path):
+            found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"{path}, line {error.lineno or 1}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8: {error}") from None
+    except SystemExit:
+        raise ValueError(f"{path} leaves Python (sys.exit) while it is imported") from None
+    return module
+
+
+def _only_kernel(module: ModuleType, path: Path) -> Any:
+    def own(value: Any) -> bool:
+        if isinstance(value, (Operation, type, ModuleType)) or not is_kernel(value):
+            return False
+        return getattr(value, "__module__", module.__name__) == module.__name__
+
+    found = {name: value for name, value in vars(module).items() if own(value)}
+    if len(found) != 1:
+        listed = ", ".join(found) or "none"
+        raise ValueError(
+            f"{path} has to define one kernel, or one that is called `kernel`; it defines {listed}"
+        )
+    return next(iter(found.values()))
+
+
+@contextlib.contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Within it, an error in which a file's own lines take part becomes a ValueError that says
+    which line was the last; other errors are left alone."""
+    try:
+        yield
+    except Exception as error:  # a file may raise anything, and so may its grid and its reference
+        if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+            triton_modules()  # which says what to install
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
+        if not lines:
+            raise
+        message = f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
+        raise ValueError(message) from error
+
+
+def request_named(name: str) -> Request:
+    """A teaching kernel, or a product on the CPU, its operation and its grid.
+
+    ValueError, with the names that there are, for another name.
+    """
+    if name.startswith(OPERATOR):
+        raise ValueError(
+            f"{name} is a function that launches kernels; view one kernel: lowbit.lab.view(kernel, "
+            "spec, grid=...)"
+        )
+    if name.startswith(PRODUCT):
+        products = product_kernels()
+        if name not in products:
+            raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
+        return products[name]
+    from lowbit.kernels.triton.registry import teaching_kernels
+
+    triton_modules()
+    kernels = teaching_kernels()
+    if name not in kernels:
+        listed = ", ".join([*kernels, f"{PRODUCT}ISA"])
+        raise ValueError(f"no kernel {name!r}; there are {listed} and FILE.py")
+    found = kernels[name]
+    return Request(found.kernel, found.operation, found.grid)
+
+
+def needs_simulator(path: Path) -> bool:
+    """Whether a file has to be run in a process of its own, where Numba simulates.
+
+    FileNotFoundError if there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    return os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(
+        "utf-8", errors="replace"
+    )
+
+
+def in_simulator(
+    path: Path, action: str, options: Mapping[str, Any], tell: Tell | None = None
+) -> Any:
+    """What an action of lowbit.lab.worker makes of a file, in a process where Numba simulates.
+
+    Raises what the action raises; RuntimeError if the process stops.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "result"
+        command = [sys.executable, "-m", "lowbit.lab.worker", action]
+        environment = {**os.environ, _SIMULATOR: "1"}
+        said = Path(folder) / "stderr"
+        with (
+            said.open("wb") as errors,
+            subprocess.Popen(
+                [*command, str(path), str(answer), json.dumps(options)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                if tell is not None:
+                    tell(*json.loads(line))
+        if not answer.exists():
+            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise RuntimeError(f"the process that checks {path} stopped: {lines[-1]}")
+        # Written by our own worker, in a folder that only this user can write to.
+        result = pickle.loads(answer.read_bytes())
+    if isinstance(result, Exception):
+        raise result
+    return result

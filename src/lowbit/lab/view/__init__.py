@@ -1,0 +1,1 @@
+"""A run of a kernel as data, and as a page that shows it."""

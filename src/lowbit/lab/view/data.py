@@ -1,0 +1,246 @@
+"""A trace as plain data: what the page of a view shows, and its JSON holds. See docs/view.md."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.jit.memory import offsets_of
+from lowbit.lab.report import Finding
+from lowbit.lab.run.program import Place, Program
+from lowbit.lab.run.tensor import widened
+from lowbit.lab.run.trace import Access, Block, Computation, Event, Trace, TracedTensor
+
+SCHEMA = "lowbit-view-1"
+
+# What the numbers of a program are, by how many there are: of lowbit's, Triton's, Numba's kernels.
+_AXES: Mapping[int, list[list[Any]]] = {
+    2: [["region", 1], ["item", 1]],
+    3: [["program", 3]],
+    6: [["block", 3], ["thread", 3]],
+}
+# Larger integers are no JavaScript numbers.
+_EXACT = 2**53
+
+
+def view_data(trace: Trace, doc: str, notes: Sequence[str]) -> dict[str, Any]:
+    """Everything about a trace in dicts, lists, numbers and strings. doc: what the operation is."""
+    places = [event.place for event in trace.events]
+    sources = _Sources(trace, [place for place in places if place is not None])
+    order: dict[Program, int] = {}
+    for event in trace.events:
+        order.setdefault(event.program, len(order))
+    offsets = {tensor.name: _elements_at(tensor) for tensor in trace.tensors}
+    return {
+        "schema": SCHEMA,
+        "kernel": trace.kernel,
+        "operation": trace.operation,
+        "doc": doc,
+        "reading": trace.reading,
+        "sizes": dict(trace.sizes),
+        "fill": trace.fill,
+        "grid": list(trace.grid),
+        "notes": [*notes, *_cut(trace)],
+        "dropped": trace.dropped,
+        "findings": [_finding(finding, sources) for finding in trace.findings],
+        "tensors": [_tensor(tensor) for tensor in trace.tensors],
+        "program_axes": _AXES.get(len(next(iter(order), ())), []),
+        "programs": [list(program) for program in order],
+        "events": [_event(event, order, sources, offsets) for event in trace.events],
+        "machine": None if trace.machine is None else vars(trace.machine),
+        "registers": [
+            {"name": r.name, "type": r.type, "slots": r.slots, "line": sources.line(r.place)}
+            for r in trace.registers
+        ],
+        "changes": [
+            {
+                "event": change.event,
+                "register": change.register,
+                "shape": None if change.values is None else list(change.values.shape),
+                "values": None if change.values is None else numbers(change.values),
+            }
+            for change in trace.changes
+        ],
+        "sources": sources.listed,
+    }
+
+
+def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
+    """Values, flat, as JSON can hold them: floats in the fewest digits that mean the same; "nan",
+    "inf", "-inf", and integers of more than 53 bits as strings."""
+    flat = values.reshape(-1)
+    if dtype == "bfloat16":
+        flat = widened(flat, dtype).astype(np.float32)
+    if flat.dtype.kind == "f":
+        finite = np.isfinite(flat)
+        texts = flat.astype(str)
+        return [float(t) if f else str(t) for t, f in zip(texts, finite, strict=True)]
+    plain = flat.tolist()
+    if flat.dtype.itemsize < 8:
+        return plain
+    return [n if abs(n) <= _EXACT else str(n) for n in plain]
+
+
+def _cut(trace: Trace) -> list[str]:
+    if not trace.dropped:
+        return []
+    return [
+        f"The steps end after the first {len(trace.events):,}: {trace.dropped:,} more were not "
+        "recorded. Heat maps and totals count all of them."
+    ]
+
+
+def _tensor(tensor: TracedTensor) -> dict[str, Any]:
+    traffic = tensor.traffic
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "strides": list(tensor.strides),
+        "role": tensor.role,
+        "itemsize": tensor.itemsize,
+        "before": None if tensor.before is None else numbers(tensor.before, tensor.dtype),
+        "after": _after(tensor),
+        "expected": None if tensor.expected is None else _expected(tensor),
+        "wrong": [] if tensor.wrong is None else np.flatnonzero(tensor.wrong).tolist(),
+        "reads": traffic.reads.tolist(),
+        "writes": traffic.writes.tolist(),
+        "loaded_bytes": traffic.loaded,
+        "stored_bytes": traffic.stored,
+        "least_bytes": tensor.least_bytes,
+        "outside_lanes": traffic.outside,
+    }
+
+
+def _after(tensor: TracedTensor) -> list[Any]:
+    values = numbers(tensor.after, tensor.dtype)
+    written = tensor.written.reshape(-1)
+    return [value if there else None for value, there in zip(values, written, strict=True)]
+
+
+def _expected(tensor: TracedTensor) -> list[Any]:
+    """The reference to the digits that the result's dtype has."""
+    assert tensor.expected is not None
+    if tensor.dtype == "bfloat16" or tensor.dtype.startswith("float"):
+        kept = np.float64 if tensor.dtype == "float64" else np.float32
+        with np.errstate(over="ignore"):
+            return numbers(tensor.expected.astype(kept))
+    return numbers(tensor.expected)
+
+
+def _elements_at(tensor: TracedTensor) -> dict[int, int]:
+    """The element at each offset in memory."""
+    at = offsets_of(tensor.shape, tensor.strides)
+    return {offset: element for element, offset in enumerate(at.reshape(-1).tolist())}
+
+
+def _event(
+    event: Event,
+    order: Mapping[Program, int],
+    sources: _Sources,
+    offsets: Mapping[str, Mapping[int, int]],
+) -> dict[str, Any]:
+    common = {
+        "kind": event.kind,
+        "program": order[event.program],
+        "step": event.step,
+        "line": sources.line(event.place),
+    }
+    if isinstance(event, Computation):
+        return {**common, **_computation(event)}
+    return {**common, **_access(event, offsets[event.tensor])}
+
+
+def _access(access: Access, elements: Mapping[int, int]) -> dict[str, Any]:
+    """masked: lane, and the element that it would have touched or -1. outside: lane and offset."""
+    offsets = access.offsets.reshape(-1).tolist()
+    idle = np.flatnonzero(~access.active).tolist()
+    out = np.flatnonzero(access.outside).tolist()
+    return {
+        "tensor": access.tensor,
+        "shape": list(access.elements.shape),
+        "has_mask": access.masked,
+        "itemsize": access.itemsize,
+        "bytes": access.bytes,
+        "elements": access.elements.reshape(-1).tolist(),
+        "masked": [[lane, elements.get(offsets[lane], -1)] for lane in idle],
+        "outside": [[lane, offsets[lane]] for lane in out],
+        "values": numbers(access.values, access.dtype),
+    }
+
+
+def _computation(made: Computation) -> dict[str, Any]:
+    return {
+        "name": made.name,
+        "operands": [_block(block) for block in made.operands],
+        "result": None if made.result is None else _block(made.result),
+    }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "shape": list(block.values.shape),
+        "source": block.source,
+        "values": numbers(block.values, block.dtype),
+    }
+
+
+def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "title": finding.title,
+        "severity": finding.severity,
+        "message": finding.message,
+        "tensor": finding.tensor,
+        "program": None if finding.program is None else list(finding.program),
+        "line": sources.line(finding.place),
+    }
+
+
+class _Sources:
+    """The texts that the page shows: the kernel's, and functions elsewhere that it called."""
+
+    def __init__(self, trace: Trace, places: Sequence[Place]) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._files: list[str] = []
+        self._add(trace.file, trace.first_line, trace.source.splitlines())
+        for place in (*places, *(f.place for f in trace.findings if f.place is not None)):
+            if self.line(place) is None:
+                self._add(place.file, *_function_at(place))
+
+    def line(self, place: Place | None) -> list[int] | None:
+        """Which text, and which line of its file; None if it is in none."""
+        if place is None:
+            return None
+        for number, (file, text) in enumerate(zip(self._files, self.listed, strict=True)):
+            if file == place.file and 0 <= place.line - text["first_line"] < len(text["lines"]):
+                return [number, place.line]
+        return None
+
+    def _add(self, file: str, first_line: int, lines: Sequence[str]) -> None:
+        self._files.append(file)
+        text = {"file": Path(file).name, "first_line": first_line, "lines": list(lines)}
+        self.listed.append(text)
+
+
+def _function_at(place: Place) -> tuple[int, list[str]]:
+    """The first line and the lines of the innermost function around a line, else the line alone."""
+    lines = linecache.getlines(place.file)
+    first, last = place.line, place.line
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        tree = ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if start <= place.line <= (node.end_lineno or 0):
+                first, last = start, node.end_lineno or last
+    return first, textwrap.dedent("".join(lines[first - 1 : last])).splitlines() or [""]

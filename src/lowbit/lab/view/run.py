@@ -1,0 +1,141 @@
+"""Making a view: of a kernel, of a file, of a teaching kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lowbit.lab.backends.backend import GridLike, Request, Subject
+from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
+from lowbit.lab.view.data import view_data
+from lowbit.lab.view.page import View
+from lowbit.lab.view.trace import trace_of
+from lowbit.spec import FILLS, Block, Case, Operation, Sizes
+
+MOST_VALUES = 200_000
+"""How many lanes and values the steps of a view hold together, unless `limit` says otherwise."""
+
+# Of all tensors together: a page with more is slow, and one with many more of no use.
+_MOST_ELEMENTS, _TOO_MANY_ELEMENTS = 40_000, 400_000
+_UNKNOWN_SIZE = 40
+
+
+def view(
+    kernel: Any,
+    spec: Operation | Callable[..., Any],
+    *,
+    grid: GridLike = 1,
+    sizes: Sizes | None = None,
+    fill: str = "normal",
+    output: str | None = None,
+    initial: float | None = None,
+    seed: int = 0,
+    limit: int = MOST_VALUES,
+    **given: Block | float,
+) -> View:
+    """Run a kernel once and show what it does; the arguments are those of `check`.
+
+    sizes: those that are given; the others are the exercise's. With none given they are halved
+    until everything can be shown. fill: the data, one of spec.FILLS. limit: how many lanes
+    and values of steps are kept; what is cut is said on the page.
+
+    Raises as `check` does, and ValueError for a size or fill that is unknown, and for sizes that
+    are too large to draw. A kernel that stops with an error is shown as far as it got.
+    """
+    request = Request(kernel, spec, grid, output, initial, seed, given)
+    return _view(request, sizes, fill, limit)
+
+
+def view_file(path: Path, sizes: Sizes | None = None, fill: str = "normal") -> View:
+    """The view of the kernel of a file; of a Numba kernel in a process where the simulator is on.
+
+    Raises as `check_file` and `view`.
+    """
+    if needs_simulator(path):
+        return in_simulator(path, "view", {"sizes": sizes, "fill": fill})
+    request = request_of_file(path)
+    with blamed(path):
+        return _view(request, sizes, fill)
+
+
+def view_named(name: str, sizes: Sizes | None = None, fill: str = "normal") -> View:
+    """The view of a kernel of lowbit. ValueError, with the names that there are, for another."""
+    return _view(request_named(name), sizes, fill)
+
+
+def _view(request: Request, sizes: Sizes | None, fill: str, limit: int = MOST_VALUES) -> View:
+    if fill not in FILLS:
+        raise ValueError(f"fill is {fill!r}; it must be one of {', '.join(FILLS)}")
+    if limit < 1:
+        raise ValueError(f"limit is {limit}; give how many values to keep, at least 1")
+    subject = request.bound()
+    case = Case(subject.operation, _sizes(subject.operation, sizes), fill) if sizes else None
+    return view_subject(subject, case, fill, limit)
+
+
+def view_subject(
+    subject: Subject, case: Case | None, fill: str = "normal", limit: int = MOST_VALUES
+) -> View:
+    """The view of a case; if None, of the exercise with this fill, halved until it can be shown."""
+    notes: list[str] = []
+    shrinks = case is None and subject.any_sizes
+    shown = case or Case(subject.operation, _sizes(subject.operation, {}), fill)
+    exercise = shown.sizes
+    while True:
+        smaller = _halved(subject.operation, shown.sizes) if shrinks else None
+        if smaller is None or _elements(subject.operation, shown.sizes) <= _MOST_ELEMENTS:
+            _refuse_huge(subject.operation, shown.sizes)
+            trace = trace_of(subject, shown, limit)
+            if smaller is None or not trace.dropped:
+                break
+        shown = replace(shown, sizes=smaller)
+    if shown.sizes != exercise:
+        was = ", ".join(f"{name}={size}" for name, size in exercise.items())
+        notes.append(f"Shrunk, to show all steps: the exercise has {was}.")
+    if shown.layout != "contiguous":
+        notes.append(f"The tensors are {shown.layout}.")
+    return View(view_data(trace, subject.operation.doc, notes))
+
+
+def _sizes(operation: Operation, given: Sizes) -> dict[str, int]:
+    unknown = dict.fromkeys(operation.names, _UNKNOWN_SIZE)
+    exercise = operation.exercise or operation.fitted(unknown)
+    strange = [name for name in given if name not in operation.names]
+    if strange:
+        raise ValueError(
+            f"{operation.name} has no size {strange[0]!r}; it has {', '.join(operation.names)}"
+        )
+    empty = [name for name, size in given.items() if size < 1]
+    if empty:
+        raise ValueError(f"the size {empty[0]} is {given[empty[0]]}; give at least 1")
+    return operation.complete({**exercise, **given})
+
+
+def _elements(operation: Operation, sizes: Sizes) -> int:
+    types = (*operation.inputs, operation.result)
+    return sum(math.prod(tensor.shape(sizes)) for tensor in types)
+
+
+def _refuse_huge(operation: Operation, sizes: Sizes) -> None:
+    elements = _elements(operation, sizes)
+    if elements > _TOO_MANY_ELEMENTS:
+        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(
+            f"with {given} the tensors of {operation.name} have {elements:,} elements, too many to "
+            f"draw; give sizes that make it at most {_TOO_MANY_ELEMENTS:,}"
+        )
+
+
+def _halved(operation: Operation, sizes: Sizes) -> dict[str, int] | None:
+    """The same with the largest size that can be halved; None if none can."""
+    steps = {name: operation.step(name) for name in sizes}
+    large = [name for name, size in sizes.items() if size > steps[name]]
+    if not large:
+        return None
+    largest = max(large, key=lambda name: sizes[name])
+    half = -(-sizes[largest] // 2)
+    rounded = -(-half // steps[largest]) * steps[largest]
+    return {**sizes, largest: min(rounded, sizes[largest] - steps[largest])}
