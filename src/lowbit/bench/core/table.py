@@ -143,8 +143,12 @@ def notes(rows: Sequence[Row]) -> list[Text]:
     noise = [row.noise for row in rows if row.noise is not None]
     known = f"; medians known to within {max(noise):.1%}" if noise else ""
     lines.append(f"{max(row.rounds for row in rows)} rounds in random order{known}")
-    few = [row for row in rows if row.noise is None]
-    lines += [f"{row.implementation}: only {row.rounds} rounds in the time limit" for row in few]
+    few: dict[int, list[str]] = {}
+    for row in rows:
+        if row.noise is None:
+            few.setdefault(row.rounds, []).append(row.implementation)
+    for count, names in few.items():
+        lines.append(f"only {count} rounds in the time limit: {', '.join(names)}")
     told = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
     return [*map(Text, lines), *(Text(note, style="dim") for note in told)]
 

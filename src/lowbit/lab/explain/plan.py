@@ -9,7 +9,9 @@ and whatever the kernel leaves unused.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from lowbit import dispatch
 from lowbit import isa as instruction_sets
@@ -128,7 +130,7 @@ class Explanation:
 
     def to_json(self) -> str:
         """Everything as JSON text."""
-        plain = asdict(self)
+        plain = msgspec.to_builtins(self)
         plain["prediction"]["seconds"] = self.prediction.seconds
         return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
 
@@ -249,7 +251,7 @@ def _predict(problem: Problem, plan: Plan, packed: PackedMatrix, ceiling: Ceilin
     rows, columns = _packed_rows(plan), len(packed.column_sums)
     depth = padded_k(plan.request.k)
     operations = 2 * rows * columns * depth
-    out = problem.case.dtype("c").bits // 8
+    out = problem.case.stated.dtype("c").bits // 8
     moved = (
         problem.a.nbytes + 2 * rows * depth + packed.nbytes + plan.request.m * plan.request.n * out
     )

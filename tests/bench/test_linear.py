@@ -24,12 +24,12 @@ from lowbit.bench.linear_problem import (
 )
 from lowbit.bench.linear_record import LinearRecord, LinearRow, means
 from lowbit.bench.linear_table import render
-from lowbit.bench.record import COLD, Spread
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
 import lowbit
 from lowbit.bench import Limits, apart, linear, linear_entries, linear_probe
+from lowbit.bench.core.record import COLD, Spread
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lowbit.bench import timing
-from lowbit.bench.timing import Limits, Samples, interleave, median_noise, paired_ratio, quantiles
+from lowbit.bench.core import clock as timing
+from lowbit.bench.core.clock import (
+    Limits,
+    Samples,
+    interleave,
+    median_noise,
+    paired_ratio,
+    quantiles,
+)
 
 
 class Clock:

@@ -9,11 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
-from tests.test_cli import error_line, run_lowbit
-
-from lowbit import ops
-from lowbit.bench import Limits, ladder, probe
 from lowbit.bench.ladder import LadderPlan, LadderRow, run
 from lowbit.bench.ladder_entries import (
     LONGEST_FLOAT_SUM,
@@ -26,7 +21,12 @@ from lowbit.bench.ladder_entries import (
     numba_rungs,
 )
 from lowbit.bench.ladder_table import render
-from lowbit.bench.record import Record
+from rich.console import Console
+from tests.test_cli import error_line, run_lowbit
+
+from lowbit import ops
+from lowbit.bench import Limits, ladder, probe
+from lowbit.bench.core.record import Record
 
 pytestmark = pytest.mark.slow
 

@@ -15,13 +15,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("typer")
 
-from rich.console import Console  # noqa: E402
-from torch import Generator, Tensor  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
-
 from lowbit.bench.ops import registry, suite  # noqa: E402
 from lowbit.bench.ops.record import OpsRecord, Row  # noqa: E402
 from lowbit.bench.ops.registry import Case, OperationBench, Work, benches, operation  # noqa: E402
+from rich.console import Console  # noqa: E402
+from torch import Generator, Tensor  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
 ROWS = ["softmax", "softmax_backward", "row_sum", "rms_norm", "layer_norm", "layer_norm_backward"]
 CONTEXT = {"gpu": "none", "versions": {"torch": "0"}}
