@@ -62,7 +62,7 @@ def test_help_has_an_example(command: list[str]) -> None:
 
 
 def test_info_json_holds_what_the_text_shows() -> None:
-    facts = json.loads(run_lowbit("info", "--json").stdout)
+    facts = json.loads(run_lowbit("info", "--json", "-").stdout)
     assert facts["active"] == isa.report()["active"]
     assert facts["versions"]["lowbit"] == lowbit.__version__
     done = run_lowbit("info")
@@ -79,7 +79,7 @@ def test_info_json_holds_what_the_text_shows() -> None:
 
 
 def test_forced_instruction_set_is_used_and_shown() -> None:
-    facts = json.loads(run_lowbit("info", "--json", LOWBIT_ISA="generic").stdout)
+    facts = json.loads(run_lowbit("info", "--json", "-", LOWBIT_ISA="generic").stdout)
     assert facts["active"] == facts["forced"] == "generic"
 
 
@@ -168,7 +168,7 @@ def test_explain_names_kernel_and_limit() -> None:
     arguments = ("explain", "matmul", "70x100:100x40", "--dtype", "u8:s8:f32", "--threads", "1")
     done = run_lowbit(*arguments)
     assert done.returncode == 0, done.stderr
-    found = json.loads(run_lowbit(*arguments, "--json").stdout)
+    found = json.loads(run_lowbit(*arguments, "--json", "-").stdout)
     text = " ".join(done.stdout.split())
     assert f"kernel {found['kernel']} on {found['isa']}" in text
     assert "70x100:100x40" in text
@@ -179,7 +179,7 @@ def test_explain_names_kernel_and_limit() -> None:
 
 
 def test_explain_says_that_a_set_is_forced() -> None:
-    arguments = ("explain", "matmul", "7x10:10x4", "--json")
+    arguments = ("explain", "matmul", "7x10:10x4", "--json", "-")
     found = json.loads(run_lowbit(*arguments, LOWBIT_ISA="generic").stdout)
     assert found["isa"] == "generic"
     best = isa.available()[0]

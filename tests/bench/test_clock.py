@@ -6,12 +6,14 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lowbit.bench.core import clock as timing
 from lowbit.bench.core.clock import (
+    Elsewhere,
     Limits,
     Samples,
     interleave,
@@ -217,8 +219,35 @@ def test_paired_ratio_drops_what_both_share() -> None:
 
 
 def test_bad_limits_are_told() -> None:
-    for name in ("noise", "seconds", "least_rounds"):
+    for name in ("noise", "seconds", "least_rounds", "most_rounds"):
         with pytest.raises(ValueError, match=f"{name} is 0; it must be above 0"):
-            Limits(**{name: 0})
+            Limits(**{name: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing to time"):
         interleave({}, Limits())
+
+
+def test_whole_rounds_go_on_past_the_time_limit_and_no_further_than_asked(clock: Clock) -> None:
+    calls = {"slow": [clock.taking(5.0)] * 2, "fast": [clock.taking(0.001)] * 2}
+    limits = Limits(noise=1e-9, seconds=1, least_rounds=7, most_rounds=40, whole=True)
+    taken = interleave(calls, limits)
+    assert {name: len(one.seconds) for name, one in taken.items()} == {"slow": 7, "fast": 7}
+    calls = {"a": [clock.taking(0.001)] * 2}
+    taken = interleave(calls, replace(limits, seconds=100))
+    assert len(taken["a"].seconds) == 40
+
+
+def test_another_process_tells_its_own_seconds(clock: Clock) -> None:
+    asked: list[int] = []
+
+    def elsewhere(index: int) -> Elsewhere:
+        def seconds() -> float:
+            asked.append(index)
+            clock.now += 9.0
+            return 0.25
+
+        return Elsewhere(seconds)
+
+    limits = Limits(noise=1e-9, seconds=1, least_rounds=4, whole=True)
+    taken = interleave({"there": [elsewhere(0), elsewhere(1)]}, limits)
+    assert list(taken["there"].seconds) == [0.25] * 4
+    assert asked == [0, 1, 0, 1]

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle
 import subprocess
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from lowbit.bench.linear import run
-from lowbit.bench.linear_entries import READ, PlainRead, entries, find
-from lowbit.bench.linear_problem import (
-    ACTIVATIONS,
-    Linear,
-    LinearPlan,
-    LinearShape,
-    LinearTask,
-    Ready,
-)
-from lowbit.bench.linear_record import LinearRecord, LinearRow, means
-from lowbit.bench.linear_table import render
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
 import lowbit
-from lowbit.bench import Limits, apart, linear, linear_entries, linear_probe
-from lowbit.bench.core.record import COLD, Spread
+from lowbit.bench import Limits, Plan, Record, run
+from lowbit.bench.core import apart, probe, runner
+from lowbit.bench.core.case import Implementation, Ready, find
+from lowbit.bench.core.cpu import PlainRead
+from lowbit.bench.core.record import COLD, Row, Spread
+from lowbit.bench.peers import own_linear
+from lowbit.bench.suites.linear import Linear, means
+from lowbit.bench.suites.linear.problem import ACTIVATIONS, Layer, Task
 
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("threadpoolctl")
 
+READ = PlainRead.name
 QUICK = Limits(noise=0.5, seconds=0.02, least_rounds=3)
 # Of the largest result: what float32, bfloat16 and 8 bits make of weights and activations.
 BUDGETS = {"fp32": 1e-5, "A32": 1e-5, "bf16": 3e-2, "A16": 3e-2, "A8": 5e-2, "4bit": 5e-2}
@@ -44,15 +41,24 @@ BUDGETS = {"fp32": 1e-5, "A32": 1e-5, "bf16": 3e-2, "A16": 3e-2, "A8": 5e-2, "4b
 def _peak_measured_once() -> Iterator[None]:
     """It takes seconds, and says nothing of what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear.peak, "measure", cache(linear.peak.measure))
+        patch.setattr(runner.peak, "measure", cache(runner.peak.measure))
         yield
 
 
-def text_of(record: LinearRecord) -> str:
+def text_of(record: Record) -> str:
     console = Console(width=240)
+    options = {name: record.context[name] for name in ("group_size", "zero_points")}
+    shapes = tuple(dict.fromkeys(row.case for row in record.rows))
     with console.capture() as captured:
-        console.print(render(record))
+        console.print(Linear(shapes=shapes, **options).render(record))
     return captured.get()
+
+
+def layer(m: int, k: int, n: int, group_size: int, zero_points: bool = False) -> Layer:
+    sizes = {"M": m, "N": n, "K": k}
+    name = f"{m}x{k}:{k}x{n}"
+    options = {"group_size": group_size, "zero_points": zero_points}
+    return Layer("linear", name, sizes=sizes, **options)
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
@@ -60,8 +66,8 @@ def text_of(record: LinearRecord) -> str:
 def test_the_right_answer_is_that_of_the_dequantized_weight(
     group_size: int, zero_points: bool
 ) -> None:
-    shape = LinearShape(3, 48, 5, group_size, zero_points)
-    task = LinearTask.make(shape, 7)
+    shape = layer(3, 48, 5, group_size, zero_points)
+    task = Task.make(shape, 7)
     wanted = np.zeros((3, 5))
     for k in range(48):
         group = k // (group_size or 48)
@@ -71,7 +77,7 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
     np.testing.assert_allclose(task.x.astype(float) @ task.weight.astype(float), wanted, atol=1e-5)
     assert not (task.x.view(np.uint32) & 0xFFFF).any()  # what bfloat16 holds
     assert task.zero.min() == 8 or zero_points
-    np.testing.assert_array_equal(LinearTask.make(shape, 7).values, task.values)
+    np.testing.assert_array_equal(Task.make(shape, 7).values, task.values)
     assert task.error(wanted + 0.5 * np.abs(wanted).max()) == pytest.approx(0.5)
     with pytest.raises(ValueError, match=r"shape \(5, 3\); expected \(3, 5\)"):
         task.error(wanted.T)
@@ -82,10 +88,10 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
 def test_everybody_is_right_and_so_is_a_copy(
     k: int, n: int, group_size: int, zero_points: bool
 ) -> None:
-    task = LinearTask.make(LinearShape(5, k, n, group_size, zero_points), 1)
+    task = Task.make(layer(5, k, n, group_size, zero_points), 1)
     right = set()
-    for one in entries(LinearPlan()):
-        if one.available() is not None or one.name == READ:
+    for one in Linear().implementations():
+        if one.available(task.case) is not None or one.name == READ:
             continue
         try:
             ready = one.prepare(task, 1)
@@ -95,6 +101,7 @@ def test_everybody_is_right_and_so_is_a_copy(
             continue
         suffix = next(end for end in BUDGETS if one.name.endswith(end))
         assert 0 < task.error(result) < BUDGETS[suffix], one.name
+        assert ready.again is not None
         np.testing.assert_array_equal(ready.read(ready.again()()), result)
         assert ready.nbytes >= k * n // 2
         right.add(one.name)
@@ -102,8 +109,8 @@ def test_everybody_is_right_and_so_is_a_copy(
 
 
 def test_a_copy_of_a_packed_weight_shares_nothing() -> None:
-    task = LinearTask.make(LinearShape(1, 64, 33, 32, zero_points=True))
-    ready = find("lowbit W4A32").prepare(task, 1)
+    task = Task.make(layer(1, 64, 33, 32, zero_points=True))
+    ready = find("linear", "lowbit W4A32").prepare(task, 1)
     first, second = (call.args[1] for call in (ready.call, ready.again()))  # type: ignore[attr-defined]
     assert first.nbytes == second.nbytes
     for one, other in zip(first.addresses, second.addresses, strict=True):
@@ -113,7 +120,7 @@ def test_a_copy_of_a_packed_weight_shares_nothing() -> None:
 
 @pytest.mark.parametrize("activations", list(ACTIVATIONS))
 def test_the_budget_is_for_the_chosen_columns_and_tells_a_wrong_one(activations: str) -> None:
-    task = LinearTask.make(LinearShape(2, 64, 300, 32))
+    task = Task.make(layer(2, 64, 300, 32))
     expected = task.expected(activations)
     assert len(task.columns) == 128
     assert {0, 299} <= set(task.columns)
@@ -131,34 +138,32 @@ def test_a_wrong_result_of_lowbit_stops_the_run(monkeypatch: pytest.MonkeyPatch)
     def wrong(*arguments: Any, **options: Any) -> np.ndarray:
         return lowbit.linear_dynamic(*arguments, **options) + np.float32(1)
 
-    monkeypatch.setattr(linear_entries.lowbit, "linear_weight_only", wrong)
-    plan = LinearPlan(["2x32:32x17"], ["f32"], 32, peers=False, cold=False, limits=QUICK)
-    with pytest.raises(RuntimeError, match=r"lowbit W4A32 computes 2x32:32x17 wrongly: .* a bug"):
-        run(plan)
+    monkeypatch.setattr(own_linear.lowbit, "linear_weight_only", wrong)
+    with pytest.raises(RuntimeError, match=r"lowbit W4A32 computes .* wrongly: .* a bug"):
+        run(Linear(("2x32:32x17",), "f32", 32), Plan(peers=False, limits=QUICK))
 
 
 @pytest.fixture(scope="module")
-def record() -> LinearRecord:
+def record() -> Record:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "_copies", lambda nbytes: 3)
-        patch.setattr(linear, "_COLD_SHARE", 0.0)
-        shapes = ["1x64:64x33", "3x64:64x33", "130x64:64x33", "1x64:64x33"]
-        plan = LinearPlan(shapes, ["f32", "int8"], 32, peers=False, limits=QUICK)
-        return run(plan)
+        patch.setattr(runner, "_copies", lambda nbytes, least: 3)
+        patch.setattr(runner, "_COLD_SHARE", 0.0)
+        shapes = ("1x64:64x33", "3x64:64x33", "130x64:64x33", "1x64:64x33")
+        return run(Linear(shapes, "f32,int8", 32), Plan(peers=False, cold=True, limits=QUICK))
 
 
-def test_a_record_holds_every_row(record: LinearRecord) -> None:
+def test_a_record_holds_every_row(record: Record) -> None:
     names = ["lowbit W4A32", "lowbit W4A8", "lowbit W8A8", READ]
     shapes = ["1x64:64x33", "3x64:64x33", "130x64:64x33"]
-    assert [(row.shape, row.weights, row.implementation) for row in record.rows] == [
+    assert [(row.case, row.weights, row.implementation) for row in record.rows] == [
         (shape, weights, name) for shape in shapes for weights in ("warm", "cold") for name in names
     ]
     assert not record.absent
     for row in record.rows:
         assert row.seconds.p10 <= row.seconds.median <= row.seconds.p90
         reads = row.implementation == READ
-        assert (row.error is None) == (row.operations == 0) == (row.read_share is None) == reads
-        assert set(row.ratios) == {"f32", "int8"} - {row.activations}
+        assert (row.error is None) == (row.operations == 0) == (row.limit_share is None) == reads
+        assert set(row.ratios) == {"lowbit W4A32", "lowbit W4A8"} - {row.implementation}
         assert row.gbs == pytest.approx(row.weight_bytes / row.seconds.median / 1e9)
         assert row.calls == 1 or row.weights == "warm"
     assert len({row.name for row in record.rows}) == len(record.rows)
@@ -166,10 +171,10 @@ def test_a_record_holds_every_row(record: LinearRecord) -> None:
     assert [one["run_name"] for one in parsed["benchmarks"]] == [row.name for row in record.rows]
     assert parsed["context"]["group_size"] == 32
     assert parsed["context"]["distribution"].startswith("4-bit weights uniform")
-    assert len(parsed["means"]) == 2 * 2 * 3  # of W8A8: warm and cold, two of ours, three sizes
+    assert len(parsed["summary"]) == 2 * 2 * 3  # of W8A8: warm and cold, two of ours, three sizes
 
 
-def test_the_table_shows_rates_that_fit_the_size(record: LinearRecord) -> None:
+def test_the_table_shows_rates_that_fit_the_size(record: Record) -> None:
     text = text_of(record)
     assert "4-bit weights, groups of 32, symmetric; seed 0" in text
     small, large = (
@@ -185,77 +190,82 @@ def test_the_table_shows_rates_that_fit_the_size(record: LinearRecord) -> None:
     assert places == sorted(places)
 
 
-def test_means_are_geometric_and_name_the_worst(record: LinearRecord) -> None:
+def test_means_are_geometric_and_name_the_worst(record: Record) -> None:
     first = next(row for row in record.rows if row.implementation == "lowbit W8A8")
 
-    def row(shape: str, ratio: float) -> LinearRow:
-        return replace(first, shape=shape, ratios={"f32": Spread(ratio, ratio, ratio)})
+    def row(m: int, ratio: float) -> Row:
+        ratios = {"lowbit W4A32": Spread(ratio, ratio, ratio)}
+        return msgspec.structs.replace(first, case=f"{m}x8:8x8", sizes={"M": m}, ratios=ratios)
 
-    rows = [row("128x8:8x8", 2.0), row("256x8:8x8", 8.0), row("1x8:8x8", 3.0)]
-    large, one = sorted(means(rows), key=lambda mean: -mean.rows)
-    assert (large.sizes, large.rows, large.worst_shape) == ("M from 128", 2, "128x8:8x8")
-    assert large.geometric_mean == pytest.approx(4)
-    assert large.worst == 2
-    assert (one.sizes, one.geometric_mean) == ("M = 1", pytest.approx(3))
+    rows = [row(128, 2.0), row(256, 8.0), row(1, 3.0)]
+    large, one = sorted(means(rows), key=lambda mean: -mean["rows"])
+    place = ("sizes", "rows", "worst_shape")
+    assert tuple(large[name] for name in place) == ("M from 128", 2, "128x8:8x8")
+    assert large["geometric_mean"] == pytest.approx(4)
+    assert large["worst"] == 2
+    assert (one["sizes"], one["geometric_mean"]) == ("M = 1", pytest.approx(3))
 
 
-class Fake:
+class Fake(Implementation):
     """A peer without a library, whose product is that of float32."""
 
-    activations = ""
-    isolated = False
     fallback = True
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def available(self) -> str | None:
+    def available(self, case: Any) -> str | None:
         return "it is elsewhere" if self.name == "absent" else None
 
     def library(self) -> tuple[str, str]:
         return "nobody's", "0"
 
-    def note(self) -> str:
+    def note(self, case: Any) -> str:
         return "made up"
 
-    def prepare(self, task: LinearTask, threads: int) -> Ready:
-        call = partial(np.matmul, task.x, task.weight)
-        return Ready(call, task.weight.nbytes, lambda: call)
+    def prepare(self, problem: Task, threads: int) -> Ready:
+        call = partial(np.matmul, problem.x, problem.weight)
+        return Ready(call, nbytes=problem.weight.nbytes, again=lambda: call)
+
+
+class Some(Linear):
+    """With two that are made up."""
+
+    def implementations(self) -> Sequence[Implementation]:
+        return find("linear", "lowbit W4A8"), Fake("fake"), Fake("absent"), PlainRead()
 
 
 @pytest.mark.parametrize("plain_loop", [True, False])
 def test_a_plain_loop_is_measured_once(monkeypatch: pytest.MonkeyPatch, plain_loop: bool) -> None:
-    def some(plan: LinearPlan) -> tuple[Linear, ...]:
-        return find("lowbit W4A8"), Fake("fake"), Fake("absent"), PlainRead()
-
-    monkeypatch.setattr(linear, "entries", some)
-    monkeypatch.setattr(linear, "_PLAIN_LOOP", 0.0 if plain_loop else np.inf)
-    plan = LinearPlan(["1x32:32x16", "2x32:32x16"], ["int8"], 8, threads=(1, 2), limits=QUICK)
-    record = run(plan)
-    places = [(row.shape, row.threads) for row in record.rows if row.implementation == "fake"]
-    everywhere = [(shape, threads) for shape in plan.shapes for threads in (1, 2)]
+    monkeypatch.setattr(runner, "_PLAIN_LOOP", 0.0 if plain_loop else np.inf)
+    suite = Some(("1x32:32x16", "2x32:32x16"), "int8", 8)
+    record = run(suite, Plan(threads=(1, 2), cold=True, limits=QUICK))
+    places = [(row.case, row.threads) for row in record.rows if row.implementation == "fake"]
+    everywhere = [(shape, threads) for shape in suite.shapes for threads in (1, 2)]
     assert places == (everywhere[:1] if plain_loop else everywhere)
     text = text_of(record)
-    assert "not run: absent at 1x32:32x16, 2x32:32x16: it is elsewhere" in text
+    assert "not run: absent: it is elsewhere" in text
     assert "fake: made up" in text
     loop = "a plain loop here: measured once, at 1x32:32x16 with 1 thread"
     assert (loop in text) == plain_loop
-    assert "not run: cold weights at 1x32:32x16" in text
+    assert "not run: cold weights" in text
 
 
 def test_copies_that_memory_cannot_hold_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_COLD_SHARE", 0.0)
-    monkeypatch.setattr(linear, "_MOST_MEMORY", 1e-6)
-    monkeypatch.setattr(linear, "_MOST_COPIES", 1 << 30)  # however large the caches are
-    plan = LinearPlan(["1x512:512x512"], ["int8"], peers=False, limits=QUICK)
-    (reason,) = (one.reason for one in run(plan).absent if one.implementation == COLD)
+    monkeypatch.setattr(runner, "_COLD_SHARE", 0.0)
+    monkeypatch.setattr(runner, "_MOST_MEMORY", 1e-6)
+    monkeypatch.setattr(runner, "_MOST_COPIES", 1 << 30)  # however large the caches are
+    suite = Linear(("1x512:512x512",), "int8")
+    found = run(suite, Plan(peers=False, cold=True, limits=QUICK))
+    (reason,) = (one.reason for one in found.absent if one.implementation == COLD)
     assert reason.startswith("copies that exceed the caches would take ")
 
 
 def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shapes = [LinearShape(m, 32, n, 32) for m, n in ((1, 16), (900, 16), (1, 17), (1, 18), (1, 19))]
+    suite = Linear(("1x32:32x16",), "int8", 32)
+    several = [layer(m, 32, n, 32) for m, n in ((1, 16), (900, 16), (1, 17), (1, 18), (1, 19))]
     asked: list[list[tuple[int, int]]] = []
     answers = iter(
         [
@@ -265,56 +275,54 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     )
 
     def process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        asked.append([(one["m"], one["n"]) for one in json.loads(command[-1])])
+        task = pickle.loads(base64.b64decode(command[-1]))
+        asked.append([(one.sizes["M"], one.sizes["N"]) for one in task[2]])
         return subprocess.CompletedProcess(command, *next(answers))
 
     monkeypatch.setattr(apart.subprocess, "run", process)
-    found = linear_probe.attempt(Fake("fake"), [*shapes[:1], *shapes[2:]], 0)
+    found = probe.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0).reasons
     assert asked == [[(1, 16), (1, 17), (1, 18), (1, 19)], [(1, 19)]]
     assert found == {
-        shapes[2]: "odd N",
-        shapes[3]: "crashed (SIGSEGV) when tried in a process of its own",
-        shapes[4]: "failed when tried in a process of its own: KeyError: 'x'",
+        several[2]: "odd N",
+        several[3]: "crashed (SIGSEGV) when tried in a process of its own",
+        several[4]: "failed when tried in a process of its own: KeyError: 'x'",
     }
     answers = iter([(0, '{"refused": null}\n{"refused": "too many rows"}', "")])
-    assert linear_probe.attempt(Fake("fake"), shapes[:2], 0) == {shapes[1]: "too many rows"}
+    tried = probe.attempt(suite, Fake("fake"), several[:2], 0).reasons
+    assert tried == {several[1]: "too many rows"}
     assert asked[-1] == [(1, 16), (16, 16)]
 
 
 def test_torchs_own_refusal_is_one_line() -> None:
     pytest.importorskip("torch")
-    shapes = [LinearShape(1, 48, 16, size) for size in (24, 48, 0)]
-    found = linear_probe.attempt(
-        find("torch int4pack bf16"), [*shapes, LinearShape(1, 64, 16, 32)], 0
-    )
-    assert list(found) == shapes
-    for reason in found.values():
+    one = find("linear", "torch int4pack bf16")
+    for size in (24, 48, 0):
+        suite = Linear(("1x48:48x16",), group_size=size)
+        (reason,) = probe.attempt(suite, one, suite.cases(), 0).reasons.values()
         assert reason.startswith("refused: ")
         assert "expect qGroupSize to be 32, 64, 128 or 256" in reason
+    suite = Linear(("1x64:64x16",), group_size=32)
+    assert not probe.attempt(suite, one, suite.cases(), 0).reasons
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shapes": []}, "shapes is empty; give at least one"),
-        ({"threads": ()}, "threads is empty"),
-        ({"threads": (1, 0)}, "threads is 0; it must be at least 1"),
-        ({"activations": ["f64"]}, "activations 'f64' are not known; known are f32, bf16, int8"),
-        ({"group_size": -8}, "group_size is -8; it must be a multiple of 8, or 0"),
-        ({"group_size": 12}, "group_size is 12; it must be a multiple of 8"),
-        ({"shapes": ["1x8:9x8"]}, "the inner sizes differ, 8 and 9"),
-        ({"shapes": ["1x96:96x8"]}, "K = 96 must be a multiple of the group size, 64"),
-        ({"shapes": ["900000x64:64x9000000"]}, "and this machine has"),
+        ({"shapes": ()}, "shapes is empty; give at least one"),
+        ({"activations": "f64"}, "activations 'f64' are not known; known are f32, bf16, int8"),
+        (
+            {"group_size": -8},
+            "a positive multiple of 8, got -8; 0 is one scale a column",
+        ),
+        ({"group_size": 12}, "group_size must be a positive multiple of 8, got 12"),
+        ({"shapes": ("1x8:9x8",)}, "the inner sizes differ, 8 and 9"),
+        ({"shapes": ("1x96:96x8",)}, "K = 96 must be a multiple of the group size, 64"),
+        ({"shapes": ("900000x64:64x9000000",)}, "and this machine has"),
     ],
 )
 def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        LinearPlan(**{"shapes": ["1x64:64x8"], "group_size": 64, **change})
-
-
-def test_unknown_entries_are_told() -> None:
-    with pytest.raises(ValueError, match="no entry 'torch'; known are lowbit W4A32, "):
-        find("torch")
+        Linear(**{"shapes": ("1x64:64x8",), "group_size": 64, **change})
 
 
 def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
@@ -324,8 +332,8 @@ def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
     done = run_lowbit(*arguments, *limits, without="torch")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "not run: lowbit W4A16 at 2x64:64x32: torch is not installed" in text
-    assert "not run: torch fp32 at 2x64:64x32: torch is not installed" in text
+    assert "not run: lowbit W4A16: torch is not installed" in text
+    assert "not run: torch fp32: torch is not installed" in text
     assert "4-bit weights, groups of 32, with zero points" in text
     parsed = json.loads(target.read_text())
     assert [one["implementation"] for one in parsed["benchmarks"]] == [
@@ -341,7 +349,7 @@ def test_the_command_works_without_torch_and_says_so(tmp_path: Path) -> None:
     [
         (["8x8"], 2, "shape '8x8' is not understood; write MxK:KxN"),
         (["--activations", "fp8"], 2, "activations 'fp8' are not known"),
-        (["--group-size", "100"], 2, "group_size is 100"),
+        (["--group-size", "100"], 2, "group_size must be a positive multiple of 8, got 100"),
         (["--threads", "one"], 2, "threads 'one' is not understood"),
         (["--json", "missing/record.json"], 1, "missing/record.json: No such file or directory"),
     ],

@@ -6,15 +6,17 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lowbit.cli.app import JsonFile, command, opened, refuse
-from lowbit.lab.report import CheckResult
 from lowbit.registry.extras import explained
+
+if TYPE_CHECKING:
+    from lowbit.lab.report import CheckResult
 
 
 @command("check", example="check long_softmax --json report.json")
@@ -47,7 +49,8 @@ def check(
     --all is given. Exit code: 0 if all is right, 1 if something is wrong with a kernel, 2 if it
     could not be checked.
     """
-    shown, results = _Shown(every), list[CheckResult]()
+    shown = _Shown(every)
+    results: list[CheckResult] = []
     try:
         with opened(json_file) as stream, shown.progress:
             for result in _checked(what, device, stop=not every, tell=shown.tell):
