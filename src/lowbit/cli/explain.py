@@ -1,4 +1,4 @@
-"""The command `lowbit explain gemm`."""
+"""The command `lowbit explain matmul`."""
 
 from __future__ import annotations
 

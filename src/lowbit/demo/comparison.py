@@ -40,7 +40,6 @@ _TIMED_SENTENCES = 16  # different ones that the runs at one sentence go through
 # Timing stops early after these seconds, if there are enough runs.
 _SECONDS = 15.0
 _FEWEST_RUNS = {1: 20, BATCH: 6}
-_NEVER = 1e-9  # how well medians are to be known, for all runs to be made
 _TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 
 FP32 = "fp32"
@@ -226,7 +225,7 @@ def _time(
     ):
         calls = {n: [one.call(size, index) for index in indices] for n, one in runners.items()}
         least = min(_FEWEST_RUNS[size], rounds)
-        limits = Limits(_NEVER, _SECONDS, least, most_rounds=rounds, whole=True)
+        limits = Limits(seconds=_SECONDS, least_rounds=least, most_rounds=rounds, whole=True)
         with steps.step(title, rounds) as done:
             for several in calls.values():  # what a first call finds out is not to be timed
                 for call in several:

@@ -49,7 +49,8 @@ class Limits:
     """When to stop: once every median is known to `noise` (half the 95 % interval, relative)
     after at least `least_rounds` turns, when `seconds` have passed, or after `most_rounds`.
 
-    whole: nobody stops before the others, and all have `least_rounds` even past the time limit.
+    whole: nobody stops before the others, all have `least_rounds` even past the time limit, and
+    that the medians are known stops nothing.
     """
 
     noise: float = 0.01
@@ -251,10 +252,10 @@ def interleave(
             used = (time.perf_counter() - start) / limits.seconds
             if on_round is not None:
                 on_round(min(used, 1.0))
-            if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
-                break
             if limits.whole:
                 continue
+            if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
+                break
             if rounds == 1:
                 going = _hopeful(turns, limits)
             if rounds == _STRAGGLER_ROUNDS:

@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     runs_on: str | None = None
     note: str = ""
     seconds: Spread
-    cpu_seconds: float
+    cpu_seconds: float | None = None
     noise: float | None
     rounds: int
     calls: int
@@ -178,12 +178,13 @@ def _benchmark(row: Row, fields: dict[str, Any], index: int) -> dict[str, Any]:
         "repetitions": row.rounds,
         "iterations": row.rounds * row.calls,
         "real_time": median * 1e9,
-        "cpu_time": row.cpu_seconds * 1e9,
+        "cpu_time": None if row.cpu_seconds is None else row.cpu_seconds * 1e9,
         "time_unit": "ns",
         "items_per_second": row.operations / median,
         "bytes_per_second": (row.weight_bytes or row.bytes) / median,
     }
-    return {**theirs, **fields, "gops": row.gops}
+    told = {name: value for name, value in theirs.items() if value is not None}
+    return {**told, **fields, "gops": row.gops}
 
 
 def groups(rows: Sequence[Row], *names: str) -> list[list[Row]]:
