@@ -111,9 +111,9 @@ BEYOND = r"must be within float32, ±3.4e38, got"
         (lambda: Clamp(0, 10**400), ValueError, f"high of Clamp {BEYOND} more"),
         (lambda: Clamp(-1e39, 0), ValueError, rf"low of Clamp {BEYOND} -1e\+39"),
         (lambda: Clamp(float("nan"), 0), ValueError, "wrong order, or NaN"),
-        (lambda: _scaled(steps=5), TypeError, r"sequence of steps, \(5,\), got 5"),
-        (lambda: _scaled(steps=Clamp(0, 1)), TypeError, "sequence of steps"),
-        (lambda: _scaled(steps=([],)), TypeError, r"a step is a name or a Clamp, got \[\]"),
+        (lambda: _scaled(post_ops=5), TypeError, r"must be a sequence, \(5,\), got 5"),
+        (lambda: _scaled(post_ops=Clamp(0, 1)), TypeError, "must be a sequence"),
+        (lambda: _scaled(post_ops=([],)), TypeError, r"is a name or a Clamp, got \[\]"),
         (lambda: _scaled(a_scale=10**400), ValueError, f"a_scale {BEYOND} more"),
         (lambda: _scaled(a_scale=1e39), ValueError, rf"a_scale {BEYOND} 1e\+39"),
         (lambda: _scaled(a_scale=np.full(M, -1e39)), ValueError, rf"a_scale {BEYOND} -1e\+39"),
@@ -172,12 +172,12 @@ def test_results_larger_than_any_memory(function: str, rows: int) -> None:
 
 def test_bounds_are_numbers_of_a_call_and_compile_nothing() -> None:
     real = _scaled()
-    first = _scaled(steps=(Clamp(-1.0, 1.0),))
+    first = _scaled(post_ops=(Clamp(-1.0, 1.0),))
     programs = len(product._programs)
     np.testing.assert_array_equal(first, real.clip(-1, 1))
     for bound in range(60):
         low, high = -bound / 8, bound / 4
-        bounded = _scaled(steps=(Clamp(low, high),))
+        bounded = _scaled(post_ops=(Clamp(low, high),))
         np.testing.assert_array_equal(bounded, real.clip(low, high))
     assert len(product._programs) == programs
 
@@ -186,6 +186,6 @@ def test_each_step_has_its_own_numbers() -> None:
     real = _scaled()
     steps = (Clamp(-3.0, 5.0), "relu", Clamp(1.0, 4.0))
     expected = np.maximum(real.clip(-3, 5), 0).clip(1, 4)
-    np.testing.assert_array_equal(_scaled(steps=steps), expected)
-    quantized = _scaled(steps=steps, out_dtype="uint8", out_scale=0.25, out_zero_point=3)
+    np.testing.assert_array_equal(_scaled(post_ops=steps), expected)
+    quantized = _scaled(post_ops=steps, out_dtype="uint8", out_scale=0.25, out_zero_point=3)
     np.testing.assert_array_equal(quantized, np.rint(expected * 4) + 3)

@@ -292,8 +292,8 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
 @pytest.mark.slow
 class TestWhole:
     def test_result(self, short_run: tuple[object, str, Path]) -> None:
-        from lowbit import ops
         from lowbit.demo.result import DemoResult
+        from lowbit.product.dispatch import active_kernel
 
         result = short_run[0]
         assert isinstance(result, DemoResult)
@@ -309,7 +309,7 @@ class TestWhole:
             assert 0.95 < four_bits.quality.mean_cosine < ours.quality.mean_cosine
             assert four_bits.bytes_on_disk < 0.95 * ours.bytes_on_disk
         assert exact.bytes_on_disk > 85e6
-        assert (result.kernel, result.instruction_set) == ops.active_kernel("linear_dynamic")
+        assert (result.kernel, result.instruction_set) == active_kernel()
         assert (result.sentences, result.threads) == (40, 1)
 
     def test_text_and_json_say_the_same(self, short_run: tuple[object, str, Path]) -> None:

@@ -11,30 +11,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowbit import dispatch
-from lowbit.dispatch import Plan, Request
+from lowbit.api import pack
 from lowbit.isa import SETS, active, available, chain, get, host
 from lowbit.jit import threads
 from lowbit.jit.memory import Access
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel
-from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
-from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel
+from lowbit.kernels.cpu.integer.product import product as product_kernel
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
-from lowbit.ops import pack
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.product import dispatch
+from lowbit.product import prepare as prepare_module
+from lowbit.product.dispatch import Plan
+from lowbit.product.prepare import PreparedProduct, prepare
+from lowbit.product.product import Product
 
-INTEGER = Source("u8"), Epilogue()
 SIZES = st.one_of(st.integers(1, 40), st.integers(1, 5000))
 
 
-def plan(isa: str, m: int, n: int, k: int, threads: int | None = 1) -> Plan:
-    return dispatch.plan(Request(isa, m, n, k, *INTEGER, threads))
+def product(isa: str, m: int, n: int, k: int, threads: int = 1) -> Product:
+    return Product(m, Bytes(), (k, 1), PanelFormat(k, n, "int8"), isa, threads)
 
 
-def items(plan: Plan, rows: int) -> Iterator[tuple[range, range]]:
+def plan(isa: str, m: int, n: int, k: int, threads: int = 1) -> Plan:
+    return dispatch.plan(product(isa, m, n, k, threads))
+
+
+def items(plan: Plan, rows: int, n: int) -> Iterator[tuple[range, range]]:
     """The (rows, panels) of each item of a chunk, as the frame in product.py cuts them."""
-    step_rows = plan.block_rows * plan.shape.depth
-    steps, panels = blocks(rows, step_rows), blocks(plan.request.n, PANEL)
+    step_rows = plan.block_rows * plan.shape.row_blocks
+    steps, panels = blocks(rows, step_rows), blocks(n, PANEL)
     across = blocks(panels, plan.item_panels)
     for item in range(blocks(steps, plan.item_steps) * across):
         first_step, first_panel = item // across * plan.item_steps, item % across * plan.item_panels
@@ -54,7 +61,7 @@ def test_items_cover_the_output_once(isa: str, m: int, n: int, k: int, threads: 
     first, seen = 0, np.zeros((m, panels), np.int8)
     while first < m:
         rows = min(made.chunk_rows, m - first)
-        for some_rows, some_panels in items(made, rows):
+        for some_rows, some_panels in items(made, rows, n):
             assert some_rows
             assert some_panels
             seen[
@@ -70,7 +77,7 @@ def test_items_cover_the_output_once(isa: str, m: int, n: int, k: int, threads: 
 )
 def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) -> None:
     made = plan(isa, m, n, k, threads)
-    step_rows = made.block_rows * made.shape.depth
+    step_rows = made.block_rows * made.shape.row_blocks
     assert made.item_panels % made.shape.panels == 0
     assert made.shape.rows in (0, made.block_rows)
     assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
@@ -81,8 +88,8 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
         assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
         packed_rows = blocks(made.chunk_rows, step_rows) * step_rows
         assert made.packed_bytes == packed_rows * padded_k(k)
-    assert made.micro.refuses(Demand(m, n, k)) == ""
-    assert made.micro.isa in [one.name for one in chain(get(isa))]
+    assert made.micro.refuses(KernelQuery(m, n, k)) == ""
+    assert made.micro.isa in chain(get(isa))
 
 
 @pytest.mark.parametrize("isa", available())
@@ -105,15 +112,15 @@ def test_the_kernel_stores_each_element_once(
         "packed": np.zeros(made.packed_bytes, np.uint8),
         "row_scale": None, "row_zero": None, "row_sum": None,
         "panels": packed.panels, "column_sum": packed.column_sums,
-        "residual_stride": 0, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
         "block_rows": made.block_rows, "item_steps": made.item_steps,
         "item_panels": made.item_panels,
         "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
     }  # fmt: skip
-    source, epilogue = INTEGER
-    product.interpret(
-        get(made.micro.isa), arguments, trace,
-        micro=made.micro, shape=made.shape, source=source, epilogue=epilogue, fused=True,
+    asked = product(isa, m, n, k)
+    product_kernel.interpret(
+        made.micro.isa, arguments, trace, micro=made.micro, shape=made.shape,
+        a_format=asked.a, epilogue=asked.epilogue, fused=made.fused,
     )  # fmt: skip
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
     stored = np.zeros(out.nbytes, np.int8)
@@ -127,10 +134,10 @@ def test_the_kernel_stores_each_element_once(
 def test_long_left_operands_are_served_in_chunks() -> None:
     """What is quantized at a time stays near a bound, unless K alone exceeds it."""
     name, k = active().name, 60_000
-    source, epilogue = Source("f32"), Epilogue(a_zero=True, out="f32")
 
-    def of(m: int, k: int) -> dispatch.Plan:
-        return dispatch.plan(dispatch.Request(name, m, 16, k, source, epilogue))
+    def of(m: int, k: int) -> Plan:
+        asked = product(name, m, 16, k)._replace(a=Quantized(), output="f32")
+        return dispatch.plan(asked)
 
     made = of(5000, k)
     assert made.chunk_rows < 5000
@@ -143,51 +150,48 @@ def test_long_left_operands_are_served_in_chunks() -> None:
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1, 4096, 4096), (4096, 16, 512)])
 def test_there_is_work_for_every_thread(sizes: tuple[int, int, int], count: int) -> None:
     made = plan(active().name, *sizes, count)
-    assert len(list(items(made, made.chunk_rows))) >= count
+    assert len(list(items(made, made.chunk_rows, sizes[1]))) >= count
 
 
 def test_one_thread_gets_no_more_items_than_its_cache_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "caches", lambda: {"L1d": 1 << 20, "L2": 1 << 30, "L3": 1 << 30})
-    monkeypatch.setattr(dispatch, "_plans", {})
-    assert len(list(items(plan(active().name, 500, 500, 500), 500))) == 1
+    assert len(list(items(plan(active().name, 500, 500, 500), 500, 500))) == 1
 
 
 def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "max_threads", lambda: 6)
-    assert dispatch.thread_count(1, 1, 1) == 1
-    assert dispatch.thread_count(64, 64, 64) == 1
-    counts = [dispatch.thread_count(m, 256, 256) for m in range(1, 400)]
+    most = dispatch.threads_key(None)
+    assert dispatch.thread_count(1, 1, 1, most) == 1
+    assert dispatch.thread_count(64, 64, 64, most) == 1
+    counts = [dispatch.thread_count(m, 256, 256, most) for m in range(1, 400)]
     assert counts == sorted(counts)
     assert set(counts) == set(range(1, 7))
-    assert dispatch.thread_count(4096, 4096, 4096) == 6
+    assert dispatch.thread_count(4096, 4096, 4096, most) == 6
 
 
 def test_a_wanted_number_of_threads_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "max_threads", lambda: 6)
     for wanted, size in combinations((1, 2, 6), (1, 4096)):
-        assert dispatch.thread_count(size, size, size, wanted) == wanted
+        key = dispatch.threads_key(wanted)
+        assert dispatch.thread_count(size, size, size, key) == wanted
     for wanted in (0, -1):
         with pytest.raises(ValueError, match=f"of at least 1, got {wanted}"):
-            dispatch.thread_count(8, 8, 8, wanted)
+            dispatch.threads_key(wanted)
 
 
-def test_plans_are_kept_and_do_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_plans", {})
-    monkeypatch.setattr(dispatch, "_MOST_PLANS", 10)
+def test_products_are_kept_prepared() -> None:
     name = active().name
-    first = plan(name, 7, 7, 7)
-    assert plan(name, 7, 7, 7) is first
-    assert plan(name, 7, 7, 7, 2) is not first
-    for m in range(1, 100):
-        assert plan(name, m, 7, 7).request.m == m
-        assert len(dispatch._plans) <= 10
+    first = prepare(product(name, 7, 7, 7))
+    assert prepare(product(name, 7, 7, 7)) is first
+    assert prepare(product(name, 7, 7, 7, 2)) is not first
+    assert prepare.cache_info().maxsize == prepare_module.KEPT
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *sets: str) -> tuple[MicroKernel, ...]:
     """Take the kernels of these sets away; returns what is left."""
-    left = tuple(micro for micro in dispatch.micro_kernels() if micro.isa not in sets)
+    left = tuple(micro for micro in dispatch.micro_kernels() if micro.isa.name not in sets)
     monkeypatch.setattr(dispatch, "micro_kernels", lambda: left)
     return left
 
@@ -198,26 +202,26 @@ def test_a_set_without_kernels_is_served_by_the_next(
 ) -> None:
     """Down the whole chain, one set after another; for sets that this machine lacks, too."""
     sets = chain(SETS[name])
-    assert dispatch.consider(sets[0], Demand(8, 8, 8))[-1].isa is sets[0]
+    assert dispatch.consider(sets[0], KernelQuery(8, 8, 8))[-1].isa is sets[0]
     gone = []
     for upper, lower in pairwise(sets):
         gone.append(upper.name)
         without(monkeypatch, *gone)
-        seen = dispatch.consider(sets[0], Demand(8, 8, 8))
+        seen = dispatch.consider(sets[0], KernelQuery(8, 8, 8))
         assert [c.why for c in seen if c.isa is upper] == [f"there is no kernel for {upper.name}"]
         assert (seen[-1].isa, seen[-1].why) == (lower, "")
         assert seen[-1].micro
-        assert seen[-1].micro.isa == lower.name
+        assert seen[-1].micro.isa is lower
     without(monkeypatch, *SETS)
     with pytest.raises(RuntimeError, match=f"no kernel for {name} or what it falls back to"):
-        dispatch.consider(sets[0], Demand(8, 8, 8))
+        dispatch.consider(sets[0], KernelQuery(8, 8, 8))
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_kernel_that_refuses_says_why_and_does_not_serve(name: str) -> None:
     """Those for weights that are proven not to saturate come first, and only for such weights."""
-    proven = dispatch.consider(SETS[name], Demand(64, 64, 64, 0))
-    unproven = dispatch.consider(SETS[name], Demand(64, 64, 64))
+    proven = dispatch.consider(SETS[name], KernelQuery(64, 64, 64, 0))
+    unproven = dispatch.consider(SETS[name], KernelQuery(64, 64, 64))
     refused = [c for c in unproven if c.micro and c.why]
     assert all("16-bit sums could saturate" in c.why for c in refused)
     assert dispatch.wants_proof(name) is (proven[-1] != unproven[-1])
@@ -226,13 +230,13 @@ def test_a_kernel_that_refuses_says_why_and_does_not_serve(name: str) -> None:
 
 def test_the_next_set_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole product when the best set has lost its kernels."""
-    from lowbit import matmul
-
-    monkeypatch.setattr(dispatch, "_plans", {})
     left = without(monkeypatch, *(name for name in SETS if name != "generic"))
     rng = np.random.default_rng(1)
     a = rng.integers(0, 256, (19, 70)).astype(np.uint8)
     b = rng.integers(-128, 128, (70, 33)).astype(np.int8)
-    np.testing.assert_array_equal(matmul(a, b), a.astype(np.int32) @ b)
-    assert {p.micro for p in dispatch._plans.values()} <= set(left)
-    assert len(dispatch._plans) == 1
+    packed, out = pack(b), np.zeros((19, 33), np.int32)
+    prepared = PreparedProduct(product(active().name, 19, 33, 70))
+    prepared.run(a, packed.addresses, out, 33)
+    np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
+    assert prepared.plan
+    assert prepared.plan.micro in left

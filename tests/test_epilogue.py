@@ -14,8 +14,8 @@ from lowbit.isa import SETS, available
 from lowbit.isa.types import F32Pointer, Int
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.epilogue import Clamp
-from lowbit.kernels.cpu.shared.functions import FUNCTIONS
+from lowbit.kernels.cpu.shared.post_op import Elementwise, post_ops
+from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.numerics import quantize_rows
 from lowbit.spec.operations.products import matmul_scaled
 from lowbit.spec.post_ops import FUNCTIONS as MEANINGS
@@ -33,11 +33,16 @@ ISAS = pytest.mark.parametrize(
 )
 
 
+FUNCTIONS = [name for name, one in post_ops.load().items() if isinstance(one, Elementwise)]
+
+
 @kernel
 def apply(k: Builder, x: F32Pointer, y: F32Pointer, n: Int, *, function: str) -> None:
     """y = function(x), n a multiple of 16."""
+    chosen = post_ops.get(function)
+    assert isinstance(chosen, Elementwise)
     for i in k.range(0, n, 16):
-        (y + i).store(FUNCTIONS[function]((x + i).load(16)))
+        (y + i).store(chosen.function((x + i).load(16)))
 
 
 @ISAS
@@ -102,7 +107,7 @@ PROBLEM = _problem()
 
 def _call(steps: tuple[Any, ...], **more: Any) -> Any:
     operands = {name: PROBLEM[name] for name in ("bias", "residual") if name in steps}
-    return lowbit.matmul_scaled(**PROBLEM["call"], **operands, steps=steps, **more)
+    return lowbit.matmul_scaled(**PROBLEM["call"], **operands, post_ops=steps, **more)
 
 
 @ISAS
@@ -168,14 +173,14 @@ def test_nan_is_the_same_bits_everywhere(steps: Any, out_dtype: str, isa: str) -
         if name in steps:
             operand = call[name] = PROBLEM[name].copy()
             operand[..., :5], operand[..., 5] = NANS[::-1].view(np.float32), -np.inf
-    result = lowbit.matmul_scaled(**call, steps=steps, out_dtype=out_dtype, isa=isa)
+    result = lowbit.matmul_scaled(**call, post_ops=steps, out_dtype=out_dtype, isa=isa)
     bits = result.view(np.uint32 if out_dtype == "float32" else np.uint16)
     nan = 0x7FC00000 if out_dtype == "float32" else 0x7FC0
     assert (bits[:7] == nan).all()
     largest = 0x7F800000 if out_dtype == "float32" else 0x7F80
     is_nan = bits & (0x7FFFFFFF if out_dtype == "float32" else 0x7FFF) > largest
     assert (bits[is_nan] == nan).all()
-    generic = lowbit.matmul_scaled(**call, steps=steps, out_dtype=out_dtype, isa="generic")
+    generic = lowbit.matmul_scaled(**call, post_ops=steps, out_dtype=out_dtype, isa="generic")
     np.testing.assert_array_equal(bits, generic.view(bits.dtype))
 
 
@@ -187,18 +192,19 @@ def test_linear_dynamic_takes_steps() -> None:
     bias, residual = PROBLEM["bias"], PROBLEM["residual"][:9]
     steps = ("bias", "gelu", "residual")
     parts = lowbit.matmul_scaled(
-        q, b, a_scale=scale, a_zero_point=zero, bias=bias, residual=residual, steps=steps
+        q, b, a_scale=scale, a_zero_point=zero, bias=bias, residual=residual, post_ops=steps
     )
-    whole = lowbit.linear_dynamic(x, b, bias, residual=residual, steps=steps)
+    whole = lowbit.linear_dynamic(x, b, bias, residual=residual, post_ops=steps)
     np.testing.assert_array_equal(whole, parts)
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"steps": ("tanh",)}, "no step is called 'tanh'; known: bias, residual, relu"),
-        ({"steps": ("bias",), "bias": None}, "the step 'bias' needs the argument bias"),
-        ({"steps": (), "residual": np.zeros(SIZES[:2], np.float32)}, "residual is given, but"),
+        ({"post_ops": ("clamp",)}, "post-operation 'clamp' needs numbers"),
+        ({"post_ops": ("tanh",)}, "no post-operation is called 'tanh'; known: .*gelu_tanh"),
+        ({"post_ops": ("bias",), "bias": None}, "'bias' needs the argument bias"),
+        ({"post_ops": (), "residual": np.zeros(SIZES[:2], np.float32)}, "residual is given, but"),
         ({"residual": np.zeros((2, 2), np.float32)}, r"residual must have shape \(21, 37\)"),
         ({"out_dtype": "float16"}, "out_dtype 'float16' is not one of float32"),
         ({"out_dtype": "int8"}, "needs a positive, finite out_scale, got None"),

@@ -121,11 +121,11 @@ def test_values_outside_are_refused() -> None:
 
 def test_depth_is_bounded_by_what_int32_holds() -> None:
     """15 · 255 fits 561,437 times into int32; one more is refused before anything is read."""
-    from lowbit.arguments import check_depth
+    from lowbit.product.arguments import check_k
 
-    check_depth(2**31 // (15 * 255), np.dtype(np.uint8), "uint4")
+    check_k(2**31 // (15 * 255), "uint8", "uint4")
     with pytest.raises(ValueError, match="could overflow"):
-        check_depth(2**31 // (15 * 255) + 1, np.dtype(np.uint8), "uint4")
+        check_k(2**31 // (15 * 255) + 1, "uint8", "uint4")
 
 
 @pytest.mark.parametrize("dtype", LIMITS)

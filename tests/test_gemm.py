@@ -9,9 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from lowbit import gemm
 from lowbit import isa as instruction_sets
-from lowbit.gemm import _prepared, gemm
 from lowbit.isa import host
+from lowbit.product.gemm import prepare_gemm
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: Any, lies_a: str, lies_b: 
 def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiny caches everything is cut: rows, columns and K, in blocks and in chunks."""
     monkeypatch.setattr(host, "caches", lambda: {"L1d": 1 << 10, "L2": 4 << 10, "L3": 16 << 10})
-    _prepared.cache_clear()
+    prepare_gemm.cache_clear()
     for lies_a, lies_b in itertools.product("CF", "CF"):
         a, b = drawn((75, 330), 1, dtype, lies_a), drawn((330, 110), 2, dtype, lies_b)
         c = drawn((75, 110), 3)
@@ -191,7 +192,7 @@ def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.Monkey
             some = a[:rows], b, c[:rows]
             out = gemm(*some, alpha=0.5, beta=1.0, out_dtype=out_dtype.name, isa=isa, threads=2)
             check(out, *some, 0.5, 1.0)
-    _prepared.cache_clear()
+    prepare_gemm.cache_clear()
 
 
 @SETS

@@ -17,10 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lowbit
-from lowbit.isa import SETS, available
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
-from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.isa import SETS, active, available
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
+from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.lab.check.cpu_functions import cpu_functions
 from lowbit.numerics import int_format, longest_sum, quantize_rows
+from lowbit.product import dispatch
+from lowbit.product.prepare import PreparedProduct
+from lowbit.product.product import Product
 from lowbit.spec import CORNERS, Case, edge_cases
 from lowbit.spec.operations import operations
 from lowbit.spec.operations.products import matmul
@@ -161,17 +165,17 @@ def test_long_sums_over_many_rows(threads: int, isa: str) -> None:
 
 def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than the scratch memory holds: same result, in several calls of the kernel."""
-    from lowbit import dispatch
-
     x = np.random.default_rng(0).standard_normal((700, 130)).astype(np.float32)
     b = lowbit.pack(lowbit.quantize(x[:130, :20].T.copy().reshape(130, 20), axis=1))
     whole = lowbit.linear_dynamic(x, b)
     monkeypatch.setattr(dispatch, "_WORKSPACE", 1 << 15)
-    monkeypatch.setattr(dispatch, "_plans", {})
-    b.forms.clear()
-    np.testing.assert_array_equal(lowbit.linear_dynamic(x, b), whole)
-    (plan,) = dispatch._plans.values()
-    assert plan.chunk_rows < 700
+    asked = Product(700, Quantized(), (130, 1), b.format, active().name, 1, output="f32")
+    prepared = PreparedProduct(asked)
+    assert prepared.plan
+    assert prepared.plan.chunk_rows < 700
+    out = np.zeros_like(whole)
+    prepared.run(x, b.addresses, out, 20)
+    np.testing.assert_array_equal(out, whole)
 
 
 class Guarded:
@@ -235,7 +239,7 @@ def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int]) -> N
 @pytest.mark.parametrize("isa", [i for i in ("avx512", "avx2") if i in available()])
 def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
     """Chosen by proof, and exact: at the bound, just past it, and on saturating data."""
-    from lowbit import dispatch
+    from lowbit.product import dispatch
 
     rng = np.random.default_rng(3)
     for kind, shift in ((np.int8, 0), (np.uint8, 128)):
@@ -244,7 +248,7 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
         large[6:8, 3] = 65, 64
         for stored, name in ((small, "narrow"), (large, "widening")):
             b = lowbit.pack((stored + shift).astype(kind))
-            chosen = dispatch.consider(SETS[isa], Demand(9, 50, 130, b.largest_pair))[-1]
+            chosen = dispatch.consider(SETS[isa], KernelQuery(9, 50, 130, b.largest_pair))[-1]
             assert chosen.micro is not None
             assert chosen.micro.name == name
             for a in (np.full((9, 130), 255, np.uint8), np.full((9, 130), -128, np.int8)):

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 import lowbit
-from lowbit.isa import SETS, available, named
+from lowbit.isa import SETS, available
 from lowbit.jit.memory import OutOfBoundsError
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
-from lowbit.lab.cpu_functions import cpu_functions, weight
+from lowbit.lab.check.cpu_functions import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case, Operation, fills_of
 from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
@@ -85,38 +85,39 @@ def test_the_same_bits_on_every_set(case: Case) -> None:
 def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix) -> Any:
     """The product's text on NumPy: the output, or why the micro-kernel does not serve."""
     x = x.reshape(case.sizes["M"], -1)
-    planes = 1 if case.spec is linear_groups else 3
+    digits = 1 if case.spec is linear_groups else 3
     (m, k), n = x.shape, b.N
     zeros = "" if b.zero_points is None else "s8"
-    grouping = Grouping(min(b.group_size or 0, padded_k(k)), planes, zeros)
-    demand = Demand(m, n, k, 30, "u4", grouping)
-    why = micro.refuses(demand)
+    grouping = Grouping(min(b.group_size or 0, padded_k(k)), digits, zeros)
+    query = KernelQuery(m, n, k, 30, "u4", grouping)
+    why = micro.refuses(query)
     if why:
         return why
-    shape, block_rows = micro.shape(demand)
-    step_rows = block_rows // planes * shape.depth
+    shape, block_rows = micro.shape(query)
+    step_rows = block_rows // digits * shape.row_blocks
     each = np.zeros((m, b.groups), np.float32)
     out = np.full((m, n), np.nan, np.float32)
     symmetric = case.static.get("symmetric", False)
     arguments = {
         "a": x, "a_row_stride": k, "a_stride": 1,
-        "packed": np.zeros(blocks(m, step_rows) * step_rows * planes * padded_k(k), np.uint8),
+        "packed": np.zeros(blocks(m, step_rows) * step_rows * digits * padded_k(k), np.uint8),
         "row_scale": each.copy(), "row_zero": np.zeros(m, np.int32),
         "row_sum": each.view(np.int32), "panels": b.panels,
         "column_sum": b.column_sums.view(np.int32),
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
-        "column_scale": b.scale, "bias": None, "residual": None, "residual_stride": 0,
-        "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "depth": k,
+        "column_scale": b.scale, "bias": None, "residual": None,
+        "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
-        "private": np.zeros(3 * demand.lines * PANEL_LINE, np.uint8),
-        "private_bytes": 3 * demand.lines * PANEL_LINE,
+        "private": np.zeros(3 * query.k_blocks * PANEL_LINE, np.uint8),
+        "private_bytes": 3 * query.k_blocks * PANEL_LINE,
     }  # fmt: skip
     product_kernel.interpret(
-        named(micro.isa), arguments, micro=micro, shape=shape,
-        source=Source("f32", symmetric=symmetric), weight="u4", grouping=grouping,
+        micro.isa, arguments, micro=micro, shape=shape,
+        weight="u4",
+        a_format=SignedBytes(grouping, symmetric) if digits == 1 else Digits(grouping),
         epilogue=Epilogue(
-            a_zero=planes == 1 and not symmetric, out="f32",
-            scales="row" if planes == 1 else "none",
+            a_zero=digits == 1 and not symmetric, out="f32",
+            scales="row" if digits == 1 else "none",
         ),
     )  # fmt: skip
     return out
@@ -138,7 +139,7 @@ def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
         verdict = case.expect(inputs).check(out)
         assert verdict.ok, verdict.message
         np.testing.assert_array_equal(out, _run(case, inputs))
-    assert served or micro.isa.startswith("neon")
+    assert served or micro.isa.name.startswith("neon")
 
 
 def test_reads_past_the_panels_are_seen() -> None:
@@ -267,7 +268,7 @@ def test_layouts_steps_and_outputs() -> None:
     assert lowbit.linear_weight_only(x, packed, out=out) is out
     np.testing.assert_array_equal(out, plain)
     all_of_it = lowbit.linear_weight_only(
-        x, packed, bias, residual=residual, steps=("bias", "relu", "residual")
+        x, packed, bias, residual=residual, post_ops=("bias", "relu", "residual")
     )
     expected = np.maximum(plain + bias.astype(np.float32), 0) + residual
     np.testing.assert_array_equal(all_of_it, expected)

@@ -8,14 +8,18 @@ lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
 lowbit.torch.quantize_      a PyTorch model, in place (needs the extra "torch")
 """
 
-from lowbit.gemm import gemm
-from lowbit.kernels.cpu.shared.epilogue import Clamp
-from lowbit.numerics import QTensor, quantize
-from lowbit.ops import linear_dynamic, matmul, matmul_scaled, pack
-from lowbit.search.index import VectorIndex
-from lowbit.weight_only import linear_weight_only
-from lowbit.weights.packed_file import load_packed, save_packed
-from lowbit.weights.panels import PackedMatrix
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lowbit.api import gemm, linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
+    from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
+    from lowbit.numerics import QTensor, quantize
+    from lowbit.search.index import VectorIndex
+    from lowbit.weights.packed_file import load_packed, save_packed
+    from lowbit.weights.panels import PackedMatrix
 
 __version__ = "0.1.0"
 
@@ -35,3 +39,31 @@ __all__ = [
     "quantize",
     "save_packed",
 ]
+
+# A name's module is imported when the name is first used, and with it what that needs.
+_MODULES = {
+    "Clamp": "lowbit.kernels.cpu.shared.post_ops.clamp",
+    "PackedMatrix": "lowbit.weights.panels",
+    "QTensor": "lowbit.numerics",
+    "VectorIndex": "lowbit.search.index",
+    "gemm": "lowbit.api",
+    "linear_dynamic": "lowbit.api",
+    "linear_weight_only": "lowbit.api",
+    "load_packed": "lowbit.weights.packed_file",
+    "matmul": "lowbit.api",
+    "matmul_scaled": "lowbit.api",
+    "pack": "lowbit.api",
+    "quantize": "lowbit.numerics",
+    "save_packed": "lowbit.weights.packed_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench import Limits, Plan, Record, run
 from lowbit.bench.core import case as cases
 from lowbit.bench.core import peak, probe, runner
@@ -40,6 +40,7 @@ from lowbit.bench.suites.matmul.problem import (
     product,
     quantization_of,
 )
+from lowbit.product.dispatch import active_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,7 @@ def test_record_holds_rows_and_context(record: Record) -> None:
     assert numpy.best_peer
     assert numpy.speedup() == numpy.ratios["lowbit"]
     assert ours.operations == 2 * 9 * 70 * 33
-    assert ours.runs_on == ops.active_kernel("matmul")[1]
+    assert ours.runs_on == active_kernel()[1]
     assert record.context["seed"] == 7
     assert record.context["versions"]["numpy"] == np.__version__
 
@@ -302,14 +303,14 @@ def test_cold_copies_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ops.matmul
+    right = api.matmul
 
     def wrong(*args: object, **options: object) -> np.ndarray:
         result = right(*args, **options)
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(ops, "matmul", wrong)
+    monkeypatch.setattr(api, "matmul", wrong)
     timed: list[str] = []
     with pytest.raises(RuntimeError, match=r"lowbit computes matmul .* wrongly: 1 of 297"):
         run(two(SHAPE), Plan(limits=QUICK), lambda what, share: timed.append(what))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowbit.bench.suites.matmul.problem import Problem, product, quantization_of, quantized
-from lowbit.lab.cpu_functions import cpu_functions
+from lowbit.lab.check.cpu_functions import cpu_functions
 
 
 def test_a_result_one_off_is_caught() -> None:

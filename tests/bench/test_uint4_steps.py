@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from tests.test_cli import error_line, run_lowbit
 
-from lowbit import ops
+from lowbit import api
 from lowbit.bench import Limits, Plan, Record, run
 from lowbit.bench.core.case import STEP, Case, Implementation, implementations_of
 from lowbit.bench.peers import uint4
@@ -78,14 +78,14 @@ def test_table_shows_every_step(record: Record) -> None:
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ops.matmul
+    right = api.matmul
 
     def wrong(*args: Any, **options: Any) -> np.ndarray:
         result = right(*args, **options)
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(ops, "matmul", wrong)
+    monkeypatch.setattr(api, "matmul", wrong)
     told: list[str] = []
     with pytest.raises(RuntimeError, match=f"lowbit computes .* {SHAPE} wrongly: it is off"):
         run(WithoutNumba(SHAPE), PLAN, lambda what, share: told.append(what))

@@ -32,11 +32,11 @@ from lowbit.isa.types import (
     u32,
     with_element,
 )
+from lowbit.isa.value import Value
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
 from lowbit.jit.kernel import Program
-from lowbit.jit.value import Value
 from lowbit.jit.workspace import aligned_empty
 
 ROUNDS = 50

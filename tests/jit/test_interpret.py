@@ -1,4 +1,4 @@
-"""The interpreted reading: what may be touched, and what is told about it."""
+"""The interpreting backend: what may be touched, and what is told about it."""
 
 from __future__ import annotations
 

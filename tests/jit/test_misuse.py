@@ -51,7 +51,7 @@ def test_a_body_cannot_be_left(text: Kernel, block: str) -> None:
 
 @kernel
 def continued(k: Builder, out: S32Pointer, n: Int) -> None:
-    """`continue` ends a body early, which both readings can do."""
+    """`continue` ends a body early, which both backends can do."""
     for i in k.range(0, n):
         (out + i).store(i.to(s32))
         continue
@@ -70,7 +70,7 @@ def _generated(text: Kernel, **static: Any) -> None:
     text.ir(GENERIC, **static)
 
 
-READINGS = pytest.mark.parametrize("read", [_interpreted, _generated])
+BACKENDS = pytest.mark.parametrize("read", [_interpreted, _generated])
 
 
 @kernel
@@ -83,7 +83,7 @@ def branch_in_python(k: Builder, out: S32Pointer, n: Int, *, loop: bool) -> None
         out.store(k.constant(1, s32))
 
 
-@READINGS
+@BACKENDS
 @pytest.mark.parametrize("loop", [False, True])
 def test_python_cannot_branch_on_a_value(read: Callable[..., None], loop: bool) -> None:
     with pytest.raises(TypeError, match=r"k\.when\(condition\) for a branch or select"):
@@ -108,7 +108,7 @@ def another_type(k: Builder, out: S32Pointer, n: Int, *, what: str) -> None:
         value.cast(f32)
 
 
-@READINGS
+@BACKENDS
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -153,7 +153,7 @@ def many_variables(k: Builder, out: S32Pointer, n: Int, *, count: int, scopes: i
                 out.store(variable.value)
 
 
-@READINGS
+@BACKENDS
 def test_registers_are_counted(read: Callable[..., None]) -> None:
     most = GENERIC.vector_registers - 2
     read(many_variables, count=most, scopes=3)
@@ -183,7 +183,7 @@ def tile_of_a_set_without(k: Builder, out: S32Pointer, n: Int) -> None:
     k.tile(0)
 
 
-@READINGS
+@BACKENDS
 def test_tiles_are_counted(read: Callable[..., None]) -> None:
     with pytest.raises(RegisterPressureError, match="tile 0 is asked for, and generic has 0"):
         read(tile_of_a_set_without)
@@ -243,8 +243,8 @@ def test_equality_must_be_asked_for() -> None:
         Kernel(compares).ir(SETS["generic"])
 
 
-@pytest.mark.parametrize("reading", ["ir", "interpret"])
-def test_both_readings_refuse_alike(reading: str) -> None:
+@pytest.mark.parametrize("backend", ["ir", "interpret"])
+def test_both_backends_refuse_alike(backend: str) -> None:
     def too_large(k: Builder, out: S32Pointer, n: Int) -> None:
         k.constant(300, u8)
 
@@ -262,9 +262,9 @@ def test_both_readings_refuse_alike(reading: str) -> None:
         (backwards, ValueError, "step of a k.range must be positive"),
         (narrow_bound, TypeError, "an s64 is expected, got s32"),
     ):
-        given = (SETS["generic"],) if reading == "ir" else (SETS["generic"], arguments)
+        given = (SETS["generic"],) if backend == "ir" else (SETS["generic"], arguments)
         with pytest.raises(error, match=message):
-            getattr(Kernel(text), reading)(*given)
+            getattr(Kernel(text), backend)(*given)
 
 
 def test_kernels_of_one_factory_are_kept_apart() -> None:

@@ -19,7 +19,7 @@ PRODUCTS = """
 import hashlib
 import numpy as np
 import lowbit
-from lowbit.ops import active_kernel
+from lowbit.product.dispatch import active_kernel
 digest = hashlib.sha256()
 every = np.arange(256, dtype=np.uint8)
 for m, n, k in [(1, 1, 1), (3, 129, 17), (65, 15, 127), (256, 33, 256)]:
@@ -35,9 +35,34 @@ print(active_kernel()[1], digest.hexdigest())
 """
 
 
-def test_importing_lowbit_imports_no_framework(words: Words) -> None:
-    code = "import sys, lowbit; print(*{m.split('.')[0] for m in sys.modules})"
+def test_importing_lowbit_imports_nothing_else(words: Words) -> None:
+    code = "import sys, lowbit; print(*sorted(sys.modules))"
+    loaded = words(code)
+    assert [name for name in loaded if name.startswith("lowbit")] == ["lowbit"]
+    assert not {"numpy", "llvmlite", "ml_dtypes", "torch"} & set(loaded)
+
+
+def test_a_product_imports_no_framework(words: Words) -> None:
+    code = PRODUCTS + "import sys; print(*{name.split('.')[0] for name in sys.modules})"
     assert not {"torch", "numba", "rich", "triton", "typer"} & set(words(code))
+
+
+def test_public_names_are_there_whatever_was_imported_first(words: Words) -> None:
+    """No module of the package takes the place of a function."""
+    code = """
+import importlib, pkgutil, types
+import lowbit
+for found in pkgutil.iter_modules(lowbit.__path__, "lowbit."):
+    if found.name not in ("lowbit.__main__", "lowbit.torch"):
+        importlib.import_module(found.name)
+assert set(lowbit.__all__) == {*lowbit._MODULES, "__version__"} <= set(dir(lowbit))
+print(*(name for name in lowbit.__all__ if isinstance(getattr(lowbit, name), types.ModuleType)))
+try:
+    lowbit.nothing
+except AttributeError as error:
+    print(error)
+"""
+    assert " ".join(words(code)) == "module 'lowbit' has no attribute 'nothing'"
 
 
 def test_every_forced_set_gives_the_same_integers(words: Words) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel text can say, compiled and interpreted: both readings must agree to the bit."""
+"""What a kernel text can say, compiled and interpreted: both backends must agree to the bit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lowbit.isa.types import (
     u16,
     u32,
 )
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 
 RunBoth = Callable[..., dict[str, np.ndarray]]
 

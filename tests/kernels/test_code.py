@@ -7,10 +7,9 @@ import re
 import llvmlite.binding as llvm
 import pytest
 
-from lowbit.isa import named
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
@@ -34,7 +33,7 @@ STACK = r"\(%rsp|\[sp"
 
 def _needs_llvm_for(micro: MicroKernel) -> None:
     """Skip where LLVM generates no code for the kernel's architecture; "generic" is x86 here."""
-    wanted = named(micro.isa).architecture
+    wanted = micro.isa.architecture
     llvm.initialize_all_targets()
     native = llvm.get_process_triple()
     if wanted is None and not native.startswith("x86_64"):
@@ -47,13 +46,13 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
 
 def _assembly(micro: MicroKernel, m: int) -> str:
     _needs_llvm_for(micro)
-    shape, _ = micro.shape(Demand(m, 64, 256))
+    shape, _ = micro.shape(KernelQuery(m, 64, 256))
     return product.assembly(
-        named(micro.isa),
+        micro.isa,
         micro=micro,
         shape=shape,
-        source=Source("f32"),
-        epilogue=Epilogue(a_zero=True, steps=("bias",), out="f32"),
+        a_format=Quantized(),
+        epilogue=Epilogue(a_zero=True, post_ops=("bias",), out="f32"),
     )
 
 

@@ -292,6 +292,10 @@ def test_the_rule_serves_every_length(largest: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_tables_are_by_gpu_and_bytes_of_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[Any]()
+    monkeypatch.setattr(
+        rows, "launch", lambda _, *given, **options: started.append((*given, options))
+    )
     monkeypatch.setattr(rows, "gpu_of", lambda device: H200)
     two, four = RowConfig(1, 256, 4, 2, maxnreg=64), RowConfig(1, 128, 4)
     table: rows.RowTable = {(90, 2): ((300, two),), (90, 4): ((300, four),)}
@@ -303,11 +307,12 @@ def test_tables_are_by_gpu_and_bytes_of_an_element(monkeypatch: pytest.MonkeyPat
         assert other.config not in (two, four)
         assert other.refused == ((str(config), "the table has it for rows of up to 300"),)
         assert rows.row_choice("kernel", table, launch.Gpu(80, 108), 300, 4).refused == ()
-        cut = rows.Cut.of(x, config)
-        assert cut.arguments["HELD"] is (config is two)
-        assert cut.options.get("maxnreg") == config.maxnreg
-        assert cut.options["num_warps"] == 4
-        assert cut.grid == (5 * config.parts(300),)
+        rows.launch_rows("kernel", rows.row_choice, config, {}, x=x)  # type: ignore[arg-type]
+        grid, arguments, options = started.pop()
+        assert arguments["HELD"] is (config is two)
+        assert options.get("maxnreg") == config.maxnreg
+        assert options["num_warps"] == 4
+        assert grid == (5 * config.parts(300),)
 
 
 def test_kernels_alone_need_a_gpu() -> None:

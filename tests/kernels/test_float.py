@@ -21,20 +21,25 @@ from lowbit.jit.kernel import kernel
 from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.micro_kernel import (
+    FloatMicro,
+    FloatQuery,
+    FloatShape,
+    float_micro_kernels,
+)
+from lowbit.kernels.cpu.float.operand import Operand
+from lowbit.kernels.cpu.float.product import float_product
+from lowbit.kernels.cpu.float.vectors import (
     FMA_256,
     FMA_512,
     MULTIPLY_ADD,
     PAIRS_512,
-    FloatMicro,
-    FloatShape,
     VectorMicro,
 )
-from lowbit.kernels.cpu.float.operand import Operand
-from lowbit.kernels.cpu.float.plan import MICRO_KERNELS, cut
-from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import blocks
+from lowbit.kernels.cpu.shared.serving import consider
+from lowbit.product.float_dispatch import cut
 
-MICROS = pytest.mark.parametrize("micro", MICRO_KERNELS, ids=repr)
+MICROS = pytest.mark.parametrize("micro", float_micro_kernels(), ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
 SIZES = [(1, 1, 1), (3, 21, 5), (9, 50, 37), (34, 33, 70)]
 X86 = pytest.mark.skipif(
@@ -92,7 +97,7 @@ def arguments(
         "out_stride": out.strides[0] // out.itemsize,
         "m": m,
         "n": n,
-        "depth": k,
+        "k_size": k,
         "k_block": 32,
         "item_blocks": 2,
         "item_panels": 1,
@@ -207,7 +212,7 @@ def test_dots(micro: VectorMicro, kind: str, m: int, n: int, k: int) -> None:
         given = {
             "a": a, "a_row_stride": k, "b": b, "b_column_stride": k, "c": c, "c_stride": n,
             "out": out, "out_stride": n,
-            "m": m, "n": n, "depth": k, "item_groups": 2,
+            "m": m, "n": n, "k_size": k, "item_blocks": 2,
             "alpha": bits(1.5), "beta": bits(-0.5), "reads_c": 1,
         }  # fmt: skip
         float_dots.interpret(
@@ -221,7 +226,7 @@ def test_the_interpreter_sees_a_read_beyond_an_operand() -> None:
     a, b = drawn((3, 8), "f32", "k", 1), drawn((20, 8), "f32", "x", 2).T
     out = np.zeros((3, 20), np.float32)
     operands = Operand("f32", "k", False), Operand("f32", "x", False)
-    given = arguments(FMA_512, a, b, None, out, packed_a=None, packed_b=None, depth=9)
+    given = arguments(FMA_512, a, b, None, out, packed_a=None, packed_b=None, k_size=9)
     with pytest.raises(OutOfBoundsError, match="load of"):
         float_product.interpret(FMA_512.isa, given, **statics(FMA_512, 3, 20, *operands))
 
@@ -339,9 +344,10 @@ def test_tile_code_is_generated_on_any_x86_machine() -> None:
     assert "tdpbf16ps" in tile_product.assembly(AMX_BF16)
 
 
-def test_every_level_has_a_micro_kernel() -> None:
-    from lowbit.kernels.cpu.float.plan import micro_kernels
-
-    for level in SETS:
-        assert any(not micro.pair for micro in micro_kernels(level))
-    assert micro_kernels("generic") == (MULTIPLY_ADD,)
+@pytest.mark.parametrize("reads", ["packed", "plain", "along"])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_every_level_has_a_micro_kernel(kind: str, reads: str) -> None:
+    for level in SETS.values():
+        micro = consider(float_micro_kernels(), level, FloatQuery(kind, reads))[-1].micro
+        assert micro is not None
+        assert not micro.pair or kind == "bf16"

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowbit.isa import SETS, named
+from lowbit.api import pack
+from lowbit.isa import SETS
 from lowbit.jit.memory import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
-from lowbit.ops import pack
 from lowbit.spec.operations.products import matmul
 from lowbit.weights.panels import PackedMatrix
 
@@ -32,11 +33,11 @@ def interpreted(
     """Run the product's text on NumPy, with items small enough that there are several."""
     m, k = a.shape
     lines = blocks(k, LINE)
-    shape, block_rows = micro.shape(Demand(m, b.N, k))
+    shape, block_rows = micro.shape(KernelQuery(m, b.N, k))
     shape = replace(shape, span=extra.pop("span", 0))
-    step_rows = block_rows * shape.depth
+    step_rows = block_rows * shape.row_blocks
     private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
-    source = extra.pop("source", Source("u8"))
+    a_format = extra.pop("a_format", Bytes())
     fused = extra.pop("fused", False)
     weight = extra.pop("weight", "s8")
     epilogue = extra.pop("epilogue", Epilogue())
@@ -54,13 +55,12 @@ def interpreted(
         "column_scale": b.scale,
         "bias": None,
         "residual": None,
-        "residual_stride": 0,
         "parameters": None,
         "out": out,
         "out_stride": out.strides[0] // 4,
         "m": m,
         "n": b.N,
-        "depth": k,
+        "k_size": k,
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
@@ -69,7 +69,7 @@ def interpreted(
         **extra,
     }
     product.interpret(
-        named(micro.isa), arguments, micro=micro, shape=shape, source=source, epilogue=epilogue,
+        micro.isa, arguments, micro=micro, shape=shape, a_format=a_format, epilogue=epilogue,
         fused=fused, weight=weight,
     )  # fmt: skip
 
@@ -84,7 +84,7 @@ def test_integer_product(
 ) -> None:
     case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32", fill=fill)
     inputs = case.inputs(seed=1)
-    if micro.refuses(Demand(*sizes, pack(inputs["b"]).largest_pair)):
+    if micro.refuses(KernelQuery(*sizes, pack(inputs["b"]).largest_pair)):
         inputs["b"] //= 2  # from -64 to 63: any two neighbours sum to 128 at most
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, fused=fused)
@@ -113,7 +113,7 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
     x = rng.standard_normal((m, k)).astype(np.float32)
     x[1], x[2, 5], x[3, -1], x[4], x[5] = 0, np.nan, -np.inf, np.abs(x[4]), 1e-41
     weight = quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False)
-    if micro.refuses(Demand(m, n, k, pack(weight).largest_pair)):
+    if micro.refuses(KernelQuery(m, n, k, pack(weight).largest_pair)):
         weight = replace(
             weight, values=weight.values // 2 + 64, zero_point=weight.zero_point // 2 + 64
         )
@@ -122,8 +122,8 @@ def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> 
     out = np.full((m, n), 7, np.float32)
     interpreted(
         micro, x, pack(weight), out, bias=bias,
-        source=Source("f32", symmetric=symmetric), fused=fused,
-        epilogue=Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
+        a_format=Quantized(symmetric), fused=fused,
+        epilogue=Epilogue(a_zero=True, b_zero=True, post_ops=("bias",), out="f32"),
     )  # fmt: skip
     np.testing.assert_array_equal(out, _quantized_reference(x, weight, bias[:n], symmetric))
     nan = out.view(np.uint32)[np.isnan(out)]
@@ -164,7 +164,7 @@ def test_the_proof_is_needed(micro: MicroKernel) -> None:
         b[2] += extra
         packed = pack(b)
         assert packed.largest_pair == 128 + abs(extra)
-        assert (micro.refuses(Demand(3, 5, 8, packed.largest_pair)) == "") is exact
+        assert (micro.refuses(KernelQuery(3, 5, 8, packed.largest_pair)) == "") is exact
         out = np.zeros((3, 5), np.int32)
         interpreted(micro, a, packed, out)
         # 255 · 129 = 32895 saturates at 32767, and 255 · -129 = -32895 at -32768.
@@ -188,7 +188,7 @@ def test_the_interpreter_sees_a_read_past_the_left_operand() -> None:
     with pytest.raises(OutOfBoundsError, match=r"load of .* of a, "):
         interpreted(
             micro_kernels()[0], wide[:, :90], pack(inputs["b"]), np.zeros((3, 3), np.int32),
-            depth=100,
+            k_size=100,
         )  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsign
         SETS["generic"],
         {
             "b": b, "k_stride": b.strides[0], "n_stride": b.strides[1], "panels": panels,
-            "column_sum": sums, "depth": k, "n": n,
+            "column_sum": sums, "k_size": k, "n": n,
         },
         along=along,
         unsigned=unsigned,

@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowbit.isa import named, neon
+from lowbit.api import pack
+from lowbit.isa import neon
 from lowbit.isa.instruction import Instruction, Signature
 from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
 from lowbit.jit.interpret import interpret
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize
-from lowbit.ops import pack
 from lowbit.spec.operations.products import matmul
 from lowbit.weights.panels import PackedMatrix
 
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 )
 SETS = (neon.NEON_DOTPROD, neon.NEON_I8MM)
 MICRO_KERNELS = pytest.mark.parametrize(
-    "micro", [m for m in micro_kernels() if named(m.isa) in SETS], ids=repr
+    "micro", [m for m in micro_kernels() if m.isa in SETS], ids=repr
 )
 INSTRUCTIONS = [
     pytest.param(value, isa, id=f"{value.name}-{isa.name}")
@@ -167,8 +168,8 @@ def _arguments(
 ) -> dict[str, Any]:
     """The product's arguments for contiguous operands, in items small enough for several."""
     m, k = a.shape
-    shape, block_rows = micro.shape(Demand(m, PANEL, k))
-    step_rows = block_rows * shape.depth
+    shape, block_rows = micro.shape(KernelQuery(m, PANEL, k))
+    step_rows = block_rows * shape.row_blocks
     nothing = np.zeros(0, np.float32)
     return {
         "a": a,
@@ -184,13 +185,12 @@ def _arguments(
         "column_scale": nothing if b.scale is None else b.scale,
         "bias": bias,
         "residual": nothing,
-        "residual_stride": 0,
         "parameters": nothing,
         "out": out,
         "out_stride": out.shape[1],
         "m": m,
         "n": b.N,
-        "depth": k,
+        "k_size": k,
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
@@ -200,12 +200,12 @@ def _arguments(
 
 
 def _shape(micro: MicroKernel, m: int, k: int) -> Shape:
-    return micro.shape(Demand(m, PANEL, k))[0]
+    return micro.shape(KernelQuery(m, PANEL, k))[0]
 
 
 def _code(micro: MicroKernel, m: int, k: int, **static: Any) -> bytes:
     """The object file of the product for M rows, its function called `kernel`."""
-    isa = named(micro.isa)
+    isa = micro.isa
     types = list(product.types.values())
     module = emit(
         product.text,
@@ -225,7 +225,7 @@ def test_integer_product(
     emulator: Emulator, micro: MicroKernel, sizes: tuple[int, int, int]
 ) -> None:
     named = dict(zip("MNK", sizes, strict=True))
-    code = _code(micro, sizes[0], sizes[2], source=Source("u8"), epilogue=Epilogue())
+    code = _code(micro, sizes[0], sizes[2], a_format=Bytes(), epilogue=Epilogue())
     for fill, threads in (("normal", 1), ("normal", 3), ("max*min", 1), ("min*min", 1)):
         case = matmul.case(named, dtypes="u8:s8:s32", fill=fill)
         inputs = case.inputs(seed=2)
@@ -247,14 +247,14 @@ def test_quantized_product(emulator: Emulator, micro: MicroKernel) -> None:
     weight = pack(quantize(rng.standard_normal((k, n)) + 0.5, "uint8", axis=1, symmetric=False))
     bias = rng.standard_normal(32).astype(np.float32)
     static = {
-        "source": Source("f32"),
-        "epilogue": Epilogue(a_zero=True, b_zero=True, steps=("bias",), out="f32"),
+        "a_format": Quantized(),
+        "epilogue": Epilogue(a_zero=True, b_zero=True, post_ops=("bias",), out="f32"),
     }
     emulated, interpreted = (np.full((m, n), 7, np.float32) for _ in range(2))
     arguments = _arguments(micro, x, weight, emulated, bias)
     emulator.run(_code(micro, m, k, **static), list(arguments.values()))
     product.interpret(
-        named(micro.isa),
+        micro.isa,
         _arguments(micro, x, weight, interpreted, bias),
         micro=micro,
         shape=_shape(micro, m, k),

@@ -217,7 +217,7 @@ def int4_matmul(x: Tensor, words: Tensor, scale: Tensor, zero: Tensor) -> Tensor
     ids=lambda function: function.__name__,
 )
 def test_budgets_are_no_wider_than_mistakes(function: Callable[..., Tensor]) -> None:
-    """Each leaves something out, or is two or three percent off."""
+    """Each leaves something out, or is two or three percent off; plain numbers show it."""
     result = check(function, operations.get(function.__name__), device="cpu")
     assert "wrong-values" in result.kinds
     plain = [one for one in result.findings if one.kind == "wrong-values"]

@@ -53,7 +53,7 @@ def _rows(fault: str, **given: Any) -> CheckResult:
 def test_a_right_cpu_kernel() -> None:
     result = _rows("none")
     assert result.ok, str(result)
-    assert "avx512" in result.reading
+    assert "avx512" in result.backend
 
 
 def test_a_cpu_kernel_that_leaves_its_array() -> None:
@@ -165,7 +165,7 @@ def test_numba_kernels(body: str, form: dict[str, Any], finds: str | None, tmp_p
     file = tmp_path / "kernel.py"
     file.write_text(NUMBA.format(body=body, **form))
     result = check_file(file)
-    assert "simulator" in result.reading
+    assert "simulator" in result.backend
     if finds is None:
         assert result.ok, str(result)
     else:

@@ -8,35 +8,35 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lowbit import dispatch, isa
+from lowbit import isa
 from lowbit.bench.core import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.suites.matmul.problem import SIGNATURES, Problem, product
-from lowbit.dispatch import Request
+from lowbit.bench.suites.matmul.problem import SIGNATURES, Problem
+from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.lab.explain import plan as explain
-from lowbit.lab.explain.plan import Explanation, explain_gemm, request_of
+from lowbit.lab.explain.plan import Explanation, explain_gemm, prepared_of
 from lowbit.lab.explain.text import render
+from lowbit.product import dispatch
+from lowbit.product.prepare import PreparedProduct
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
-def test_the_request_is_the_one_that_the_operation_makes(
-    dtypes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = Problem.make(product("9x70:70x33", dtypes), seed=3)
-    asked: list[Request] = []
-    plan = dispatch.plan
+def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem.make(product_case("9x70:70x33", dtypes), seed=3)
+    ran: list[PreparedProduct] = []
+    run = PreparedProduct.run
 
-    def remembered(request: Request) -> Any:
-        asked.append(request)
-        return plan(request)
+    def remembered(self: PreparedProduct, *operands: Any) -> None:
+        ran.append(self)
+        run(self, *operands)
 
-    monkeypatch.setattr(dispatch, "plan", remembered)
+    monkeypatch.setattr(PreparedProduct, "run", remembered)
     count = max_threads() + 1  # a number that is asked for is not lowered
     Lowbit().prepare(problem, count).call()
-    assert asked == [request_of(problem, packed_weight(problem), count)]
+    assert ran == [prepared_of(problem, packed_weight(problem), count)]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Explanation:
 
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
-    seen = dispatch.consider(isa.active(), Demand(70, 40, 100))
+    seen = dispatch.consider(isa.active(), KernelQuery(70, 40, 100))
     assert seen[-1].micro is not None
     assert (found.kernel, found.isa) == (seen[-1].micro.name, seen[-1].isa.name)
     assert [(r.isa, r.why) for r in found.rejected if r.isa in {c.isa.name for c in seen}] == [
@@ -60,7 +60,7 @@ def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
 
 def test_sizes_follow_from_layout_and_blocking(found: Explanation) -> None:
     cut = found.blocking
-    step = cut.block_rows * cut.depth
+    step = cut.block_rows * cut.row_blocks
     rows = -(-70 // step) * step
     assert found.left.given_bytes == 70 * 100
     assert found.left.packed_bytes == rows * 128
@@ -93,13 +93,14 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
-    problem = Problem.make(product("1x64:64x16", "f32:s8:f32"))
-    request = request_of(problem, packed_weight(problem), 1)._replace(m=5000, k=8192)
-    plan = dispatch.plan(request)
-    step = plan.block_rows * plan.shape.depth
+    problem = Problem.make(product_case("1x64:64x16", "f32:s8:f32"))
+    product = prepared_of(problem, packed_weight(problem), 1).product
+    product = product._replace(m=5000, b=product.b._replace(k=8192))
+    plan = dispatch.plan(product)
+    step = plan.block_rows * plan.shape.row_blocks
     assert plan.chunk_rows < 5000
     chunks = [plan.chunk_rows] * (5000 // plan.chunk_rows) + [5000 % plan.chunk_rows]
-    assert explain._packed_rows(plan) == sum(-(-rows // step) * step for rows in chunks)
+    assert explain._packed_rows(product, plan) == sum(-(-rows // step) * step for rows in chunks)
 
 
 def test_text_and_json_tell_the_same(found: Explanation) -> None:

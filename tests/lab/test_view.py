@@ -255,9 +255,9 @@ def test_tiles_of_a_lowbit_kernel() -> None:
     assert held(data, 9) == {}
 
 
-@pytest.mark.parametrize("name", product_kernels())
-def test_lowbits_own_products(name: str) -> None:
-    data = view_named(name, {"M": 3, "N": 16, "K": 64}).data
+@pytest.mark.parametrize("isa", product_kernels())
+def test_lowbits_own_products(isa: str) -> None:
+    data = view_named(f"product:{isa}", {"M": 3, "N": 16, "K": 64}).data
     assert data["findings"] == []
     a, panels, z = data["tensors"]
     right = np.array(panels["before"]).reshape(16, 16, 4).transpose(0, 2, 1).reshape(64, 16)

@@ -167,3 +167,12 @@ def test_a_search_may_name_the_metric_of_its_index() -> None:
     assert ids[:, 0].tolist() == [0, 1]
     with pytest.raises(ValueError, match="made for 'cosine'"):
         index.search(query, 1, metric="l2")
+
+
+def test_what_was_not_added_has_trained_nothing() -> None:
+    index = VectorIndex(3, scale="dimension", metric="l2")
+    with pytest.raises(ValueError, match="beyond float32"):
+        index.add(np.full((2, 3), 1e30, np.float32))
+    index.add(np.array([[1, 2, 3]], np.float32))
+    scores, _ = index.search(np.array([[1, 2, 3]], np.float32), 1)
+    assert scores[0, 0] < 0.2  # the query has steps of 3 / 255; with other scales it is 14

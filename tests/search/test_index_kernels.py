@@ -7,7 +7,7 @@ import pytest
 
 import lowbit
 from lowbit.isa import active, named
-from lowbit.kernels.cpu.integer.group_scores import group_scores
+from lowbit.kernels.cpu.integer.octet_scores import octet_scores
 from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
 from lowbit.search.groups import Queries
 
@@ -65,11 +65,11 @@ def test_scores_of_groups_are_those_of_the_product(dtype: str, biased: bool) -> 
     untouched = np.float32(7)
     out = np.full((2, 4, 8), untouched)
     arguments = {
-        "codes": queries.codes, "row_scale": queries.scale, "groups": groups, "places": 4,
-        "first": 10, "beyond": 15, "panels": packed.panels, "lines": queries.lines,
+        "codes": queries.codes, "row_scale": queries.scale, "octets": groups, "places": 4,
+        "first": 10, "beyond": 15, "panels": packed.panels, "k_blocks": queries.k_blocks,
         "column_scale": packed.scale, "bias": bias if biased else None, "out": out, "rows": 2,
     }  # fmt: skip
-    group_scores.interpret(named("generic"), arguments, weight=packed.weight, biased=biased)
+    octet_scores.interpret(named("generic"), arguments, weight=packed.weight, biased=biased)
     for row, place in np.ndindex(2, 4):
         group = groups[row, place] - 10
         expected = whole[row, group * 8 : group * 8 + 8] if 0 <= group < 5 else [untouched] * 8

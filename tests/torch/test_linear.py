@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lowbit
+from lowbit.isa import available
 from lowbit.numerics import quantize, quantize_rows
 from lowbit.torch import (
     Int4DynamicConfig,
@@ -306,3 +310,40 @@ def test_float_weight_is_refused(config: QuantizeConfig) -> None:
     _, quantized = quantized_layer(40, 20, config)
     with pytest.raises(TypeError, match="must be a QuantizedWeight, got Parameter"):
         quantized.weight = nn.Parameter(torch.zeros(20, 40))
+
+
+_LAYER = """
+import numpy as np, torch
+import lowbit, lowbit.torch
+from lowbit.product.prepare import PreparedProduct
+
+used = []
+run = PreparedProduct.run
+def remembered(self, *operands, **named):
+    used.append(self.plan.micro.name)
+    run(self, *operands, **named)
+PreparedProduct.run = remembered
+layer = torch.nn.Linear(64, 32, bias=False)
+x = torch.randn(5, 64)
+with torch.no_grad():
+    layer.weight.uniform_(0.2, 0.5)
+    layer.weight[:, 0] = 1.0  # the scale's: pairs sum to less than 128
+    layer.weight[:, 1] = 0.0
+    lowbit.torch.quantize_(layer, lowbit.torch.Int8DynamicConfig())
+    layer(x)
+    layer.weight.copy_(torch.full((32, 64), 0.7))  # now they sum to 254
+    saturating = layer(x)
+assert torch.allclose(saturating, x @ torch.full((64, 32), 0.7), atol=0.5)
+print(*used)
+"""
+
+
+def test_weights_that_cannot_saturate_get_the_narrow_kernel() -> None:
+    """And lose it when they change."""
+    if "avx2" not in available():
+        pytest.skip("the machine has no AVX2")
+    done = subprocess.run(
+        [sys.executable, "-c", _LAYER], capture_output=True, text=True, check=False,
+        env={**os.environ, "LOWBIT_ISA": "avx2"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["narrow", "widening"], done.stderr

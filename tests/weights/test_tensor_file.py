@@ -117,27 +117,26 @@ def test_every_flipped_bit_is_noticed(kind: Kind, path: Path) -> None:
     whole = path.read_bytes()
     begin = _begin(whole)
     kind.load(path)
-    for at in [*range(begin), *range(begin, len(whole), 17), len(whole) - 1]:
-        for bit in range(8):
-            damaged = bytearray(whole)
-            damaged[at] ^= 1 << bit
-            path.write_bytes(damaged)
-            with pytest.raises(ValueError, match="file"):
-                kind.load(path)
-            if at < begin:
+    with open(path, "r+b", buffering=0) as file:
+        for at in [*range(begin), *range(begin, len(whole), 17), len(whole) - 1]:
+            for bit in range(8):
+                os.pwrite(file.fileno(), bytes([whole[at] ^ 1 << bit]), at)
                 with pytest.raises(ValueError, match="file"):
-                    kind.unverified(path)
+                    (kind.unverified if at < begin else kind.load)(path)
+            os.pwrite(file.fileno(), whole[at : at + 1], at)
+    kind.load(path)
 
 
 def test_every_other_length_is_noticed(kind: Kind, path: Path) -> None:
     whole = path.read_bytes()
-    cases = [whole[:size] for size in range(len(whole))]
-    cases += [whole + tail for tail in (b"\0", b" ", b"\n", bytes(64), whole)]
-    for damaged in cases:
-        path.write_bytes(damaged)
-        for read in (kind.load, kind.unverified):
-            with pytest.raises(ValueError, match="file"):
-                read(path)
+    for size in reversed(range(len(whole))):
+        os.truncate(path, size)
+        with pytest.raises(ValueError, match="file"):
+            kind.unverified(path)
+    for tail in (b"\0", b" ", b"\n", bytes(64), whole):
+        path.write_bytes(whole + tail)
+        with pytest.raises(ValueError, match="file"):
+            kind.unverified(path)
 
 
 def test_parts_that_change_places_are_noticed(kind: Kind, path: Path) -> None:

@@ -109,6 +109,23 @@ def refuse(message: str) -> NoReturn:
     raise typer.Exit(2)
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within it, whatever keeps a command from its work is said in one line, with exit code 2."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        refuse(explained(error))
+    except (ValueError, TypeError, RuntimeError) as error:
+        refuse(str(error) or type(error).__name__)
+    except Exception as error:  # a file may raise anything while it is imported
+        refuse(f"{type(error).__name__}: {error}")
+
+
 def console() -> Console:
     """Standard output; a file or a pipe has no width, and the tables need about this much."""
     return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lowbit.cli.app import JsonFile, command, opened, refuse
-from lowbit.registry.extras import explained
-
+from lowbit.cli.app import JsonFile, command, opened, refusing
 if TYPE_CHECKING:
     from lowbit.lab.report import CheckResult
 
@@ -24,11 +23,12 @@ def check(
     what: Annotated[
         str,
         typer.Argument(
-            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
-            "product:generic, an operator of lowbit.torch as gpu:softmax, a file FILE.py, all "
-            "(teaching kernels), or gpu (operators).",
+            help="A teaching kernel by its operation's name, a function on a CPU as cpu:matmul, "
+            "the text of lowbit's product as product:generic, an operator of lowbit.torch as "
+            "gpu:softmax, a file FILE.py, all (teaching kernels), cpu (functions), or gpu "
+            "(operators).",
             show_default=False,
-            metavar="KERNEL|FILE.py|all|gpu",
+            metavar="KERNEL|FILE.py|all|cpu|gpu",
         ),
     ],
     json_file: JsonFile = None,
@@ -51,21 +51,17 @@ def check(
     """
     shown = _Shown(every)
     results: list[CheckResult] = []
-    try:
-        with opened(json_file) as stream, shown.progress:
-            for result in _checked(what, device, stop=not every, tell=shown.tell):
+    with refusing(), opened(json_file) as stream:
+        from lowbit.lab.check.named import check_what
+
+        with shown.progress:
+            for result in check_what(what, device, stop=not every, tell=shown.tell):
                 results.append(result)
                 if json_file != "-":
                     shown.result(result)
-            if stream is not None:
-                plain = [json.loads(result.to_json()) for result in results]
-                print(json.dumps(plain, indent=2), file=stream)
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}")
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except Exception as error:  # a file may raise anything while it is imported
-        refuse(str(error) or type(error).__name__)
+        if stream is not None:
+            plain = [json.loads(result.to_json()) for result in results]
+            print(json.dumps(plain, indent=2), file=stream)
     if not (all(results) or every):
         print("lowbit: --all goes on after the first error", file=sys.stderr)
     raise typer.Exit(0 if all(results) else 1)
@@ -94,17 +90,3 @@ class _Shown:
         self.progress.stop()
         Console(soft_wrap=True, highlight=False).print(result)
         self.progress.start()
-
-
-def _checked(what: str, device: str | None, **how: Any) -> Iterable[CheckResult]:
-    from lowbit.lab.check import run
-    from lowbit.lab.check.operators import check_gpu
-    from lowbit.lab.source import OPERATOR
-
-    if what == "all":
-        return run.check_all(device, **how)
-    if what == "gpu" or what.startswith(OPERATOR):
-        return check_gpu(what.removeprefix(OPERATOR) if what != "gpu" else None, device, **how)
-    if what.endswith(".py"):
-        return [run.check_file(Path(what), device, **how)]
-    return [run.check_named(what, device, **how)]

@@ -19,14 +19,15 @@ def info(json_file: JsonFile = None) -> None:
 
 
 def _facts() -> dict[str, Any]:
-    from lowbit import isa, ops
+    from lowbit import isa
     from lowbit.bench.core.context import versions
     from lowbit.bench.core.cpu import PRODUCTS
     from lowbit.jit.threads import max_threads, runtime
+    from lowbit.product.dispatch import active_kernel
 
     return {
         **isa.report(),
-        "kernels": {name: list(ops.active_kernel(name)) for name in PRODUCTS},
+        "kernels": {name: list(active_kernel()) for name in PRODUCTS},
         "threads": max_threads(),
         "thread_runtime": runtime(),
         "versions": versions(),

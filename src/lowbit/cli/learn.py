@@ -13,8 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.cli.app import command, refuse
-from lowbit.registry.extras import explained
+from lowbit.cli.app import command, refuse, refusing
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.exercise import Exercise
@@ -68,36 +67,8 @@ def learn(
     `lowbit learn 4` checks the file that `lowbit learn 4 --start` wrote. Exit code: 0 if the kernel
     is right, 1 if it is wrong, 2 if it could not be checked.
     """
-    chosen = [name for name, on in _chosen(start, hint, solution).items() if on]
-    _fits(what, number, chosen, folder, force, yes)
-    try:
-        code = _carry_out(what, number, chosen, folder, force, yes)
-    except FileExistsError as error:
-        refuse(f"{error.filename} exists; `lowbit learn {what}` checks it, --force replaces it")
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except (ValueError, RuntimeError) as error:
-        refuse(str(error))
-    except Exception as error:  # what the file defines may not fit together in any way
-        refuse(f"{type(error).__name__}: {error}")
-    raise typer.Exit(code)
-
-
-def _chosen(start: bool, hint: bool, solution: bool) -> dict[str, bool]:
-    return {"--start": start, "--hint": hint, "--solution": solution}
-
-
-def _fits(
-    what: str | None,
-    number: int | None,
-    chosen: list[str],
-    folder: Path | None,
-    force: bool,
-    yes: bool,
-) -> None:
-    """Refuse options that do not go together."""
+    on = {"--start": start, "--hint": hint, "--solution": solution}
+    chosen = [name for name in on if on[name]]
     needs = {
         "a number of a hint": ("--hint", number is not None),
         "--force": ("--start", force),
@@ -110,34 +81,32 @@ def _fits(
         refuse(f"give one of {', '.join(chosen)}")
     if what is None and (chosen or folder):
         refuse("say which exercise, for example: lowbit learn 4 --start")
+    with refusing():
+        if not _learn(what, number, chosen, folder, force or yes):
+            raise typer.Exit(1)
 
 
-def _carry_out(
-    what: str | None,
-    number: int | None,
-    chosen: list[str],
-    folder: Path | None,
-    force: bool,
-    yes: bool,
-) -> int:
-    """Do what was asked for; returns the exit code."""
+def _learn(
+    what: str | None, number: int | None, chosen: list[str], folder: Path | None, sure: bool
+) -> bool:
+    """Do what was asked for; whether that went well. sure: what the option may be refused for."""
     from lowbit.lab.exercises.exercise import find
     from lowbit.lab.exercises.progress import Progress
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
         _list(progress)
-        return 0
+        return True
     exercise = find(what)
     if chosen == ["--start"]:
-        _start(exercise, progress, folder or Path(), force)
+        _start(exercise, progress, folder or Path(), sure)
     elif chosen == ["--hint"]:
         _hint(exercise, progress, number)
     elif chosen == ["--solution"]:
-        _solution(exercise, progress, yes)
+        _solution(exercise, progress, sure)
     else:
-        return 0 if _check(exercise, progress, folder) else 1
-    return 0
+        return _check(exercise, progress, folder)
+    return True
 
 
 def _list(progress: Progress) -> None:
@@ -175,7 +144,11 @@ def _start(exercise: Exercise, progress: Progress, folder: Path, force: bool) ->
     from lowbit.lab.exercises.progress import Standing
 
     last = progress.read().get(exercise.name, Standing()).file
-    path = start(exercise, progress, folder, force=force)
+    try:
+        path = start(exercise, progress, folder, force=force)
+    except FileExistsError as error:
+        again = f"lowbit learn {exercise.number}"
+        refuse(f"{error.filename} exists; `{again}` checks it, --force replaces it")
     print(f"exercise {exercise.number}, {exercise.name}: {exercise.formula}")
     print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():

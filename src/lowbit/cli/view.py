@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, opened, refuse
-from lowbit.registry.extras import explained
+from lowbit.cli.app import JsonFile, command, opened, refusing
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def view(
     often each element is read, and bytes moved. Exit code: 0 if the page was written, also that of
     a wrong kernel; 2 if there is nothing to show.
     """
-    try:
+    with refusing():
         seen = _seen(what, _sizes(shape or []), fill)
         if html_file is None and json_file is None:
             html_file = f"view-{Path(what).stem.replace(':', '-')}.html"
@@ -62,12 +61,6 @@ def view(
             with opened(file) as stream:
                 if stream is not None:
                     stream.write(text())
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}")
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except Exception as error:  # a file may raise anything while it is imported
-        refuse(str(error) or type(error).__name__)
     if json_file == "-":
         return
     for line in _summary(seen):

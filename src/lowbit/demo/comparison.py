@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lowbit import __version__, isa, ops
+from lowbit import __version__, isa
 from lowbit.bench.core.case import Call
 from lowbit.bench.core.clock import Elsewhere, Limits, interleave
 from lowbit.demo.apart import PREPARE_SECONDS, Apart
@@ -27,6 +27,7 @@ from lowbit.demo.progress import Steps
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
 from lowbit.demo.sentences import manual_sentences
+from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
@@ -247,7 +248,7 @@ def _size_on_disk(model: nn.Module) -> int:
 def _result(
     rows: tuple[Implementation, ...], sentences: int, seed: int, notes: list[str]
 ) -> DemoResult:
-    kernel, instruction_set = ops.active_kernel("linear_dynamic")
+    kernel, instruction_set = active_kernel()
     packages = ["torch", "transformers", "numpy", "llvmlite"]
     shown = {row.name for row in rows}
     packages += [name for one in rivals if one.family in shown for name in one.packages]

@@ -17,35 +17,17 @@ from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.instruction_set import register
 from lowbit.isa.tiles import ROW_BYTES, ROWS, TileState
 from lowbit.isa.types import Pointer, Type, bf16, s64, tile, u8
 
 TILES = 8
 
-AMX = register(
-    InstructionSet(
-        name="amx",
-        features=(*AVX512_VNNI.features, "amx-tile", "amx-int8"),
-        fallback="avx512_vnni",
-        vector_bytes=64,
-        vector_registers=32,
-        tiles=TILES,
-        permission=host.tile_permission,
-    )
-)
+_TILES: dict[str, Any] = {"tiles": TILES, "permission": host.tile_permission}
+AMX = register(AVX512_VNNI.plus("amx", "amx-tile", "amx-int8", **_TILES))
 
 AMX_BF16 = register(
-    InstructionSet(
-        name="amx_bf16",
-        features=(*AVX512_BF16.features, "amx-tile", "amx-bf16"),
-        fallback="amx",
-        vector_bytes=64,
-        vector_registers=32,
-        tiles=TILES,
-        permission=host.tile_permission,
-        extension=True,
-    )
+    AVX512_BF16.plus("amx_bf16", "amx-tile", "amx-bf16", fallback="amx", extension=True, **_TILES)
 )
 
 

@@ -12,18 +12,10 @@ from llvmlite import ir
 
 from lowbit.isa.avx2 import AVX2
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, s8, s32, u8
 
-AVX2_VNNI = register(
-    InstructionSet(
-        name="avx2_vnni",
-        features=(*AVX2.features, "avxvnni"),
-        fallback="avx2",
-        vector_bytes=32,
-        vector_registers=16,
-    )
-)
+AVX2_VNNI = register(AVX2.plus("avx2_vnni", "avxvnni"))
 
 
 def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:

@@ -11,18 +11,15 @@ import numpy as np
 
 from lowbit.isa.avx2 import AVX2, pairs_of_bytes
 from lowbit.isa.instruction import fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, s8, s16, s32, u8
 
 AVX512 = register(
-    InstructionSet(
-        name="avx512",
-        features=(*AVX2.features, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
-        fallback="avx2",
-        vector_bytes=64,
-        vector_registers=32,
+    AVX2.plus(
+        "avx512", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl",
+        vector_bytes=64, vector_registers=32,
     )
-)
+)  # fmt: skip
 
 
 @instruction(

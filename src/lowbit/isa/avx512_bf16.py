@@ -13,19 +13,10 @@ from llvmlite import ir
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, bf16, f32
 
-AVX512_BF16 = register(
-    InstructionSet(
-        name="avx512_bf16",
-        features=(*AVX512_VNNI.features, "avx512bf16"),
-        fallback="avx512_vnni",
-        vector_bytes=64,
-        vector_registers=32,
-        extension=True,
-    )
-)
+AVX512_BF16 = register(AVX512_VNNI.plus("avx512_bf16", "avx512bf16", extension=True))
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 

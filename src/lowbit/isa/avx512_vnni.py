@@ -12,18 +12,10 @@ from llvmlite import ir
 
 from lowbit.isa.avx512 import AVX512
 from lowbit.isa.instruction import Call, fixed, instruction
-from lowbit.isa.instruction_set import InstructionSet, register
+from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, s8, s32, u8
 
-AVX512_VNNI = register(
-    InstructionSet(
-        name="avx512_vnni",
-        features=(*AVX512.features, "avx512vnni"),
-        fallback="avx512",
-        vector_bytes=64,
-        vector_registers=32,
-    )
-)
+AVX512_VNNI = register(AVX512.plus("avx512_vnni", "avx512vnni"))
 
 
 def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:

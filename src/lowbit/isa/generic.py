@@ -7,12 +7,13 @@ depend on the machine. Source: the LLVM language reference.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 
-from lowbit.isa.instruction import Call, instruction
+from lowbit.isa.instruction import Call, Instruction, instruction
 from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import (
     Pointer,
@@ -30,7 +31,7 @@ from lowbit.isa.types import (
 )
 
 if TYPE_CHECKING:
-    from lowbit.jit.value import Value
+    from lowbit.isa.value import Value
 
 GENERIC = register(
     InstructionSet(
@@ -62,11 +63,19 @@ def _integers(*types: Type) -> Type:
     return types[0]
 
 
+def _float32s(*types: Type) -> Type:
+    if element_of(_same(*types)) != f32:
+        raise TypeError(f"float32 expected, got {types[0]}")
+    return types[0]
+
+
 def _compared(*types: Type) -> Type:
     return with_element(_numbers(*types), bit)
 
 
-def _by_kind(integer: str, float_: str) -> Any:
+def _by_kind(integer: str, float_: str = "") -> Any:
+    """The emission by methods of llvmlite's builder."""
+
     def emit(call: Call, a: ir.Value, b: ir.Value) -> Any:
         name = float_ if element_of(call.types[0]).is_float else integer
         return getattr(call.builder, name)(a, b)
@@ -82,31 +91,16 @@ def _less(call: Call, a: ir.Value, b: ir.Value) -> Any:
     return compare("<", a, b)
 
 
-@instruction(_numbers, _by_kind("add", "fadd"))
-def add(a: Any, b: Any) -> Any:
-    return a + b
-
-
-@instruction(_numbers, _by_kind("sub", "fsub"))
-def sub(a: Any, b: Any) -> Any:
-    return a - b
-
-
-@instruction(_numbers, _by_kind("mul", "fmul"))
-def mul(a: Any, b: Any) -> Any:
-    return a * b
-
-
-@instruction(_numbers, lambda call, a, b: call.builder.fdiv(a, b))
-def fdiv(a: Any, b: Any) -> Any:
-    """Division of floats, rounded once."""
-    return np.divide(a, b)
-
-
-def _float32s(*types: Type) -> Type:
-    if element_of(_same(*types)) != f32:
-        raise TypeError(f"float32 expected, got {types[0]}")
-    return types[0]
+add = Instruction("add", _numbers, _by_kind("add", "fadd"), operator.add)
+sub = Instruction("sub", _numbers, _by_kind("sub", "fsub"), operator.sub)
+mul = Instruction("mul", _numbers, _by_kind("mul", "fmul"), operator.mul)
+fdiv = Instruction("fdiv", _float32s, _by_kind("", "fdiv"), np.divide)
+# Quotient and remainder are of non-negative integers: kernel texts divide nothing else.
+div = Instruction("div", _integers, _by_kind("sdiv"), operator.floordiv)
+rem = Instruction("rem", _integers, _by_kind("srem"), operator.mod)
+and_ = Instruction("and", _integers, _by_kind("and_"), operator.and_)
+or_ = Instruction("or", _integers, _by_kind("or_"), operator.or_)
+xor = Instruction("xor", _integers, _by_kind("xor"), operator.xor)
 
 
 def _fma(call: Call, a: ir.Value, b: ir.Value, c: ir.Value) -> Any:
@@ -133,41 +127,6 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     odd = bits + np.where(inexact, np.where((error > 0) == (total > 0), 1, -1), 0)
     rounded = odd.view(np.float64).astype(np.float32)
     return rounded if rounded.ndim else rounded[()]
-
-
-def _divide(call: Call, a: ir.Value, b: ir.Value) -> Any:
-    return call.builder.sdiv(a, b)
-
-
-def _remainder(call: Call, a: ir.Value, b: ir.Value) -> Any:
-    return call.builder.srem(a, b)
-
-
-@instruction(_integers, _divide)
-def div(a: Any, b: Any) -> Any:
-    """Quotient of two non-negative integers (kernel texts divide nothing else)."""
-    return a // b
-
-
-@instruction(_integers, _remainder)
-def rem(a: Any, b: Any) -> Any:
-    """Remainder of two non-negative integers."""
-    return a % b
-
-
-@instruction(_integers, lambda call, a, b: call.builder.and_(a, b))
-def and_(a: Any, b: Any) -> Any:
-    return a & b
-
-
-@instruction(_integers, lambda call, a, b: call.builder.or_(a, b))
-def or_(a: Any, b: Any) -> Any:
-    return a | b
-
-
-@instruction(_integers, lambda call, a, b: call.builder.xor(a, b))
-def xor(a: Any, b: Any) -> Any:
-    return a ^ b
 
 
 def constant_like(type_: Scalar | Vector, value: float) -> ir.Constant:

@@ -17,7 +17,7 @@ from llvmlite import ir
 from lowbit.isa.types import Type
 
 if TYPE_CHECKING:
-    from lowbit.jit.value import Value
+    from lowbit.isa.value import Value
 
 Typing = Callable[..., "Type | None"]
 

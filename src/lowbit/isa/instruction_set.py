@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lowbit.isa import host
 from lowbit.registry import Registry
@@ -35,6 +36,11 @@ class InstructionSet:
     extension: bool = False
     architecture: str | None = "x86_64"
     permission: Callable[[], str] = _granted
+
+    def plus(self, name: str, *features: str, **facts: Any) -> InstructionSet:
+        """A set with all instructions of this one, to which it falls back, and more."""
+        known = {"name": name, "features": (*self.features, *features), "fallback": self.name}
+        return replace(self, **{**known, **facts})
 
     @property
     def is_foreign(self) -> bool:

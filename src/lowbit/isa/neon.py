@@ -26,16 +26,7 @@ NEON_DOTPROD = register(
     )
 )
 
-NEON_I8MM = register(
-    InstructionSet(
-        name="neon_i8mm",
-        features=(*NEON_DOTPROD.features, "i8mm"),
-        fallback="neon_dotprod",
-        vector_bytes=16,
-        vector_registers=32,
-        architecture="aarch64",
-    )
-)
+NEON_I8MM = register(NEON_DOTPROD.plus("neon_i8mm", "i8mm"))
 
 _SUMS, _SIGNED, _UNSIGNED = Vector(s32, 4), Vector(s8, 16), Vector(u8, 16)
 _NAME = "llvm.aarch64.neon.{}.v4i32.v16i8"

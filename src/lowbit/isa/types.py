@@ -1,7 +1,7 @@
 """The types that kernel texts and instructions are written in.
 
-Every type has two representations: an LLVM one, for the compiled reading, and a NumPy one, for
-the interpreted reading. Integers carry a sign here, although LLVM's do not, because widening,
+Every type has two representations: an LLVM one, for compiled kernels, and a NumPy one, for
+interpreted ones. Integers carry a sign here, although LLVM's do not, because widening,
 comparing and converting depend on it.
 """
 
@@ -15,7 +15,7 @@ from llvmlite import ir
 from ml_dtypes import bfloat16
 
 if TYPE_CHECKING:
-    from lowbit.jit.value import Value
+    from lowbit.isa.value import Value
 else:
     Value = object
 

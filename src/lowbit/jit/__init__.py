@@ -1,1 +1,1 @@
-"""One kernel text, two readings: compiled through LLVM, or interpreted on NumPy."""
+"""One kernel text, two backends: compiled through LLVM, or interpreted on NumPy."""

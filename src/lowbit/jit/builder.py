@@ -22,7 +22,7 @@ from typing import Any
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
-from lowbit.jit.value import Register, Value
+from lowbit.isa.value import Register, Value
 
 # A kernel's arguments are followed in memory by 64-bit counters: two for each parallel region, and
 # one of the threads that have asked for a number.
@@ -39,14 +39,14 @@ def _signed(bits: int) -> tuple[int, int]:
 
 
 class Builder(ABC):
-    """One reading of a kernel text for one instruction set."""
+    """A backend: what it makes of a kernel text for one instruction set."""
 
     def __init__(self, isa: InstructionSet) -> None:
         self.isa = isa
         self._vector_registers = 0
         self._tiles: dict[int, Value] = {}
 
-    # What the readings differ in.
+    # What the backends differ in.
 
     @abstractmethod
     def execute(self, instruction: Any, operands: tuple[Any, ...]) -> Value | None: ...

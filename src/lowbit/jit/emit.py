@@ -1,4 +1,4 @@
-"""The compiled reading: a kernel text becomes a module of LLVM IR.
+"""The compiling backend: a kernel text becomes a module of LLVM IR.
 
 The function it becomes has the signature `void kernel(int64_t *slots)`: one 8-byte slot for each
 parameter, in order, followed by the counters of the parallel regions, zero at the start. Any number
@@ -19,8 +19,8 @@ from lowbit.isa.generic import constant_like
 from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import COUNTERS, MAX_REGIONS, Builder
-from lowbit.jit.value import Register, Value
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _SPINS_BEFORE_YIELD = 1 << 12

@@ -1,4 +1,4 @@
-"""The interpreted reading: a kernel text runs step by step on NumPy.
+"""The interpreting backend: a kernel text runs step by step on NumPy.
 
 Every load and store is checked against the elements that its array really has, gaps between the
 rows of a slice included, and can be recorded. It is slow and knows no instruction set of the
@@ -16,9 +16,9 @@ from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.memory import Access, Address, ArrayMemory, Memory
-from lowbit.jit.value import Register, Value
 
 
 class Variable:

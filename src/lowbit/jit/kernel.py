@@ -1,4 +1,4 @@
-"""A kernel: a text, its parameters, and its readings.
+"""A kernel: a text, its parameters, and its backends.
 
     @kernel
     def scale_rows(k: Builder, x: F32Pointer, rows: Int, *, lanes: int) -> None: ...

@@ -6,16 +6,32 @@ access of one run; `view` shows it as a page.
 
 from __future__ import annotations
 
-from lowbit.lab.backends.interpreter import interpreter
-from lowbit.lab.backends.kinds.cpu import CpuKernel
+import importlib
+from typing import TYPE_CHECKING, Any
 
-# Also as names of this package: its folders `check` and `view` are called like their functions.
+# At once, since folders are called like these two: importing one later would take the name.
 from lowbit.lab.check.run import check, check_file
-from lowbit.lab.report import CheckResult, Finding
-from lowbit.lab.run.trace import Access, Trace
-from lowbit.lab.view.page import View
 from lowbit.lab.view.run import view
-from lowbit.lab.view.trace import trace_kernel
+
+if TYPE_CHECKING:
+    from lowbit.lab.backends.interpreter import interpreter
+    from lowbit.lab.backends.kinds.cpu import CpuKernel
+    from lowbit.lab.report import CheckResult, Finding
+    from lowbit.lab.run.trace import Access, Trace
+    from lowbit.lab.view.page import View
+    from lowbit.lab.view.trace import trace_kernel
+
+# Loaded when first used: some need PyTorch.
+_HOMES = {
+    "Access": "run.trace",
+    "CheckResult": "report",
+    "CpuKernel": "backends.kinds.cpu",
+    "Finding": "report",
+    "Trace": "run.trace",
+    "View": "view.page",
+    "interpreter": "backends.interpreter",
+    "trace_kernel": "view.trace",
+}
 
 __all__ = [
     "Access",
@@ -30,3 +46,9 @@ __all__ = [
     "trace_kernel",
     "view",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

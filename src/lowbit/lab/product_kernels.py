@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import lowbit
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, padded_k
 from lowbit.lab.backends.backend import Request
@@ -23,9 +23,6 @@ from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.lab.run.bind import Packed
 from lowbit.spec import Array, Sizes
 from lowbit.spec.operations.products import matmul
-
-PRODUCT = "product:"
-"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
 
 _POISON = 0xA5
 _ITEM = {"item_steps": 2, "item_panels": 2}
@@ -37,25 +34,25 @@ def _panels(b: Array) -> Array:
 
 @cache
 def product_kernels() -> dict[str, Request]:
-    """For each instruction set its product, by names like product:generic."""
+    """The product of each instruction set, by its name."""
     found: dict[str, Request] = {}
     for micro in micro_kernels():
-        if not micro.refuses(Demand(1, PANEL, LINE)):
-            found.setdefault(f"{PRODUCT}{micro.isa}", _request(micro))
+        if not micro.refuses(KernelQuery(1, PANEL, LINE)):
+            found.setdefault(micro.isa.name, _request(micro))
     return dict(sorted(found.items()))
 
 
 def _request(micro: MicroKernel) -> Request:
     def block_rows(sizes: Sizes) -> int:
-        return micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))[1]
+        return micro.shape(KernelQuery(sizes["M"], sizes["N"], sizes["K"]))[1]
 
     def step_bytes(sizes: Sizes) -> int:
-        shape, rows = micro.shape(Demand(sizes["M"], sizes["N"], sizes["K"]))
-        return rows * shape.depth * padded_k(sizes["K"])
+        shape, rows = micro.shape(KernelQuery(sizes["M"], sizes["N"], sizes["K"]))
+        return rows * shape.row_blocks * padded_k(sizes["K"])
 
     def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
-        shape, _ = micro.shape(Demand(numbers["m"], numbers["n"], numbers["depth"]))
-        fixed = {"source": Source("u8"), "epilogue": Epilogue(), "fused": True}
+        shape, _ = micro.shape(KernelQuery(numbers["m"], numbers["n"], numbers["k_size"]))
+        fixed = {"a_format": Bytes(), "epilogue": Epilogue(), "fused": True}
         return {"micro": micro, "shape": shape, **fixed}
 
     def private(sizes: Sizes) -> Array:
@@ -69,12 +66,11 @@ def _request(micro: MicroKernel) -> Request:
         **_ITEM,
         "a_row_stride": lambda sizes: sizes["K"],
         "a_stride": 1,
-        "residual_stride": 0,
         "out_stride": lambda sizes: sizes["N"],
-        "depth": lambda sizes: sizes["K"],
+        "k_size": lambda sizes: sizes["K"],
         "block_rows": block_rows,
         "private": private,
         "private_bytes": step_bytes,
     }
-    kernel = CpuKernel(product, micro.isa, static)
+    kernel = CpuKernel(product, micro.isa.name, static)
     return Request(kernel, matmul, lambda sizes: 1, given=given)

@@ -86,7 +86,7 @@ class CheckResult:
 
     kernel: str
     operation: str
-    reading: str
+    backend: str
     findings: tuple[Finding, ...]
     cases: int
     devices: tuple[str, ...]
@@ -117,7 +117,7 @@ class CheckResult:
         """The report in plain lines."""
         cases = f"{self.cases} case{'' if self.cases == 1 else 's'}"
         outcome = f"right in {cases}" if self.ok else f"wrong; {cases} tried"
-        where = f"{' and '.join(self.devices)}, {self.reading}"
+        where = f"{' and '.join(self.devices)}, {self.backend}"
         lines = [f"{self.kernel} ({self.operation}): {outcome} on {where}"]
         for finding in self.findings:
             lines.append(f"  {finding.severity}: {finding}")

@@ -27,13 +27,18 @@ from types import ModuleType
 from typing import Any
 
 from lowbit.lab.backends.backend import Request, backend_of, is_kernel
-from lowbit.lab.product_kernels import PRODUCT, product_kernels
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import Operation
 
+PRODUCT = "product:"
+"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
+
 OPERATOR = "gpu:"
 """What the names of the operators on tensors begin with."""
+
+FUNCTION = "cpu:"
+"""What the names of the functions on CPUs begin with."""
 
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
@@ -128,7 +133,9 @@ def request_named(name: str) -> Request:
             "spec, grid=...)"
         )
     if name.startswith(PRODUCT):
-        products = product_kernels()
+        from lowbit.lab.product_kernels import product_kernels
+
+        products = {f"{PRODUCT}{isa}": one for isa, one in product_kernels().items()}
         if name not in products:
             raise ValueError(f"no kernel {name!r}; there are {', '.join(products)}")
         return products[name]

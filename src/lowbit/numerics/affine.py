@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.formats import IntFormat
+from lowbit.numerics.formats import IntFormat, first_index
 
 # A scale below the smallest normal float32 would lose bits, and its reciprocal overflows.
 SMALLEST_SCALE = np.finfo(np.float32).smallest_normal
@@ -31,7 +31,7 @@ def check_finite(array: npt.NDArray[Any]) -> None:
     finite = np.isfinite(array)
     if finite.all():
         return
-    index = tuple(int(i) for i in np.unravel_index(int(finite.argmin()), array.shape))
+    index = first_index(~finite)
     raise ValueError(
         f"expected finite values, found {float(array[index])} at index {index}; "
         "remove or replace NaN and infinity before quantizing"

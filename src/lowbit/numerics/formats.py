@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,26 @@ def int_format(name: str | IntFormat) -> IntFormat:
     return _FORMATS[name]
 
 
+def is_masked(value: Any) -> bool:
+    """Whether it is a MaskedArray, without the import of numpy.ma, which takes a while."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(value, masked.MaskedArray)
+
+
+def first_index(found: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    """The index of the first True, in C order; there must be one."""
+    return tuple(int(i) for i in np.unravel_index(int(found.argmax()), found.shape))
+
+
+def checked_axis(axis: Any, ndim: int, name: str = "axis", expected: str = "an int") -> int:
+    """`axis`, not negative. TypeError if it is no integer, ValueError if there is no such axis."""
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise TypeError(f"expected {name} to be {expected}, got {axis!r}")
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"{name} {axis} does not exist in an array of {ndim} dimensions")
+    return axis % ndim
+
+
 def check_values(values: npt.NDArray[Any], fmt: IntFormat, name: str) -> None:
     """Raise ValueError naming the first of the integers `values`, in C order, outside of `fmt`.
 
@@ -75,8 +96,7 @@ def check_values(values: npt.NDArray[Any], fmt: IntFormat, name: str) -> None:
     """
     if values.size == 0 or (values.min() >= fmt.qmin and values.max() <= fmt.qmax):
         return
-    outside = (values < fmt.qmin) | (values > fmt.qmax)
-    index = tuple(int(i) for i in np.unravel_index(int(outside.argmax()), values.shape))
+    index = first_index((values < fmt.qmin) | (values > fmt.qmax))
     raise ValueError(
         f"expected {name} within {fmt.name}, {fmt.qmin} to {fmt.qmax}, "
         f"found {int(values[index])} at index {index}"

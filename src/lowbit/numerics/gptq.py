@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.affine import check_finite
-from lowbit.numerics.formats import int_format
+from lowbit.numerics.formats import first_index, int_format
 from lowbit.numerics.nibbles import PER_WORD, from_int32
 from lowbit.numerics.qtensor import QTensor
 
@@ -110,7 +110,7 @@ def _checked_parts(
         raise ValueError(f"expected qzeros of shape [G, N/8] = {expected}, got {qzeros.shape}")
     check_finite(scales)
     if not (scales > 0).all():
-        index = tuple(int(i) for i in np.argwhere(~(scales > 0))[0])
+        index = first_index(~(scales > 0))
         raise ValueError(f"expected positive scales, found {float(scales[index])} at index {index}")
     return scales.astype(np.float32)
 
@@ -124,7 +124,7 @@ def _checked_g_idx(g_idx: npt.NDArray[Any], rows: int, groups: int) -> npt.NDArr
         )
     outside = (g_idx < 0) | (g_idx >= groups)
     if outside.any():
-        first = int(outside.argmax())
+        (first,) = first_index(outside)
         raise ValueError(
             f"expected g_idx within 0 to {groups - 1}, the rows of scales, found "
             f"{int(g_idx[first])} at index {first}"
@@ -176,7 +176,7 @@ def _zero_points(qzeros: npt.NDArray[np.int32], name: str) -> npt.NDArray[np.int
     if name == "gptq_v2":
         return stored
     if (stored == 15).any():
-        index = tuple(int(i) for i in np.argwhere(stored == 15)[0])
+        index = first_index(stored == 15)
         raise ValueError(
             f"the zero point at index {index} is stored as 15, which readers of the format 'gptq' "
             "take for 16 or for 0; convert the checkpoint to 'gptq_v2' with the library that wrote "

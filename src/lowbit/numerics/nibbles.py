@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.formats import IntFormat, check_values, int_format
+from lowbit.numerics.formats import IntFormat, check_values, checked_axis, int_format
 
 PER_BYTE = 2
 PER_WORD = 8
@@ -68,7 +68,7 @@ def to_int32(values: npt.ArrayLike, axis: int) -> npt.NDArray[np.int32]:
     first value that four bits do not hold, or if the axis does not exist.
     """
     nibbles = _as_nibbles(values)
-    axis = _checked_axis(axis, nibbles.ndim)
+    axis = checked_axis(axis, nibbles.ndim)
     shape = list(nibbles.shape)
     shape[axis] = -(-shape[axis] // PER_WORD)
     words = np.zeros(shape, np.uint32)
@@ -96,7 +96,7 @@ def from_int32(
     """
     fmt = _four_bits(dtype)
     words = _packed(words, np.dtype(np.int32)).view(np.uint32)
-    axis = _checked_axis(axis, words.ndim)
+    axis = checked_axis(axis, words.ndim)
     length = _checked_length(length, words.shape[axis], PER_WORD)
     shape = list(words.shape)
     shape[axis] = length
@@ -142,14 +142,6 @@ def _four_bits(dtype: str | IntFormat) -> IntFormat:
     if fmt.bits != 4:
         raise ValueError(f"expected a format of four bits, 'uint4' or 'int4', got {fmt.name!r}")
     return fmt
-
-
-def _checked_axis(axis: int, ndim: int) -> int:
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(f"expected axis to be an int, got {axis!r}")
-    if not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis} does not exist in an array of {ndim} dimensions")
-    return axis % ndim
 
 
 def _checked_length(length: int | None, units: int, per_unit: int) -> int:

@@ -16,7 +16,7 @@ from lowbit.numerics.affine import (
     dequantize_affine,
     quantize_affine,
 )
-from lowbit.numerics.formats import IntFormat, check_values, int_format
+from lowbit.numerics.formats import IntFormat, check_values, checked_axis, int_format, is_masked
 from lowbit.numerics.ranges import Range, check_range, least_squares
 
 Axis = int | tuple[int, ...] | None
@@ -66,7 +66,7 @@ class QTensor:
             ("zero_point", self.zero_point, np.dtype(np.int32), expected),
         )
         for name, array, dtype, shape in parts:
-            if isinstance(array, np.ma.MaskedArray):
+            if is_masked(array):
                 raise TypeError(f"expected {name} without a mask, got MaskedArray")
             if array.dtype != dtype:
                 raise TypeError(f"expected {name} of dtype {dtype}, got {array.dtype}")
@@ -182,7 +182,7 @@ def quantize(
 def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     # A PyTorch parameter refuses to become an array until it is detached.
     detach = getattr(array, "detach", None)
-    if isinstance(array, np.ma.MaskedArray):
+    if is_masked(array):
         raise TypeError(
             "expected an array without a mask, got MaskedArray; array.filled(value) gives one"
         )
@@ -205,13 +205,8 @@ def _normalized_axis(axis: Axis, ndim: int) -> Axis:
     """`axis` with negative numbers resolved, a tuple in ascending order."""
     if axis is None:
         return None
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    for i in axes:
-        if isinstance(i, bool) or not isinstance(i, int):
-            raise TypeError(f"expected axis to be None, an int or a tuple of ints, got {axis!r}")
-        if not -ndim <= i < ndim:
-            raise ValueError(f"axis {i} does not exist in an array of {ndim} dimensions")
-    resolved = tuple(sorted(i % ndim for i in axes))
+    expected = "None, an int or a tuple of ints"
+    resolved = tuple(sorted(checked_axis(i, ndim, expected=expected) for i in _kept(axis)))
     if len(set(resolved)) < len(resolved):
         raise ValueError(f"expected each axis once, got axis={axis!r}")
     return resolved if isinstance(axis, tuple) else resolved[0]
@@ -237,11 +232,7 @@ def _normalized_group_axis(
     if ndim == 0:
         raise ValueError("group_size cuts an axis, and this array has no axis; leave it out")
     given = -1 if group_axis is None else group_axis
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise TypeError(f"expected group_axis to be None or an int, got {group_axis!r}")
-    if not -ndim <= given < ndim:
-        raise ValueError(f"group_axis {given} does not exist in an array of {ndim} dimensions")
-    resolved = given % ndim
+    resolved = checked_axis(given, ndim, "group_axis", "None or an int")
     if resolved in _kept(axis):
         raise ValueError(
             f"group_size cuts axis {resolved}, which has a scale per index already with "

@@ -14,22 +14,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
-from lowbit.kernels.cpu.integer.group_scores import group_scores
-from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
-from lowbit.kernels.cpu.rows.activation import Source
+from lowbit.kernels.cpu.integer.octet_scores import octet_scores
 from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
-from lowbit.kernels.cpu.shared.epilogue import MAX_GROUP, Epilogue
+from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.numerics import quantize_rows
+from lowbit.product import requests
+from lowbit.product.dispatch import threads_key
 from lowbit.weights.panels import PackedMatrix
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
-_HALVES = PANEL // MAX_GROUP
+_HALVES = PANEL // OCTET
 _WORTH_THREADS = 1 << 16  # numbers that pass by heaps, or multiply-adds of groups
 
 
@@ -42,7 +41,7 @@ class Chunk(NamedTuple):
     @property
     def groups(self) -> int:
         """Of 8 vectors, the last one maybe of fewer."""
-        return blocks(self.matrix.N, MAX_GROUP)
+        return blocks(self.matrix.N, OCTET)
 
 
 class Queries:
@@ -56,14 +55,14 @@ class Queries:
         return len(self.values)
 
     @property
-    def lines(self) -> int:
-        """Of 64 k."""
+    def k_blocks(self) -> int:
+        """Blocks of 64 k."""
         return blocks(self.values.shape[1], LINE)
 
     @cached_property
     def codes(self) -> npt.NDArray[np.int32]:
         """Integers less their zero points, [Q, K padded to a line]."""
-        codes = np.zeros((len(self), self.lines * LINE), np.int32)
+        codes = np.zeros((len(self), self.k_blocks * LINE), np.int32)
         np.subtract(self.stored, self.zero[:, None], out=codes[:, : self.stored.shape[1]])
         return codes
 
@@ -75,25 +74,11 @@ def group_maxima(
 
     Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf.
     """
-    matrix, used = chunk.matrix, instruction_sets.active(isa).name
+    matrix = chunk.matrix
     out = np.empty((len(queries), blocks(matrix.N, PANEL) * _HALVES), np.float32)
-    depth = queries.values.shape[1]
-    count = dispatch.thread_count(len(queries), matrix.N, depth, threads)
-    epilogue = Epilogue(a_zero=True, steps=() if chunk.bias is None else ("bias",), out="max8")
-    plan = dispatch.plan(
-        dispatch.Request(
-            isa=used,
-            m=len(queries),
-            n=matrix.N,
-            k=depth,
-            source=Source("f32"),
-            epilogue=epilogue,
-            threads=count,
-            largest_pair=matrix.largest_pair if dispatch.wants_proof(used) else UNPROVEN,
-            weight=matrix.weight,
-        )
-    )
-    plan.run(queries.values, (depth, 1), matrix.addresses, out, out.shape[1], bias=chunk.bias)
+    b, biased = requests.panel_format(matrix, isa), chunk.bias is not None
+    prepared = requests.maxima(len(queries), b, threads_key(threads), isa, biased)
+    prepared.run(queries.values, matrix.addresses, out, out.shape[1], bias=chunk.bias)
     return out
 
 
@@ -128,7 +113,7 @@ def scores_of_groups(
 
     Where a group has a column without a vector, the id is −1.
     """
-    scores = np.empty((*groups.shape, MAX_GROUP), np.float32)
+    scores = np.empty((*groups.shape, OCTET), np.float32)
     work = scores.size * queries.values.shape[1]
     count = _threads(len(queries), work, threads)
     firsts = np.zeros(len(chunks) + 1, np.int64)  # group that each chunk begins with
@@ -136,7 +121,7 @@ def scores_of_groups(
     np.cumsum([chunk.groups for chunk in chunks], out=firsts[1:])
     np.cumsum([chunk.matrix.N for chunk in chunks], out=vectors[1:])
     for number, chunk in enumerate(chunks):
-        program = group_scores.program(
+        program = octet_scores.program(
             instruction_sets.active(isa),
             weight=chunk.matrix.weight,
             biased=chunk.bias is not None,
@@ -144,11 +129,11 @@ def scores_of_groups(
         panels, _, _, scales = chunk.matrix.addresses
         program(
             count, queries.codes, queries.scale, groups, groups.shape[1], int(firsts[number]),
-            int(firsts[number + 1]), panels, queries.lines, scales, chunk.bias, scores,
+            int(firsts[number + 1]), panels, queries.k_blocks, scales, chunk.bias, scores,
             len(queries),
         )  # fmt: skip
     of = np.searchsorted(firsts, groups, side="right") - 1  # each group's chunk
-    ids = ((groups - firsts[of]) * MAX_GROUP + vectors[of])[:, :, None] + np.arange(MAX_GROUP)
+    ids = ((groups - firsts[of]) * OCTET + vectors[of])[:, :, None] + np.arange(OCTET)
     ids[ids >= vectors[of + 1][:, :, None]] = -1
     return scores.reshape(len(queries), -1), ids.reshape(len(queries), -1)
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arguments import float_matrix
 from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
+from lowbit.product.arguments import float_matrix
 from lowbit.search.groups import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
 from lowbit.weights.panels import PackedMatrix, pack, padded
 from lowbit.weights.tensor_file import StoredTensor, TensorFile, check_names
@@ -62,9 +62,8 @@ class VectorIndex:
 
     ids count the vectors from 0 in the order in which they were added. All methods may be called
     from several threads at once. What one call of `add` brings gets neighbouring ids, and a search
-    or a file holds all of it or none. ValueError: another
-    parameter than these, or a dim of so many products that int32 could overflow (65,793 at 8
-    bits).
+    or a file holds all of it or none. ValueError: another parameter than these, or a dim of so many
+    products that int32 could overflow (65,793 at 8 bits).
     """
 
     def __init__(
@@ -123,21 +122,21 @@ class VectorIndex:
         ValueError: of another width, not finite, none, or the index holds vectors already.
         """
         given = self._prepared(vectors, "vectors")
-        if self.scale == "dimension":
-            with self._lock:
-                self._train(given)
+        if self.scale != "dimension":
+            return
+        found = self._scale_of(given) if len(given) else None
+        with self._lock:
+            count = self._content.count
+            if count or found is None:
+                raise ValueError(
+                    f"train an empty index, with at least one vector; it holds {count}, "
+                    f"and {len(given)} are given"
+                )
+            self._content = _Content(dimension_scale=found)
 
-    def _train(self, given: Floats) -> Floats:
-        """Put the scales of dimensions in place, and return them. The lock is held."""
-        count = self._content.count
-        if count or not len(given):
-            raise ValueError(
-                f"train an empty index, with at least one vector; it holds {count}, "
-                f"and {len(given)} are given"
-            )
-        coded = quantize(given, _FORMATS[self.bits], axis=1, range=_RANGES[self.bits])
-        self._content = _Content(dimension_scale=coded.scale)
-        return coded.scale
+    def _scale_of(self, given: Floats) -> Floats:
+        """The scales of dimensions that suit these vectors."""
+        return quantize(given, _FORMATS[self.bits], axis=1, range=_RANGES[self.bits]).scale
 
     def add(self, vectors: Any, progress: Callable[[int, int], None] | None = None) -> None:
         """Add vectors, float32 [n, dim]. `progress` is called with (vectors done, n), after every
@@ -147,40 +146,33 @@ class VectorIndex:
         or so large that float32 cannot hold a squared length; nothing is added then.
         """
         source = self._checked(vectors, "vectors")
-        added = False
-        while len(source) and not added:
-            scale = self._scale_for(source)
+        added = not len(source)
+        while not added:
+            before = scale = self._content.dimension_scale
+            if scale is None and self.scale == "dimension":
+                scale = self._scale_of(self._prepared(source, "vectors", checked=True))
             made: list[Chunk] = []
             for first in range(0, len(source), _CHUNK):
                 part = self._prepared(source[first : first + _CHUNK], "vectors", checked=True)
                 made.append(self._chunk(*self._codes(part, scale), scale))
                 if progress is not None:
                     progress(first + len(part), len(source))
-            added = self._append(made, scale)
+            with self._lock:
+                added = self._content.dimension_scale is before  # or all is coded once more
+                if added:
+                    self._content = _Content(self._joined(made, scale), scale)
 
-    def _scale_for(self, source: Floats) -> Floats | None:
-        """The scales of dimensions, found in `source` if there are none yet."""
-        with self._lock:
-            found = self._content.dimension_scale
-            if found is None and self.scale == "dimension":
-                found = self._train(self._prepared(source, "vectors", checked=True))
-        return found
-
-    def _append(self, made: list[Chunk], scale: Floats | None) -> bool:
-        """Add chunks that were made with these scales of dimensions, unless there are others."""
-        with self._lock:
-            if self._content.dimension_scale is not scale:
-                return False
-            chunks = [*self._content.chunks]
-            for chunk in made:
-                chunks.append(chunk)
-                # Merging only what is not smaller keeps the work on single vectors logarithmic.
-                while len(chunks) > 1 and chunks[-2].matrix.N <= chunks[-1].matrix.N:
-                    if chunks[-2].matrix.N + chunks[-1].matrix.N > _CHUNK:
-                        break
-                    chunks[-2:] = [self._merged(chunks[-2], chunks[-1], scale)]
-            self._content = _Content(tuple(chunks), scale)
-        return True
+    def _joined(self, made: list[Chunk], scale: Floats | None) -> tuple[Chunk, ...]:
+        """The chunks that there are and those that were made, small ones in one."""
+        chunks = [*self._content.chunks]
+        for chunk in made:
+            chunks.append(chunk)
+            # Merging only what is not smaller keeps the work on single vectors logarithmic.
+            while len(chunks) > 1 and chunks[-2].matrix.N <= chunks[-1].matrix.N:
+                if chunks[-2].matrix.N + chunks[-1].matrix.N > _CHUNK:
+                    break
+                chunks[-2:] = [self._merged(chunks[-2], chunks[-1], scale)]
+        return tuple(chunks)
 
     def search(
         self,

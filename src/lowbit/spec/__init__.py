@@ -15,7 +15,7 @@ The operations themselves are in `lowbit.spec.operations`, the exercises in `low
 from __future__ import annotations
 
 from lowbit.spec.case import Case, Inputs, Layout, fills_of
-from lowbit.spec.cases import EDGE_SIZES, cases_of, edge_cases
+from lowbit.spec.cases import EDGE_SIZES, cases_of, edge_cases, fill_cases
 from lowbit.spec.data import CORNERS, FILLS, SPECIAL
 from lowbit.spec.dtypes import DTYPES, Array, DType
 from lowbit.spec.expected import Expected, Verdict
@@ -41,6 +41,7 @@ __all__ = [
     "Verdict",
     "cases_of",
     "edge_cases",
+    "fill_cases",
     "fills_of",
     "from_function",
     "one_of",

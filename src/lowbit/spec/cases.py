@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ _PRIMES = ((7, 37, 13, 3, 2), (41, 5, 29, 7, 3), (3, 67, 2, 11, 5))
 # The most steps of all loops together, for two sizes; the interpreter walks through them, and the
 # more sizes there are, the fewer of them are lanes of a block.
 _MOST_WORK = 100_000
+# Of a tensor of a case for what is compiled.
+_MOST_ELEMENTS = 1 << 20
 # More than the blocks of nearly all kernels; prime.
 _LONG = 1031
 _STRIDED: tuple[Layout, ...] = ("padded", "transposed")
@@ -37,15 +39,42 @@ def edge_cases(spec: Operation, *, rounds: int = 1, seed: int = 0) -> list[Case]
     """
     rng = np.random.default_rng(seed)
     signatures = _in_turn(spec.signatures, rng)
-    switches = _in_turn(list(itertools.product(spec.subsets, spec.switches)), rng)
+    switches = _in_turn(_switches(spec), rng)
     cases: list[Case] = []
     for _ in range(rounds):
         columns = [rng.permutation(EDGE_SIZES).tolist() for _ in spec.names]
         for sizes in zip(*columns, strict=True):
             without, static = next(switches)
             variant = spec.variant(dtypes=next(signatures), without=without, static=static)
-            cases.append(Case(variant, variant.fitted(dict(zip(spec.names, sizes, strict=True)))))
+            cases.append(Case(variant, _small(variant, dict(zip(spec.names, sizes, strict=True)))))
     return cases
+
+
+def fill_cases(spec: Operation, *, seed: int = 0) -> list[Case]:
+    """Cases for what is compiled: the exercise's sizes with all fills of all dtypes; combinations
+    of absent inputs and static parameters take turns."""
+    switches = _in_turn(_switches(spec), np.random.default_rng(seed))
+    cases: list[Case] = []
+    for dtypes in spec.signatures:
+        for fill in fills_of(spec.variant(dtypes=dtypes)):
+            without, static = next(switches)
+            variant = spec.variant(dtypes=dtypes, without=without, static=static)
+            cases.append(Case(variant, spec.exercise, fill))
+    return cases
+
+
+def _switches(spec: Operation) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    return list(itertools.product(spec.subsets, spec.switches))
+
+
+def _small(operation: Operation, sizes: Sizes) -> dict[str, int]:
+    """The sizes fitted, the largest halved until no tensor has too many elements."""
+    found = operation.fitted(sizes)
+    for tensor in (*operation.inputs, operation.result):
+        while math.prod(tensor.shape(found)) > _MOST_ELEMENTS:
+            largest = max(tensor.names, key=lambda name: found[name])
+            found = operation.fitted({**found, largest: found[largest] // 2})
+    return found
 
 
 def _in_turn(choices: Sequence[T], rng: np.random.Generator) -> Iterator[T]:

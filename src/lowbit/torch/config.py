@@ -40,7 +40,7 @@ class QuantizeConfig(ABC):
     @property
     @abstractmethod
     def activations(self) -> str:
-        """What becomes of activations: see `lowbit.ops.linear_plan`."""
+        """What becomes of activations: see `lowbit.product.requests.float_rows`."""
 
     def to_json(self) -> str:
         """The fields and the `kind` as one JSON object; `config_from_json` reads it back."""

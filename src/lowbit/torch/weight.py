@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from lowbit.numerics import QTensor
 from lowbit.weights.format import INT8, WeightFormat
@@ -252,6 +253,7 @@ def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Te
         source = QuantizedWeight.of(source.quantized(), source.format, source.dtype, target.device)
     for ours, theirs in zip(target.parts.values(), source.parts.values(), strict=True):
         ours.copy_(theirs)
+        increment_version(ours)  # which is not done here, below autograd; proofs go by it
     return target
 
 

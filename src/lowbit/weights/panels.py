@@ -13,8 +13,9 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
-from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
+from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format, longest_sum
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values
@@ -24,10 +25,9 @@ Array = npt.NDArray[Any]
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
-_NIBBLE_MASK = 15
+NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
-# What users call the integers, and what the panels hold.
-WEIGHTS = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
+_SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
 
 
 def group_refusal(dtype: str, group_size: int) -> str | None:
@@ -58,7 +58,7 @@ def _bytes_to_nibbles(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
     flip = NIBBLE_FLIP if signed else 0
     result = aligned_empty((panel_count, lines // 2, LINE), np.uint8)
     np.left_shift(pairs[:, :, 1] + np.uint8(flip), 4, out=result)
-    result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(_NIBBLE_MASK)
+    result |= pairs[:, :, 0] + np.uint8(flip) & np.uint8(NIBBLE_MASK)
     return result
 
 
@@ -66,7 +66,7 @@ def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
     """What `_bytes_to_nibbles` was given."""
     panel_count, lines, _ = panels.shape
     pairs = np.empty((panel_count, lines, 2, LINE), np.uint8)
-    pairs[:, :, 0], pairs[:, :, 1] = panels & np.uint8(_NIBBLE_MASK), panels >> 4
+    pairs[:, :, 0], pairs[:, :, 1] = panels & np.uint8(NIBBLE_MASK), panels >> 4
     if signed:
         pairs -= np.uint8(NIBBLE_FLIP)
     return pairs.reshape(panel_count, 2 * lines, LINE)
@@ -74,7 +74,7 @@ def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
 
 def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
     """The stored values in panels of bytes, int8 [k, n], C-contiguous."""
-    stored = panels.reshape(*panels.shape[:2], PANEL, GROUP).transpose(1, 3, 0, 2)
+    stored = panels.reshape(*panels.shape[:2], PANEL, QUAD).transpose(1, 3, 0, 2)
     rows = stored.reshape(padded_k(k), panels.shape[0] * PANEL)[:k, :n]
     return np.ascontiguousarray(rows).view(np.int8)
 
@@ -95,6 +95,17 @@ def _by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
     """What `_by_panels` was given, in memory of its own."""
     rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)
     return rows[: blocks(k, group_size), :n].copy()
+
+
+def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
+    """`PackedMatrix.largest_pair` of panels of bytes."""
+    pairs = panels.view(np.int8).reshape(-1, 2)
+    largest = 0
+    for start in range(0, len(pairs), _CHUNK):
+        chunk = pairs[start : start + _CHUNK].astype(np.int16)
+        for signed in (chunk, -chunk):
+            largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
+    return largest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,16 +136,14 @@ class PackedMatrix:
     group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: tuple[int, int, int, int] = field(init=False)
-    # Products that were asked for before, by everything about them but the numbers; see forms.py.
-    forms: dict[Any, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.dtype not in WEIGHTS:
-            raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {self.dtype!r}")
+        if self.dtype not in STORED:
+            raise ValueError(f"dtype must be one of {', '.join(STORED)}, got {self.dtype!r}")
         for name, size in (("K", self.K), ("N", self.N)):
             if type(size) is not int or size < 0:
                 raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
-        lines = padded_k(self.K) // GROUP // (1 if self.weight == "s8" else 2)
+        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
         expected = (blocks(self.N, PANEL), lines, LINE)
         if self.panels.shape != expected or self.panels.dtype != np.uint8:
             raise ValueError(
@@ -196,7 +205,7 @@ class PackedMatrix:
     @property
     def weight(self) -> str:
         """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
-        return WEIGHTS[self.dtype]
+        return STORED[self.dtype]
 
     @property
     def groups(self) -> int:
@@ -208,6 +217,20 @@ class PackedMatrix:
         """Bytes held, padding included."""
         parts = (self.panels, self.column_sums, self.scale, self.zero_points)
         return sum(part.nbytes for part in parts if part is not None)
+
+    @cached_property
+    def format(self) -> PanelFormat:
+        """What this is, but for its numbers, and what needs no look at all of them."""
+        zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
+        largest = UNPROVEN if self.weight == "s8" else 2 * NIBBLE_MASK
+        return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
+                           self.group_size is None and self.centred, zeros,
+                           self.group_size or 0, largest)  # fmt: skip
+
+    @cached_property
+    def proven_format(self) -> PanelFormat:
+        """`format` with the largest pair, for which all values are looked at, once."""
+        return self.format._replace(largest_pair=self.largest_pair)
 
     @cached_property
     def grouped(self) -> PackedMatrix:
@@ -245,14 +268,8 @@ class PackedMatrix:
         stored values in a column, the largest sum of their positive parts, or of their negative
         parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
         if self.weight != "s8":
-            return 2 * _NIBBLE_MASK
-        pairs = self.panels.view(np.int8).reshape(-1, 2)
-        largest = 0
-        for start in range(0, len(pairs), _CHUNK):
-            chunk = pairs[start : start + _CHUNK].astype(np.int16)
-            for signed in (chunk, -chunk):
-                largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
-        return largest
+            return 2 * NIBBLE_MASK
+        return largest_pair_of(self.panels)
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""
@@ -328,7 +345,7 @@ def pack(
         depth, columns = values.shape
         zero = np.zeros(columns, np.int32)
     stored_zero = padded(zero - np.int32(FLIP) if dtype == "uint8" else zero)
-    if WEIGHTS[dtype] == "s8":
+    if STORED[dtype] == "s8":
         panels, sums = panels_and_sums(values, isa)
     else:  # 4-bit values fit a signed byte as they are
         panels, sums = panels_and_sums(values.view(np.int8), isa)
@@ -395,7 +412,7 @@ def _checked_dtype(values: Array, dtype: str | None) -> str:
     if dtype is None or dtype == values.dtype.name:
         return values.dtype.name
     if dtype not in ("int4", "uint4"):
-        raise ValueError(f"dtype must be one of {', '.join(WEIGHTS)}, got {dtype!r}")
+        raise ValueError(f"dtype must be one of {', '.join(STORED)}, got {dtype!r}")
     fmt = int_format(dtype)
     if np.dtype(fmt.storage) != values.dtype:
         raise TypeError(f"{dtype} values are given as {fmt.storage}, got {values.dtype}")
@@ -409,7 +426,7 @@ def panels_and_sums(
     """The panels of int8 or uint8 values [K, N], and the sum of each column of stored values."""
     depth, columns = values.shape
     count = blocks(columns, PANEL)
-    panels = aligned_empty((count, padded_k(depth) // GROUP, LINE), np.uint8)
+    panels = aligned_empty((count, padded_k(depth) // QUAD, LINE), np.uint8)
     sums = np.zeros(count * PANEL, np.int32)
     if values.size:
         k_stride, n_stride = _strides(values)

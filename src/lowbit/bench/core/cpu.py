@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lowbit import isa, ops
+from lowbit import isa
 from lowbit.bench.core import context, peak
 from lowbit.bench.core.case import LIMIT, Call, Implementation, Ready
 from lowbit.bench.core.clock import Limits, Samples, interleave
 from lowbit.jit.threads import runtime
+from lowbit.product.dispatch import active_kernel
 from lowbit.registry.extras import installed
 
 if TYPE_CHECKING:
@@ -90,6 +91,6 @@ class Cpu:
             "num_cpus": os.cpu_count() or 1,
             "caches": report["caches"],
             "isa": report["active"],
-            "kernels": {name: ops.active_kernel(name)[0] for name in PRODUCTS},
+            "kernels": {name: active_kernel()[0] for name in PRODUCTS},
             "thread_runtime": runtime(),
         }

@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 
 import lowbit
-from lowbit import dispatch, ops
+from lowbit import api
 from lowbit import isa as instruction_sets
 from lowbit.bench.core.case import OURS, Implementation, Ready, implementation
 from lowbit.bench.suites.matmul.problem import Problem, Product
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics import QTensor, int_format
+from lowbit.product import dispatch
 from lowbit.spec.operations.products import linear_dynamic
 from lowbit.weights.panels import PackedMatrix
 
@@ -23,10 +24,10 @@ _NIBBLES = {"s4": "int4", "u4": "uint4"}
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        return ops.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtypes.split(":")[1]))
+        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtypes.split(":")[1]))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
-    return ops.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
+    return api.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
 
 
 def thread_limit(threads: int) -> int | None:
@@ -47,17 +48,17 @@ class Lowbit(Implementation):
 
     def runs_on(self, case: Product) -> str | None:
         m, n, k = (case.sizes[dim] for dim in "MNK")
-        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         packed = packed_weight(problem)
         limit = thread_limit(threads)
         if problem.b_scale is None:
-            return Ready(partial(ops.matmul, problem.a, packed, threads=limit))
+            return Ready(partial(api.matmul, problem.a, packed, threads=limit))
         if problem.case.spec is linear_dynamic:
-            return Ready(partial(ops.linear_dynamic, problem.a, packed, threads=limit))
+            return Ready(partial(api.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
-            ops.matmul_scaled,
+            api.matmul_scaled,
             problem.a,
             packed,
             a_scale=problem.a_scale,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowbit
-from lowbit import dispatch, ops
+from lowbit import api
 from lowbit import isa as instruction_sets
 from lowbit.bench.core.case import (
     OURS,
@@ -27,8 +27,9 @@ from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import thread_limit
 from lowbit.bench.suites.matmul.problem import Problem, Reference, product
 from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task, byte_case
-from lowbit.kernels.cpu.integer.micro_kernel import Demand
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics.nibbles import pack_nibbles
+from lowbit.product import dispatch
 from lowbit.registry.extras import absent, explained
 
 if TYPE_CHECKING:
@@ -130,11 +131,11 @@ class Lowbit(_Entry):
 
     def runs_on(self, case: Case) -> str | None:
         m, n, k = (case.sizes[size] for size in "MNK")
-        return dispatch.consider(instruction_sets.active(), Demand(m, n, k))[-1].isa.name
+        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
 
     def prepare(self, problem: Task, threads: int) -> Ready:
-        packed = ops.pack(problem.b.T, dtype="uint4")
-        return self.ready(partial(ops.matmul, problem.a, packed, threads=thread_limit(threads)))
+        packed = api.pack(problem.b.T, dtype="uint4")
+        return self.ready(partial(api.matmul, problem.a, packed, threads=thread_limit(threads)))
 
 
 class BytePeer(_Entry):

@@ -1,5 +1,4 @@
-"""Kernels in Triton. The teaching kernels solve the exercises of `lowbit.spec.exercises`, each as
-plainly as it can be, for any shape."""
+"""Kernels in Triton: exercises/ to learn from, and fast/ ones."""
 
 from __future__ import annotations
 

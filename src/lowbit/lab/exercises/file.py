@@ -76,7 +76,7 @@ class Teaching:
 
 def teaching(exercise: Exercise) -> Teaching:
     """The teaching kernel of an exercise, from its source."""
-    file = resources.files("lowbit.kernels.triton") / f"{exercise.name}.py"
+    file = resources.files("lowbit.kernels.triton.exercises") / f"{exercise.name}.py"
     source = _Source.of(file.read_text(encoding="utf-8"))
     name = f"{exercise.name}_kernel"
     function = source.makers[name]

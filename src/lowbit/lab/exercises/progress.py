@@ -6,16 +6,16 @@ user's data. The file is replaced as a whole by renaming, so that a reader never
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from lowbit.weights.replacing import replacing
 
 _VERSION = 1
 
@@ -89,7 +89,8 @@ class Progress:
         text = json.dumps({"version": _VERSION, "exercises": exercises}, indent=2) + "\n"
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.path, text)
+            with replacing(self.path) as file:
+                file.write(text.encode())
         except OSError as error:
             self._warn(f"the progress cannot be kept: {self.path}: {error.strerror}")
         return now
@@ -128,15 +129,3 @@ def _exercise(name: str, values: Any) -> Standing:
         if type(values[key]) not in types:
             raise ValueError(f"{key} of {name} is {values[key]!r}")
     return Standing(**values)
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, made = tempfile.mkstemp(dir=path.parent, prefix=".learn-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(made, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(made)
-        raise

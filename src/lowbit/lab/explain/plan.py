@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lowbit import dispatch
 from lowbit import isa as instruction_sets
 from lowbit.bench.core import peak
 from lowbit.bench.core.clock import Limits, interleave, quantiles
@@ -21,14 +20,14 @@ from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import Spread
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.suites.matmul.problem import Problem, product
-from lowbit.dispatch import Plan, Request
+from lowbit.bench.suites.matmul.problem import Problem, product as product_case
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.integer.micro_kernel import UNPROVEN
-from lowbit.kernels.cpu.rows.activation import Source
-from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
+from lowbit.product import dispatch, requests
+from lowbit.product.dispatch import Plan, threads_key
+from lowbit.product.prepare import PreparedProduct
+from lowbit.product.product import Product
 from lowbit.spec.operations.products import linear_dynamic, matmul
 from lowbit.weights.panels import PackedMatrix
 
@@ -48,14 +47,14 @@ class Rejected:
 class Blocking:
     """How the product is cut.
 
-    A block has `block_rows` rows; a step multiplies `depth` blocks with `panels` panels of 16
+    A block has `block_rows` rows; a step multiplies `row_blocks` blocks with `panels` panels of 16
     columns; an item, which one thread takes at a time, has `item_steps` steps by `item_panels`
     panels; one call of the machine code serves `chunk_rows` rows in `items` items on `threads`
     threads.
     """
 
     block_rows: int
-    depth: int
+    row_blocks: int
     panels: int
     item_steps: int
     item_panels: int
@@ -148,8 +147,10 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     problem = Problem.make(case)
     with Cpu().using(threads or max_threads()):
         packed = packed_weight(problem)
-        plan = dispatch.plan(request_of(problem, packed, threads))
-        ceiling = peak.measure(plan.program.isa.name, plan.threads)
+        prepared = prepared_of(problem, packed, threads)
+        plan, product = prepared.plan, prepared.product
+        assert plan is not None
+        ceiling = peak.measure(plan.isa.name, plan.threads)
         call = Lowbit().prepare(problem, plan.threads).call
         taken = interleave({"lowbit": [call]}, _LIMITS)["lowbit"]
     m, k = case.sizes["M"], case.sizes["K"]
@@ -159,15 +160,15 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
         dtypes=dtypes,
         cpu=host.cpu_name(),
         kernel=plan.micro.name,
-        isa=plan.program.isa.name,
-        rejected=_rejected(plan),
-        blocking=_blocking(plan),
-        left=_operand(problem.a.nbytes, _packed_rows(plan) * padded_k(k), m * k),
+        isa=plan.isa.name,
+        rejected=_rejected(product),
+        blocking=_blocking(product, plan),
+        left=_operand(problem.a.nbytes, _packed_rows(product, plan) * padded_k(k), m * k),
         right=_operand(problem.b.nbytes, packed.panels.nbytes, problem.b.size),
         beside_right_bytes=packed.nbytes - packed.panels.nbytes,
         largest_pair=packed.largest_pair if _proof_is_wanted() else None,
         ceiling=ceiling,
-        prediction=_predict(problem, plan, packed, ceiling),
+        prediction=_predict(problem, product, plan, packed, ceiling),
         measured=Spread(*quantiles(taken.seconds)),
     )
 
@@ -176,34 +177,23 @@ def _proof_is_wanted() -> bool:
     return dispatch.wants_proof(instruction_sets.active().name)
 
 
-def request_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Request:
-    """What the public function asks dispatch for with this problem."""
-    case = problem.case
-    dynamic = case.spec is linear_dynamic
-    zero = problem.a_zero_point or 0
-    # A signed left operand is stored with 128 added, which is a zero point too.
-    shifted = case.dtypes.startswith("s8:") and zero != -128
-    epilogue = Epilogue(
-        a_zero=dynamic or shifted or (case.dtypes.startswith("u8:") and zero != 0),
-        b_zero=packed.zero_points is not None,
-        out="s32" if case.spec is matmul else case.dtypes.split(":")[2],
-    )
-    return Request(
-        isa=instruction_sets.active().name,
-        m=case.sizes["M"],
-        n=case.sizes["N"],
-        k=case.sizes["K"],
-        source=Source(case.dtypes.split(":")[0]),
-        epilogue=epilogue,
-        threads=threads,
-        largest_pair=packed.largest_pair if _proof_is_wanted() else UNPROVEN,
-        weight=packed.weight,
-    )
+def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> PreparedProduct:
+    """What the public function runs for this problem."""
+    a, spec = problem.a, problem.case.spec
+    key = (a.shape, a.strides, a.dtype, requests.panel_format(packed, None), threads_key(threads))
+    if spec is matmul:
+        return requests.integers(*key, None)
+    if spec is linear_dynamic:
+        return requests.floats(*key, None, "dynamic", False, False, None, "float32").prepared
+    shifted = problem.a_zero_point is not None
+    output: tuple[str, float | None, int] = ("float32", None, 0)
+    if problem.quantizes:
+        output = ("uint8", *problem.out_quantization)
+    return requests.scaled(*key, None, shifted, False, False, None, *output).prepared
 
 
-def _rejected(plan: Plan) -> tuple[Rejected, ...]:
+def _rejected(asked: Product) -> tuple[Rejected, ...]:
     """Sets that this machine lacks, sets above the one asked for, and kernels that refused."""
-    asked = plan.request
     active = instruction_sets.named(asked.isa)
     chain = {one.name for one in instruction_sets.chain(active)}
     found = []
@@ -212,20 +202,20 @@ def _rejected(plan: Plan) -> tuple[Rejected, ...]:
             break
         if name not in chain:
             found.append(Rejected(name, None, one.missing() or f"{asked.isa} is forced"))
-    seen = dispatch.consider(active, asked.demand)
+    seen = dispatch.consider(active, asked.query)
     for isa, micro, why in seen:
         if why:
             found.append(Rejected(isa.name, None if micro is None else micro.name, why))
     return tuple(found)
 
 
-def _blocking(plan: Plan) -> Blocking:
-    step_rows = plan.block_rows * plan.shape.depth
+def _blocking(product: Product, plan: Plan) -> Blocking:
+    step_rows = plan.block_rows * plan.shape.row_blocks
     down = blocks(blocks(plan.chunk_rows, step_rows), plan.item_steps)
-    across = blocks(blocks(plan.request.n, PANEL), plan.item_panels)
+    across = blocks(blocks(product.n, PANEL), plan.item_panels)
     return Blocking(
         block_rows=plan.block_rows,
-        depth=plan.shape.depth,
+        row_blocks=plan.shape.row_blocks,
         panels=plan.shape.panels,
         item_steps=plan.item_steps,
         item_panels=plan.item_panels,
@@ -235,10 +225,10 @@ def _blocking(plan: Plan) -> Blocking:
     )
 
 
-def _packed_rows(plan: Plan) -> int:
+def _packed_rows(product: Product, plan: Plan) -> int:
     """Rows that are multiplied in all: M rounded up to steps, chunk by chunk."""
-    step_rows = plan.block_rows * plan.shape.depth
-    whole, rest = divmod(plan.request.m, plan.chunk_rows)
+    step_rows = plan.block_rows * plan.shape.row_blocks
+    whole, rest = divmod(product.m, plan.chunk_rows)
     return (whole * blocks(plan.chunk_rows, step_rows) + blocks(rest, step_rows)) * step_rows
 
 
@@ -247,14 +237,14 @@ def _operand(given_bytes: int, packed_bytes: int, elements: int) -> Operand:
     return Operand(given_bytes, packed_bytes, 1 - elements / packed_bytes)
 
 
-def _predict(problem: Problem, plan: Plan, packed: PackedMatrix, ceiling: Ceiling) -> Prediction:
-    rows, columns = _packed_rows(plan), len(packed.column_sums)
-    depth = padded_k(plan.request.k)
+def _predict(
+    problem: Problem, product: Product, plan: Plan, packed: PackedMatrix, ceiling: Ceiling
+) -> Prediction:
+    rows, columns = _packed_rows(product, plan), len(packed.column_sums)
+    depth = padded_k(product.k)
     operations = 2 * rows * columns * depth
     out = problem.case.stated.dtype("c").bits // 8
-    moved = (
-        problem.a.nbytes + 2 * rows * depth + packed.nbytes + plan.request.m * plan.request.n * out
-    )
+    moved = problem.a.nbytes + 2 * rows * depth + packed.nbytes + product.m * product.n * out
     level = _level(moved, plan.threads)
     compute = operations / (ceiling.gops * 1e9)
     memory = moved / (ceiling.read_gbs[level] * 1e9)

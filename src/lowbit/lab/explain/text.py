@@ -34,7 +34,7 @@ def render(one: Explanation) -> RenderableType:
 
 def _add_blocking(table: Table, cut: Blocking) -> None:
     panels = f"{_count(cut.panels, 'panel')} of 16 columns"
-    blocks = f"{_count(cut.depth, 'block')} of {_count(cut.block_rows, 'row')}"
+    blocks = f"{_count(cut.row_blocks, 'block')} of {_count(cut.block_rows, 'row')}"
     table.add_row("step", f"{blocks} by {panels}")
     item = f"{_count(cut.item_steps, 'step')} by {_count(cut.item_panels, 'panel')}"
     share = f"{_count(cut.items, 'item')} for {_count(cut.threads, 'thread')}"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Scalar, s64
+from lowbit.isa.value import Register, Value
 from lowbit.jit.interpret import Interpreter
-from lowbit.jit.value import Register, Value
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.registers import RegisterWatch
 from lowbit.lab.run.tensor import CheckedTensor

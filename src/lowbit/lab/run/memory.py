@@ -219,19 +219,8 @@ class Memory:
     ) -> None:
         """An access to an index that the tensor does not have; `value`, an array of one, is what
         is stored there or loaded instead."""
-        word, verb = ("load", "reads") if kind == "load" else ("store", "writes")
-        self.note(
-            Finding(
-                f"out-of-bounds-{word}",
-                f"{tensor.name} has the shape {list(tensor.shape)}; program {list(self.program)} "
-                f"{verb} {tensor.name}{list(index)}",
-                tensor=tensor.name,
-                index=index,
-                program=self.program,
-                place=self.here(),
-                masked=False,
-            )
-        )
+        where = f"{tensor.name}{list(index)}"
+        self._outside(kind, tensor, index, False, f"the shape {list(tensor.shape)}", where)
         offset = sum(i * step for i, step in zip(index, tensor.strides, strict=True))
         lane = np.array([offset * tensor.itemsize])
         yes, nowhere = np.ones(1, bool), np.full(1, -1)
@@ -239,14 +228,31 @@ class Memory:
 
     def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
         """An access through an address that is near no tensor."""
-        word = "load" if kind == "load" else "store"
+        message = f"{lanes} lanes of a {kind} go to an address that belongs to no tensor"
+        self._note_outside(kind, message, masked)
+
+    def _outside(
+        self,
+        kind: Kind,
+        tensor: CheckedTensor,
+        index: tuple[int, ...],
+        masked: bool,
+        has: str,
+        where: str,
+    ) -> None:
+        verb = "reads" if kind == "load" else "writes"
+        message = f"{tensor.name} has {has}; program {list(self.program)} {verb} {where}"
+        self._note_outside(kind, message, masked, tensor=tensor.name, index=index)
+
+    def _note_outside(self, kind: Kind, message: str, masked: bool, **about: Any) -> None:
         self.note(
             Finding(
-                f"out-of-bounds-{word}",
-                f"{lanes} lanes of a {kind} go to an address that belongs to no tensor",
+                f"out-of-bounds-{'load' if kind == 'load' else 'store'}",
+                message,
                 program=self.program,
                 place=self.here(),
                 masked=masked,
+                **about,
             )
         )
 
@@ -289,21 +295,12 @@ class Memory:
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
             gap = 0 <= distance * tensor.itemsize < tensor.elements.owner.size
             mask = "its mask lets it" if masked else "it has no mask"
-            self.note(
-                Finding(
-                    f"out-of-bounds-{'load' if kind == 'load' else 'store'}",
-                    f"{tensor.name} has {tensor.count} elements; program {list(self.program)} "
-                    f"{'reads' if kind == 'load' else 'writes'} at element offset {distance}"
-                    f"{', between its rows' if gap else ''} ({int(outside.sum())} of "
-                    f"{outside.size} lanes; {mask})",
-                    tensor=tensor.name,
-                    index=(distance,),
-                    program=self.program,
-                    place=self.here(),
-                    masked=masked,
-                    count=1,
-                )
+            where = (
+                f"at element offset {distance}{', between its rows' if gap else ''} "
+                f"({int(outside.sum())} of {outside.size} lanes; {mask})"
             )
+            has = f"{tensor.count} elements"
+            self._outside(kind, tensor, (distance,), masked, has, where)
         return elements, outside
 
     def _note_reads(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Vector
+from lowbit.isa.value import Value
 from lowbit.jit.interpret import Variable
-from lowbit.jit.value import Value
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Place
 from lowbit.lab.run.record import Recorder, block

@@ -168,7 +168,7 @@ class Trace:
 
     kernel: str
     operation: str
-    reading: str
+    backend: str
     sizes: Mapping[str, int]
     fill: str
     grid: tuple[int, ...]

@@ -18,6 +18,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -204,6 +205,8 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
             scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
             scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
             scope.set_attr(tl, "range", count)
+            # It makes a dict of all dtypes at every operation.
+            scope.set_attr(interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype))
             # Each integer addition is made a second time in 64 bits to look for overflow, and what
             # that finds is thrown away without `debug`.
             options = dataclasses.replace(builder.options, sanitize_overflow=False)
@@ -227,6 +230,19 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
                 vars(builder).pop(name, None)
             triton.knobs.runtime.interpret = interpreting
             scope.restore()
+
+
+@cache
+def _remembered(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function of a dtype, which is asked once for each."""
+    known: dict[str, Any] = {}
+
+    def found(dtype: Any) -> Any:
+        if dtype.name not in known:
+            known[dtype.name] = function(dtype)
+        return known[dtype.name]
+
+    return found
 
 
 def _extra_modules(tl: Any) -> list[types.ModuleType]:

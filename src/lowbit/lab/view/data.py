@@ -18,7 +18,7 @@ from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.tensor import widened
 from lowbit.lab.run.trace import Access, Block, Computation, Event, Trace, TracedTensor
 
-SCHEMA = "lowbit-view-1"
+SCHEMA = "lowbit-view-2"
 
 # What the numbers of a program are, by how many there are: of lowbit's, Triton's, Numba's kernels.
 _AXES: Mapping[int, list[list[Any]]] = {
@@ -43,7 +43,7 @@ def view_data(trace: Trace, doc: str, notes: Sequence[str]) -> dict[str, Any]:
         "kernel": trace.kernel,
         "operation": trace.operation,
         "doc": doc,
-        "reading": trace.reading,
+        "backend": trace.backend,
         "sizes": dict(trace.sizes),
         "fill": trace.fill,
         "grid": list(trace.grid),

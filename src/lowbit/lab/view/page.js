@@ -381,7 +381,7 @@ function drawHead() {
   byId("title").append(make("code", {}, data.kernel), ` (${data.operation})`);
   const sizes = Object.entries(data.sizes).map(([name, size]) => `${name} = ${size}`).join(", ");
   byId("about").textContent =
-    `${data.doc.split("\n\n")[0]} With ${sizes}, ${data.fill} data, by ${data.reading}.`;
+    `${data.doc.split("\n\n")[0]} With ${sizes}, ${data.fill} data, by ${data.backend}.`;
   byId("notes").append(...data.notes.map((note) => make("li", {}, note)));
   for (const finding of data.findings) {
     const item = make("li", { class: finding.severity });

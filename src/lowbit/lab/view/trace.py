@@ -62,7 +62,7 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     return Trace(
         kernel=subject.name,
         operation=subject.operation.name,
-        reading=subject.description,
+        backend=subject.description,
         sizes=case.sizes,
         fill=case.fill,
         grid=subject.grid_at(case.sizes),

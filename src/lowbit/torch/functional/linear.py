@@ -6,21 +6,26 @@ the call and not in the library, where it would cost every call some microsecond
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from torch import Tensor
 
-from lowbit.forms import threads_key
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, PanelFormat
 from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.kernels.triton.fast.tiles import Int4Weight
-from lowbit.ops import linear_plan
+from lowbit.product import requests
+from lowbit.product.dispatch import threads_key, wants_proof
+from lowbit.product.prepare import KEPT, PreparedProduct
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panels import Panels
+from lowbit.weights.panels import NIBBLE_MASK, Panels, largest_pair_of
 from lowbit.weights.tiles import Tiles
 
 if TYPE_CHECKING:
@@ -161,6 +166,52 @@ def _padded_bias(bias: Tensor, out_features: int) -> Tensor:
     return padded
 
 
+@lru_cache(maxsize=KEPT)
+def _prepared(
+    rows: int,
+    stride: int,
+    in_features: int,
+    out_features: int,
+    activations: str,
+    bfloat16: bool,
+    group_size: int,
+    zero_points: bool,
+    largest_pair: int,
+    biased: bool,
+    threads: int,
+) -> PreparedProduct:
+    """The product that such a layer is; `stride` is from row to row."""
+    dtype = np.dtype(ml_dtypes.bfloat16 if bfloat16 else np.float32)
+    b = PanelFormat(
+        k=in_features,
+        n=out_features,
+        dtype="int4" if group_size else "int8",
+        scaled=True,
+        zero_points="s8" if zero_points else "",
+        group_size=group_size,
+        largest_pair=2 * NIBBLE_MASK if group_size else largest_pair,
+    )
+    strides = stride * dtype.itemsize, dtype.itemsize
+    out_dtype = "bfloat16" if bfloat16 else "float32"
+    return requests.floats(
+        (rows, in_features), strides, dtype, b, threads, None, activations, biased, False, None,
+        out_dtype,
+    ).prepared  # fmt: skip
+
+
+def _largest_pair(panels: Tensor) -> int:
+    """What is proven about weights of 8 bits, kept with their tensor until that changes."""
+    if panels.is_inference():  # which do not say when they change
+        return UNPROVEN
+    state = panels._version, panels.data_ptr()
+    known: tuple[tuple[int, int], int] | None = getattr(panels, "_lowbit_largest_pair", None)
+    if known is None or known[0] != state:
+        # What other processes may change is proven for no time.
+        known = state, UNPROVEN if panels.is_shared() else largest_pair_of(panels.numpy())
+        panels._lowbit_largest_pair = known  # type: ignore[attr-defined]
+    return known[1]
+
+
 def _linear_cpu(
     x: Tensor,
     panels: Tensor,
@@ -192,20 +243,23 @@ def _linear_cpu(
         out_features % PANEL_COLUMNS or bias.dtype is not torch.float32 or not bias.is_contiguous()
     ):
         bias = _padded_bias(bias, out_features)
+    largest_pair = _largest_pair(panels) if not group_size and wants_proof(None) else UNPROVEN
     if panels.data_ptr() % _ALIGNMENT:
         # PyTorch's CPU allocator aligns to 64 bytes, so this is memory of foreign origin.
         panels = panels.clone()
     out = x.new_empty(*shape[:-1], out_features)
     rows = x.numel() // in_features
     if rows:
-        plan = linear_plan(
+        prepared = _prepared(
             rows,
+            stride,
             in_features,
             out_features,
             activations,
             bfloat16,
             group_size,
             zero_points is not None,
+            largest_pair,
             bias is not None,
             threads_key(None),
         )
@@ -216,7 +270,7 @@ def _linear_cpu(
             scale.data_ptr(),
         )
         added = 0 if bias is None else bias.data_ptr()
-        plan.run(x.data_ptr(), (stride, 1), right, out.data_ptr(), out_features, bias=added)
+        prepared.run(x.data_ptr(), right, out.data_ptr(), out_features, bias=added)
     return out if out.dtype is dtype else out.to(dtype)
 
 

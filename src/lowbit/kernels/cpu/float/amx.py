@@ -21,9 +21,16 @@ from lowbit.isa.amx import (
     tilezero,
 )
 from lowbit.isa.types import f32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedLeft, PackedRight, Right
+from lowbit.kernels.cpu.float.micro_kernel import (
+    FloatMicro,
+    Left,
+    PackedLeft,
+    PackedRight,
+    Right,
+    register,
+)
 
 _UNITS = ROW_BYTES // 4  # pairs of k in a row of a tile of a; also the columns in a row of b's
 
@@ -90,4 +97,4 @@ class TileMicro(FloatMicro):
         return None
 
 
-TILES_BF16 = TileMicro(AMX_BF16)
+TILES_BF16 = register(TileMicro(AMX_BF16))

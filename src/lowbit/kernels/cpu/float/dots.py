@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, shuffle, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, bf16, f32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
-from lowbit.kernels.cpu.float.micro_kernel import VectorMicro
 from lowbit.kernels.cpu.float.operand import Reader, float_of
+from lowbit.kernels.cpu.float.vectors import VectorMicro
 from lowbit.kernels.cpu.shared.functions import canonical
 
 
@@ -32,8 +32,8 @@ def float_dots(
     out_stride: Int,
     m: Int,
     n: Int,
-    depth: Int,
-    item_groups: Int,
+    k_size: Int,
+    item_blocks: Int,
     alpha: Int,
     beta: Int,
     reads_c: Int,
@@ -44,20 +44,20 @@ def float_dots(
     kind: str,
     out_kind: str,
 ) -> None:
-    """out[m, n] = alpha·a[m, depth]·b[depth, n] + beta·c[m, n], c only read if `reads_c`.
+    """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n], c only read if `reads_c`.
 
     Both operands are contiguous along K; the other strides count elements. alpha and beta are the
-    bits of float32 numbers. An item is `item_groups` times `columns` columns by all rows.
+    bits of float32 numbers. An item is `item_blocks` times `columns` columns by all rows.
     """
     reader = Reader(kind, micro.pair)
     left, right = reader.pointer(a), reader.pointer(b)
     factors = [float_of(factor).splat(columns) for factor in (alpha, beta)]
     target = out.cast(f32 if out_kind == "f32" else bf16)
-    groups = (n + (columns - 1)) // columns
-    for item in k.parallel((groups + item_groups - 1) // item_groups):
-        first = item * item_groups
-        for group in k.range(first, minimum(first + item_groups, groups)):
-            column = group * columns
+    blocks = (n + (columns - 1)) // columns
+    for item in k.parallel((blocks + item_blocks - 1) // item_blocks):
+        first = item * item_blocks
+        for block in k.range(first, minimum(first + item_blocks, blocks)):
+            column = block * columns
             for row in k.range(0, m, rows):
                 pair = _Pair(
                     rows=[left + minimum(row + i, m - 1) * a_row_stride for i in range(rows)],
@@ -66,7 +66,7 @@ def float_dots(
                     ],
                 )
                 with k.scope():
-                    for i, total in enumerate(_dots(k, micro, reader, pair, depth)):
+                    for i, total in enumerate(_dots(k, micro, reader, pair, k_size)):
                         for _ in k.when(row + i < m):
                             value = k.register(total * factors[0])
                             for _ in k.when(reads_c > 0):
@@ -90,7 +90,9 @@ class _Pair:
     columns: list[Value]
 
 
-def _dots(k: Builder, micro: VectorMicro, reader: Reader, pair: _Pair, depth: Value) -> list[Value]:
+def _dots(
+    k: Builder, micro: VectorMicro, reader: Reader, pair: _Pair, k_size: Value
+) -> list[Value]:
     """For each row a vector of its products with the columns."""
     lanes, zero = micro.lanes, k.zeros(f32, micro.lanes)
     sums = [[k.register(zero) for _ in pair.columns] for _ in pair.rows]
@@ -103,11 +105,11 @@ def _dots(k: Builder, micro: VectorMicro, reader: Reader, pair: _Pair, depth: Va
                 accumulator.value = micro.combine(accumulator.value, row, column)
 
     turn = lanes * reader.depth
-    whole = depth // turn * turn
+    whole = k_size // turn * turn
     for at in k.range(0, whole, turn):
         add(at, None)
-    for _ in k.when(whole < depth):
-        add(whole, depth - whole)
+    for _ in k.when(whole < k_size):
+        add(whole, k_size - whole)
     return [folded([accumulator.value for accumulator in row]) for row in sums]
 
 

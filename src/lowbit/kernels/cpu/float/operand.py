@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from lowbit.isa.generic import load_head, shuffle
 from lowbit.isa.types import Scalar, Vector, f32, u16, u32
-from lowbit.jit.value import Value
+from lowbit.isa.value import Value
 
 _HALF = 16  # bits of a bfloat16
 ELEMENTS: dict[str, Scalar] = {"f32": u32, "bf16": u16}

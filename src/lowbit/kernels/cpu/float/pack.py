@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import maximum, minimum, shuffle
 from lowbit.isa.types import u32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.operand import Reader, transposed
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, select, store_head
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
@@ -53,7 +53,7 @@ def float_product(
     out_stride: Int,
     m: Int,
     n: Int,
-    depth: Int,
+    k_size: Int,
     k_block: Int,
     item_blocks: Int,
     item_panels: Int,
@@ -69,58 +69,55 @@ def float_product(
     right: Operand,
     out_kind: str,
 ) -> None:
-    """out[m, n] = alpha·a[m, depth]·b[depth, n] + beta·c[m, n], c only read if `reads_c`.
+    """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
 
-    Strides count elements. `depth` is a part of K: the `first` one begins from beta·c, the others
-    from `partial`, which all but the `last` one leave their sums in; for float32 outputs it is the
-    output itself. `k_block` is a multiple of the micro-kernel's quantum. alpha and beta are the
-    bits of float32 numbers. Packed operands have room for whole blocks and panels, with K rounded
-    up to the quantum.
+    Strides count elements. `k_size` is a part of K. `k_block` is a multiple of the micro-kernel's
+    quantum; an item is so many blocks of rows by so many panels. alpha, beta: bits of float32.
     """
-    readers = Reader(left.kind, micro.pair), Reader(right.kind, micro.pair)
-    sources = (
-        Source(readers[0], readers[0].pointer(a), *_strides(k, left, a_stride, a_row_stride),
-               m, depth, left.along),
-        Source(readers[1], readers[1].pointer(b), *_strides(k, right, b_stride, b_column_stride),
-               n, depth, right.along),
-    )  # fmt: skip
-    width = shape.vectors * micro.lanes
-    work = _Work(
-        micro=micro,
-        shape=shape,
-        left=left,
-        right=right,
-        sources=sources,
-        packed=(packed_a.cast(u32), packed_b.cast(u32)),
-        units=_ceil(depth, micro.quantum) * (micro.quantum // readers[0].depth),
-        block_units=k_block // readers[0].depth,
-        scratch=k.local(f32, shape.rows * width),
-    )
-    blocks, panels = _ceil(m, shape.rows), _ceil(n, width)
+    a_source = _source(k, left, micro, a, (a_stride, a_row_stride), (m, k_size))
+    b_source = _source(k, right, micro, b, (b_stride, b_column_stride), (n, k_size))
+    depth = a_source.reader.depth
+    units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
+    scratch = k.local(f32, shape.rows * shape.vectors * micro.lanes)
+    packed = packed_a.cast(u32), packed_b.cast(u32)
+    work = _Work(micro, shape, left, right, (a_source, b_source), packed, units, k_block // depth,
+                 scratch)  # fmt: skip
+    sizes = _ceil(m, shape.rows), _ceil(n, shape.vectors * micro.lanes)
     if left.packed or right.packed:
-        _pack(k, work, blocks, panels)
-
-    calls = _Calls(
-        c=c,
-        c_stride=c_stride,
-        reads_c=reads_c,
-        partial=partial,
-        partial_stride=partial_stride,
-        out=out.cast(f32 if out_kind == "f32" else bf16),
-        out_stride=out_stride,
-        factors=(float_of(alpha), float_of(beta)),
-        first=first,
-        last=last,
-    )
-    items_across = _ceil(panels, item_panels)
+        _pack(k, work, *sizes)
+    target = out.cast(f32 if out_kind == "f32" else bf16)
+    calls = _Calls(c, c_stride, reads_c, partial, partial_stride, target, out_stride,
+                   (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
     micro.begin(k)
-    for item in k.parallel(_ceil(blocks, item_blocks) * items_across):
-        rows_from = item // items_across * item_blocks
-        panels_from = item % items_across * item_panels
-        rows = rows_from, minimum(rows_from + item_blocks, blocks)
-        columns = panels_from, minimum(panels_from + item_panels, panels)
-        _multiply(k, work, calls, rows, columns, panels)
+    _items(k, work, calls, sizes, (item_blocks, item_panels))
     micro.end(k)
+
+
+def _items(
+    k: Builder, work: _Work, calls: _Calls, sizes: tuple[Value, Value], item: tuple[Value, Value]
+) -> None:
+    """All items: of so many blocks of rows and panels in all, so many in each."""
+    (blocks, panels), (item_blocks, item_panels) = sizes, item
+    across = _ceil(panels, item_panels)
+    for number in k.parallel(_ceil(blocks, item_blocks) * across):
+        row, column = number // across * item_blocks, number % across * item_panels
+        rows = row, minimum(row + item_blocks, blocks)
+        columns = column, minimum(column + item_panels, panels)
+        _multiply(k, work, calls, rows, columns, panels)
+
+
+def _source(
+    k: Builder,
+    operand: Operand,
+    micro: FloatMicro,
+    start: Value,
+    strides: tuple[Value, Value],
+    extents: tuple[Value, Value],
+) -> Source:
+    """An operand in memory; strides along K and across it, its extent across and along."""
+    reader = Reader(operand.kind, micro.pair)
+    along, across = _strides(k, operand, *strides)
+    return Source(reader, reader.pointer(start), along, across, *extents, operand.along)
 
 
 def _strides(k: Builder, operand: Operand, along_k: Value, along_x: Value) -> tuple[Value, Value]:
@@ -134,7 +131,8 @@ def _strides(k: Builder, operand: Operand, along_k: Value, along_x: Value) -> tu
 
 @dataclass(frozen=True)
 class _Work:
-    """What all items share."""
+    """What all items share. Packed operands have room for whole blocks and panels, with K rounded
+    up to the quantum."""
 
     micro: FloatMicro
     shape: FloatShape
@@ -149,7 +147,11 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Where a call of the kernel gets c and leaves sums, by the names of its parameters."""
+    """Where a call of the kernel gets c, if `reads_c`, and leaves sums.
+
+    The `first` part of K begins from beta·c, the others from `partial`, which all but the `last`
+    one leave their sums in; for float32 outputs it is the output itself.
+    """
 
     c: Value
     c_stride: Value

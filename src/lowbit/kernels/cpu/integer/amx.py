@@ -33,11 +33,11 @@ from lowbit.isa.amx import (
 )
 from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s32, u8
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import (
     Columns,
-    Demand,
+    KernelQuery,
     MicroKernel,
     Shape,
     Span,
@@ -107,29 +107,29 @@ class _Session:
         self, k: Builder, groups: Groups, panels: int, span: tuple[Value, Value], group: Value
     ) -> None:
         """Add a group's sums to the totals of some rows."""
-        planes = groups.grouping.planes
+        digits = groups.grouping.digits
         adds = [
             groups.columns(k, self.panel.value + which, group, 0, PANEL) for which in range(panels)
         ]
         for r in k.range(*span):
             for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
-                digits = [(sums + (r * planes + i) * PANEL).load(PANEL) for i in range(planes)]
+                each = [(sums + (r * digits + i) * PANEL).load(PANEL) for i in range(digits)]
                 place = totals + r * PANEL
-                place.store(add(self.row.value + r, digits, place.load(PANEL)))
+                place.store(add(self.row.value + r, each, place.load(PANEL)))
 
 
-def _span(demand: Demand) -> int:
-    """How many lines of K are multiplied before the next; 0: all.
+def _span(query: KernelQuery) -> int:
+    """How many blocks of 64 k are multiplied before the next; 0: all.
 
     Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
     of the second-level cache holds few columns. The rows of a step then fill the nearest cache.
     """
     caches, rows = host.caches(), 2 * ROWS
-    long = caches["L2"] // 2 // _FEWEST_COLUMNS < demand.k
-    if not long or demand.grouping or demand.weight != "s8" or demand.m <= rows:
+    long = caches["L2"] // 2 // _FEWEST_COLUMNS < query.k
+    if not long or query.grouping or query.weight != "s8" or query.m <= rows:
         return 0
     most = caches["L1d"] // (rows * LINE)
-    return blocks(demand.lines, blocks(demand.lines, most))
+    return blocks(query.k_blocks, blocks(query.k_blocks, most))
 
 
 @micro_kernel("amx")
@@ -138,25 +138,25 @@ class Amx(MicroKernel):
 
     name = "amx"
 
-    def refuses(self, demand: Demand) -> str:
-        grouping = demand.grouping
+    def refuses(self, query: KernelQuery) -> str:
+        grouping = query.grouping
         if grouping is not None and grouping.size % LINE:
             return f"a group has {grouping.size} k, and tiles take {LINE} at once"
-        rows = demand.m * demand.planes
-        if demand.weight != "s8" and rows <= _FEW:
+        rows = query.m * query.digits
+        if query.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
         return ""
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
-        m, lines, planes, grouping = demand.m, demand.lines, demand.planes, demand.grouping
-        most = ROWS // planes  # rows of the output in a block
-        depth, panels = (1, 4) if m <= most else (2, 2)
-        rows = blocks(m, depth * blocks(m, depth * most))
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
+        m, k_blocks, digits, grouping = query.m, query.k_blocks, query.digits, query.grouping
+        most = ROWS // digits  # rows of the output in a block
+        row_blocks, panels = (1, 4) if m <= most else (2, 2)
+        rows = blocks(m, row_blocks * blocks(m, row_blocks * most))
         if grouping:  # all rows, in the course of each group
-            interleave = blocks(depth * rows, min(grouping.size // LINE, lines))
+            interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
         else:
-            interleave = min(_MOST_INTERLEAVED, blocks(depth * rows, lines))
-        return Shape(0, depth, panels, interleave, span=_span(demand)), rows * planes
+            interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
+        return Shape(0, row_blocks, panels, interleave, span=_span(query)), rows * digits
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -165,13 +165,13 @@ class Amx(MicroKernel):
         config = k.local(u8, 64)
         config.store(k.zeros(u8, 64))
         config.store(k.constant(1, u8))
-        first_b = shape.depth * shape.panels + shape.depth
+        first_b = shape.row_blocks * shape.panels + shape.row_blocks
         for number in range(TILES):
             (config + (16 + 2 * number)).store(k.constant(LINE, u8))
             rows = k.constant(ROWS, u8) if number >= first_b else block_rows.to(u8)
             (config + (48 + number)).store(rows)
         ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
-        size = shape.depth * ROWS * PANEL
+        size = shape.row_blocks * ROWS * PANEL
         scratch = [k.local(s32, size) for _ in range(shape.panels)]
         totals = [k.local(f32, size) for _ in range(shape.panels)] if grouping else []
         for place in totals:
@@ -189,12 +189,12 @@ class Amx(MicroKernel):
         if not whole:  # what comes now has fewer panels than the step before
             self.drain(k, session, shape, step.columns, step.groups)
         if step.groups is None:
-            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.lines)
+            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
             self._span(k, session, shape, step, panels, k.index(0), span)
         else:
-            lines = step.groups.grouping.size // LINE
+            size = step.groups.grouping.size // LINE
             for group in k.range(0, step.groups.count):
-                span = group * lines, minimum((group + 1) * lines, step.lines)
+                span = group * size, minimum((group + 1) * size, step.k_blocks)
                 self._span(k, session, shape, step, panels, group, span)
         if not whole:
             session.finish(k, step.columns, step.groups, panels, session.count.value)
@@ -207,13 +207,13 @@ class Amx(MicroKernel):
         step: Step,
         panels: int,
         group: Value,
-        lines: tuple[Value, Value],
+        k_blocks: tuple[Value, Value],
     ) -> None:
-        """Multiply over some lines, while what came before is finished, and leave the sums."""
-        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.depth)]
+        """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
+        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
         self._start(k, step, tiles)
-        for line in k.range(*lines):
-            self._multiply(k, shape, step, tiles, line)
+        for block in k.range(*k_blocks):
+            self._multiply(k, shape, step, tiles, block)
             if panels < shape.panels and step.groups is None:
                 continue  # nothing is left of the step before
             session.finish(k, step.columns, step.groups, panels, shape.interleave)
@@ -221,9 +221,9 @@ class Amx(MicroKernel):
         if step.span is None:
             self._hand_over(k, session, step, tiles, group)
             return
-        for _ in k.when(step.span.last.equals(step.lines)):
+        for _ in k.when(step.span.last.equals(step.k_blocks)):
             self._hand_over(k, session, step, tiles, group)
-        for _ in k.when(step.span.last < step.lines):
+        for _ in k.when(step.span.last < step.k_blocks):
             for tile, place in self._places(step.span, tiles):
                 tilestored(tile, place, k.index(LINE))
 
@@ -257,19 +257,19 @@ class Amx(MicroKernel):
 
     @staticmethod
     def _multiply(
-        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], line: Value
+        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], block: Value
     ) -> None:
         """Add the products of 64 k."""
-        first_a = shape.depth * shape.panels
-        a_tiles = [k.tile(first_a + d) for d in range(shape.depth)]
-        b_tiles = [k.tile(t) for t in range(first_a + shape.depth, TILES)]
+        first_a = shape.row_blocks * shape.panels
+        a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
+        b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
         for d, a_tile in enumerate(a_tiles):
-            offset = step.block_bytes * d + line * step.block_rows * LINE
+            offset = step.block_bytes * d + block * step.block_rows * LINE
             tileloadd(a_tile, step.a + offset, stride)
         for p in range(len(tiles[0])):
             b_tile = b_tiles[p % len(b_tiles)]
-            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + line * _TILE), stride)
+            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
                 dot(tiles[d][p], a_tile, b_tile)
 
@@ -284,7 +284,7 @@ class Amx(MicroKernel):
         session.row.value, session.panel.value = step.row, step.panel
         if session.group is not None:
             session.group.value = group
-        planes = step.groups.grouping.planes if step.groups else 1
-        rows = step.block_rows // planes * len(tiles)
+        digits = step.groups.grouping.digits if step.groups else 1
+        rows = step.block_rows // digits * len(tiles)
         session.count.value = minimum(rows, step.rows - step.row)
         session.done.value = k.index(0)

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from lowbit.isa import named
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.epilogue import Store
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
 
 # (panel, first column in it, columns) -> how to store accumulators of so many columns.
 Columns = Callable[[Value, int, int], Store]
 
-UNPROVEN = 2 * FLIP
-"""What a right operand that nobody has looked at must be taken for: any two may be neighbours."""
 
-
-class Demand(NamedTuple):
+class KernelQuery(NamedTuple):
     """A product [m, k] by [k, n], as far as it decides which micro-kernel serves it and how.
 
     `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
@@ -38,14 +37,14 @@ class Demand(NamedTuple):
     grouping: Grouping | None = None
 
     @property
-    def lines(self) -> int:
+    def k_blocks(self) -> int:
         """The blocks of 64 that K takes."""
         return blocks(self.k, LINE)
 
     @property
-    def planes(self) -> int:
+    def digits(self) -> int:
         """The rows of bytes that a row of the left operand has: its digits, or itself."""
-        return self.grouping.planes if self.grouping else 1
+        return self.grouping.digits if self.grouping else 1
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Step:
 
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
-    `block_rows` rows each). K takes `lines` blocks of 64. Of the rows from `row` on, those before
-    `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of one
-    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    `block_rows` rows each). K takes `k_blocks` blocks of 64. Of the rows from `row` on, those
+    before `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of
+    one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
     output has a row of bytes for each digit in the block, and what is stored are totals, float32.
-    `span`, where the shape has one: the lines that are multiplied now, and where sums wait for the
-    next span.
+    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
+    for the next span.
     """
 
     a: Value
@@ -67,7 +66,7 @@ class Step:
     row: Value
     rows: Value
     panel: Value
-    lines: Value
+    k_blocks: Value
     block_rows: Value
     block_bytes: Value
     panel_bytes: Value
@@ -78,8 +77,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Span:
-    """Part of K: lines from `first` to before `last`; `sums`: s32 [depth·16, 16] of memory for each
-    panel of the step, where sums over the lines before are, and are left for those after."""
+    """Part of K: blocks of 64 from `first` to before `last`; `sums`: memory for each panel of the
+    step, s32 [row_blocks·16, 16], where sums over what came before are, and are left."""
 
     first: Value
     last: Value
@@ -90,17 +89,17 @@ class Span:
 class Shape:
     """How a micro-kernel cuts the output. It keys the code.
 
-    `rows` is the rows of a block as far as the code fixes them (0: told at run time), `depth` the
-    blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
+    `rows` is the rows of a block as far as the code fixes them (0: told at run time), `row_blocks`
+    the blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
-    panels are fetched, 0 to leave that to the machine. `span`: of how many lines (64 k each) all
+    panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all
     steps of an item are multiplied before the next span; 0: of all, step by step.
     """
 
     rows: int
-    depth: int
+    row_blocks: int
     panels: int
     interleave: int = 0
     nibbles: str = ""
@@ -110,7 +109,7 @@ class Shape:
     @property
     def step_sums(self) -> int:
         """Bytes of the sums of a step over one panel, which wait between spans."""
-        return 4 * self.depth * PANEL * PANEL
+        return 4 * self.row_blocks * PANEL * PANEL
 
 
 class MicroKernel(ABC):
@@ -123,17 +122,17 @@ class MicroKernel(ABC):
     preference = 0
 
     def __init__(self, isa: str) -> None:
-        self.isa = isa
+        self.isa = named(isa)
 
     def __repr__(self) -> str:
-        return f"{self.name}/{self.isa}"
+        return f"{self.name}/{self.isa.name}"
 
-    def refuses(self, demand: Demand) -> str:
-        """ "" if it can serve the demand, else why not: the one place that says so."""
-        return "" if demand.grouping is None else "it does not multiply weights with groups"
+    def refuses(self, query: KernelQuery) -> str:
+        """ "" if it can serve the query, else why not: the one place that says so."""
+        return "" if query.grouping is None else "it does not multiply weights with groups"
 
     @abstractmethod
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         """How the output is best cut for this kernel, and how many rows of bytes a block then
         has."""
 
@@ -145,7 +144,7 @@ class MicroKernel(ABC):
 
     @abstractmethod
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
-        """Emit the product of `shape.depth` blocks of rows with `panels` panels."""
+        """Emit the product of `shape.row_blocks` blocks of rows with `panels` panels."""
 
     def drain(  # noqa: B027
         self, k: Builder, session: Any, shape: Shape, columns: Columns, groups: Groups | None

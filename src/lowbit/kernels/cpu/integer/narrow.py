@@ -11,11 +11,11 @@ from __future__ import annotations
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
 from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.types import Vector, s8, s16, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, micro_kernel
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE
+from lowbit.kernels.cpu.shared.layout import LINE, QUAD
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
 
@@ -37,18 +37,18 @@ class Narrow(VectorKernel):
         self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
         super().__init__(isa, *sizes)
 
-    def refuses(self, demand: Demand) -> str:
-        if demand.largest_pair <= LARGEST_PAIR:
+    def refuses(self, query: KernelQuery) -> str:
+        if query.largest_pair <= LARGEST_PAIR:
             return ""
         return (
-            f"neighbouring weights sum to {demand.largest_pair}, and 16-bit sums could saturate "
+            f"neighbouring weights sum to {query.largest_pair}, and 16-bit sums could saturate "
             f"above {LARGEST_PAIR}"
         )
 
     def multiply(
         self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
-        size = self.lanes * GROUP
+        size = self.lanes * QUAD
         unsigned, other = Vector(u8, size), Vector(s8, size)
         ones = k.constant(1, Vector(s16, 2 * self.lanes))
         for row, accumulators in enumerate(sums):

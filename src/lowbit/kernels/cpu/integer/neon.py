@@ -40,19 +40,25 @@ from typing import Any
 from lowbit.isa.generic import shuffle
 from lowbit.isa.neon import sdot, usdot, usmmla
 from lowbit.isa.types import Vector, s8, s32, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, Step, micro_kernel
-from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    KernelQuery,
+    MicroKernel,
+    Shape,
+    Step,
+    micro_kernel,
+)
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, blocks
 
 _LANES = 4  # columns in a register of b, and groups of 4 k in one of a
-_BYTES = _LANES * GROUP
+_BYTES = _LANES * QUAD
 _VECTORS = PANEL // _LANES
-_BLOCK_LINES = LINE * LINE // GROUP  # bytes of a panel for the 64 k of one block
+_BLOCK_LINES = LINE * LINE // QUAD  # bytes of a panel for the 64 k of one block
 
 _MOST_ROWS = 4  # of a block
 _SHARING = 8  # most blocks that share one sum of b
-_MATRIX_K = 2 * GROUP
+_MATRIX_K = 2 * QUAD
 
 
 def _rows(m: int, multiple: int) -> int:
@@ -85,19 +91,19 @@ class Dot(MicroKernel):
         super().__init__(isa)
         self._mixed = isa == "neon_i8mm"
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
-        rows = _rows(demand.m, multiple=1)
-        depth = 1 if self._mixed else min(_SHARING, blocks(demand.m, rows))
-        return Shape(rows, depth=depth, panels=1), rows
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
+        rows = _rows(query.m, multiple=1)
+        depth = 1 if self._mixed else min(_SHARING, blocks(query.m, rows))
+        return Shape(rows, row_blocks=depth, panels=1), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         column_sums = [] if self._mixed else _accumulators(k, _VECTORS)
         # Several blocks need the sums of b before they start, a single one makes them in passing.
-        shared = shape.depth > 1
+        shared = shape.row_blocks > 1
         if shared:
             self._sweep(k, step, step.a, [], column_sums)
         store = step.columns(step.panel, 0, PANEL)
-        for block in k.range(0, shape.depth):
+        for block in k.range(0, shape.row_blocks):
             first = step.row + block * shape.rows
             for _ in k.when(first < step.rows):
                 with k.scope():
@@ -126,7 +132,7 @@ class Dot(MicroKernel):
     ) -> None:
         """Along K: add the products of a block of rows to `sums`, of ones to `column_sums`."""
         ones = k.constant(1, Vector(s8, _BYTES))
-        for line in k.range(0, step.lines):
+        for line in k.range(0, step.k_blocks):
             left = a + line * (len(sums) * LINE)
             right = step.b + line * _BLOCK_LINES
             for at in k.range(0, LINE, _BYTES):
@@ -163,18 +169,18 @@ class Matrix(MicroKernel):
     name = "matrix"
     preference = 1
 
-    def refuses(self, demand: Demand) -> str:
-        if demand.m == 1:
+    def refuses(self, query: KernelQuery) -> str:
+        if query.m == 1:
             return "rows go in pairs, and one row would waste half of each product"
-        return super().refuses(demand)
+        return super().refuses(query)
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
-        rows = _rows(demand.m, multiple=2)
-        return Shape(rows, depth=1, panels=1), rows
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
+        rows = _rows(query.m, multiple=2)
+        return Shape(rows, row_blocks=1, panels=1), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         sums = [_accumulators(k, PANEL // 2) for _ in range(0, shape.rows, 2)]
-        for line in k.range(0, step.lines):
+        for line in k.range(0, step.k_blocks):
             left = step.a + line * (shape.rows * LINE)
             right = step.b + line * _BLOCK_LINES
             for at in k.range(0, LINE, _MATRIX_K):

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, bf16, f32, s32, u8
+from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.integer.micro_kernel import Columns, MicroKernel, Shape, Span, Step
-from lowbit.kernels.cpu.rows import activation, digits
-from lowbit.kernels.cpu.rows.activation import Row, Source
-from lowbit.kernels.cpu.shared.epilogue import Epilogue, Operands, columns
-from lowbit.kernels.cpu.shared.groups import Grouping, Groups
+from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns
+from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE
 from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
+from lowbit.kernels.cpu.shared.post_op import Operands
 
-_ELEMENTS = {"u8": u8, "s8": u8, "f32": f32, "bf16": bf16}  # of sources
+Range = tuple[Value, Value]
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -53,13 +53,12 @@ def product(
     column_scale: F32Pointer,
     bias: F32Pointer,
     residual: F32Pointer,
-    residual_stride: Int,
     parameters: F32Pointer,
     out: U8Pointer,
     out_stride: Int,
     m: Int,
     n: Int,
-    depth: Int,
+    k_size: Int,
     block_rows: Int,
     item_steps: Int,
     item_panels: Int,
@@ -68,74 +67,48 @@ def product(
     *,
     micro: MicroKernel,
     shape: Shape,
-    source: Source,
+    a_format: InputFormat,
     epilogue: Epilogue,
     weight: str = "s8",
     fused: bool = False,
-    grouping: Grouping | None = None,
 ) -> None:
-    """out[m, n] = epilogue(a[m, depth] · b[depth, n]).
-
-    Strides count elements. `packed` is scratch for a: lines of 64 bytes for every row of every
-    block of every step. Row arrays have an entry for each row, column arrays for each column of
-    each panel; those that the epilogue does not name are not touched. `weight` is what the panels
-    hold: "s8", or "u4" or "s4" (see layout.py). With `grouping`, weights have groups (see
-    groups.py): a block then has so many rows of bytes for each of a's, column zeros and scales have
-    16 entries for each group of each panel, and row sums, float32, one for each group; if there
-    are several digits, so have row scales. Of `private`, each thread uses `private_bytes`:
-    for the lines of one step, if `fused`, in which case `packed` is not used; for an item's panels
-    as bytes, where they are not; or for its sums between spans.
-    """
-    lines = _ceil(depth, LINE)
-    planes = grouping.planes if grouping else 1
-    groups = None
+    """out[m, n] = epilogue(a[m, k_size] · b[k_size, n]); _Rows and _Items say what is where."""
+    grouping, groups = a_format.grouping, None
     if grouping:
-        groups = Groups(
-            grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32), m,
-            _ceil(depth, grouping.size),
-        )  # fmt: skip
+        count = _ceil(k_size, grouping.size)
+        groups = Groups(grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32),
+                        m, count)  # fmt: skip
     rows = _Rows(
-        source, epilogue.b_zero, groups, a, a_row_stride, a_stride, row_scale, row_zero, row_sum,
-        m, depth, lines, block_rows, block_rows // planes,
+        a_format, epilogue.b_zero, groups, a.cast(a_format.element), a_row_stride, a_stride,
+        row_scale, row_zero, row_sum, m, k_size, block_rows,
     )  # fmt: skip
+    rows_of_step = rows.block_outputs * shape.row_blocks
     if not fused:
         for block in k.parallel(_ceil(m, rows.block_outputs)):
             rows.pack(k, block * rows.block_outputs, packed + block * rows.block_bytes)
-    operands = Operands(
-        row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
-        residual, residual_stride, parameters, out, out_stride, n,
-    )  # fmt: skip
-    mine = private
-    unpacks = weight != "s8" and not shape.nibbles
-    if fused or unpacks or shape.span:
-        mine = private + k.thread() * private_bytes
+    operands = Operands(row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
+                        residual, parameters, out, out_stride, n)  # fmt: skip
+    if fused or shape.span or (weight != "s8" and not shape.nibbles):
+        private = private + k.thread() * private_bytes
     items = _Items(
-        micro, shape, weight, fused, rows, packed, mine, panels,
+        micro, shape, weight, fused, rows, packed, private, panels,
         lambda panel, at, lanes: columns(k, epilogue, operands, panel * PANEL + at, lanes),
     )  # fmt: skip
     session = micro.begin(k, shape, block_rows, grouping)
-    steps, all_panels = _ceil(m, rows.block_outputs * shape.depth), _ceil(n, PANEL)
-    across = _ceil(all_panels, item_panels)
-    for item in k.parallel(_ceil(steps, item_steps) * across):
-        first_step, first_panel = item // across * item_steps, item % across * item_panels
-        items.run(
-            k,
-            session,
-            (first_step, minimum(first_step + item_steps, steps)),
-            (first_panel, minimum(first_panel + item_panels, all_panels)),
-        )
+    items.run_all(k, session, (_ceil(m, rows_of_step), _ceil(n, PANEL)), (item_steps, item_panels))
     micro.end(k)
-
-
-Range = tuple[Value, Value]
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The left operand, and how its rows are packed: `block_rows` rows of bytes in a block, for
-    `block_outputs` rows of the operand."""
+    """The left operand, whose strides count elements, and how its rows are packed: `block_rows`
+    rows of bytes in a block, for `block_outputs` rows of the operand.
 
-    source: Source
+    Arrays over the rows have an entry for each; of sums, float32, with groups, one for each group,
+    and of scales too if rows have several digits. What nobody asks for is not touched.
+    """
+
+    format: InputFormat
     wants_sums: bool
     groups: Groups | None
     a: Value
@@ -145,53 +118,58 @@ class _Rows:
     zero: Value
     sum: Value
     count: Value
-    depth: Value
-    lines: Value
+    k_size: Value
     block_rows: Value
-    block_outputs: Value
+
+    @property
+    def k_blocks(self) -> Value:
+        """Blocks of 64 k."""
+        return _ceil(self.k_size, LINE)
+
+    @property
+    def block_outputs(self) -> Value:
+        return self.block_rows // self.format.digits
 
     @property
     def block_bytes(self) -> Value:
         """Of a packed block."""
-        return self.lines * self.block_rows * LINE
+        return self.k_blocks * self.block_rows * LINE
 
     def pack(self, k: Builder, first: Value, target: Value) -> None:
         """Pack the block of rows that begins with row `first`, as far as there are rows."""
-        planes = self.groups.grouping.planes if self.groups else 1
+        digits = self.format.digits
         for r in k.range(first, minimum(first + self.block_outputs, self.count)):
             row = Row(
-                source=self.a.cast(_ELEMENTS[self.source.kind]) + r * self.row_stride,
+                source=self.a + r * self.row_stride,
                 stride=self.stride,
-                length=self.depth,
-                lines=target + (r - first) * (planes * LINE),
+                length=self.k_size,
+                lines=target + (r - first) * (digits * LINE),
                 line_stride=self.block_rows * LINE,
             )
             with k.scope():
-                self._pack(k, row, r)
+                self.format.pack(k, row, self._facts(r))
 
-    def _pack(self, k: Builder, row: Row, r: Value) -> None:
-        """Pack one row."""
-        sums = self.sum + r if self.wants_sums else None
-        if self.groups is not None:
-            self._pack_digits(k, self.groups, row, r)
-        elif self.source.kind == "f32":
-            activation.quantize(k, self.source, row, (self.scale + r, self.zero + r), sums)
-        else:
-            activation.pack_bytes(k, self.source, row, sums)
-
-    def _pack_digits(self, k: Builder, groups: Groups, row: Row, r: Value) -> None:
-        """Pack one row as signed bytes, with what belongs to its groups."""
-        sums = groups.row_sum + r * groups.count
-        if groups.grouping.planes > 1:
-            digits.split(k, groups.grouping, row, self.scale + r * groups.count, sums)
-            return
-        activation.quantize(k, self.source, row, (self.scale + r, self.zero + r), None)
-        digits.signed(k, groups.grouping, row, self.zero + r, sums)
+    def _facts(self, r: Value) -> RowFacts:
+        """Where what is made beside row r goes."""
+        if self.groups is None:
+            return RowFacts(
+                self.scale + r, self.zero + r, self.sum + r if self.wants_sums else None
+            )
+        first = r * self.groups.count
+        scale = self.scale + (first if self.format.digits > 1 else r)
+        return RowFacts(scale, self.zero + r, self.groups.row_sum + first)
 
 
 @dataclass(frozen=True)
 class _Items:
-    """What the items of a product share, and how one is computed."""
+    """What the items of a product share, and how one is computed.
+
+    `packed`: scratch for the rows, lines of 64 bytes for each of every block of every step. With
+    `fused` it is not used: `private`, memory of this thread, holds the lines of one step; then an
+    item's panels as bytes, where they are nibbles ("u4" or "s4", see layout.py) and the shape does
+    not take them so, or its sums between spans. Column arrays have an entry for each column of
+    each panel; with groups, zeros and scales have 16 for each group of each panel.
+    """
 
     micro: MicroKernel
     shape: Shape
@@ -203,19 +181,32 @@ class _Items:
     panels: Value
     columns: Columns
 
+    def run_all(self, k: Builder, session: Any, counts: Range, sizes: Range) -> None:
+        """All items: of so many steps and panels in all, so many in each."""
+        (steps, panels), (item_steps, item_panels) = counts, sizes
+        across = _ceil(panels, item_panels)
+        for item in k.parallel(_ceil(steps, item_steps) * across):
+            step, panel = item // across * item_steps, item % across * item_panels
+            self.run(
+                k,
+                session,
+                (step, minimum(step + item_steps, steps)),
+                (panel, minimum(panel + item_panels, panels)),
+            )
+
     def run(self, k: Builder, session: Any, steps: Range, panels: Range) -> None:
         """The rows of some steps times some panels, from the first to before the last."""
         b = self._bytes(k, panels)
-        lines = self.rows.lines
-        for first in k.range(0, lines, self.shape.span) if self.shape.span else (k.index(0),):
-            span = first, minimum(first + self.shape.span, lines)
+        k_blocks = self.rows.k_blocks
+        for first in k.range(0, k_blocks, self.shape.span) if self.shape.span else (k.index(0),):
+            span = first, minimum(first + self.shape.span, k_blocks)
             for index in k.range(*steps):
                 a = self._rows_of(k, index)
                 self._row(k, session, (a, b), (index, index - steps[0]), panels, span)
         self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
 
     def _row(
-        self, k: Builder, session: Any, ab: Range, index: Range, panels: Range, lines: Range
+        self, k: Builder, session: Any, ab: Range, index: Range, panels: Range, k_blocks: Range
     ) -> None:
         """One step of rows, by its number and by its place in the item, times all panels."""
         first, last = panels
@@ -225,7 +216,7 @@ class _Items:
             span = None
             if self.shape.span:
                 place = index[1] * (last - first) + panel - first
-                span = Span(*lines, (self.private + place * self.shape.step_sums).cast(s32))
+                span = Span(*k_blocks, (self.private + place * self.shape.step_sums).cast(s32))
             self._step(k, session, *ab, index[0], panel, first, count, span)
 
         for panel in k.range(first, whole, self.shape.panels):
@@ -240,20 +231,20 @@ class _Items:
             return self.panels + panels[0] * self._panel_bytes
         target = self.private
         if self.fused:
-            target = target + self.rows.block_bytes * self.shape.depth
+            target = target + self.rows.block_bytes * self.shape.row_blocks
         for panel in k.range(*panels):
-            half = self.panels + panel * self.rows.lines * (PANEL_LINE // 2)
+            half = self.panels + panel * self.rows.k_blocks * (PANEL_LINE // 2)
             bytes_at = target + (panel - panels[0]) * self._panel_bytes
-            unpack_nibbles(k, half, bytes_at, self.rows.lines, self.weight)
+            unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, self.weight)
         return target
 
     def _rows_of(self, k: Builder, index: Value) -> Value:
         """Where the packed rows of a step are."""
-        depth, size = self.shape.depth, self.rows.block_bytes
+        count, size = self.shape.row_blocks, self.rows.block_bytes
         if not self.fused:
-            return self.packed + index * depth * size
-        for block in range(depth):
-            first = (index * depth + block) * self.rows.block_outputs
+            return self.packed + index * count * size
+        for block in range(count):
+            first = (index * count + block) * self.rows.block_outputs
             self.rows.pack(k, first, self.private + size * block)
         return self.private
 
@@ -272,10 +263,10 @@ class _Items:
         step = Step(
             a=a,
             b=b + (panel - first_panel) * self._panel_bytes,
-            row=index * self.shape.depth * self.rows.block_outputs,
+            row=index * self.shape.row_blocks * self.rows.block_outputs,
             rows=self.rows.count,
             panel=panel,
-            lines=self.rows.lines,
+            k_blocks=self.rows.k_blocks,
             block_rows=self.rows.block_rows,
             block_bytes=self.rows.block_bytes,
             panel_bytes=self._panel_bytes,
@@ -288,4 +279,4 @@ class _Items:
 
     @property
     def _panel_bytes(self) -> Value:
-        return self.rows.lines * (PANEL_LINE // 2 if self.shape.nibbles else PANEL_LINE)
+        return self.rows.k_blocks * (PANEL_LINE // 2 if self.shape.nibbles else PANEL_LINE)

@@ -15,13 +15,13 @@ from typing import Any
 from lowbit.isa import host
 from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
-from lowbit.kernels.cpu.integer.micro_kernel import Demand, MicroKernel, Shape, Step
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE, PANEL, blocks
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
-_QUADS = LINE // GROUP  # of 4 k, in 64
+_QUADS = LINE // QUAD  # of 4 k, in 64
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
@@ -48,7 +48,7 @@ class VectorKernel(MicroKernel):
         self.nibble_rows, self.chains = nibble_rows, chains
         self.offsets = range(0, PANEL, lanes)
 
-    def refuses(self, demand: Demand) -> str:
+    def refuses(self, query: KernelQuery) -> str:
         return ""
 
     @abstractmethod
@@ -60,39 +60,39 @@ class VectorKernel(MicroKernel):
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
         the left, and less than 16 on the right."""
 
-    def shape(self, demand: Demand) -> tuple[Shape, int]:
+    def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         vectors = self.panels * len(self.offsets)
-        planes = demand.planes
-        bytes_rows = demand.m * planes
+        digits = query.digits
+        bytes_rows = query.m * digits
 
         def cost(rows: int) -> tuple[int, int]:
             return blocks(bytes_rows, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
 
-        if demand.weight != "s8":
+        if query.weight != "s8":
             # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
             # some, where they are long and all rows meet them at once.
-            count = blocks(bytes_rows, max(self.nibble_rows // planes, 1) * planes)
-            rows = blocks(demand.m, count) * planes
-            long = count == 1 and demand.lines >= _LONG
+            count = blocks(bytes_rows, max(self.nibble_rows // digits, 1) * digits)
+            rows = blocks(query.m, count) * digits
+            long = count == 1 and query.k_blocks >= _LONG
             many = long and rows * _STREAMS <= self.most_rows * self.panels
             ahead = host.read_ahead() if count == 1 else 0
             panels = _STREAMS if many else 1
-            return Shape(rows, 1, panels, nibbles=demand.weight, ahead=ahead), rows
-        rows = min(range(planes, max(self.most_rows, planes) + 1, planes), key=cost)
-        return Shape(rows, depth=1, panels=self.panels), rows
+            return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
+        rows = min(range(digits, max(self.most_rows, digits) + 1, digits), key=cost)
+        return Shape(rows, row_blocks=1, panels=self.panels), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         places = [(p, at) for p in range(panels) for at in self.offsets]
         parts = self._parts(shape, step, len(places))
-        pairs = step.lines * (_QUADS // 2)
+        pairs = step.k_blocks * (_QUADS // 2)
         if step.groups is None:
             with k.scope():
                 sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
                 for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
                     self._store(k, step, p, at, list(column))
             return
-        groups, planes = step.groups, step.groups.grouping.planes
-        rows = shape.rows // planes
+        groups, digits = step.groups, step.groups.grouping.digits
+        rows = shape.rows // digits
         totals = k.local(f32, rows * len(places) * self.lanes)
         for i in range(rows * len(places)):
             (totals + i * self.lanes).store(k.zeros(f32, self.lanes))
@@ -104,9 +104,9 @@ class VectorKernel(MicroKernel):
                 for i, (p, at) in enumerate(places):
                     add = groups.columns(k, step.panel + p, group, at, self.lanes)
                     for row in range(rows):
-                        digits = [sums[row * planes + digit][i] for digit in range(planes)]
+                        each = [sums[row * digits + digit][i] for digit in range(digits)]
                         place = totals + (i * rows + row) * self.lanes
-                        place.store(add(step.row + row, digits, place.load(self.lanes)))
+                        place.store(add(step.row + row, each, place.load(self.lanes)))
         for i, (p, at) in enumerate(places):
             held = [
                 (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)
@@ -115,7 +115,7 @@ class VectorKernel(MicroKernel):
 
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
-        quads = step.groups.grouping.size // GROUP if step.groups else _QUADS
+        quads = step.groups.grouping.size // QUAD if step.groups else _QUADS
         fitting = self.chains // (shape.rows * vectors)
         return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
 
@@ -143,7 +143,7 @@ class VectorKernel(MicroKernel):
         ]
         together = max(parts, 2) if shape.nibbles else parts
         for quad in k.range(span[0] * 2, span[1] * 2, together):
-            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * GROUP)
+            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
             if shape.ahead:
                 for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
                     place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
@@ -151,7 +151,7 @@ class VectorKernel(MicroKernel):
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
                 signed = step.groups is not None
-                self.multiply(k, a + which * GROUP, columns, sums[which % parts], signed)
+                self.multiply(k, a + which * QUAD, columns, sums[which % parts], signed)
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):
@@ -162,8 +162,8 @@ class VectorKernel(MicroKernel):
         self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int
     ) -> Value:
         """A vector of some columns: 4 k in each dword, `which` times 4 behind those of `quad`."""
-        size, (panel, at) = self.lanes * GROUP, place
-        base = step.b + (step.panel_bytes * panel + at * GROUP)
+        size, (panel, at) = self.lanes * QUAD, place
+        base = step.b + (step.panel_bytes * panel + at * QUAD)
         if shape.nibbles:
             both = (base + (quad + which // 2 * 2) * (LINE // 2)).load(size)
             return unpacked(both, shape.nibbles)[which % 2]

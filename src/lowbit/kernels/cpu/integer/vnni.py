@@ -15,11 +15,11 @@ from lowbit.isa import named
 from lowbit.isa.avx2_vnni import vpdpbusd_256
 from lowbit.isa.avx512_vnni import vpdpbusd
 from lowbit.isa.types import Vector, s8, u8, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import GROUP, LINE
+from lowbit.kernels.cpu.shared.layout import LINE, QUAD
 
 # Instruction, most rows, panels, rows for nibbles.
 _VARIANTS = {"avx512_vnni": (vpdpbusd, 8, 3, 16), "avx2_vnni": (vpdpbusd_256, 6, 1, 5)}
@@ -34,12 +34,12 @@ class Vnni(VectorKernel):
 
     def __init__(self, isa: str) -> None:
         self._dot, *sizes = _VARIANTS[isa]
-        super().__init__(isa, named(isa).vector_bytes // GROUP, *sizes, chains=_CHAINS)
+        super().__init__(isa, named(isa).vector_bytes // QUAD, *sizes, chains=_CHAINS)
 
     def multiply(
         self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
     ) -> None:
-        size = self.lanes * GROUP
+        size = self.lanes * QUAD
         unsigned, other = Vector(u8, size), Vector(s8, size)
         for row, accumulators in enumerate(sums):
             four = (a + row * LINE).cast(u32).load().splat(self.lanes)

@@ -13,8 +13,8 @@ from lowbit.isa.avx2 import vpmaddwd
 from lowbit.isa.avx512 import vpmaddwd_512
 from lowbit.isa.generic import madd16
 from lowbit.isa.types import Vector, s16, u16, u32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Register, Value
 from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.shared.layout import LINE

@@ -1,4 +1,4 @@
-"""How rows of floats become rows of signed bytes for weights with groups (see groups.py).
+"""Rows of floats as rows of signed bytes, for weights with groups (see shared/groups.py).
 
 Three digits hold 23 bits of the greatest number of a row's group and its sign, two hold 16:
 
@@ -11,11 +11,14 @@ group are of one size.
 
 from __future__ import annotations
 
-from lowbit.isa.generic import extract, maximum, minimum, reduce_add, select, shuffle
-from lowbit.isa.types import Scalar, Vector, f32, s8, s32
+from dataclasses import dataclass, replace
+
+from lowbit.isa.generic import maximum, minimum, reduce_add, select
+from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
-from lowbit.kernels.cpu.rows.activation import Row
+from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
+from lowbit.kernels.cpu.rows.quantized import quantize
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.groups import BASE, Grouping
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE
@@ -26,7 +29,56 @@ _INFINITY_BITS = 0x7F800000
 _SMALLEST_NORMAL = 2.0**-126
 
 
-def split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
+@dataclass(frozen=True)
+class Digits(InputFormat):
+    """float32 or bfloat16, contiguous: a scale for each group of a row."""
+
+    groups: Grouping
+    bfloat16: bool = False
+
+    @property
+    def element(self) -> Scalar:
+        return bf16 if self.bfloat16 else f32
+
+    @property
+    def zero_points(self) -> bool:
+        return False
+
+    @property
+    def grouping(self) -> Grouping:
+        return self.groups
+
+    def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
+        assert facts.sum is not None
+        _split(k, self.groups, row, facts.scale, facts.sum)
+
+
+@dataclass(frozen=True)
+class SignedBytes(InputFormat):
+    """float32, contiguous, quantized row by row as `Quantized` does: one digit."""
+
+    groups: Grouping
+    symmetric: bool = False
+
+    @property
+    def element(self) -> Scalar:
+        return f32
+
+    @property
+    def zero_points(self) -> bool:
+        return not self.symmetric
+
+    @property
+    def grouping(self) -> Grouping:
+        return self.groups
+
+    def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
+        assert facts.sum is not None
+        quantize(k, self.symmetric, row, replace(facts, sum=None))
+        _signed(k, self.groups, row, facts.zero, facts.sum)
+
+
+def _split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
     """Bring a row of float32, or of bfloat16, into lines of digits, one after another
     for each block of 64 k; `scales` and `sums` have an entry for each group."""
     wide = grouping.size % (2 * _UNIT) == 0 and k.isa.vector_registers == 32
@@ -36,7 +88,7 @@ def split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) 
             _split_group(k, grouping, row, group, lanes, scales + group, sums + group)
     filled = (row.length + (lanes - 1)) // lanes * lanes
     for i in k.range(filled, _padded(row.length), _UNIT):
-        for number in range(grouping.planes):
+        for number in range(grouping.digits):
             (_place(row, i) + number * LINE).cast(s8).store(k.zeros(s8, _UNIT))
 
 
@@ -47,17 +99,17 @@ def _split_group(
     first = group * grouping.size
     end = minimum(first + grouping.size, row.length)
     greatest, finite = _greatest(k, row, first, end, lanes)
-    unit = greatest / float(LARGEST[grouping.planes])
+    unit = greatest / float(LARGEST[grouping.digits])
     usable = (unit > _SMALLEST_NORMAL) & finite
     one = k.constant(1.0, f32)
     inverse = select(usable, one / unit, k.constant(0.0, f32)).splat(lanes)
-    top = select(usable, unit * BASE ** (grouping.planes - 1), one)
+    top = select(usable, unit * BASE ** (grouping.digits - 1), one)
     scale.store(select(finite, top, k.constant(float("nan"), f32)))
-    totals = [k.register(k.zeros(s32, lanes)) for _ in range(grouping.planes)]
+    totals = [k.register(k.zeros(s32, lanes)) for _ in range(grouping.digits)]
     for i in k.range(first, end, lanes):
         q = rounded(_numbers(k, row.source + i, row.length - i, lanes) * inverse)
         place = _place(row, i)
-        for number in reversed(range(grouping.planes)):
+        for number in reversed(range(grouping.digits)):
             (place + number * LINE).cast(s8).store(q.to(s8))
             totals[number].value = totals[number].value + ((q << 24) >> 24)
             q = (q + FLIP) >> 8
@@ -67,7 +119,7 @@ def _split_group(
     sum_.store(value)
 
 
-def signed(k: Builder, grouping: Grouping, row: Row, zero: Value, sums: Value) -> None:
+def _signed(k: Builder, grouping: Grouping, row: Row, zero: Value, sums: Value) -> None:
     """Turn a row of quantized bytes, u8 with its zero point, into one of digits: s8, zeros beyond
     the end, the zero point of the signed values, and the sum of each group."""
     for i in k.range(0, _padded(row.length), LINE):
@@ -108,11 +160,7 @@ def _greatest(k: Builder, row: Row, first: Value, end: Value, lanes: int) -> tup
         for i in k.range(first, end, lanes):
             bits = _numbers(k, row.source + i, row.length - i, lanes).bits(Vector(s32, lanes))
             most.value = maximum(bits & 0x7FFFFFFF, most.value)
-    value, half = most.value, lanes // 2
-    while half:
-        turned = shuffle(value, value, tuple(lane ^ half for lane in range(lanes)))
-        value, half = maximum(value, turned), half // 2
-    bits = extract(value, 0)
+    bits = across(most.value, maximum)
     return bits.bits(f32), bits < _INFINITY_BITS
 
 

@@ -13,55 +13,23 @@ of this wraps modulo 2^32, so it is exact whenever the result fits in 32 bits. (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import extract, load_head, maximum, minimum, shuffle, store_head, stream
+from lowbit.isa.generic import extract, maximum, minimum, shuffle, store_head, stream
 from lowbit.isa.types import Scalar, bf16, f32, s8, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
-from lowbit.kernels.cpu.shared.functions import FUNCTIONS, canonical, clamp, rounded
+from lowbit.kernels.cpu.shared.functions import canonical, rounded
 from lowbit.kernels.cpu.shared.layout import LINE
-from lowbit.numerics.float32 import float32_number
-
-# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
-Store = Callable[[Value, Value], None]
-
-
-@dataclass(frozen=True)
-class Clamp:
-    """A step that bounds values: at least `low`, at most `high`, numbers within float32.
-
-    TypeError, ValueError: they are no such numbers, or in the wrong order.
-    """
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            number = float32_number(getattr(self, name), f"{name} of Clamp")
-            object.__setattr__(self, name, number)
-        if not self.low <= self.high:
-            raise ValueError(f"{self} has its bounds in the wrong order, or NaN among them")
-
-
-# "bias" and "residual" add an operand, the others are functions of one number.
-STEPS = ("bias", "residual", *FUNCTIONS)
-Step = str | Clamp
-_PARAMETERS = {"clamp": 2, "u8": 2, "s8": 2}  # numbers that a step or an output is given
-
-
-def structure_of(steps: tuple[Step, ...]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """What is code of some steps, their names, and what is not: their numbers."""
-    names = tuple("clamp" if isinstance(step, Clamp) else step for step in steps)
-    bounds = (step for step in steps if isinstance(step, Clamp))
-    return names, tuple(bound for step in bounds for bound in (step.low, step.high))
-
+from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 
 # What the output can be, and the type that is stored.
 OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "max8": f32}
-MAX_GROUP = 8  # columns that share one maximum
+_QUANTIZED = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
+OCTET = 8  # columns that share one maximum
+
+# (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
+Store = Callable[[Value, Value], None]
 
 
 class Epilogue(NamedTuple):
@@ -69,12 +37,11 @@ class Epilogue(NamedTuple):
 
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column. With
     the output "s32" nothing else happens. Otherwise sums become float32, are multiplied by their
-    row's, then by their column's scale, go through `steps` in order, named as in STEPS or
-    "clamp", whose bounds are numbers of the call, and are stored as `out`:
-    "f32", "bf16", quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8 columns,
-    two for a panel, where columns that do not exist count as −∞. `streams`: past the caches, for
-    outputs that these could not hold; the output's rows then begin at multiples of a cache line,
-    64 bytes.
+    row's, then by their column's scale, go through `post_ops` in order, by name, and are stored as
+    `out`: "f32", "bf16", quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8
+    columns, two for a panel, where columns that do not exist count as −∞. `streams`: past the
+    caches, for outputs that these could not hold; the output's rows then begin at multiples of a
+    cache line, 64 bytes.
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
@@ -82,33 +49,10 @@ class Epilogue(NamedTuple):
 
     a_zero: bool = False
     b_zero: bool = False
-    steps: tuple[str, ...] = ()
+    post_ops: tuple[str, ...] = ()
     out: str = "s32"
     streams: bool = False
     scales: str = "both"
-
-
-@dataclass(frozen=True)
-class Operands:
-    """Where the epilogue's operands are: one entry a row, or one a column (padded to a panel).
-
-    `residual` has the output's shape. `parameters` are float32 numbers: the bounds of each
-    "clamp", step by step; then, of a quantized output, the inverse of its scale and its zero point.
-    """
-
-    row_zero: Value
-    row_sum: Value
-    row_scale: Value
-    column_sum: Value
-    column_zero: Value
-    column_scale: Value
-    bias: Value
-    residual: Value
-    residual_stride: Value
-    parameters: Value
-    out: Value
-    out_stride: Value
-    columns: Value
 
 
 def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> Store:
@@ -118,22 +62,9 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     column_sum = (at.column_sum.cast(kind) + column).load(lanes) if epilogue.a_zero else None
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
     column_scale = (at.column_scale + column).load(lanes) if scales == "both" else None
-    bias = (at.bias + column).load(lanes) if "bias" in epilogue.steps else None
-    *numbers, for_out = _parameters(epilogue, at, lanes)
-    convert = _conversion(epilogue.out, for_out)
+    *applied, convert = _after(k, epilogue, at, column, lanes)
     left = at.columns - column
     target = at.out.cast(OUTPUTS[epilogue.out])
-
-    def step(row: Value, value: Value, what: str, given: list[Value]) -> Value:
-        if what == "clamp":
-            return clamp(value, *given)
-        if what == "bias":
-            assert bias is not None
-            return value + bias
-        if what == "residual":
-            place = at.residual + (row * at.residual_stride + column)
-            return value + load_head(place, left, lanes)
-        return FUNCTIONS[what](value)
 
     def store(row: Value, accumulators: Value) -> None:
         value = accumulators
@@ -145,13 +76,13 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             value = value.to(f32) * (at.row_scale + row).load().splat(lanes)
         if column_scale is not None:
             value = value * column_scale
-        for what, given in zip(epilogue.steps, numbers, strict=True):
-            value = step(row, value, what, given)
+        for apply in applied:
+            value = apply(row, value)
         if epilogue.out == "max8":
             with k.scope():
                 _store_maxima(k, value, lanes, target + row * at.out_stride, column, left)
             return
-        value = convert(value)
+        value = convert(row, value)
         place = target + (row * at.out_stride + column)
         whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
         for _ in k.when(left > lanes - 1):
@@ -163,6 +94,42 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
             store_head(value, place, left)
 
     return store
+
+
+def _after(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> list[Apply]:
+    """What each post-operation does, and in the end the conversion to the output's type."""
+    found: list[Apply] = []
+    place = at.parameters
+
+    def numbers(count: int) -> list[Value]:
+        nonlocal place
+        given = [(place + i).load().splat(lanes) for i in range(count)]
+        place = place + count
+        return given
+
+    for one in map(post_ops.get, epilogue.post_ops):
+        given = numbers(one.parameters)
+        found.append(one.begin(Columns(k, at, column, lanes, at.columns - column, given)))
+    convert = _conversion(epilogue.out, numbers)
+    return [*found, lambda row, value: convert(value)]
+
+
+def _conversion(out: str, numbers: Callable[[int], list[Value]]) -> Callable[[Value], Value]:
+    if out in _QUANTIZED:
+        return _quantizing(out, *numbers(2))
+    return canonical if out == "f32" else lambda value: value.to(OUTPUTS[out])
+
+
+def _quantizing(out: str, inverse: Value, zero: Value) -> Callable[[Value], Value]:
+    """From float32 to bytes: clamped first, so that rounding cannot leave."""
+    least, greatest = (limit - zero for limit in _QUANTIZED[out])
+    whole_zero = rounded(zero)
+
+    def quantized(value: Value) -> Value:
+        steps = minimum(maximum(value * inverse, least), greatest)
+        return (rounded(steps) + whole_zero).to(OUTPUTS[out])
+
+    return quantized
 
 
 def _store_maxima(
@@ -179,44 +146,15 @@ def _store_maxima(
         blend.store(k.constant(float("-inf"), f32).splat(lanes))
         store_head(value, blend, left)
         counted.value = blend.load(lanes)
-    together = min(lanes, MAX_GROUP)
+    together = min(lanes, OCTET)
     greatest, half = counted.value, together // 2
     while half:
         turned = shuffle(greatest, greatest, tuple(lane ^ half for lane in range(lanes)))
         greatest, half = maximum(greatest, turned), half // 2
-    place = out + column // MAX_GROUP
+    place = out + column // OCTET
     for group in range(lanes // together):
         best = k.register(extract(greatest, group * together))
-        if lanes < MAX_GROUP:
-            for _ in k.when(column % MAX_GROUP > 0):
+        if lanes < OCTET:
+            for _ in k.when(column % OCTET > 0):
                 best.value = maximum(best.value, place.load())
         (place + group).store(best.value)
-
-
-def _parameters(epilogue: Epilogue, at: Operands, lanes: int) -> list[list[Value]]:
-    """The numbers that each step is given, and in the end the output."""
-    found, place = [], at.parameters
-    for what in (*epilogue.steps, epilogue.out):
-        count = _PARAMETERS.get(what, 0)
-        found.append([(place + i).load().splat(lanes) for i in range(count)])
-        place = place + count
-    return found
-
-
-def _conversion(out: str, given: list[Value]) -> Callable[[Value], Value]:
-    """From float32 to what is stored. Quantizing clamps first, so that rounding cannot leave."""
-    if out == "bf16":
-        return lambda value: value.to(bf16)
-    if out == "f32":
-        return canonical
-    if out not in ("u8", "s8"):
-        return lambda value: value
-    inverse, zero = given
-    least, greatest = (limit - zero for limit in ((0.0, 255.0) if out == "u8" else (-128.0, 127.0)))
-    whole_zero = rounded(zero)
-
-    def quantized(value: Value) -> Value:
-        steps = minimum(maximum(value * inverse, least), greatest)
-        return (rounded(steps) + whole_zero).to(OUTPUTS[out])
-
-    return quantized

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s8, s32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.jit.value import Value
 from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks
 
 BASE = 256.0
@@ -29,13 +29,13 @@ BASE = 256.0
 class Grouping(NamedTuple):
     """What is static about groups. It keys the code.
 
-    `size`: the k of a group, a multiple of 8. `planes`: digits of the left operand, each of which
-    is a row of bytes. `zeros`: the type of the weight's zero points less 8, "s8" or "f32"; "" if
+    `size`: the k of a group, a multiple of 8. `digits`: of the left operand, each of which is a
+    row of bytes. `zeros`: the type of the weight's zero points less 8, "s8" or "f32"; "" if
     there are none.
     """
 
     size: int
-    planes: int
+    digits: int
     zeros: str
 
 
@@ -47,7 +47,7 @@ Add = Callable[[Value, list[Value], Value], Value]
 class Groups:
     """Where scales, zero points and sums of groups are.
 
-    scale, zero: 16 for each group of each panel; row_scale (with several planes) and row_sum:
+    scale, zero: 16 for each group of each panel; row_scale (with several digits) and row_sum:
     float32, one for each of `count` groups of each of `rows` rows.
     """
 

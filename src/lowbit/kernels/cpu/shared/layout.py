@@ -24,8 +24,8 @@ accounted for as a zero point.
 from __future__ import annotations
 
 PANEL = 16  # columns in a panel
-GROUP = 4  # consecutive k of one column that lie together
-LINE = PANEL * GROUP  # bytes in a line; also the k in a block of the left operand
+QUAD = 4  # consecutive k of one column that lie together
+LINE = PANEL * QUAD  # bytes in a line; also the k in a block of the left operand
 PANEL_LINE = PANEL * LINE  # bytes of a panel for 64 k; also those of 16 columns of int32, 16 rows
 FLIP = 128  # what changes a signed byte into an unsigned one and back
 NIBBLE_FLIP = 8  # what changes a signed nibble into an unsigned one and back

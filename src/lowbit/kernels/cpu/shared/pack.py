@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
-from lowbit.kernels.cpu.shared.layout import FLIP, GROUP, LINE, PANEL
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD
 
 
 @kernel
@@ -18,20 +18,20 @@ def pack(
     n_stride: Int,
     panels: U8Pointer,
     column_sum: S32Pointer,
-    depth: Int,
+    k_size: Int,
     n: Int,
     *,
     along: str,
     unsigned: bool,
 ) -> None:
-    """Pack b[depth, n] into panels (see layout.py) and sum each column of stored values.
+    """Pack b[k_size, n] into panels (see layout.py) and sum each column of stored values.
 
     `along` names the axis whose stride is 1 ("k", "n", or "" for neither). `unsigned` bytes have
     128 taken away, so that what is stored, and summed, is signed.
     """
     flip = FLIP if unsigned else 0
-    lines = (depth + (LINE - 1)) // LINE * (LINE // GROUP)
-    whole_lines = depth // GROUP
+    lines = (k_size + (LINE - 1)) // LINE * (LINE // QUAD)
+    whole_lines = k_size // QUAD
     for panel in k.parallel((n + (PANEL - 1)) // PANEL):
         first = panel * PANEL
         with k.scope():
@@ -48,28 +48,28 @@ def pack(
                 for _ in k.when(width.equals(PANEL)):
                     fast_lines.value = whole_lines
                     for line in k.range(0, whole_lines):
-                        start = source + line * GROUP * k_stride
+                        start = source + line * QUAD * k_stride
                         if along == "n":
                             put(line, _interleaved(start, k_stride) ^ flip)
                         else:
                             _gather(k, start, n_stride, target + line * LINE, flip)
             for line in k.range(fast_lines.value, lines):
                 put(line, k.zeros(u8, LINE))
-                for i in k.range(line * GROUP, minimum(line * GROUP + GROUP, depth)):
-                    place = target + line * LINE + (i - line * GROUP)
+                for i in k.range(line * QUAD, minimum(line * QUAD + QUAD, k_size)):
+                    place = target + line * LINE + (i - line * QUAD)
                     for column in k.range(0, width):
                         value = (source + i * k_stride + column * n_stride).load() ^ flip
-                        (place + column * GROUP).store(value)
+                        (place + column * QUAD).store(value)
             for line in k.range(0, lines):
                 four = (target + line * LINE).load(LINE).bits(Vector(s32, PANEL))
-                for byte in range(GROUP):
+                for byte in range(QUAD):
                     sums.value = sums.value + ((four << (24 - 8 * byte)) >> 24)
             (column_sum + first).store(sums.value)
 
 
 def _interleaved(start: Value, k_stride: Value) -> Value:
     """Four rows of 16 neighbouring columns as one line: column by column, four k each."""
-    rows = [(start + k_stride * i).load(PANEL) for i in range(GROUP)]
+    rows = [(start + k_stride * i).load(PANEL) for i in range(QUAD)]
     pairs = [_zipped(rows[0], rows[1]), _zipped(rows[2], rows[3])]
     words = [pair.bits(Vector(u16, PANEL)) for pair in pairs]
     return _zipped(*words).bits(Vector(u8, LINE))
@@ -86,4 +86,4 @@ def _gather(k: Builder, start: Value, n_stride: Value, target: Value, flip: int)
     """Four neighbouring k of each of 16 columns, a dword at a time."""
     for column in range(PANEL):
         four = (start + n_stride * column).cast(u32).load()
-        (target + column * GROUP).cast(u32).store(four ^ (flip * 0x01010101))
+        (target + column * QUAD).cast(u32).store(four ^ (flip * 0x01010101))

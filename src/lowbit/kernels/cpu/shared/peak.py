@@ -19,9 +19,9 @@ from lowbit.isa.generic import madd16
 from lowbit.isa.neon import sdot, usmmla
 from lowbit.isa.tiles import ROW_BYTES, ROWS
 from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s8, s16, s32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.value import Value
 
 OPERAND_BYTES = 2 * ROWS * ROW_BYTES  # what a way may load before it starts: two tiles
 OUT_BYTES = ROWS * ROW_BYTES  # what it may store for each item at the end: one tile

@@ -194,24 +194,18 @@ def section_of(gpu: Gpu, blocks: int, heads: int, length: int, size: int, causal
     return max(1, min(most, heads))
 
 
-def launch_rows(
-    kernel: Any,
-    config: Any,
-    rows: Mapping[str, tuple[Tensor, int]],
-    walked: int,
-    arguments: Mapping[str, Any],
+def launch_blocks(
+    kernel: Any, config: Any, walked: int, arguments: Mapping[str, Any], **tensors: Tensor
 ) -> None:
-    """Start a kernel for all blocks of the tensor that comes first in `rows`.
-
-    rows: tensors by the kernel's parameters, and how many rows of each a program takes at once; a
-    program walks along `walked` rows of others. arguments: the rest.
-    """
-    first, height = next(iter(rows.values()))
-    heads, length = first.shape[0] * first.shape[1], first.shape[2]
+    """Start a kernel for all blocks of the first tensor; a program walks along `walked` rows of
+    others. Each is the parameter NAME_rows, in blocks of config.keys if it is like k and v, else of
+    config.queries. arguments: the rest."""
     size, causal = arguments["SIZE"], arguments["CAUSAL"]
-    blocks = triton.cdiv(length, height)
+    heights = {n: config.keys if n.lstrip("d") in ("k", "v") else config.queries for n in tensors}
+    name, first = next(iter(tensors.items()))
+    heads, blocks = first.shape[0] * first.shape[1], triton.cdiv(first.shape[2], heights[name])
     given = {
-        **{name: described(x, (1, 1, count, size)) for name, (x, count) in rows.items()},
+        **{f"{n}_rows": described(x, (1, 1, heights[n], size)) for n, x in tensors.items()},
         **arguments,
         "section": section_of(gpu_of(first.device), blocks, heads, walked, size, causal),
         "QUERIES": config.queries,
@@ -248,12 +242,6 @@ def attention(
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device), lse.fill_(math.inf)
     q, k, v = aligned(q), aligned(k), aligned(v)
     z = aligned_like(q)
-    rows = {
-        "q_rows": (q, config.queries),
-        "k_rows": (k, config.keys),
-        "v_rows": (v, config.keys),
-        "z_rows": (z, config.queries),
-    }
     arguments = {
         "lse_ptr": lse,
         "sizes": sizes_of(q, k),
@@ -262,5 +250,5 @@ def attention(
         "MASKED": causal or keys % config.keys > 0,
         "SIZE": padded,
     }
-    launch_rows(attention_kernel, config, rows, keys, arguments)
+    launch_blocks(attention_kernel, config, keys, arguments, q=q, k=k, v=v, z=z)
     return z.contiguous(), lse

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import (
     AttentionConfig,
-    launch_rows,
+    launch_blocks,
     padded_head,
     program_of,
     queries_of_program,
@@ -266,12 +266,13 @@ def attention_backward(
     q, k, v, dz = aligned(q), aligned(k), aligned(v), aligned(dz)
     lse = aligned(lse.flatten(0, 1))
     delta = _delta(z, dz, lse, padded)
+    inputs = {"q": q, "dz": dz, "k": k, "v": v}
     shared = {"sizes": sizes_of(q, k), "scale": scale, "CAUSAL": causal, "SIZE": padded}
-    dq, dk, dv = _dk_dv(q, k, v, dz, lse, delta, shared, config.keys)
+    dq, dk, dv = _dk_dv(inputs, lse, delta, shared, config.keys)
     if config.keys.together:
         dq = (dq * scale).to(q.dtype)
     else:
-        dq = _dq(q, k, v, dz, lse, delta, shared, config.queries)
+        dq = _dq(inputs, lse, delta, shared, config.queries)
     return dq, dk, dv
 
 
@@ -299,29 +300,17 @@ def _delta(z: Tensor, dz: Tensor, lse: Tensor, padded: int) -> Tensor:
 
 
 def _dk_dv(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dz: Tensor,
+    inputs: dict[str, Tensor],
     lse: Tensor,
     delta: Tensor,
     shared: dict[str, Any],
     config: KeysConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq (float32, without scale, of no meaning unless config.together), dk, dv."""
+    q, k = inputs["q"], inputs["k"]
     dk, dv = aligned_like(k), aligned_like(k)
-    if config.together:
-        dq = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    else:
-        dq = torch.empty(0, dtype=torch.float32, device=q.device)
-    rows = {
-        "k_rows": (k, config.keys),
-        "v_rows": (v, config.keys),
-        "dk_rows": (dk, config.keys),
-        "dv_rows": (dv, config.keys),
-        "q_rows": (q, config.queries),
-        "dz_rows": (dz, config.queries),
-    }
+    made = q.shape if config.together else (0,)
+    dq = torch.zeros(made, dtype=torch.float32, device=q.device)
     arguments = {
         **shared,
         "lse_rows": described(lse, (1, config.queries)),
@@ -329,28 +318,19 @@ def _dk_dv(
         "dq_ptr": dq,
         "TOGETHER": config.together,
     }
-    launch_rows(attention_dk_dv_kernel, config, rows, q.shape[2], arguments)
+    tensors = {"dk": dk, "dv": dv, **inputs}
+    launch_blocks(attention_dk_dv_kernel, config, q.shape[2], arguments, **tensors)
     return dq, dk.contiguous(), dv.contiguous()
 
 
 def _dq(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dz: Tensor,
+    inputs: dict[str, Tensor],
     lse: Tensor,
     delta: Tensor,
     shared: dict[str, Any],
     config: AttentionConfig,
 ) -> Tensor:
-    keys, dq = k.shape[2], aligned_like(q)
-    rows = {
-        "q_rows": (q, config.queries),
-        "dz_rows": (dz, config.queries),
-        "dq_rows": (dq, config.queries),
-        "k_rows": (k, config.keys),
-        "v_rows": (v, config.keys),
-    }
+    keys, dq = inputs["k"].shape[2], aligned_like(inputs["q"])
     arguments = {
         **shared,
         "lse_ptr": lse,
@@ -358,5 +338,5 @@ def _dq(
         "sums_stride": lse.stride(0),
         "MASKED": shared["CAUSAL"] or keys % config.keys > 0,
     }
-    launch_rows(attention_dq_kernel, config, rows, keys, arguments)
+    launch_blocks(attention_dq_kernel, config, keys, arguments, dq=dq, **inputs)
     return dq.contiguous()

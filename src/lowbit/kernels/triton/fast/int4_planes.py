@@ -100,37 +100,24 @@ _FLOAT16 = tl.constexpr(_text("0x64006400", "0x64086408"))
 
 
 @triton.jit
-def _plane(halves, number: tl.constexpr, HALF: tl.constexpr):
-    nibble = (halves >> (4 * number)) & 15
-    if HALF:
-        return (nibble | 0x6400).to(tl.float16, bitcast=True) - 1032.0
-    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
-        return (nibble | 0x4300).to(tl.bfloat16, bitcast=True)
-
-
-@triton.jit
 def _planes(halves, ASM: tl.constexpr, HALF: tl.constexpr):
     """The four nibbles of each 16-bit half of a word, as 128 + n in bfloat16, or n - 8 in float16
     (`HALF`): the nibble becomes the lowest bits of the significand of 128, or of 1024."""
+    kind: tl.constexpr = tl.float16 if HALF else tl.bfloat16
     if ASM:
-        kind: tl.constexpr = tl.float16 if HALF else tl.bfloat16
         a, b, c, d = tl.inline_asm_elementwise(
             _FLOAT16 if HALF else _BFLOAT16, "=r,=r,=r,=r,r", [halves],
             dtype=(tl.int16, tl.int16, tl.int16, tl.int16), is_pure=True, pack=2,
         )  # fmt: skip
-        return (
-            a.to(kind, bitcast=True),
-            b.to(kind, bitcast=True),
-            c.to(kind, bitcast=True),
-            d.to(kind, bitcast=True),
-        )
-    else:  # noqa: RET505  # As above.
-        return (
-            _plane(halves, 0, HALF),
-            _plane(halves, 1, HALF),
-            _plane(halves, 2, HALF),
-            _plane(halves, 3, HALF),
-        )
+    else:
+        bits: tl.constexpr = 0x6400 if HALF else 0x4300
+        a, b = halves & 15 | bits, (halves >> 4) & 15 | bits
+        c, d = (halves >> 8) & 15 | bits, (halves >> 12) & 15 | bits
+    a, b = a.to(kind, bitcast=True), b.to(kind, bitcast=True)
+    c, d = c.to(kind, bitcast=True), d.to(kind, bitcast=True)
+    if HALF and not ASM:
+        a, b, c, d = a - 1032.0, b - 1032.0, c - 1032.0, d - 1032.0
+    return a, b, c, d
 
 
 @triton.jit

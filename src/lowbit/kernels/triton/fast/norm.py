@@ -17,13 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import Choice, choices, choosing
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.kernels.triton.fast.rows import (
-    Cut,
     RowConfig,
     RowTable,
     again,
     as_rows,
+    launch_rows,
     load_along,
     load_pieces,
     meet,
@@ -192,10 +192,7 @@ def norm_choice(
 choices.add("rms_norm", partial(norm_choice, centred=False))
 
 
-@choosing("norm_backward")
-def norm_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
-    """For rows of this length."""
-    return row_choice("norm_backward_kernel", {}, gpu, length, itemsize)
+norm_backward_choice = choosing("norm_backward")(partial(row_choice, "norm_backward_kernel", {}))
 
 
 def norm(
@@ -213,26 +210,20 @@ def norm(
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
-    if config is None:
-        aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
-        facts = x.shape[-1], x.element_size(), centred, bias is not None, aligned
-        config = norm_choice(gpu_of(x.device), *facts).config
-    cut = Cut.of(x2d, config)
+    aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
+    flags = {"centred": centred, "biased": bias is not None, "aligned": aligned}
     arguments = {
-        "x_ptr": x2d,
         "weight_ptr": x2d if weight is None else weight.contiguous(),
         "bias_ptr": x2d if bias is None else bias.contiguous(),
         "z_ptr": z,
         "mean_ptr": mean if centred else rstd,
         "rstd_ptr": rstd,
-        "x_stride": x2d.stride(0),
         "eps": eps,
         "CENTRED": centred,
         "WEIGHTED": weight is not None,
         "BIASED": bias is not None,
-        **cut.arguments,
     }
-    launch(norm_kernel, cut.grid, arguments, **cut.options)
+    launch_rows(norm_kernel, partial(norm_choice, **flags), config, arguments, x=x2d)
     return z, mean, rstd
 
 
@@ -248,21 +239,14 @@ def norm_backward(
     """The gradient of x."""
     x2d, dz2d = as_rows(x), as_rows(dz)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    gpu = gpu_of(x.device)
-    config = config or norm_backward_choice(gpu, x.shape[-1], x.element_size()).config
-    cut = Cut.of(x2d, config)
     arguments = {
-        "x_ptr": x2d,
-        "dz_ptr": dz2d,
         "weight_ptr": x2d if weight is None else weight.contiguous(),
         "mean_ptr": mean if centred else rstd,
         "rstd_ptr": rstd,
         "dx_ptr": dx,
-        "x_stride": x2d.stride(0),
-        "dz_stride": dz2d.stride(0),
         "CENTRED": centred,
         "WEIGHTED": weight is not None,
-        **cut.arguments,
     }
-    launch(norm_backward_kernel, cut.grid, arguments, **cut.options)
+    rows = {"x": x2d, "dz": dz2d}
+    launch_rows(norm_backward_kernel, norm_backward_choice, config, arguments, **rows)
     return dx

@@ -11,8 +11,9 @@ each element read once and written once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -20,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.config import Choice, Config
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
+from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 _WARP = 32
 _ELEMENTS_OF_A_THREAD = 128
@@ -111,49 +112,52 @@ def _by_rule(length: int, processors: int) -> RowConfig:
     return RowConfig(rows, chunk, min(max(warps, 4), _MOST_WARPS))
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A problem of `rows` by `length`, cut: its grid, the constexprs of the kernels below, and
-    the memory through which the parts of a row meet."""
-
-    grid: tuple[int, ...]
-    arguments: Mapping[str, Tensor | int]
-    options: Mapping[str, int]
-
-    @classmethod
-    def of(cls, x: Tensor, config: RowConfig) -> Cut:
-        """Cut x [rows, length]. Where rows have one part, the memory is never touched. ValueError
-        if the configuration does not fit.
-
-        HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
-        """
-        rows, length = x.shape
-        gpu, parts = gpu_of(x.device), config.parts(length)
-        config.require(length, gpu.multiprocessors)
-        if parts > 1:
-            words = torch.zeros(rows * parts + 1, dtype=torch.int64, device=x.device)
-        else:
-            words = torch.empty(1, dtype=torch.int64, device=x.device)
-        arguments = {
-            "words_ptr": words,
-            "rows": rows,
-            "length": length,
-            "ROWS": config.rows,
-            "CHUNK": config.chunk,
-            "PIECES": config.pieces,
-            "HELD": config.pieces > 1 and x.element_size() == 2,
-            "ASM": gpu.assembly,
-            "PARTS": parts,
-            "PARTS_BLOCK": triton.next_power_of_2(parts),
-        }
-        grid = (-(-rows // config.rows) * parts,)
-        return cls(grid, arguments, config.options)
-
-
 def as_rows(x: Tensor) -> Tensor:
     """[..., length] as [rows, length] whose rows are contiguous; a copy only where it must be."""
     flat = x.reshape(-1, x.shape[-1])
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
+
+
+def launch_rows(
+    kernel: Any,
+    choose: Callable[[Gpu, int, int], Choice[RowConfig]],
+    config: RowConfig | None,
+    arguments: Mapping[str, Any],
+    **rows: Tensor,
+) -> None:
+    """Start a kernel over rows, cut as `config` says, or what `choose` chooses.
+
+    rows: of `as_rows`, by name; the kernel takes NAME_ptr and NAME_stride of each. arguments: what
+    else it takes, but for the constexprs of the cut and the memory through which the parts of a row
+    meet. HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
+
+    ValueError if the configuration does not fit.
+    """
+    x = next(iter(rows.values()))
+    (count, length), gpu = x.shape, gpu_of(x.device)
+    config = config or choose(gpu, length, x.element_size()).config
+    config.require(length, gpu.multiprocessors)
+    parts = config.parts(length)
+    if parts > 1:
+        words = torch.zeros(count * parts + 1, dtype=torch.int64, device=x.device)
+    else:  # never touched
+        words = torch.empty(1, dtype=torch.int64, device=x.device)
+    given = {
+        **{f"{name}_ptr": one for name, one in rows.items()},
+        **{f"{name}_stride": one.stride(0) for name, one in rows.items()},
+        **arguments,
+        "words_ptr": words,
+        "rows": count,
+        "length": length,
+        "ROWS": config.rows,
+        "CHUNK": config.chunk,
+        "PIECES": config.pieces,
+        "HELD": config.pieces > 1 and x.element_size() == 2,
+        "ASM": gpu.assembly,
+        "PARTS": parts,
+        "PARTS_BLOCK": triton.next_power_of_2(parts),
+    }
+    launch(kernel, (triton.cdiv(count, config.rows) * parts,), given, **config.options)
 
 
 @triton.jit

@@ -6,19 +6,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choosing
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.config import choosing
 from lowbit.kernels.triton.fast.rows import (
-    Cut,
     RowConfig,
     RowTable,
     again,
     as_rows,
+    launch_rows,
     load_pieces,
     meet,
     place,
@@ -117,16 +118,10 @@ def softmax_backward_kernel(
         store_piece(dx_ptr, dx, row, rows, column + i * PIECE, length)
 
 
-@choosing("softmax")
-def softmax_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
-    """For rows of this length."""
-    return row_choice("softmax_kernel", FORWARD, gpu, length, itemsize)
-
-
-@choosing("softmax_backward")
-def softmax_backward_choice(gpu: Gpu, length: int, itemsize: int) -> Choice[RowConfig]:
-    """For rows of this length."""
-    return row_choice("softmax_backward_kernel", {}, gpu, length, itemsize)
+softmax_choice = choosing("softmax")(partial(row_choice, "softmax_kernel", FORWARD))
+softmax_backward_choice = choosing("softmax_backward")(
+    partial(row_choice, "softmax_backward_kernel", {})
+)
 
 
 def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
@@ -134,29 +129,14 @@ def softmax(x: Tensor, config: RowConfig | None = None) -> Tensor:
 
     ValueError if `config` does not fit, or the rows are too long for the GPU.
     """
-    x2d = as_rows(x)
     z = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    config = config or softmax_choice(gpu_of(x.device), x.shape[-1], x.element_size()).config
-    cut = Cut.of(x2d, config)
-    arguments = {"x_ptr": x2d, "z_ptr": z, "x_stride": x2d.stride(0), **cut.arguments}
-    launch(softmax_kernel, cut.grid, arguments, **cut.options)
+    launch_rows(softmax_kernel, softmax_choice, config, {"z_ptr": z}, x=as_rows(x))
     return z
 
 
 def softmax_backward(z: Tensor, dz: Tensor, config: RowConfig | None = None) -> Tensor:
     """The gradient of x, from the softmax and its gradient. ValueError as for `softmax`."""
-    z2d, dz2d = as_rows(z), as_rows(dz)
     dx = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    gpu = gpu_of(z.device)
-    config = config or softmax_backward_choice(gpu, z.shape[-1], z.element_size()).config
-    cut = Cut.of(z2d, config)
-    arguments = {
-        "z_ptr": z2d,
-        "dz_ptr": dz2d,
-        "dx_ptr": dx,
-        "z_stride": z2d.stride(0),
-        "dz_stride": dz2d.stride(0),
-        **cut.arguments,
-    }
-    launch(softmax_backward_kernel, cut.grid, arguments, **cut.options)
+    rows = {"z": as_rows(z), "dz": as_rows(dz)}
+    launch_rows(softmax_backward_kernel, softmax_backward_choice, config, {"dx_ptr": dx}, **rows)
     return dx

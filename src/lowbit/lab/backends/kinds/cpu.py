@@ -13,9 +13,9 @@ import numpy as np
 import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.isa.types import Pointer
+from lowbit.isa.value import Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
-from lowbit.jit.value import Value
 from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument

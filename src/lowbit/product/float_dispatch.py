@@ -7,25 +7,21 @@ machine reports.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.kernels.cpu.float.amx import TILES_BF16
 from lowbit.kernels.cpu.float.micro_kernel import (
-    FMA_256,
-    FMA_512,
-    MULTIPLY_ADD,
-    PAIRS_512,
     FloatMicro,
+    FloatQuery,
     FloatShape,
-    VectorMicro,
+    float_micro_kernels,
 )
 from lowbit.kernels.cpu.float.operand import Operand
+from lowbit.kernels.cpu.float.vectors import VectorMicro
+from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import blocks
-
-MICRO_KERNELS: tuple[FloatMicro, ...] = (TILES_BF16, PAIRS_512, FMA_512, FMA_256, MULTIPLY_ADD)
+from lowbit.product.float_product import FloatProduct
 
 _LOADS = 0.1  # what a load costs beside the products that hide it, in units of a product
 _PLAIN_BLOCKS = 4  # blocks of rows up to which the right operand is not worth packing
@@ -39,22 +35,6 @@ _K_UNIT = 32  # blocks of K are multiples of it: every quantum divides it
 _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
 
 
-class FloatRequest(NamedTuple):
-    """What decides a plan: the level of the instruction set, the shape, and the operands.
-
-    `a_along`, `b_along`: the axis with stride 1 ("k", "x" or ""); `kind`: "f32" or "bf16".
-    """
-
-    isa: str
-    m: int
-    n: int
-    k: int
-    kind: str
-    a_along: str
-    b_along: str
-    threads: int
-
-
 @dataclass(frozen=True, eq=False)
 class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
@@ -63,7 +43,6 @@ class FloatPlan:
     ones) over up to `chunk_depth` of K, with scratch of `packed_a` and `packed_b` bytes.
     """
 
-    request: FloatRequest
     micro: FloatMicro
     rows: int
     vectors: int
@@ -94,37 +73,26 @@ class DotsPlan(NamedTuple):
     micro: VectorMicro
     rows: int
     columns: int
-    item_groups: int
+    item_blocks: int
 
 
-@cache
-def micro_kernels(level: str) -> tuple[FloatMicro, ...]:
-    """The inner loops that may run at a level of instruction sets on this machine, best first."""
-    sets = instruction_sets.chain(instruction_sets.named(level), extensions=True)
-    return tuple(micro for one in sets for micro in MICRO_KERNELS if micro.isa is one)
+def _serving(product: FloatProduct, reads: str) -> FloatMicro:
+    """The best inner loop for operands that are read so."""
+    isa, query = instruction_sets.named(product.isa), FloatQuery(product.kind, reads)
+    micro = serving.consider(float_micro_kernels(), isa, query)[-1].micro
+    assert micro is not None
+    return micro
 
 
-def choose(request: FloatRequest, plain: bool) -> FloatMicro:
-    """The best inner loop for these operands; `plain`: it must read them where they are."""
-    for micro in micro_kernels(request.isa):
-        if (micro.pair and request.kind != "bf16") or (plain and (micro.pair or not micro.plain)):
-            continue
-        return micro
-    raise RuntimeError(f"no float kernel for {request.isa} or what it falls back to")
-
-
-def make_dots(request: FloatRequest) -> DotsPlan | None:
+def plan_dots(product: FloatProduct) -> DotsPlan | None:
     """The plan for few rows by columns that lie along K; None where that is not what is asked."""
-    m, n = request.m, request.n
-    if request.a_along != "k" or request.b_along != "k":
+    m, n = product.m, product.n
+    if product.a_along != "k" or product.b_along != "k":
         return None
-    micro = next(
-        one
-        for one in micro_kernels(request.isa)
-        if isinstance(one, VectorMicro) and (request.kind == "bf16" or not one.pair)
-    )
-    most = MOST_DOT_ROWS if choose(request, plain=False).plain else _ROWS_BESIDE_TILES
-    if m > min(most, request.k // (_DOT_DEPTH * (2 if micro.pair else 1))):
+    micro = _serving(product, "along")
+    assert isinstance(micro, VectorMicro)
+    most = MOST_DOT_ROWS if _serving(product, "packed").plain else _ROWS_BESIDE_TILES
+    if m > min(most, product.k // (_DOT_DEPTH * (2 if micro.pair else 1))):
         return None
     sizes = [
         (rows, columns)
@@ -139,9 +107,9 @@ def make_dots(request: FloatRequest) -> DotsPlan | None:
         return blocks(m, rows) * blocks(n, columns) * step
 
     rows, columns = min(sizes, key=cost)
-    groups = blocks(n, columns)
-    items = min(groups, _ITEMS_PER_THREAD * request.threads) if request.threads > 1 else 1
-    return DotsPlan(micro, rows, columns, blocks(groups, items))
+    column_blocks = blocks(n, columns)
+    items = min(column_blocks, _ITEMS_PER_THREAD * product.threads) if product.threads > 1 else 1
+    return DotsPlan(micro, rows, columns, blocks(column_blocks, items))
 
 
 def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
@@ -166,20 +134,20 @@ def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
     return rows, min(vectors, all_vectors)
 
 
-def make(request: FloatRequest) -> FloatPlan:
-    """The plan for a request, all sizes of which are at least 1."""
-    m, n, k = request.m, request.n, request.k
-    micro = choose(request, plain=True)
+def plan(product: FloatProduct) -> FloatPlan:
+    """The plan for a product, all sizes of which are at least 1."""
+    m, n, k = product.m, product.n, product.k
+    micro = _serving(product, "plain")
     rows, vectors = cut(micro, m, n)
-    packing = choose(request, plain=False)
+    packing = _serving(product, "packed")
     most_plain = _PLAIN_BLOCKS if packing is micro else 1
-    plain_right = request.b_along == "x" and blocks(m, rows) <= most_plain
+    plain_right = product.b_along == "x" and blocks(m, rows) <= most_plain
     if not packing.plain:
         plain_right = plain_right and m <= _ROWS_BESIDE_TILES
     if not plain_right:
         micro = packing
         rows, vectors = cut(micro, m, n)
-    plain_left = not micro.pair and request.a_along == "k"
+    plain_left = not micro.pair and product.a_along == "k"
     width, element = vectors * micro.lanes, 2 if micro.pair else 4
     if plain_right and k * n * element > host.caches()["L3"] // 2:
         # From far away it is read row by row, in as many streams as the machine can follow.
@@ -203,15 +171,14 @@ def make(request: FloatRequest) -> FloatPlan:
         blocks(min(chunk_rows, m), rows),
         blocks(min(chunk_columns, n), width),
         k_block * element * width,
-        request.threads,
+        product.threads,
     )
     return FloatPlan(
-        request=request,
         micro=micro,
         rows=rows,
         vectors=vectors,
-        left=Operand(request.kind, request.a_along, packed=not plain_left),
-        right=Operand(request.kind, request.b_along, packed=not plain_right),
+        left=Operand(product.kind, product.a_along, packed=not plain_left),
+        right=Operand(product.kind, product.b_along, packed=not plain_right),
         k_block=k_block,
         item_blocks=item_blocks,
         item_panels=item_panels,

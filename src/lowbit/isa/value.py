@@ -14,7 +14,7 @@ from lowbit.isa.types import Pointer, Scalar, Type, Vector
 
 
 class Machine(Protocol):
-    """What a reading must offer to the values in it."""
+    """What a backend must offer to the values in it."""
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Any: ...
     def constant(self, value: float, type_: Type) -> Value: ...

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-from lowbit.kernels.cpu.shared.epilogue import STEPS, Clamp, Step, structure_of
+from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
 from lowbit.numerics.float32 import float32_number
 
+# A post-operation as users write it: a name, or one with numbers.
+AnyPostOp = str | WithNumbers
+
 # Names for users, the epilogue's outputs, and how NumPy holds them.
-_STEP_TYPES = {str, Clamp}
 _OUT_DTYPES = {
     "float32": ("f32", np.dtype(np.float32)),
     "bfloat16": ("bf16", np.dtype(bfloat16)),
@@ -25,64 +27,73 @@ _OUT_DTYPES = {
 
 
 @dataclass(frozen=True, eq=False)
-class Finish:
-    """The steps and the output of an epilogue.
+class OutputSpec:
+    """Post-operations by name, and the output.
 
-    `storage`: how NumPy holds the output. `parameters`: the numbers that steps and output are
-    given, float32, as kernels/cpu/shared/epilogue.py orders them.
+    `storage`: how NumPy holds the output. `parameters`: the numbers that post-operations and output
+    are given, float32, in order.
     """
 
     out: str
     storage: np.dtype[Any]
-    steps: tuple[str, ...] = ()
+    post_ops: tuple[str, ...] = ()
     parameters: npt.NDArray[np.float32] | None = None
 
     @classmethod
     def of(
         cls,
         given: tuple[str, ...],
-        steps: tuple[Step, ...] | None,
+        steps: tuple[AnyPostOp, ...] | None,
         out_dtype: str = "float32",
         out_scale: float | None = None,
         out_zero_point: int = 0,
-    ) -> Finish:
+    ) -> OutputSpec:
         """From the arguments of the public functions; raises what they document.
 
         `given`: which of "bias" and "residual" there are.
         """
         order = given if steps is None else steps
-        _check_steps(order, given)
+        _check(order, given)
         if out_dtype not in _OUT_DTYPES:
             raise ValueError(f"out_dtype {out_dtype!r} is not one of {', '.join(_OUT_DTYPES)}")
         out, storage = _OUT_DTYPES[out_dtype]
-        names, numbers = structure_of(order)
+        numbers = [n for step in order if isinstance(step, WithNumbers) for n in step.numbers]
         numbers += _requantize(out, storage, out_scale, out_zero_point)
-        return cls(out, storage, names, np.array(numbers, np.float32) if numbers else None)
+        parameters = np.array(numbers, np.float32) if numbers else None
+        return cls(out, storage, tuple(map(_name, order)), parameters)
 
 
-def steps_tuple(steps: Sequence[Step] | None) -> tuple[Step, ...] | None:
-    """The steps as what can be a key. TypeError: a single name."""
-    if steps is None or (type(steps) is tuple and _STEP_TYPES.issuperset(map(type, steps))):
-        return steps
-    if isinstance(steps, str | Clamp) or not isinstance(steps, Iterable):
-        raise TypeError(f"steps must be a sequence of steps, ({steps!r},), got {steps!r}")
+def post_ops_tuple(given: Sequence[AnyPostOp] | None) -> tuple[AnyPostOp, ...] | None:
+    """Post-operations as what can be a key. TypeError: a single one, or something else."""
+    if given is None or (type(given) is tuple and all(isinstance(one, _KINDS) for one in given)):
+        return given
+    if isinstance(given, _KINDS) or not isinstance(given, Iterable):
+        raise TypeError(f"post_ops must be a sequence, ({given!r},), got {given!r}")
+    for one in given:
+        if not isinstance(one, _KINDS):
+            raise TypeError(f"a post-operation is a name or a Clamp, got {one!r}")
+    return tuple(given)
+
+
+_KINDS = (str, WithNumbers)
+
+
+def _name(step: AnyPostOp) -> str:
+    return step if isinstance(step, str) else step.name
+
+
+def _check(steps: tuple[AnyPostOp, ...], given: tuple[str, ...]) -> None:
+    needed = set()
     for step in steps:
-        if not isinstance(step, str | Clamp):
-            raise TypeError(f"a step is a name or a Clamp, got {step!r}")
-    return tuple(steps)
-
-
-def _check_steps(steps: tuple[Step, ...], given: tuple[str, ...]) -> None:
-    for step in steps:
-        if isinstance(step, Clamp):
-            continue
-        if step not in STEPS:
-            raise ValueError(f"no step is called {step!r}; known: {', '.join(STEPS)}, Clamp")
-        if step in ("bias", "residual") and step not in given:
-            raise ValueError(f"the step {step!r} needs the argument {step}")
-    unused = [name for name in given if name not in steps]
-    if unused:
-        raise ValueError(f"{unused[0]} is given, but {unused[0]!r} is not among the steps {steps}")
+        one: PostOp = post_ops.get(_name(step))
+        if isinstance(step, str) and one.parameters:
+            raise ValueError(f"the post-operation {step!r} needs numbers: Clamp(low, high)")
+        if one.operand and one.operand not in given:
+            raise ValueError(f"the post-operation {step!r} needs the argument {one.operand}")
+        needed.add(one.operand)
+    for name in given:
+        if name not in needed:
+            raise ValueError(f"{name} is given, but {name!r} is not among the post_ops {steps}")
 
 
 def _requantize(
@@ -104,6 +115,3 @@ def _requantize(
     if not (np.isfinite(inverse) and inverse > 0):
         raise ValueError(f"out_scale {scale} has no inverse in float32")
     return float(inverse), zero_point
-
-
-INTEGERS = Finish("s32", np.dtype(np.int32))

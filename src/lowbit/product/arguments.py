@@ -11,17 +11,18 @@ import numpy.typing as npt
 from ml_dtypes import bfloat16
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.layout import PANEL
+from lowbit.kernels.cpu.shared.layout import FLIP, PANEL
 from lowbit.numerics import longest_sum
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
+from lowbit.numerics.formats import is_masked
 from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
 _LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
+_BFLOAT16 = np.dtype(bfloat16)
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
-_SHORT_NAMES = {np.dtype(np.int8): "s8", np.dtype(np.uint8): "u8"}
 
 
 def _is_torch(value: Any) -> bool:
@@ -35,7 +36,7 @@ def array(value: Any, name: str) -> Array:
         if value.device.type != "cpu":
             raise ValueError(f"{name} is on {value.device}; move it with {name}.cpu()")
         value = viewed(value)
-    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
+    if not isinstance(value, np.ndarray) or is_masked(value):
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
@@ -66,30 +67,38 @@ def tensor_of(given: Array) -> Any:
 def matrix(value: Any, name: str) -> Array:
     """A two-dimensional NumPy view of an array or a PyTorch CPU tensor."""
     given = array(value, name)
-    if given.ndim != 2:
-        raise ValueError(f"{name} must have two dimensions, got shape {given.shape}")
+    check_matrix(given.shape, name)
     return given
 
 
-def check_bytes(given: Array, name: str) -> Array:
-    if given.dtype not in _SHORT_NAMES:
+def check_matrix(shape: tuple[int, ...], name: str) -> None:
+    """A shape must have two dimensions."""
+    if len(shape) != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {shape}")
+
+
+def check_bytes(dtype: np.dtype[Any], name: str) -> None:
+    """Only bytes will do."""
+    if dtype not in _LIMITS:
         hint = (
             f"; quantize it first: lowbit.quantize({name})"
-            if np.issubdtype(given.dtype, np.floating)
+            if np.issubdtype(dtype, np.floating)
             else "; convert it with astype if its values fit"
         )
-        raise TypeError(f"{name} must be of int8 or uint8, got {given.dtype}{hint}")
-    return given
+        raise TypeError(f"{name} must be of int8 or uint8, got {dtype}{hint}")
 
 
 def bytes_matrix(value: Any, name: str) -> Array:
     """As `matrix`, for int8 and uint8 only."""
-    return check_bytes(matrix(value, name), name)
+    given = matrix(value, name)
+    check_bytes(given.dtype, name)
+    return given
 
 
 def bytes_array(value: Any, name: str) -> Array:
     """A stack of matrices of int8 or uint8: at least two dimensions."""
-    given = check_bytes(array(value, name), name)
+    given = array(value, name)
+    check_bytes(given.dtype, name)
     if given.ndim < 2:
         raise ValueError(f"{name} must have at least two dimensions, got shape {given.shape}")
     return given
@@ -103,23 +112,69 @@ def float_matrix(value: Any, name: str) -> Array:
     return given
 
 
+def float32_rows(value: Any, name: str) -> Array:
+    """float32 in rows: see `in_rows`."""
+    return value if _is_plain(value) else in_rows(float_matrix(value, name))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an array of float32 whose rows follow each other."""
+    return (
+        type(value) is np.ndarray
+        and value.dtype is _FLOAT32
+        and value.flags.c_contiguous
+        and value.ndim == 2
+    )
+
+
 def float_rows(value: Any, name: str) -> Array:
-    """float32 or bfloat16 in rows that the kernels can read: a view, or a copy of what lies
-    otherwise."""
+    """float32 or bfloat16 in rows: see `in_rows`."""
+    if _is_plain(value):
+        return value
     given = matrix(value, name)
     if given.dtype not in (np.float32, bfloat16):
         raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
+    return in_rows(given)
+
+
+def in_rows(given: Array) -> Array:
+    """A matrix of which rows are contiguous and whole elements apart: itself, or a copy."""
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
 
 
-def check_inner(a: Array, b_shape: tuple[int, ...], name: str = "a") -> None:
-    """a's columns must be b's rows."""
-    if a.shape[1] != b_shape[0]:
+def real_matrix(value: Any, name: str) -> Array:
+    """A matrix of float32 or bfloat16, of any strides."""
+    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
+        return value
+    given = matrix(value, name)
+    if given.dtype not in (_FLOAT32, _BFLOAT16):
+        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it first")
+    return given
+
+
+def real_dtype(given: Any) -> np.dtype[Any]:
+    """float32 or bfloat16, by its name, or as a type of NumPy, ml_dtypes or PyTorch."""
+    name = getattr(given, "__name__", str(given).split(".")[-1])
+    for dtype in (_FLOAT32, _BFLOAT16):
+        if dtype.name == name:
+            return dtype
+    raise ValueError(f"out_dtype must be float32 or bfloat16, got {given!r}")
+
+
+def factor(value: Any, name: str) -> float:
+    """A float32 number."""
+    known = type(value) is float and -BEYOND < value < BEYOND
+    return value if known else float32_number(value, name)
+
+
+def check_inner(a: tuple[int, ...], b: tuple[int, ...], name: str = "a") -> None:
+    """The columns of a matrix of shape `a` must be the rows of one of shape `b`."""
+    if a[1] != b[0]:
         raise ValueError(
-            f"{name} is {a.shape[0]}x{a.shape[1]} and b is {b_shape[0]}x{b_shape[1]}: "
-            f"the columns of {name} ({a.shape[1]}) must equal the rows of b ({b_shape[0]})"
+            f"{name} is {a[0]}x{a[1]} and b is {b[0]}x{b[1]}: "
+            f"the columns of {name} ({a[1]}) must equal the rows of b ({b[0]})"
         )
 
 
@@ -133,17 +188,14 @@ def check_scaled(b: Any) -> None:
         raise ValueError("b has no scale: pack a QTensor, lowbit.pack(lowbit.quantize(b, axis=1))")
 
 
-def check_depth(
-    k: int,
-    a_dtype: np.dtype[Any],
-    b_dtype: str,
-    centred: tuple[bool, bool] = (False, False),
+def check_k(
+    k: int, a_dtype: str, b_dtype: str, centred: tuple[bool, bool] = (False, False)
 ) -> None:
     """K must be small enough that no sum of products can leave int32.
 
     `centred`: whether a zero point is taken from a's, from b's values first.
     """
-    most = longest_sum(a_dtype.name, b_dtype, shifted=centred)
+    most = longest_sum(a_dtype, b_dtype, shifted=centred)
     if k > most:
         raise ValueError(
             f"K = {k} products of {a_dtype} and {b_dtype} could overflow int32; at most {most} "
@@ -171,15 +223,21 @@ def output(
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:
         raise ValueError(f"out must be {dtype} {shape}, got {target.dtype} {target.shape}")
-    if not target.flags.writeable:
+    flags = target.flags
+    if not flags.writeable:
         raise ValueError("out is read-only")
-    check_no_overlap(target.shape, target.strides, dtype.itemsize)
-    for one in map(_memory, inputs):
-        if one is not None and np.may_share_memory(target, one):
+    if not flags.c_contiguous:
+        check_no_overlap(target.shape, target.strides, dtype.itemsize)
+    for one in inputs:
+        memory = None if type(one) in _WITHOUT_MEMORY else _memory(one)
+        if memory is not None and np.may_share_memory(target, memory):
             raise ValueError(
                 "out shares memory with an operand, which would be overwritten while read"
             )
     return target, out
+
+
+_WITHOUT_MEMORY = {type(None), float, int}  # to ask for these alone takes less time
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -225,6 +283,18 @@ def per_row(value: Any, rows: int, name: str) -> Array:
     return each
 
 
+_flips: Array = np.zeros(0, np.int32)
+
+
+def flips(rows: int) -> Array:
+    """int32 [rows], at least: the zero points of signed rows that are stored as unsigned ones."""
+    global _flips
+    found = _flips
+    if len(found) < rows:
+        found = _flips = np.full(rows, FLIP, np.int32)
+    return found
+
+
 def zero_points(value: Any, rows: int, dtype: np.dtype[Any], name: str, shift: int) -> Array:
     """One zero point of `dtype`, or one for each row, plus `shift`, as int32 [rows]."""
     low, high = _LIMITS[dtype]
@@ -265,9 +335,9 @@ def per_column(value: Any, columns: int, name: str) -> Array:
 def _plain(value: Any, name: str, kinds: str) -> Array:
     """Numbers of the given kinds as an array. TypeError: they are others, or some are masked."""
     given = np.asarray(value.detach() if _is_torch(value) else value)
-    if given.dtype.kind not in kinds or isinstance(value, np.ma.MaskedArray):
+    if given.dtype.kind not in kinds or is_masked(value):
         what = "real numbers" if "f" in kinds else "integers"
-        kind = type(value).__name__ if isinstance(value, np.ma.MaskedArray) else given.dtype
+        kind = type(value).__name__ if is_masked(value) else given.dtype
         raise TypeError(f"{name} must be of {what}, got {kind}")
     return given
 

@@ -1,0 +1,339 @@
+"""The public functions for arrays: each checks its arguments, prepares a product, and runs it.
+
+NumPy arrays and PyTorch CPU tensors go in; what comes out is of the kind that went in on the left.
+Strides are any, sizes from 0 on. Arguments are checked before anything is computed or written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import isa as instruction_sets
+from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.numerics import QTensor
+from lowbit.product import requests
+from lowbit.product.arguments import (
+    array,
+    bytes_array,
+    bytes_matrix,
+    check_inner,
+    check_scaled,
+    factor,
+    flips,
+    float32_rows,
+    float_rows,
+    output,
+    per_column,
+    per_element,
+    per_row,
+    real_dtype,
+    real_matrix,
+    zero_points,
+)
+from lowbit.product.dispatch import threads_key
+from lowbit.product.gemm import Operands, multiply
+from lowbit.product.output import AnyPostOp, post_ops_tuple
+from lowbit.weights.panels import PackedMatrix
+from lowbit.weights.panels import pack as pack_matrix
+
+_INT32 = np.dtype(np.int32)
+_INT8 = np.dtype(np.int8)
+_FLOAT32 = np.dtype(np.float32)
+_LINEAR_OUTPUTS = ("float32", "bfloat16")
+_ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
+
+
+def matmul(
+    a: Any, b: Any, *, out: Any = None, threads: int | None = None, isa: str | None = None
+) -> Any:
+    """The exact integer product a @ b: int8 or uint8 [M, K] by [K, N] → int32 [M, N].
+
+    `b` may also be a PackedMatrix from `lowbit.pack`. Stacks of matrices, [..., M, K] by
+    [..., K, N], are multiplied pair by pair, their leading dimensions broadcast as in NumPy.
+    `threads` limits the threads of this call, `isa` forces an instruction set for it; neither
+    changes the result.
+
+    TypeError: an operand is not of 8-bit integers. ValueError: shapes do not match, K is so large
+    that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
+    machine lacks the instruction set.
+    """
+    left = a if type(a) is np.ndarray else array(a, "a")
+    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
+        return _batched(a, b, out, threads, isa)
+    read: tuple[Any, ...] = (left,)
+    if isinstance(b, PackedMatrix):
+        right = requests.panel_format(b, isa)
+    else:  # for this one product, which takes less time than proving what its values allow
+        values = bytes_matrix(b, "b")
+        read, b = (left, values), pack_matrix(values, isa=isa)
+        right = b.format
+    prepared = requests.integers(
+        left.shape, left.strides, left.dtype, right, threads_key(threads), isa
+    )
+    result, returned = output(a, out, prepared.shape, _INT32, read)
+    prepared.into(left, b.addresses, result, None, _flips(left))
+    return returned
+
+
+def pack(
+    b: Any, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
+) -> PackedMatrix:
+    """Pack a right operand once, for `matmul` and every function of this library that follows it.
+
+    b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
+    copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
+    (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
+    `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
+    its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
+    instruction set.
+
+    TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
+    two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a
+    zero_point where there are no groups, of another shape or not finite in float32.
+    """
+    given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
+    return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
+
+
+def _flips(left: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
+    """The zero points that signed left operands have once they are stored as unsigned ones."""
+    return flips(left.shape[0]) if left.dtype == _INT8 else None
+
+
+def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
+    """`matmul` of stacks. A packed or two-dimensional b serves all of a's matrices at once."""
+    left = bytes_array(a, "a")
+    right = b if isinstance(b, PackedMatrix) else bytes_array(b, "b")
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError(
+            f"a has shape {left.shape} and b {right.shape}: the last dimension of a must equal "
+            "the last but one of b"
+        )
+    if isinstance(right, PackedMatrix) or right.ndim == 2:
+        flat = left.reshape(math.prod(left.shape[:-1]), left.shape[-1])
+        columns = right.shape[1]
+        given = () if isinstance(right, PackedMatrix) else (right,)
+        result, returned = output(a, out, (*left.shape[:-1], columns), _INT32, (left, *given))
+        result[...] = matmul(flat, right, threads=threads, isa=isa).reshape(result.shape)
+        return returned
+    leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    shape = (*leading, left.shape[-2], right.shape[-1])
+    result, returned = output(a, out, shape, _INT32, (left, right))
+    left = np.broadcast_to(left, (*leading, *left.shape[-2:]))
+    right = np.broadcast_to(right, (*leading, *right.shape[-2:]))
+    for index in np.ndindex(leading):
+        matmul(left[index], right[index], out=result[index], threads=threads, isa=isa)
+    return returned
+
+
+def matmul_scaled(
+    a: Any,
+    b: PackedMatrix,
+    *,
+    a_scale: Any,
+    a_zero_point: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    post_ops: Sequence[AnyPostOp] | None = None,
+    out_dtype: str = "float32",
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
+    out: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """The product of quantized matrices as real numbers [M, N], and what follows it in a network.
+
+        y[m, n] = float32(Σ_k (a[m, k] − a_zero_point[m]) · (b[k, n] − z_n)) · a_scale[m] · s_n
+
+    a: int8 or uint8 [M, K]; b: packed from a QTensor, whose s_n and z_n it holds; a_scale and
+    a_zero_point: one number or [M]. Then `post_ops`, in order, each a name or `Clamp(low, high)`:
+
+        "bias"       y + bias[n]              "relu"       max(y, 0)
+        "residual"   y + residual[m, n]       "silu"       y·σ(y)
+        "gelu"       y·Φ(y)                   "gelu_tanh"  GELU's tanh approximation
+
+    By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
+    the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
+    clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
+
+    The sum is an exact int32; every float operation rounds once, in the order written, so the
+    result is the same bits on every instruction set and for any number of threads.
+
+    Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape or is
+    beyond float32, a post-operation is unknown, or its operand is missing.
+    """
+    left = a if type(a) is np.ndarray else array(a, "a")
+    if type(b) is not PackedMatrix or b.scale is None:
+        check_scaled(b)
+    if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
+        a_zero_point = None
+    prepared, spec = requests.scaled(
+        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
+        isa, a_zero_point is not None, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
+    given = left, residual, a_scale, a_zero_point, bias
+    result, returned = output(a, out, prepared.shape, spec.storage, given)
+    rows = prepared.shape[0]
+    scale = per_row(a_scale, rows, "a_scale")
+    if a_zero_point is None:
+        zero = _flips(left)
+    else:
+        shift = FLIP if left.dtype == _INT8 else 0
+        zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
+    added = None if bias is None else per_column(bias, b.N, "bias")
+    beside = None if residual is None else per_element(residual, prepared.shape, "residual")
+    prepared.into(left, b.addresses, result, scale, zero, added, beside, spec.parameters)
+    return returned
+
+
+def linear_dynamic(
+    x: Any,
+    b: PackedMatrix,
+    bias: Any = None,
+    *,
+    symmetric: bool = False,
+    residual: Any = None,
+    post_ops: Sequence[AnyPostOp] | None = None,
+    out: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """x @ b + bias with x quantized to 8 bits, row by row, on the way: float32 [M, K] → [M, N].
+
+    b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
+    range is used whole. `residual` and `post_ops` as in `matmul_scaled`. The arithmetic is that of
+    `numerics.quantize_rows` followed by `matmul_scaled`, bit for bit. With groups in b, each
+    group's integer sums are scaled and added in float32, in ascending order (spec: linear_groups).
+    A row that holds NaN or infinity gives a row of NaN.
+
+    TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
+    """
+    left = float32_rows(x, "x")
+    if type(b) is not PackedMatrix or b.scale is None:
+        check_scaled(b)
+    activations = "symmetric" if symmetric else "dynamic"
+    return _linear(x, left, b, activations, bias, residual, post_ops, "float32", out, threads, isa)
+
+
+def linear_weight_only(
+    x: Any,
+    b: PackedMatrix,
+    bias: Any = None,
+    *,
+    residual: Any = None,
+    post_ops: Sequence[AnyPostOp] | None = None,
+    out_dtype: str = "float32",
+    out: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """x @ dequantized b + bias: [M, K] by [K, N] → [M, N].
+
+    x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor of
+    4-bit integers, with or without groups. For each group of a row of x (without groups: the row)
+
+        X = max|x| / Q        q = round(x / X)        Q = 2^22 − 1 for float32, 32639 for bfloat16
+        y[m, n] = Σ_g s_gn · X_mg · (Σ_{k∈g} w_kn·q_mk − z_gn · Σ_{k∈g} q_mk)
+
+    with exact integer sums, groups in ascending order, in float32; then `residual` and `post_ops`
+    as in `matmul_scaled`. So the result is the same bits on every instruction set and for any
+    number of threads, and off by no more than its specification says. A group of x that holds
+    NaN or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
+    `out_dtype`: "float32" or "bfloat16".
+
+    TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
+    or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
+    the machine lacks the instruction set `isa`.
+    """
+    left = float_rows(x, "x")
+    if type(b) is not PackedMatrix or b.scale is None:
+        check_scaled(b)
+    if b.weight == "s8":
+        raise ValueError(f"b must be of 4-bit integers, got {b.dtype}: use linear_dynamic")
+    if out_dtype not in _LINEAR_OUTPUTS:
+        known = ", ".join(_LINEAR_OUTPUTS)
+        raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
+    b = b.grouped
+    return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa)
+
+
+def _linear(
+    x: Any,
+    left: npt.NDArray[Any],
+    b: PackedMatrix,
+    activations: str,
+    bias: Any,
+    residual: Any,
+    post_ops: Sequence[AnyPostOp] | None,
+    out_dtype: str,
+    out: Any,
+    threads: int | None,
+    isa: str | None,
+) -> Any:
+    """A linear layer of rows of floats."""
+    prepared, spec = requests.floats(
+        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
+        isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
+        out_dtype,
+    )  # fmt: skip
+    added = None if bias is None else per_column(bias, b.N, "bias")
+    beside = None if residual is None else per_element(residual, prepared.shape, "residual")
+    result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
+    prepared.into(left, b.addresses, result, None, None, added, beside, spec.parameters)
+    return returned
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    out_dtype: Any = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Any:
+    """alpha·(a @ b) + beta·c: [M, K] by [K, N], and [M, N].
+
+    a and b: NumPy arrays or PyTorch CPU tensors, both float32 or both bfloat16 (in NumPy, the
+    dtype of ml_dtypes), of any strides: a transposed operand is a view, and costs no copy. c:
+    float32 or bfloat16 [M, N]; it may be `out` itself. Products are summed in float32. The result
+    is float32, or bfloat16 if `out_dtype` (a name or a dtype) or `out` says so; it is rounded to
+    that once. It is no part of PyTorch's autograd.
+
+    With beta = 0, c is not read, whatever is in it; with alpha = 0 or K = 0, a and b are not.
+    The result does not depend on the number of threads. It does, in the last bits, on the
+    instruction set: `isa` forces one, `threads` limits the threads, for this call.
+
+    TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
+    without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
+    """
+    left, right = real_matrix(a, "a"), real_matrix(b, "b")
+    added = None if c is None else real_matrix(c, "c")
+    factors = factor(alpha, "alpha"), factor(beta, "beta")
+    dtype = None if out_dtype is None else real_dtype(out_dtype)
+    if out is None:
+        check_inner(left.shape, right.shape)
+        shape = left.shape[0], right.shape[1]
+        result, returned = output(a, None, shape, dtype or _FLOAT32)
+    else:
+        result = real_matrix(out, "out")
+        if dtype is not None and dtype != result.dtype:
+            raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
+        if not result.flags.writeable:
+            raise ValueError("out is read-only")
+        returned = out
+    name = instruction_sets.active(isa).name
+    given = Operands(left, right, added, result)
+    multiply(given, factors, threads_key(threads), name, apart=out is None)
+    return returned

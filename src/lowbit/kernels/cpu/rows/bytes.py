@@ -1,0 +1,89 @@
+"""Rows of bytes as they are: copied, and made unsigned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowbit.isa.generic import load_head, minimum, reduce_add, store_head
+from lowbit.isa.types import Scalar, Vector, s32, u8
+from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
+
+_WORD = 8  # bytes that are copied together, where a whole line would be too many
+
+
+@dataclass(frozen=True)
+class Bytes(InputFormat):
+    """uint8, or int8 if `signed`, which are stored with 128 added and so always have zero points.
+
+    `contiguous`: neighbours along K are neighbours in memory. Row sums are made in the same pass.
+    """
+
+    signed: bool = False
+    shifted: bool = False  # whether zero points are given
+    contiguous: bool = True
+
+    @property
+    def element(self) -> Scalar:
+        return u8
+
+    @property
+    def zero_points(self) -> bool:
+        return self.shifted or self.signed
+
+    @property
+    def made(self) -> bool:
+        return False
+
+    @property
+    def copied(self) -> bool:
+        return True
+
+    def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
+        flip = FLIP if self.signed else 0
+        total = k.register(k.constant(0, s32))
+
+        def add(values: Value) -> None:
+            if facts.sum is not None:
+                wide = values.to(s32)
+                one = reduce_add(wide) if isinstance(wide.type, Vector) else wide
+                total.value = total.value + one
+
+        if self.contiguous:
+            whole = row.length // LINE
+            for line in k.range(0, whole):
+                values = (row.source + line * LINE).load(LINE) ^ flip
+                (row.lines + line * row.line_stride).store(values)
+                add(values)
+            for _ in k.when(whole * LINE < row.length):
+                begin = whole * LINE
+                target = row.lines + whole * row.line_stride
+                _pack_tail(k, flip, row.source + begin, row.length - begin, target)
+                if facts.sum is not None:
+                    add(target.load(LINE))
+        else:
+            for line in k.range(0, (row.length + (LINE - 1)) // LINE):
+                target = row.lines + line * row.line_stride
+                target.store(k.zeros(u8, LINE))
+                begin = line * LINE
+                for i in k.range(begin, minimum(begin + LINE, row.length)):
+                    value = (row.source + i * row.stride).load() ^ flip
+                    (target + (i - begin)).store(value)
+                    add(value)
+        if facts.sum is not None:
+            facts.sum.store(total.value)
+
+
+def _pack_tail(k: Builder, flip: int, source: Value, length: Value, target: Value) -> None:
+    """The last line of a row, whose `length` bytes are followed by zeros."""
+    target.store(k.zeros(u8, LINE))
+    if k.isa.vector_bytes == LINE:  # which has masks for its bytes
+        store_head(load_head(source, length, LINE) ^ flip, target, length)
+        return
+    whole = length // _WORD * _WORD
+    for i in k.range(0, whole, _WORD):
+        (target + i).store((source + i).load(_WORD) ^ flip)
+    for i in k.range(whole, length):
+        (target + i).store((source + i).load() ^ flip)

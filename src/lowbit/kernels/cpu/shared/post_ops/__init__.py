@@ -1,0 +1,1 @@
+"""What may follow a product: one file each."""

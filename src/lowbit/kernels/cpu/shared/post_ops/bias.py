@@ -1,0 +1,16 @@
+"""y + bias[n]."""
+
+from lowbit.kernels.cpu.shared.post_op import Apply, Columns, PostOp, post_ops
+
+
+class Bias(PostOp):
+    """Adds float32 [N]."""
+
+    operand = "bias"
+
+    def begin(self, at: Columns) -> Apply:
+        bias = (at.operands.bias + at.column).load(at.lanes)
+        return lambda row, value: value + bias
+
+
+post_ops.add("bias", Bias())

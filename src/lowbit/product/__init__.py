@@ -1,0 +1,1 @@
+"""Products: what is asked for as one record, prepared by one function, runnable on addresses."""

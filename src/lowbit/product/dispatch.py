@@ -1,0 +1,160 @@
+"""Which kernel serves a product, how it is cut, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from lowbit import isa as instruction_sets
+from lowbit.isa import InstructionSet, host
+from lowbit.jit import threads
+from lowbit.kernels.cpu.integer.micro_kernel import (
+    KernelQuery,
+    MicroKernel,
+    Shape,
+    micro_kernels,
+)
+from lowbit.kernels.cpu.shared import serving
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.serving import Candidate
+from lowbit.product.product import Product
+
+# Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
+_WORK_PER_THREAD = 1 << 20
+# Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
+_WORKSPACE = 8 << 20
+# Several items for each thread, so that one that lost its core does not hold up the others; but
+# each of so much work (multiply-adds) that what other cores' caches hold of it does not matter.
+_ITEMS_PER_THREAD = 4
+_WORK_PER_ITEM = 1 << 27
+_FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
+_STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
+_MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one product runs: which micro-kernel, and how its rows and panels are cut.
+
+    `chunk_rows` rows are served by one call, which needs `packed_bytes` of scratch for them all,
+    unless each step's are packed beside its products (`fused`), and `private_bytes` a thread. An
+    item has `item_steps` steps of rows by `item_panels` panels.
+    """
+
+    isa: InstructionSet
+    micro: MicroKernel
+    shape: Shape
+    fused: bool
+    chunk_rows: int
+    block_rows: int
+    item_steps: int
+    item_panels: int
+    packed_bytes: int
+    private_bytes: int
+    threads: int
+
+
+def consider(isa: InstructionSet, query: KernelQuery) -> tuple[Candidate[MicroKernel], ...]:
+    """Every micro-kernel looked at for a product of integers; the last one serves."""
+    return serving.consider(micro_kernels(), isa, query)
+
+
+def active_kernel() -> tuple[str, str]:
+    """(kernel, instruction set) that serve 8-bit products here now, by name."""
+    isa, micro, _ = consider(instruction_sets.active(), KernelQuery(64, 64, 64))[-1]
+    return micro.name if micro else "", isa.name
+
+
+@cache
+def wants_proof(isa: str | None) -> bool:
+    """Whether knowing the weights could get a product on this set a faster kernel."""
+    chosen = instruction_sets.active() if isa is None else instruction_sets.named(isa)
+    unproven = KernelQuery(64, 64, 64)
+    return consider(chosen, unproven._replace(largest_pair=0))[-1] != consider(chosen, unproven)[-1]
+
+
+def threads_key(wanted: int | None) -> int:
+    """What a product says of its threads: the number asked for, or, negative, as many as there are.
+
+    ValueError for what is no number of threads: it could equal one that is (1.0, True).
+    """
+    if wanted is None:
+        return -threads.max_threads()
+    return wanted if type(wanted) is int and wanted > 0 else threads.checked(wanted)
+
+
+def thread_count(m: int, n: int, k: int, wanted: int) -> int:
+    """How many threads a product uses; `wanted` as `threads_key` gives it."""
+    if wanted > 0:
+        return min(wanted, _MOST_THREADS)
+    worth = m * n * k // _WORK_PER_THREAD
+    return 1 if worth < 2 else min(-wanted, worth)
+
+
+def plan(product: Product) -> Plan:
+    """The plan for a product, of at least one row, column and k."""
+    query = product.query
+    isa, micro, _ = consider(instruction_sets.get(product.isa), query)[-1]
+    assert micro is not None
+    count = thread_count(product.m, product.n, product.k, product.threads)
+    # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
+    # item beside, if that is wide; quantizing them again would take longer than a barrier.
+    width = host.caches()["L2"] // 2 // product.row_bytes
+    fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
+    fused = fused and not micro.shape(query)[0].span  # in which rows are read span by span
+    chunk_rows = product.m
+    if not fused:
+        chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
+    shape, block_rows = micro.shape(query._replace(m=chunk_rows))
+    step_rows = block_rows // product.a.digits * shape.row_blocks
+    if chunk_rows < product.m:
+        chunk_rows = chunk_rows // step_rows * step_rows
+    steps = blocks(chunk_rows, step_rows)
+    item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
+    private_bytes = 0
+    if fused:  # the rows of a step
+        private_bytes += step_rows * product.row_bytes
+    if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
+        private_bytes += item_panels * query.k_blocks * PANEL_LINE
+    if shape.span:
+        private_bytes += item_steps * item_panels * shape.step_sums
+    return Plan(
+        isa=isa,
+        micro=micro,
+        shape=shape,
+        fused=fused,
+        chunk_rows=chunk_rows,
+        block_rows=block_rows,
+        item_steps=item_steps,
+        item_panels=item_panels,
+        packed_bytes=0 if fused else steps * step_rows * product.row_bytes,
+        private_bytes=private_bytes,
+        threads=count,
+    )
+
+
+def _items(
+    product: Product, shape: Shape, steps: int, step_rows: int, count: int, fused: bool
+) -> tuple[int, int]:
+    """How many steps of rows and panels of columns make one item of work.
+
+    The panels of an item are read again for each step, so they should stay in half of the
+    second-level cache; so should the rows, where the items beside read them again, a quarter each.
+    Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
+    some steps for each panel that it fetches, then columns, then rows down to single steps.
+    With spans of K, that is true of the panels of a span, and of sums in place of rows.
+    """
+    cache = host.caches()["L2"]
+    fitting = cache // (2 if fused else 4) // (shape.span * LINE or padded_k(product.k))
+    strips = blocks(product.n, PANEL * shape.panels)
+    across = blocks(strips, max(1, fitting // (PANEL * shape.panels)))  # items side by side
+    if shape.span:  # then not rows take the other quarter, but their sums
+        fitting = cache // 4 // (4 * min(product.n, fitting))
+    fitting_steps = max(1, fitting // (step_rows * product.a.digits))
+    down = 1 if fused else blocks(steps, fitting_steps)  # and below
+    each = product.m * product.n * product.k // count // _WORK_PER_ITEM
+    wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
+    for least_steps in (_STEPS_PER_PANEL, 1):
+        down = max(down, min(blocks(wanted, across), max(1, steps // least_steps)))
+        across = max(across, min(blocks(wanted, down), strips))
+    return blocks(steps, down), blocks(strips, across) * shape.panels

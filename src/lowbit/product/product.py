@@ -1,0 +1,74 @@
+"""What is asked for, when anything asks for a product: one record."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
+from lowbit.kernels.cpu.rows.input_format import InputFormat
+from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.shared.layout import padded_k
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+
+
+class Product(NamedTuple):
+    """The product of m rows with a packed right operand, and what follows it.
+
+    - a: what the left operand is, and how its rows are made. a_strides: from row to row and within
+      one, in elements.
+    - b: what the right operand is.
+    - isa: the instruction set. threads: how many, or, negative, at most how many, as the work is
+      worth.
+    - post_ops: their names, in order. output: "s32", "f32", "bf16", "u8", "s8", or "max8", the
+      greatest float32 of each 8 columns. streams: the output goes past the caches; its rows begin
+      at multiples of 64 bytes.
+    """
+
+    m: int
+    a: InputFormat
+    a_strides: tuple[int, int]
+    b: PanelFormat
+    isa: str
+    threads: int
+    post_ops: tuple[str, ...] = ()
+    output: str = "s32"
+    streams: bool = False
+
+    @property
+    def n(self) -> int:
+        return self.b.n
+
+    @property
+    def k(self) -> int:
+        return self.b.k
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a packed row of the left operand, with all of its digits."""
+        return padded_k(self.k) * self.a.digits
+
+    @property
+    def out_bytes(self) -> int:
+        """Of an element of the output."""
+        return OUTPUTS[self.output].bytes
+
+    @property
+    def query(self) -> KernelQuery:
+        """What the micro-kernels are asked."""
+        b = self.b
+        return KernelQuery(self.m, b.n, b.k, b.largest_pair, b.stored, self.a.grouping)
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What follows the sums. With groups, the sums hold scales and zero points already."""
+        scales = "both"
+        if self.a.grouping:
+            scales = "row" if self.a.digits == 1 else "none"
+        return Epilogue(
+            a_zero=self.a.zero_points,
+            b_zero=bool(self.b.zero_points) and self.a.grouping is None,
+            post_ops=self.post_ops,
+            out=self.output,
+            streams=self.streams,
+            scales=scales,
+        )

@@ -1,0 +1,187 @@
+"""What the public functions ask for: from facts about their arguments to prepared products.
+
+Everything about a call but its numbers (shapes, strides, types, post-operations, threads) is a key;
+behind it stands a call: checked, prepared, with its output specified.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lowbit import isa as instruction_sets
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
+from lowbit.kernels.cpu.rows.input_format import InputFormat
+from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import padded_k
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.numerics import longest_sum
+from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
+from lowbit.product.dispatch import wants_proof
+from lowbit.product.output import AnyPostOp, OutputSpec
+from lowbit.product.prepare import KEPT, PreparedProduct, prepare
+from lowbit.product.product import Product
+from lowbit.weights.panels import PackedMatrix
+
+_MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
+_DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
+
+
+class Call(NamedTuple):
+    """A prepared product, and what its output is."""
+
+    prepared: PreparedProduct
+    output: OutputSpec
+
+
+class Left(NamedTuple):
+    """What a left operand [M, K] is; strides in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Strides in elements, where an axis of one element counts as contiguous."""
+        size = self.dtype.itemsize
+        pairs = zip(self.strides, self.shape, strict=True)
+        row, step = (s // size if n > 1 else 1 for s, n in pairs)
+        return row, step
+
+    def product(
+        self, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec
+    ) -> PreparedProduct:
+        """The product with b, prepared."""
+        name = instruction_sets.active(isa).name
+        return prepare(Product(self.shape[0], a, self.steps, b, name, threads,
+                               output.post_ops, output.out))  # fmt: skip
+
+
+def panel_format(b: PackedMatrix, isa: str | None) -> PanelFormat:
+    """What b is, with what is proven about its values where that can matter."""
+    return b.proven_format if wants_proof(isa) else b.format
+
+
+_SUMS = OutputSpec("s32", np.dtype(np.int32))
+
+
+@lru_cache(maxsize=KEPT)
+def integers(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    b: PanelFormat,
+    threads: int,
+    isa: str | None,
+) -> PreparedProduct:
+    """The exact product of bytes."""
+    left = Left(shape, strides, dtype)
+    return left.product(_bytes(left, b, False, False), b, threads, isa, _SUMS)
+
+
+def _bytes(left: Left, b: PanelFormat, shifted: bool, centred: bool) -> Bytes:
+    """Rows of bytes that go with b. `shifted`, `centred`: a zero point is taken from a's, from b's
+    values first."""
+    check_matrix(left.shape, "a")
+    check_bytes(left.dtype, "a")
+    check_inner(left.shape, (b.k, b.n))
+    if b.group_size:
+        raise ValueError(
+            f"b has groups of {b.group_size} k, which only products of floats can take: "
+            "lowbit.linear_dynamic or lowbit.linear_weight_only"
+        )
+    check_k(b.k, left.dtype.name, b.dtype, (shifted, centred))
+    return Bytes(left.dtype == np.int8, shifted, left.steps[1] == 1)
+
+
+def _given(biased: bool, residual: bool) -> tuple[str, ...]:
+    return tuple(name for name, there in (("bias", biased), ("residual", residual)) if there)
+
+
+@lru_cache(maxsize=KEPT)
+def scaled(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    b: PanelFormat,
+    threads: int,
+    isa: str | None,
+    shifted: bool,
+    biased: bool,
+    residual: bool,
+    post_ops: tuple[AnyPostOp, ...] | None,
+    out_dtype: str,
+    out_scale: float | None,
+    out_zero_point: int,
+) -> Call:
+    """The product of quantized bytes; `shifted`: zero points of a are given."""
+    left = Left(shape, strides, dtype)
+    rows = _bytes(left, b, shifted, b.centred)
+    given = _given(biased, residual)
+    output = OutputSpec.of(given, post_ops, out_dtype, out_scale, out_zero_point)
+    return Call(left.product(rows, b, threads, isa, output), output)
+
+
+@lru_cache(maxsize=KEPT)
+def floats(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: np.dtype[Any],
+    b: PanelFormat,
+    threads: int,
+    isa: str | None,
+    activations: str,
+    biased: bool,
+    residual: bool,
+    post_ops: tuple[AnyPostOp, ...] | None,
+    out_dtype: str,
+) -> Call:
+    """The product of floats, contiguous along K; `activations` as `float_rows` takes them."""
+    check_matrix(shape, "x")
+    check_inner(shape, (b.k, b.n), "x")
+    output = OutputSpec.of(_given(biased, residual), post_ops, out_dtype)
+    rows = float_rows(activations, dtype.name, b)
+    return Call(Left(shape, strides, dtype).product(rows, b, threads, isa, output), output)
+
+
+@lru_cache(maxsize=KEPT)
+def maxima(
+    rows: int, b: PanelFormat, threads: int, isa: str | None, biased: bool
+) -> PreparedProduct:
+    """The greatest of each 8 columns of what `floats` gives of "dynamic" rows, contiguous."""
+    output = OutputSpec("max8", np.dtype(np.float32), _given(biased, False))
+    left = Left((rows, b.k), (4 * b.k, 4), np.dtype(np.float32))
+    return left.product(float_rows("dynamic", "float32", b), b, threads, isa, output)
+
+
+def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
+    """What floats become on their way to the kernel.
+
+    activations: "dynamic", which are quantized row by row; "symmetric", the same with a fixed zero
+    point; or "float", as good as their `dtype`, "float32" or "bfloat16". For the
+    latter b has groups. ValueError: they do not go with b, or a sum could leave int32.
+    """
+    if activations not in ("dynamic", "symmetric", "float"):
+        raise ValueError(
+            f"activations must be 'dynamic', 'symmetric' or 'float', got {activations!r}"
+        )
+    symmetric = activations == "symmetric"
+    if not b.group_size:
+        if activations == "float":
+            raise ValueError(f"activations 'float' need a 4-bit weight with groups, got {b.dtype}")
+        check_k(b.k, "uint8", b.dtype, (True, b.centred))
+        return Quantized(symmetric)
+    size = min(b.group_size, padded_k(max(b.k, 1)))
+    if size > _MOST_IN_GROUP:
+        raise ValueError(
+            f"sums over groups of {size} k could overflow int32; at most {_MOST_IN_GROUP} cannot: "
+            "quantize b with a smaller group_size"
+        )
+    if activations == "float":
+        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "bfloat16")
+    return SignedBytes(Grouping(size, 1, b.zero_points), symmetric)

@@ -1,0 +1,135 @@
+"""A kind of kernel is one class: what it is checked for and shown as follows from the protocol."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+from lowbit.lab import check, view
+from lowbit.lab.backends.backend import backend_of, backends
+from lowbit.lab.backends.kernel import KernelBackend
+from lowbit.lab.run.bind import Parameter, TensorArgument
+from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.program import Grid, Program
+from lowbit.spec.exercises import add_constant_blocks
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A function of a program's number, pointers and sizes, one element at a time."""
+
+    function: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What such a function gets for a tensor."""
+
+    memory: Memory
+    name: str
+
+    def _at(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        tensor = self.memory.tensors[self.name]
+        return tensor, np.array([index * tensor.itemsize]), np.ones(1, bool)
+
+    def load(self, index: int) -> Any:
+        tensor, offsets, active = self._at(index)
+        return self.memory.load(tensor, offsets, active, np.zeros(1, tensor.dtype), False)[0]
+
+    def store(self, index: int, value: Any) -> None:
+        tensor, offsets, active = self._at(index)
+        self.memory.store(tensor, offsets, active, np.array([value], tensor.dtype), False)
+
+
+@dataclass(frozen=True)
+class ScalarKernel(KernelBackend):
+    """Runs them in Python."""
+
+    function: Callable[..., None]
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        return isinstance(kernel, Scalar)
+
+    @classmethod
+    def of(cls, kernel: Any) -> Self:
+        return cls(kernel.function)
+
+    @property
+    def text(self) -> Callable[..., None]:
+        return self.function
+
+    @property
+    def description(self) -> str:
+        return "Python"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(map(Parameter, list(inspect.signature(self.function).parameters)[1:]))
+
+    @property
+    def machinery(self) -> tuple[str, ...]:
+        return ()
+
+    def run(
+        self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
+    ) -> None:
+        given = {
+            name: Pointer(memory, one.name) if isinstance(one, TensorArgument) else one
+            for name, one in arguments.items()
+        }
+        for program in programs:
+            memory.begin(program)
+            self.function(program[0], **given)
+
+
+def add(i: int, x: Pointer, z: Pointer, N0: int) -> None:
+    z.store(i, x.load(i) + np.float32(10))
+
+
+def add_the_next(i: int, x: Pointer, z: Pointer, N0: int) -> None:
+    z.store(i, x.load(i + 1) + np.float32(10))
+
+
+def add_to_the_first(i: int, x: Pointer, z: Pointer, N0: int) -> None:
+    z.store(0, x.load(i) + np.float32(10))
+
+
+def one_program_each(meta: Mapping[str, int]) -> int:
+    return meta["N0"]
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(backends.load(), "scalar", ScalarKernel)
+
+
+@pytest.mark.parametrize(
+    ("function", "finds"),
+    [
+        (add, set()),
+        (add_the_next, {"out-of-bounds-load", "wrong-values"}),
+        (add_to_the_first, {"write-conflict", "unwritten"}),
+    ],
+)
+def test_a_new_kind_is_checked(function: Callable[..., None], finds: set[str]) -> None:
+    assert backend_of(Scalar(function)) is ScalarKernel
+    result = check(Scalar(function), add_constant_blocks, grid=one_program_each, stop=True)
+    assert finds <= set(result.kinds), str(result)
+    assert result.ok == (not finds)
+    assert result.backend == "Python"
+
+
+def test_a_new_kind_is_shown() -> None:
+    seen = view(Scalar(add), add_constant_blocks, grid=one_program_each, sizes={"N0": 3})
+    assert [event["kind"] for event in seen.data["events"]] == ["load", "store"] * 3
+
+
+def test_what_nothing_takes_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot check 3; give a function under"):
+        check(3, add_constant_blocks)

@@ -1,0 +1,22 @@
+"""The lab and its commands can be imported without what only some of them need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ABSENT = ("torch", "triton", "numba", "jaxtyping", "onnx")
+
+
+@pytest.mark.parametrize("module", ["lowbit.lab", "lowbit.cli"])
+def test_no_extra_is_needed_to_import(module: str) -> None:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
+        f"import {module}\n"
+        "import lowbit.lab, lowbit.lab.check.cases, lowbit.lab.view.page\n"
+        "assert callable(lowbit.lab.check) and callable(lowbit.lab.view)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
