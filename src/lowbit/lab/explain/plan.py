@@ -20,7 +20,7 @@ from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import Spread
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.suites.matmul.problem import Problem, product as product_case
+from lowbit.bench.suites.matmul.problem import Problem
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
@@ -141,7 +141,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     that measure the limits for about two seconds. ValueError if shape, dtypes or threads are not
     understood; RuntimeError if LOWBIT_ISA forces a set that the machine lacks.
     """
-    case = product(shape, dtypes)
+    case = product_case(shape, dtypes)
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
     problem = Problem.make(case)
