@@ -104,7 +104,7 @@ def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
         (["2x3:3x5", "--time-limit", "-1"], "seconds is -1.0; it must be above 0"),
         (["2x3:3x5", "--threads", "one"], "threads 'one' is not understood; write 2, or 1,2"),
         (["2x3:3x5", "--threads", "1,"], "is not understood; write 2, or 1,2"),
-        (["--suite", "alexnet"], "no suite is called 'alexnet'; known are seed, resnet34"),
+        (["--suite", "alexnet"], "no set of shapes is called 'alexnet'; known are seed, resnet34"),
         (["2x3:3x5", "--dtype", "u8:s8:u8", "--dtype", "u8:s8"], "known are u8:s8:s32"),
     ],
 )

@@ -21,6 +21,7 @@ from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import Spread
 from lowbit.bench.peers.own import Lowbit, packed_weight
 from lowbit.bench.suites.matmul.problem import Problem
+from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
