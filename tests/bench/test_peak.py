@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lowbit import isa
-from lowbit.bench import peak
-from lowbit.bench.table import limits_line
+from lowbit.bench.core import peak
+from lowbit.bench.core.table import limits_line
 from lowbit.isa import named
 from lowbit.kernels.cpu.shared import peak as kernels
 

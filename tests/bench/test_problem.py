@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.bench.problem import SIGNATURES, Problem, find_gemm, gemm_case, parse_shape, shape_of
+from lowbit.bench.suites.matmul.problem import (
+    SIGNATURES,
+    Problem,
+    find_gemm,
+    parse_shape,
+    product,
+)
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
 
 def test_shape() -> None:
     assert parse_shape("2x3:3x5") == {"M": 2, "N": 5, "K": 3}
-    assert shape_of(gemm_case("2x3:3x5", "u8:s8:s32")) == "2x3:3x5"
+    assert product("2x3:3x5", "u8:s8:s32").name == "2x3:3x5"
 
 
 @pytest.mark.parametrize(
@@ -42,21 +48,21 @@ def test_dtypes_name_the_operation() -> None:
 
 def test_too_large_is_told() -> None:
     with pytest.raises(ValueError, match="this machine has"):
-        gemm_case("20000000x100:100x20000000", "u8:s8:s32")
+        product("20000000x100:100x20000000", "u8:s8:s32")
     with pytest.raises(ValueError, match="can overflow"):
-        gemm_case("1x100000:100000x1", "u8:s8:s32")
+        product("1x100000:100000x1", "u8:s8:s32")
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_float_version_stands_for_the_same_numbers(dtypes: str) -> None:
-    problem = Problem.make(gemm_case("6x40:40x9", dtypes), seed=2)
-    product = problem.a_float.astype(np.float64) @ problem.b_float.astype(np.float64)
-    assert problem.reference.error(problem.from_real(product)) < 1e-6
+    problem = Problem.make(product("6x40:40x9", dtypes), seed=2)
+    result = problem.a_float.astype(np.float64) @ problem.b_float.astype(np.float64)
+    assert problem.reference.error(problem.from_real(result)) < 1e-6
     assert problem.a_float.dtype == problem.b_float.dtype == np.float32
 
 
 def test_own_weights_are_elsewhere() -> None:
-    problem = Problem.make(gemm_case("6x40:40x9", "u8:s8:s32"))
+    problem = Problem.make(product("6x40:40x9", "u8:s8:s32"))
     other = problem.with_own_weights()
     assert not np.shares_memory(problem.b, other.b)
     assert not np.shares_memory(problem.b_float, other.b_float)
@@ -65,7 +71,7 @@ def test_own_weights_are_elsewhere() -> None:
 
 
 def test_error_is_a_share_of_the_largest_element() -> None:
-    problem = Problem.make(gemm_case("6x40:40x9", "u8:s8:s32"))
+    problem = Problem.make(product("6x40:40x9", "u8:s8:s32"))
     ideal = problem.reference.ideal
     assert problem.reference.error(ideal) == 0
     off = ideal.astype(np.float64)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lowbit.bench.problem import Problem, gemm_case
-from lowbit.bench.requantized import quantization_of, quantized
+from lowbit.bench.suites.matmul.problem import Problem, product, quantization_of, quantized
 from lowbit.lab.check.cpu_functions import cpu_functions
 
 
 def test_a_result_one_off_is_caught() -> None:
     """Unless the value lies next to a half, where either neighbour is right."""
-    problem = Problem.make(gemm_case("33x64:64x40", "u8:s8:u8"))
+    problem = Problem.make(product("33x64:64x40", "u8:s8:u8"))
     expected = problem.reference.expected
-    case, inputs = problem.case, problem.reference.inputs
+    case, inputs = problem.reference.case, problem.reference.inputs
     result = cpu_functions.get("matmul_scaled")(case, inputs).copy()
     assert expected.check(result).ok
     settled = np.argwhere(np.broadcast_to(expected.budget, result.shape) == 0)
@@ -24,7 +23,7 @@ def test_a_result_one_off_is_caught() -> None:
 
 
 def test_output_is_spread_over_its_range() -> None:
-    problem = Problem.make(gemm_case("33x64:64x40", "u8:s8:u8"))
+    problem = Problem.make(product("33x64:64x40", "u8:s8:u8"))
     values = problem.reference.ideal
     assert values.min() <= 1
     assert values.max() >= 254

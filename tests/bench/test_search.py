@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from lowbit.bench import Limits
-from lowbit.bench.search import run, searchers
-from lowbit.bench.search_problem import SearchPlan, SearchProblem, nearest
-from lowbit.bench.search_table import render
+from lowbit.bench import Limits, Plan, run
+from lowbit.bench.core.suite import chosen
+from lowbit.bench.suites.search import Data, Index, Search, _data, nearest
 
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
 QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
@@ -41,68 +41,80 @@ def test_the_right_answers(metric: str) -> None:
 
 
 def test_recall_counts_what_was_found() -> None:
-    problem = SearchProblem.make(SearchPlan(50, 4, k=2, candidates=0, batches=(1,)))
+    problem = _data(Search(50, 4, k=2, candidates=0, batch="1"), 0)
     assert problem.recall(problem.exact[:, ::-1]) == 1
     half = problem.exact.copy()
     half[:, 0] = -1
     assert problem.recall(half) == 0.5
-    again = SearchProblem.make(SearchPlan(50, 4, k=2, candidates=0, batches=(1,)))
+    _data.cache_clear()
+    again = _data(Search(50, 4, k=2, candidates=0, batch="1"), 0)
     np.testing.assert_array_equal(again.vectors, problem.vectors)
     np.testing.assert_array_equal(again.queries, problem.queries)
+
+
+def _recall(one: Any, data: Data) -> float:
+    assert isinstance(one, Index)
+    return data.recall(one.fill(data, 1).search(data.queries))
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_everybody_finds_most_of_the_nearest(bits: int, metric: str) -> None:
-    plan = SearchPlan(3000, 65, bits, metric=metric, peers=HAS_FAISS)
-    problem = SearchProblem.make(plan)
-    recalls = {
-        one.name: problem.recall(one.build(problem).search(problem.queries))
-        for one in searchers(plan)
-    }
-    assert recalls["lowbit"] < recalls["lowbit, 40 rescored"], recalls
+    suite = Search(3000, 65, bits, metric=metric)
+    data = _data(suite, 0)
+    recalls = {one.name: _recall(one, data) for one in chosen(suite, Plan(peers=HAS_FAISS))}
+    assert recalls["lowbit"] < recalls["lowbit, rescored"], recalls
     if bits == 8:
-        assert recalls["lowbit, 40 rescored"] > 0.999, recalls
+        assert recalls["lowbit, rescored"] > 0.999, recalls
     if HAS_FAISS:
         assert recalls["faiss float32"] > 0.999, recalls
         assert recalls["lowbit"] > recalls[f"faiss QT_{bits}bit"] - 0.05, recalls
 
 
 def test_a_record_holds_every_row() -> None:
-    plan = SearchPlan(500, 20, batches=(1, 3), candidates=20, peers=HAS_FAISS, limits=QUICK)
+    suite = Search(500, 20, batch="1,3", candidates=20)
+    plan = Plan(peers=HAS_FAISS, limits=QUICK)
     told: list[tuple[str, float]] = []
-    record = run(plan, lambda what, share: told.append((what, share)))
-    names = [one.name for one in searchers(plan)]
-    assert [(row.implementation, row.batch) for row in record.rows] == [
+    record = run(suite, plan, lambda what, share: told.append((what, share)))
+    names = [one.name for one in chosen(suite, plan)]
+    assert [(row.implementation, row.sizes["batch"]) for row in record.rows] == [
         (name, batch) for batch in (1, 3) for name in names
     ]
     for row in record.rows:
         assert row.seconds.p10 <= row.seconds.median <= row.seconds.p90
-        assert (row.lowbit_speedup is None) == (row.implementation == "lowbit")
-        assert 0 < row.recall <= 1
+        assert (not row.ratios) == (row.implementation == "lowbit")
+        assert 0 < row.extra["recall"] <= 1
+        assert row.extra["build_seconds"] > 0
+    # An index is filled once, for all batches.
+    fills = {(row.implementation, row.extra["build_seconds"]) for row in record.rows}
+    assert len(fills) == len(names)
     assert [share for _, share in told] == sorted(share for _, share in told)
     parsed = json.loads(record.to_json())
     assert [one["run_name"] for one in parsed["benchmarks"]] == [row.name for row in record.rows]
     assert parsed["context"]["vectors"] == 500
     assert "centres" in parsed["context"]["distribution"]
-    assert render(record) is not None
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(suite.render(record))
+    assert "10 nearest (dot) of 500 x 20, 4 bits" in captured.get()
+    lines = captured.get().splitlines()
+    assert sum(line.strip().startswith("lowbit, rescored") for line in lines) == 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"vectors": 0}, "vectors is 0; it must be at least 1"),
-        ({"threads": 0}, "threads is 0"),
         ({"k": 0}, "k is 0"),
-        ({"batches": ()}, "no batch is given"),
-        ({"batches": (1, 0)}, "a batch is 0"),
+        ({"batch": ""}, "batch '' is not understood"),
+        ({"batch": "1,0"}, "a batch is 0"),
         ({"candidates": 9}, "candidates is 9; it must be 0, or at least k = 10"),
         ({"k": 99, "candidates": 101}, "must not exceed the 100 vectors"),
     ],
 )
 def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SearchPlan(**{"vectors": 100, "dim": 4, **change})
+        Search(**{"vectors": 100, "dim": 4, **change})
 
 
 def _lowbit(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -124,11 +136,13 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
     arguments = ["--vectors", "300", "--dim", "9", "--batch", "2", "--time-limit", "0.05"]
     done = _lowbit(*arguments, "--json", str(target), without="faiss")
     assert done.returncode == 0, done.stderr
-    assert "lowbit, 40 rescored" in done.stdout
+    assert "lowbit, rescored" in done.stdout
     text = " ".join(done.stdout.split())
-    assert "not run: faiss QT_4bit: the package faiss-cpu is not installed" in text
+    assert (
+        "not run: faiss QT_4bit: faiss is not installed; in a clone of lowbit: pip install" in text
+    )
     parsed = json.loads(target.read_text())
-    assert [one["batch"] for one in parsed["benchmarks"]] == [2, 2]
+    assert [one["sizes"]["batch"] for one in parsed["benchmarks"]] == [2, 2]
     assert [one["implementation"] for one in parsed["absent"]] == ["faiss QT_4bit", "faiss float32"]
 
 

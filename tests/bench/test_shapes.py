@@ -1,24 +1,25 @@
-"""The suites: the shapes that the layers have."""
+"""Sets of shapes: the shapes that the layers have."""
 
 from __future__ import annotations
 
 import pytest
 
-from lowbit.bench import SUITES, gemm_case, works_of
+from lowbit.bench.suites.matmul.problem import product
+from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_every_product_of_a_suite_can_run(name: str) -> None:
     works = works_of(name)
     assert works
     assert len({work.shape for work in works}) == len(works)
     for work in works:
-        assert gemm_case(work.shape, "u8:s8:u8").sizes == {"M": work.m, "K": work.k, "N": work.n}
+        assert product(work.shape, "u8:s8:u8").sizes == {"M": work.m, "K": work.k, "N": work.n}
 
 
 def test_all_is_everything() -> None:
     shapes = {work.shape for work in works_of("all")}
-    for name in SUITES[:-1]:
+    for name in SHAPES[:-1]:
         assert {work.shape for work in works_of(name)} <= shapes
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lowbit.bench.record import Row, Spread
-from lowbit.bench.summary import summarize
+from lowbit.bench.core.record import Row, Spread
+from lowbit.bench.suites.matmul.problem import parse_shape
+from lowbit.bench.suites.matmul.summary import summarize
 
 
 def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:
@@ -13,15 +14,15 @@ def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:
     fields: dict[str, object] = {
         "operation": "matmul",
         "work": "",
-        "shape": shape,
+        "case": shape,
+        "sizes": parse_shape(shape),
         "dtypes": "u8:s8:s32",
         "threads": 1,
         "implementation": name,
-        "ours": ratio is None,
+        "kind": "ours" if ratio is None else "peer",
         "weights": "warm",
         "library": name,
         "version": "1",
-        "isa": None,
         "note": "",
         "seconds": Spread(1.0, 1.0, 1.0),
         "cpu_seconds": 1.0,
@@ -29,9 +30,9 @@ def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:
         "rounds": 3,
         "calls": 1,
         "operations": 1,
-        "bytes_moved": 1,
+        "bytes": 1,
         "error": 0.0,
-        "lowbit_speedup": None if ratio is None else Spread(ratio / 2, ratio, 2 * ratio),
+        "ratios": {} if ratio is None else {"lowbit": Spread(ratio / 2, ratio, 2 * ratio)},
         "best_peer": ratio is not None,
         **changes,
     }
@@ -81,7 +82,7 @@ def test_shares_are_of_lowbit_and_the_least() -> None:
         row(big, "peer", 1.0, peak_share=0.1),
         row("2048x1024:1024x1024", "lowbit", None, peak_share=0.6),
         row(wide, "lowbit", None, peak_share=0.2),
-        row("1x8:8x8", "lowbit", None, peak_share=0.3, read_share=read),
+        row("1x8:8x8", "lowbit", None, peak_share=0.3, limit_share=read),
     ]
     (one,) = summarize(rows)
     assert one.large_peak_share == 0.6

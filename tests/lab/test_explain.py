@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from lowbit import isa
-from lowbit.bench import peak
+from lowbit.bench.core import peak
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.problem import SIGNATURES, Problem, gemm_case
+from lowbit.bench.suites.matmul.problem import SIGNATURES, Problem
+from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
@@ -24,7 +25,7 @@ from lowbit.product.prepare import PreparedProduct
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem.make(gemm_case("9x70:70x33", dtypes), seed=3)
+    problem = Problem.make(product_case("9x70:70x33", dtypes), seed=3)
     ran: list[PreparedProduct] = []
     run = PreparedProduct.run
 
@@ -92,7 +93,7 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
-    problem = Problem.make(gemm_case("1x64:64x16", "f32:s8:f32"))
+    problem = Problem.make(product_case("1x64:64x16", "f32:s8:f32"))
     product = prepared_of(problem, packed_weight(problem), 1).product
     product = product._replace(m=5000, b=product.b._replace(k=8192))
     plan = dispatch.plan(product)

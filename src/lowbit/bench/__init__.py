@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from lowbit.bench.problem import gemm_case, parse_shape
-from lowbit.bench.record import Record
-from lowbit.bench.shapes import SUITES, works_of
-from lowbit.bench.suite import Plan, run
-from lowbit.bench.timing import Limits
+from lowbit.bench.core.clock import Limits
+from lowbit.bench.core.record import Record
+from lowbit.bench.core.runner import run
+from lowbit.bench.core.suite import Plan, Suite, suites
 
-__all__ = ["SUITES", "Limits", "Plan", "Record", "gemm_case", "parse_shape", "run", "works_of"]
+__all__ = ["Limits", "Plan", "Record", "Suite", "run", "suites"]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from lowbit.bench.timing import settle
+from lowbit.bench.core.clock import settle
 from lowbit.demo.encoder import BATCH, load_encoder, tokenize
 from lowbit.demo.rivals import rivals
 from lowbit.demo.sentences import manual_sentences

@@ -5,11 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import platform
-import random
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,10 +18,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lowbit import __version__, isa
-from lowbit.bench.timing import settle
+from lowbit.bench.core.case import Call
+from lowbit.bench.core.clock import Elsewhere, Limits, interleave
 from lowbit.demo.apart import PREPARE_SECONDS, Apart
 from lowbit.demo.encoder import BATCH, Batch, load_encoder, tokenize
-from lowbit.demo.measure import Latency, interleaved, quality
+from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.progress import Steps
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
@@ -40,7 +38,8 @@ from lowbit.torch import (
 )
 
 _TIMED_SENTENCES = 16  # different ones that the runs at one sentence go through
-_SECONDS = 15.0  # after which timing stops early, if there are enough runs
+# Timing stops early after these seconds, if there are enough runs.
+_SECONDS = 15.0
 _FEWEST_RUNS = {1: 20, BATCH: 6}
 _TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 
@@ -55,12 +54,12 @@ CONFIGS: dict[str, QuantizeConfig] = {
 
 @dataclass(frozen=True)
 class _Runner:
-    """Whatever embeds sentences. turn: seconds that it takes for a batch, by its size and index.
-    vectors: of all sentences, [sentences, width]."""
+    """Whatever embeds sentences. call: makes a call for a batch, by its size and index. vectors:
+    of all sentences, [sentences, width]."""
 
     detail: str
     bytes_on_disk: int
-    turn: Callable[[tuple[int, int]], float]
+    call: Callable[[int, int], Call]
     vectors: Tensor
 
 
@@ -70,12 +69,9 @@ def compare(
     repeats: int,
     threads: int | None,
     peers: bool,
-    json_path: str | Path | None,
     seed: int,
-    console: Console | None,
 ) -> DemoResult:
     """See `lowbit.demo.run`."""
-    console = console or Console()
     steps = Steps(Console(stderr=True))
     texts = manual_sentences(sentences)
     with ExitStack() as stack:
@@ -88,7 +84,7 @@ def compare(
         found = _rivals(processes, batches, notes, steps)
         runners |= _fastest(found, batches, notes)
         notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
-        timed = _time(runners, batches, repeats, random.Random(seed), steps)
+        timed = _time(runners, batches, repeats, seed, steps)
         exact = runners[FP32].vectors
         rows = tuple(
             Implementation(
@@ -101,9 +97,7 @@ def compare(
             )
             for name, one in runners.items()
         )
-        result = _result(rows, len(texts), seed, notes)
-    _show(result, console, json_path)
-    return result
+        return _result(rows, len(texts), seed, notes)
 
 
 @contextmanager
@@ -149,20 +143,12 @@ def _own(batches: Mapping[int, list[Batch]], steps: Steps) -> dict[str, _Runner]
                 done()
             detail = type(CONFIGS[name]).__name__ if name in CONFIGS else "PyTorch"
             vectors = torch.cat(parts)
-            found[name] = _Runner(detail, _size_on_disk(model), _timed(model, batches), vectors)
+            found[name] = _Runner(detail, _size_on_disk(model), _caller(model, batches), vectors)
     return found
 
 
-def _timed(
-    model: nn.Module, batches: Mapping[int, list[Batch]]
-) -> Callable[[tuple[int, int]], float]:
-    def turn(which: tuple[int, int]) -> float:
-        size, index = which
-        begin = time.perf_counter()
-        model(*batches[size][index])
-        return time.perf_counter() - begin
-
-    return turn
+def _caller(model: nn.Module, batches: Mapping[int, list[Batch]]) -> Callable[[int, int], Call]:
+    return lambda size, index: lambda: model(*batches[size][index])
 
 
 def _rivals(
@@ -190,11 +176,10 @@ def _rival(one: Apart) -> _Runner:
         one.ask(vectors=str(path))
         vectors = torch.load(path)
 
-    def turn(which: tuple[int, int]) -> float:
-        settle()  # our own threads should not take part in its turn
-        return one.ask(size=which[0], index=which[1])["seconds"]
+    def call(size: int, index: int) -> Call:
+        return Elsewhere(lambda: one.ask(size=size, index=index)["seconds"])
 
-    return _Runner(ready["detail"], ready["bytes_on_disk"], turn, vectors)
+    return _Runner(ready["detail"], ready["bytes_on_disk"], call, vectors)
 
 
 def _fastest(
@@ -218,8 +203,9 @@ def _figure(runner: _Runner, batches: Mapping[int, list[Batch]]) -> float:
     medians = []
     for size, count in _TRIALS.items():
         middle = sorted(range(len(batches[size])), key=lambda i: batches[size][i][0].numel())
-        which = size, middle[len(middle) // 2]
-        medians.append(statistics.median(runner.turn(which) for _ in range(count)))
+        call = runner.call(size, middle[len(middle) // 2])
+        assert isinstance(call, Elsewhere)
+        medians.append(statistics.median(call.seconds() for _ in range(count)))
     return math.prod(medians)
 
 
@@ -227,10 +213,10 @@ def _time(
     runners: Mapping[str, _Runner],
     batches: Mapping[int, list[Batch]],
     repeats: int,
-    rng: random.Random,
+    seed: int,
     steps: Steps,
 ) -> dict[int, dict[str, Latency]]:
-    turns = {name: one.turn for name, one in runners.items()}
+    """Median and 95th percentile, by the number of sentences; everyone takes turns."""
     singles = range(0, len(batches[1]), max(1, len(batches[1]) // _TIMED_SENTENCES))
     whole = [i for i, (tokens, _) in enumerate(batches[BATCH]) if len(tokens) == BATCH] or [0]
     found: dict[int, dict[str, Latency]] = {}
@@ -238,16 +224,17 @@ def _time(
         (1, "Timing one sentence", singles, repeats),
         (BATCH, f"Timing {BATCH} sentences", whole[:2], max(1, repeats * 3 // 10)),
     ):
+        calls = {n: [one.call(size, index) for index in indices] for n, one in runners.items()}
+        least = min(_FEWEST_RUNS[size], rounds)
+        limits = Limits(seconds=_SECONDS, least_rounds=least, most_rounds=rounds, whole=True)
         with steps.step(title, rounds) as done:
-            found[size] = interleaved(
-                turns,
-                [(size, index) for index in indices],
-                rounds=rounds,
-                fewest=_FEWEST_RUNS[size],
-                seconds=_SECONDS,
-                rng=rng,
-                on_round=done,
-            )
+            for several in calls.values():  # what a first call finds out is not to be timed
+                for call in several:
+                    call()
+            # Those of other processes have threads of their own.
+            pools = {n: n for n, each in calls.items() if isinstance(each[0], Elsewhere)}
+            taken = interleave(calls, limits, seed=seed, on_round=lambda share: done(), pools=pools)
+        found[size] = {name: latency(samples) for name, samples in taken.items()}
     return found
 
 
@@ -280,23 +267,3 @@ def _result(
         implementations=rows,
         notes=tuple(notes),
     )
-
-
-def _show(result: DemoResult, console: Console, json_path: str | Path | None) -> None:
-    console.print(result.table(), "")
-    for line in result.context():
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    if json_path is not None:
-        Path(json_path).write_text(result.to_json() + "\n", encoding="utf-8")
-        console.print(f"Written to {json_path}", highlight=False, soft_wrap=True)
-    command = f"{_command()} bench gemm 256x512:512x256 --peers"
-    console.print(f"\nNext, see the kernel alone: [bold]{command}[/bold]", soft_wrap=True)
-
-
-def _command() -> str:
-    """How to call lowbit from here: by the script beside this Python, if there is one."""
-    script = Path(sys.executable).with_name("lowbit")
-    if not script.exists():
-        return "lowbit"
-    here = Path.cwd()
-    return str(script.relative_to(here) if script.is_relative_to(here) else script)

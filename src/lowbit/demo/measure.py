@@ -1,20 +1,15 @@
-"""What the demo measures: latency, run by run in turn, and closeness of embeddings."""
+"""What the demo measures: latency, and closeness of embeddings."""
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-NEIGHBOURS = 10
+from lowbit.bench.core.clock import Samples
 
-T = TypeVar("T")
+NEIGHBOURS = 10
 
 
 @dataclass(frozen=True)
@@ -39,44 +34,11 @@ class Quality:
     neighbours: float
 
 
-def summary(seconds: Sequence[float]) -> Latency:
+def latency(samples: Samples) -> Latency:
     """Median and 95th percentile (nearest rank) of some runs."""
-    ordered = sorted(seconds)
+    ordered = sorted(float(one) * 1e3 for one in samples.seconds)
     rank = -(-95 * len(ordered) // 100)
-    return Latency(statistics.median(ordered) * 1e3, ordered[rank - 1] * 1e3, len(ordered))
-
-
-def interleaved(
-    turns: Mapping[str, Callable[[T], float]],
-    inputs: Sequence[T],
-    *,
-    rounds: int,
-    fewest: int,
-    seconds: float,
-    rng: random.Random,
-    on_round: Callable[[], object],
-) -> dict[str, Latency]:
-    """Let everyone take its turn on the same inputs, in a new random order each round.
-
-    A turn takes an input and tells the seconds that it took. Stops after `rounds` rounds, or after
-    `seconds` if at least `fewest` are done. Each input is run once before, untimed. `on_round` is
-    called between rounds, outside of what is timed.
-    """
-    for turn in turns.values():
-        for one in inputs:
-            turn(one)
-    taken: dict[str, list[float]] = {name: [] for name in turns}
-    order = list(turns)
-    start = time.perf_counter()
-    for done in range(rounds):
-        if done >= fewest and time.perf_counter() - start > seconds:
-            break
-        one = inputs[done % len(inputs)]
-        rng.shuffle(order)
-        for name in order:
-            taken[name].append(turns[name](one))
-        on_round()
-    return {name: summary(values) for name, values in taken.items()}
+    return Latency(samples.median * 1e3, ordered[rank - 1], len(ordered))
 
 
 def quality(embeddings: Tensor, exact: Tensor) -> Quality:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from lowbit.demo.measure import Latency, Quality
@@ -80,6 +83,15 @@ class DemoResult:
             )
         return table
 
+    def text(self) -> RenderableType:
+        """The table, what is to be known of it, and what to try next."""
+        from rich.console import Group
+        from rich.text import Text
+
+        command = f"{_command()} bench matmul 256x512:512x256 --peers"
+        lines = (Text(line, overflow="ignore", no_wrap=True) for line in self.context())
+        return Group(self.table(), "", *lines, "", f"Next, see the kernel alone: [bold]{command}")
+
     def context(self) -> list[str]:
         """The lines below the table: what ran, on what."""
         exact = self.implementations[0]
@@ -96,6 +108,15 @@ class DemoResult:
             f"{versions}. Sentences: {self.sentence_source}.",
             *(f"{note}." for note in self.notes),
         ]
+
+
+def _command() -> str:
+    """How to call lowbit from here: by the script beside this Python, if there is one."""
+    script = Path(sys.executable).with_name("lowbit")
+    if not script.exists():
+        return "lowbit"
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
 def _latency(one: Latency, exact: Latency) -> str:

@@ -13,12 +13,11 @@ from importlib import metadata
 
 import numpy as np
 
-from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.peers.torch_products import sums_note
-from lowbit.bench.problem import Problem
+from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.jit.workspace import aligned_empty
 from lowbit.registry.extras import absent, install
-from lowbit.spec import Case
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
@@ -46,16 +45,14 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-@implementation
-class MklIntegers:
+@implementation("matmul")
+class MklIntegers(Implementation):
     """`cblas_gemm_s8u8s32_compute` on packed weights."""
 
     name = "MKL s8u8s32"
-    ours = False
     isolated = True
-    pool = "OpenMP of torch"
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         if not case.dtypes.startswith("u8:s8:"):
             return f"multiplies u8 by s8 only, not {case.dtypes}"
         try:
@@ -68,13 +65,10 @@ class MklIntegers:
     def library(self) -> tuple[str, str]:
         return "MKL", metadata.version("mkl")
 
-    def isa(self, case: Case) -> str | None:
-        return None
-
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return sums_note(case)
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch  # noqa: F401 - loads the OpenMP runtime
 
         library = _library()
@@ -86,7 +80,7 @@ class MklIntegers:
             *(_ROW_MAJOR, _B_MATRIX, _NO_TRANSPOSE, m, n, k),
             *(problem.b.ctypes.data, n, packed.ctypes.data),
         )
-        return Prepared(_call(library, problem.a, packed, n), problem.from_sums)
+        return Ready(_call(library, problem.a, packed, n), problem.from_sums)
 
 
 def _call(library: ctypes.CDLL, a: Array, packed: Array, n: int) -> Callable[[], Array]:

@@ -9,39 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.peers.torch_products import only_u8_or_s8_by_s8, sums_note
-from lowbit.bench.problem import Problem
+from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.registry.extras import absent
-from lowbit.spec import Case
 
 _FLIP = 128
 
 
-@implementation
-class NumKong:
+@implementation("matmul")
+class NumKong(Implementation):
     """`numkong.dots_packed`. It multiplies bytes of one sign, so a left operand of u8 is given to
     it with 128 taken away; what that adds to the sums is added when the result is read."""
 
     name = "NumKong i8"
-    ours = False
     isolated = True
     pool = "OpenMP of numkong"
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         return absent("numkong") or only_u8_or_s8_by_s8(case)
 
     def library(self) -> tuple[str, str]:
         return "NumKong", metadata.version("numkong")
 
-    def isa(self, case: Case) -> str | None:
-        return None
-
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         shifted = ["left bytes made signed beforehand"] if case.dtypes.startswith("u8") else []
         return sums_note(case, *shifted)
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")
         packed = numkong.dots_pack(np.ascontiguousarray(problem.b.T))
         unsigned = problem.a.dtype == np.uint8
@@ -55,4 +50,4 @@ class NumKong:
                 sums += _FLIP * problem.b.sum(axis=0, dtype=np.int64)
             return problem.from_sums(sums)
 
-        return Prepared(partial(numkong.dots_packed, left, packed, **options), read)
+        return Ready(partial(numkong.dots_packed, left, packed, **options), read)

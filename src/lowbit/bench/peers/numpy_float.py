@@ -6,36 +6,33 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.bench.implementation import Prepared, implementation
-from lowbit.bench.problem import Problem
+from lowbit.bench.core.case import Implementation, Ready, implementation
+from lowbit.bench.suites.matmul.problem import Problem, Product
 from lowbit.registry.extras import absent
-from lowbit.spec import Case
 
 
-@implementation
-class NumpyFloat:
+@implementation("matmul")
+class NumpyFloat(Implementation):
     """The product of the float version of the data."""
 
     name = "numpy fp32"
-    ours = False
-    isolated = False
     pool = "BLAS of numpy"
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         return absent("threadpoolctl")  # without it its threads cannot be set
 
     def library(self) -> tuple[str, str]:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         return str(blas["name"]), f"{blas['version']} in numpy {np.__version__}"
 
-    def isa(self, case: Case) -> str | None:
+    def runs_on(self, case: Product) -> str | None:
         from threadpoolctl import threadpool_info
 
         names = [pool.get("architecture") for pool in threadpool_info()]
         return next((name for name in names if name), None)
 
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return "float32 data and result"
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
-        return Prepared(partial(np.matmul, problem.a_float, problem.b_float), problem.from_real)
+    def prepare(self, problem: Problem, threads: int) -> Ready:
+        return Ready(partial(np.matmul, problem.a_float, problem.b_float), problem.from_real)

@@ -9,13 +9,12 @@ import numpy as np
 import lowbit
 from lowbit import api
 from lowbit import isa as instruction_sets
-from lowbit.bench.implementation import Prepared, implementation
-from lowbit.bench.problem import Problem
+from lowbit.bench.core.case import OURS, Implementation, Ready, implementation
+from lowbit.bench.suites.matmul.problem import Problem, Product
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics import QTensor, int_format
 from lowbit.product import dispatch
-from lowbit.spec import Case
 from lowbit.spec.operations.products import linear_dynamic
 from lowbit.weights.panels import PackedMatrix
 
@@ -25,42 +24,39 @@ _NIBBLES = {"s4": "int4", "u4": "uint4"}
 def packed_weight(problem: Problem) -> PackedMatrix:
     """The right operand of a problem, packed."""
     if problem.b_scale is None:
-        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtype("b").code))
+        return api.pack(problem.b, dtype=_NIBBLES.get(problem.case.dtypes.split(":")[1]))
     zero = np.zeros(problem.b_scale.shape, np.int32)
     fmt = int_format(problem.b.dtype.name)
     return api.pack(QTensor(problem.b, problem.b_scale, zero, fmt, axis=1))
 
 
-@implementation
-class Lowbit:
+def thread_limit(threads: int) -> int | None:
+    """What a call is told: as the peers, how many threads there are, free to use fewer for little
+    work."""
+    return None if max_threads() == threads else threads
+
+
+@implementation("matmul")
+class Lowbit(Implementation):
     """This library."""
 
     name = "lowbit"
-    ours = True
-    isolated = False
-    pool = "OpenMP of torch"
-
-    def available(self, case: Case) -> str | None:
-        return None
+    kind = OURS
 
     def library(self) -> tuple[str, str]:
         return "lowbit", lowbit.__version__
 
-    def isa(self, case: Case) -> str | None:
+    def runs_on(self, case: Product) -> str | None:
         m, n, k = (case.sizes[dim] for dim in "MNK")
         return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
 
-    def note(self, case: Case) -> str:
-        return ""
-
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         packed = packed_weight(problem)
-        # As the peers: told how many threads there are, free to use fewer for little work.
-        limit = None if max_threads() == threads else threads
+        limit = thread_limit(threads)
         if problem.b_scale is None:
-            return Prepared(partial(api.matmul, problem.a, packed, threads=limit))
+            return Ready(partial(api.matmul, problem.a, packed, threads=limit))
         if problem.case.spec is linear_dynamic:
-            return Prepared(partial(api.linear_dynamic, problem.a, packed, threads=limit))
+            return Ready(partial(api.linear_dynamic, problem.a, packed, threads=limit))
         call = partial(
             api.matmul_scaled,
             problem.a,
@@ -70,7 +66,7 @@ class Lowbit:
             threads=limit,
         )
         if not problem.quantizes:
-            return Prepared(call)
+            return Ready(call)
         scale, zero_point = problem.out_quantization
         out = {"out_dtype": "uint8", "out_scale": scale, "out_zero_point": zero_point}
-        return Prepared(partial(call, **out))
+        return Ready(partial(call, **out))

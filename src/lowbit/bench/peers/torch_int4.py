@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.bench.linear_problem import Call, LinearTask, Ready
+from lowbit.bench.core.case import Call, Ready, implementations
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit.registry.extras import absent
+from lowbit.bench.suites.linear.problem import Layer, Task
 
 if TYPE_CHECKING:
     import torch
@@ -28,62 +28,31 @@ def read(result: torch.Tensor) -> np.ndarray:
 def _ready(of: Callable[[torch.Tensor], Call], weight: torch.Tensor) -> Ready:
     """`of` makes a call that reads the weight it is given."""
     nbytes = weight.numel() * weight.element_size()
-    return Ready(of(weight), nbytes, lambda: of(weight.clone()), read)
+    return Ready(of(weight), read, nbytes, lambda: of(weight.clone()))
 
 
-class _TorchLinear(ABC):
-    """What the layers here share."""
-
-    name: str
-    activations = ""
-    isolated = False
-    fallback = False
-    operator = ""
-    """Of torch.ops.aten, where not every PyTorch has it."""
-    component: tuple[str, str] | None = None
-
-    def available(self) -> str | None:
-        if (reason := absent("torch")) is not None:
-            return reason
-        import torch
-
-        if self.operator and not hasattr(torch.ops.aten, self.operator):
-            return f"PyTorch {torch.__version__} has no operator {self.operator}"
-        return None
-
-    def library(self) -> tuple[str, str]:
-        inside = Torch()
-        inside.component = self.component
-        return inside.library()
-
-    def note(self) -> str:
-        return ""
-
-    @abstractmethod
-    def prepare(self, task: LinearTask, threads: int) -> Ready: ...
-
-
-class TorchFloatLinear(_TorchLinear):
+class TorchFloatLinear(Torch):
     """`torch.nn.functional.linear` in float32 or bfloat16, on the dequantized weight."""
+
+    isolated = False
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.name = {"float32": "torch fp32", "bfloat16": "torch bf16"}[dtype]
         self.component = MKL if dtype == "float32" else ONEDNN
 
-    def prepare(self, task: LinearTask, threads: int) -> Ready:
+    def prepare(self, problem: Task, threads: int) -> Ready:
         import torch
 
         dtype = getattr(torch, self.dtype)
-        x = torch.from_numpy(task.x).to(dtype)
-        weight = torch.from_numpy(task.weight).T.contiguous().to(dtype)
+        x = torch.from_numpy(problem.x).to(dtype)
+        weight = torch.from_numpy(problem.weight).T.contiguous().to(dtype)
         return _ready(lambda own: partial(torch.nn.functional.linear, x, own), weight)
 
 
-class TorchInt4Pack(_TorchLinear):
+class TorchInt4Pack(Torch):
     """`_weight_int4pack_mm_for_cpu`: weights of 4 bits, activations of bfloat16 or float32."""
 
-    isolated = True
     operator = "_weight_int4pack_mm_for_cpu"
 
     def __init__(self, dtype: str) -> None:
@@ -91,20 +60,22 @@ class TorchInt4Pack(_TorchLinear):
         self.name = f"torch int4pack {'bf16' if dtype == 'bfloat16' else 'fp32'}"
         self.fallback = dtype == "float32"
 
-    def note(self) -> str:
+    def note(self, case: Layer) -> str:
         return "scales rounded to bfloat16" if self.dtype == "bfloat16" else ""
 
-    def prepare(self, task: LinearTask, threads: int) -> Ready:
+    def prepare(self, problem: Task, threads: int) -> Ready:
         import torch
 
         dtype = getattr(torch, self.dtype)
-        values = torch.from_numpy(np.ascontiguousarray(task.values.T, np.int32))
+        values = torch.from_numpy(np.ascontiguousarray(problem.values.T, np.int32))
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, _INNER_K_TILES)
         # It takes values less 8, and what is to be added to their multiples, not subtracted.
-        zeros = task.scale * (_MIDDLE - task.zero)
-        both = torch.from_numpy(np.stack([task.scale, zeros.astype(np.float32)], axis=-1)).to(dtype)
-        x = torch.from_numpy(task.x).to(dtype)
-        size = task.shape.group_size or task.shape.k
+        zeros = problem.scale * (_MIDDLE - problem.zero)
+        both = torch.from_numpy(np.stack([problem.scale, zeros.astype(np.float32)], axis=-1)).to(
+            dtype
+        )
+        x = torch.from_numpy(problem.x).to(dtype)
+        size = problem.case.group_size or problem.x.shape[1]
 
         def of(own: torch.Tensor) -> Call:
             operator: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -112,48 +83,46 @@ class TorchInt4Pack(_TorchLinear):
 
         ready = _ready(of, packed)
         scales = both.numel() * both.element_size()
-        return Ready(ready.call, ready.nbytes + scales, ready.again, ready.read)
+        return replace(ready, nbytes=ready.nbytes + scales)
 
 
-class TorchDynamic4Bit(_TorchLinear):
+class TorchDynamic4Bit(Torch):
     """`_dyn_quant_matmul_4bit`: weights of 4 bits, float32 activations quantized to 8."""
 
     name = "torch dyn_quant 4bit"
-    isolated = True
     fallback = True
     operator = "_dyn_quant_matmul_4bit"
 
-    def prepare(self, task: LinearTask, threads: int) -> Ready:
+    def prepare(self, problem: Task, threads: int) -> Ready:
         import torch
 
-        shape = task.shape
-        if shape.zero_points:
+        k, n = problem.values.shape
+        if problem.case.zero_points:
             raise ValueError("it takes no zero points")
-        if shape.k % 2:
-            raise ValueError(f"K is {shape.k}; it takes even ones only")
-        nibbles = np.ascontiguousarray(task.values.T)
+        if k % 2:
+            raise ValueError(f"K is {k}; it takes even ones only")
+        nibbles = np.ascontiguousarray(problem.values.T)
         pairs = torch.from_numpy(nibbles[:, 1::2] << 4 | nibbles[:, ::2])
-        scales = torch.from_numpy(np.ascontiguousarray(task.scale.T))
-        size = shape.group_size or shape.k
-        if shape.group_size:  # it takes no others then
+        scales = torch.from_numpy(np.ascontiguousarray(problem.scale.T))
+        size = problem.case.group_size or k
+        if problem.case.group_size:  # it takes no others then
             scales = scales.bfloat16()
         pack: Any = torch.ops.aten._dyn_quant_pack_4bit_weight
-        packed = pack(pairs, scales, None, size, shape.k, shape.n)
-        x = torch.from_numpy(task.x)
+        packed = pack(pairs, scales, None, size, k, n)
+        x = torch.from_numpy(problem.x)
 
         def of(own: torch.Tensor) -> Call:
             multiply: Any = torch.ops.aten._dyn_quant_matmul_4bit
-            return partial(multiply, x, own, size, shape.k, shape.n)
+            return partial(multiply, x, own, size, k, n)
 
         return _ready(of, packed)
 
 
-def peers() -> tuple[_TorchLinear, ...]:
-    """All of them."""
-    return (
-        TorchInt4Pack("bfloat16"),
-        TorchInt4Pack("float32"),
-        TorchDynamic4Bit(),
-        TorchFloatLinear("bfloat16"),
-        TorchFloatLinear("float32"),
-    )
+for _one in (
+    TorchInt4Pack("bfloat16"),
+    TorchInt4Pack("float32"),
+    TorchDynamic4Bit(),
+    TorchFloatLinear("bfloat16"),
+    TorchFloatLinear("float32"),
+):
+    implementations.add(f"linear: {_one.name}", _one)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from lowbit.bench.implementation import Array, Prepared, implementation
-from lowbit.bench.problem import Problem
+from lowbit.bench.core.case import Implementation, Ready, implementation
+from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.registry.extras import absent
-from lowbit.spec import Case
 from lowbit.spec.operations.products import linear_dynamic, matmul
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
@@ -21,12 +21,12 @@ SUMS_ONLY = "32-bit sums, neither scaled nor rounded"
 """The note of an implementation that stops at the integer sums where the case goes on."""
 
 
-def sums_note(case: Case, *more: str) -> str:
+def sums_note(case: Product, *more: str) -> str:
     """The note of an implementation that only sums, and what else is to be said of it."""
     return "; ".join((*([] if case.spec is matmul else [SUMS_ONLY]), *more))
 
 
-def only_u8_or_s8_by_s8(case: Case) -> str | None:
+def only_u8_or_s8_by_s8(case: Product) -> str | None:
     """The reason against a case that is not of u8 or s8 by s8; None for one that is."""
     left, right, _ = case.dtypes.split(":")
     if case.spec is linear_dynamic or left not in ("u8", "s8") or right != "s8":
@@ -34,18 +34,18 @@ def only_u8_or_s8_by_s8(case: Case) -> str | None:
     return None
 
 
-class Torch:
+class Torch(Implementation):
     """What the peers inside PyTorch share."""
 
-    ours = False
     isolated = True
-    pool = "OpenMP of torch"
     component: tuple[str, str] | None = None
     """Name and pattern of its version in torch's build configuration."""
     engine: str = ""
     """The engine of torch's quantized operators that it needs, "" if none."""
+    operator: str = ""
+    """Of torch.ops.aten, where not every PyTorch has it."""
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Any) -> str | None:
         if (reason := absent("torch")) is not None:
             return reason
         import torch
@@ -53,6 +53,8 @@ class Torch:
         engines = torch.backends.quantized.supported_engines
         if self.engine and self.engine not in engines:
             return f"this PyTorch has no engine {self.engine}; it has {', '.join(engines)}"
+        if self.operator and not hasattr(torch.ops.aten, self.operator):
+            return f"PyTorch {torch.__version__} has no operator {self.operator}"
         return None
 
     def library(self) -> tuple[str, str]:
@@ -65,14 +67,8 @@ class Torch:
         match = re.search(pattern, torch.__config__.show())
         return name, f"{match[1]} in {inside}" if match else f"in {inside}"
 
-    def isa(self, case: Case) -> str | None:
-        return None
 
-    def note(self, case: Case) -> str:
-        return ""
-
-
-@implementation
+@implementation("matmul")
 class TorchFloat(Torch):
     """PyTorch's float32 product on the float version of the data: MKL on x86-64."""
 
@@ -80,10 +76,10 @@ class TorchFloat(Torch):
     isolated = False
     component = MKL
 
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return "float32 data and result"
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
         a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float)
@@ -91,25 +87,25 @@ class TorchFloat(Torch):
         def read(result: torch.Tensor) -> Array:
             return problem.from_real(result.numpy())
 
-        return Prepared(partial(torch.mm, a, b), read)
+        return Ready(partial(torch.mm, a, b), read)
 
 
-@implementation
+@implementation("matmul")
 class TorchIntMm(Torch):
     """`torch._int_mm`: 8-bit integers to int32, weights not packed in advance."""
 
     name = "torch _int_mm"
     component = ONEDNN
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         return only_u8_or_s8_by_s8(case) or super().available(case)
 
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return sums_note(case, "weights not packed")
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
         a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
         call = partial(torch.ops.aten._int_mm.default, a, b)
-        return Prepared(call, lambda result: problem.from_sums(np.asarray(result)))
+        return Ready(call, lambda result: problem.from_sums(np.asarray(result)))

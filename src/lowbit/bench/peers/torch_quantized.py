@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.bench.implementation import Array, Prepared, implementation
+from lowbit.bench.core.case import Ready, implementation
 from lowbit.bench.peers.torch_products import FBGEMM, ONEDNN, Torch, only_u8_or_s8_by_s8
-from lowbit.bench.problem import Problem
-from lowbit.spec import Case
+from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.spec.operations.products import linear_dynamic
 
 if TYPE_CHECKING:
     import torch
 
 
-@implementation
+@implementation("matmul")
 class OnednnLinear(Torch):
     """oneDNN through torch's qlinear: 8-bit integers to float32 or to 8 bits, weights packed."""
 
@@ -29,10 +28,10 @@ class OnednnLinear(Torch):
     component = ONEDNN
     engine = "onednn"
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         return only_u8_or_s8_by_s8(case) or super().available(case)
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
         m, n, k = (problem.case.sizes[dim] for dim in "MNK")
@@ -54,10 +53,10 @@ class OnednnLinear(Torch):
             [],
             "",
         )
-        return Prepared(call)
+        return Ready(call)
 
 
-@implementation
+@implementation("matmul")
 class FbgemmLinear(Torch):
     """FBGEMM through torch's quantized linear, which makes 8 bits of the result again.
 
@@ -69,16 +68,16 @@ class FbgemmLinear(Torch):
     component = FBGEMM
     engine = "fbgemm"
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         left, right, _ = case.dtypes.split(":")
         if (left, right) != ("u8", "s8"):
             return f"multiplies u8 by s8 only, not {case.dtypes}"
         return super().available(case)
 
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return "" if case.dtypes.endswith(":u8") else "u8 result"
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
         scale, zero_point = problem.out_quantization
@@ -95,29 +94,29 @@ class FbgemmLinear(Torch):
         def read(result: torch.Tensor) -> Array:
             return (result.int_repr() if problem.quantizes else result.dequantize()).numpy()
 
-        return Prepared(call, read)
+        return Ready(call, read)
 
 
 class _TorchDynamic(Torch):
     """torch's dynamic linear: one scale for the whole activation, found in each call."""
 
-    def available(self, case: Case) -> str | None:
+    def available(self, case: Product) -> str | None:
         if case.spec is not linear_dynamic:
             return f"multiplies f32 by s8 only, not {case.dtypes}"
         return super().available(case)
 
-    def note(self, case: Case) -> str:
+    def note(self, case: Product) -> str:
         return "one scale for all rows"
 
-    def prepare(self, problem: Problem, threads: int) -> Prepared:
+    def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
         weight = _packed_linear(problem, self.engine)
         x = torch.from_numpy(problem.a)
-        return Prepared(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
+        return Ready(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
 
 
-@implementation
+@implementation("matmul")
 class OnednnDynamic(_TorchDynamic):
     """torch's dynamic linear on oneDNN."""
 
@@ -126,7 +125,7 @@ class OnednnDynamic(_TorchDynamic):
     engine = "onednn"
 
 
-@implementation
+@implementation("matmul")
 class FbgemmDynamic(_TorchDynamic):
     """torch's dynamic linear on FBGEMM."""
 

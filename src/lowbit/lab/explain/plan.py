@@ -9,15 +9,19 @@ and whatever the kernel leaves unused.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from lowbit import isa as instruction_sets
-from lowbit.bench import context, peak
-from lowbit.bench.peak import Ceiling
+from lowbit.bench.core import peak
+from lowbit.bench.core.clock import Limits, interleave, quantiles
+from lowbit.bench.core.cpu import Cpu
+from lowbit.bench.core.peak import Ceiling
+from lowbit.bench.core.record import Spread
 from lowbit.bench.peers.own import Lowbit, packed_weight
-from lowbit.bench.problem import Problem, gemm_case, shape_of
-from lowbit.bench.record import Spread
-from lowbit.bench.timing import Limits, interleave, quantiles
+from lowbit.bench.suites.matmul.problem import Problem
+from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import host
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
@@ -126,7 +130,7 @@ class Explanation:
 
     def to_json(self) -> str:
         """Everything as JSON text."""
-        plain = asdict(self)
+        plain = msgspec.to_builtins(self)
         plain["prediction"]["seconds"] = self.prediction.seconds
         return json.dumps({**plain, "reached": self.reached}, indent=2, allow_nan=False)
 
@@ -138,11 +142,11 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     that measure the limits for about two seconds. ValueError if shape, dtypes or threads are not
     understood; RuntimeError if LOWBIT_ISA forces a set that the machine lacks.
     """
-    case = gemm_case(shape, dtypes)
+    case = product_case(shape, dtypes)
     if threads is not None and threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
     problem = Problem.make(case)
-    with context.thread_count(threads or max_threads()):
+    with Cpu().using(threads or max_threads()):
         packed = packed_weight(problem)
         prepared = prepared_of(problem, packed, threads)
         plan, product = prepared.plan, prepared.product
@@ -153,7 +157,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     m, k = case.sizes["M"], case.sizes["K"]
     return Explanation(
         operation=case.spec.name,
-        shape=shape_of(case),
+        shape=case.name,
         dtypes=dtypes,
         cpu=host.cpu_name(),
         kernel=plan.micro.name,
@@ -240,7 +244,7 @@ def _predict(
     rows, columns = _packed_rows(product, plan), len(packed.column_sums)
     depth = padded_k(product.k)
     operations = 2 * rows * columns * depth
-    out = problem.case.dtype("c").bits // 8
+    out = problem.case.stated.dtype("c").bits // 8
     moved = problem.a.nbytes + 2 * rows * depth + packed.nbytes + product.m * product.n * out
     level = _level(moved, plan.threads)
     compute = operations / (ceiling.gops * 1e9)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.bench.table import format_seconds, format_share, format_spread, three_digits
+from lowbit.bench.core.table import format_known, format_seconds, format_spread, three_digits
 from lowbit.lab.explain.plan import Blocking, Explanation, Operand
 
 
@@ -50,7 +50,7 @@ def _count(number: int, of: str) -> str:
 def _operand(one: Operand) -> str:
     return (
         f"{one.given_bytes:,} bytes become {one.packed_bytes:,}, of which "
-        f"{format_share(one.padding)} is padding"
+        f"{format_known(one.padding)} is padding"
     )
 
 

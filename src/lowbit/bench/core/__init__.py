@@ -1,0 +1,1 @@
+"""What all benchmarks share: cases, clocks, limits, records, tables, one runner."""

@@ -1,0 +1,136 @@
+"""What is measured: cases, their data, and whatever can do them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from lowbit.registry import Registry
+
+Call = Callable[[], Any]
+
+OURS, PEER, LIMIT, STEP, OTHER = "ours", "peer", "limit", "step", "other"
+"""Kinds of implementations: lowbit's own, which others are compared with; other libraries; a limit
+of the machine, which computes nothing; a step to read on the way; and what is none of these."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. name: what tells it apart among those of its operation and dtypes, a
+    shape `MxK:KxN` where it is a product. work: what it is part of, "" if that was not said."""
+
+    operation: str
+    name: str
+    dtypes: str = ""
+    work: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.operation, self.dtypes, self.name)))
+
+
+class Problem(Protocol):
+    """A case with its data.
+
+    operations: additions and multiplications. bytes: the least that must be moved. weight_bytes:
+    of the weights, where a call reads such.
+    """
+
+    @property
+    def operations(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def error(self, result: Any) -> float | None:
+        """The largest difference from the ideal result, as a share of its largest element."""
+        ...
+
+    def wrong(self, one: Implementation, result: Any) -> str | None:
+        """Why the result of an implementation cannot be let pass, None if it can."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An implementation with its weights packed.
+
+    call: what is timed. read: makes its result an array, whatever it stopped at itself. nbytes:
+    the weights that it reads, if they are not as large as the problem says. again: makes such a
+    call on a copy of the weights at another place in memory. extra: further fields of the row.
+    """
+
+    call: Call
+    read: Callable[[Any], Any] = np.asarray
+    nbytes: int = 0
+    again: Callable[[], Call] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Implementation:
+    """Something that can do the cases of a suite; a class below it says how.
+
+    name: unique in its suite. isolated: whether it is to be tried in a process of its own first,
+    since it can crash. fallback: whether its library has nothing but a plain loop for it on some
+    processors. always: whether it runs without peers too. pool: the threads that it runs on, by
+    the name of what keeps them. Each allocates its own result, as a user's call does.
+    """
+
+    name: str
+    kind: str = PEER
+    isolated: bool = False
+    fallback: bool = False
+    always: bool = False
+    pool: str = "OpenMP of torch"
+
+    def available(self, case: Any) -> str | None:
+        """None if it can run this case here, else the reason."""
+
+    def library(self) -> tuple[str, str]:
+        """The library that does the work, and its version. Only after `available`."""
+        raise NotImplementedError
+
+    def runs_on(self, case: Any) -> str | None:
+        """The instruction set or kernel that it uses, None if it does not tell."""
+
+    def note(self, case: Any) -> str:
+        """What it does otherwise than the case asks, "" if nothing."""
+        return ""
+
+    def prepare(self, problem: Any, threads: int) -> Ready:
+        """Pack the weights; what this does is not timed. ValueError or RuntimeError if it takes no
+        such problem."""
+        raise NotImplementedError
+
+
+implementations: Registry[Implementation] = Registry("implementation", "lowbit.bench.peers")
+"""Of all suites; the name of the suite stands before that of the implementation."""
+
+
+_Class = TypeVar("_Class", bound=Callable[[], Implementation])
+
+
+def implementation(suite: str) -> Callable[[_Class], _Class]:
+    """Register a class of implementations of a suite; it is made without arguments."""
+
+    def register(cls: _Class) -> _Class:
+        one = cls()
+        implementations.add(f"{suite}: {one.name}", one)
+        return cls
+
+    return register
+
+
+def implementations_of(suite: str) -> tuple[Implementation, ...]:
+    """Those of a suite, lowbit's own first."""
+    names = [name for name in implementations.names() if name.startswith(f"{suite}: ")]
+    return tuple(sorted(map(implementations.get, names), key=lambda one: one.kind != OURS))
+
+
+def find(suite: str, name: str) -> Implementation:
+    """ValueError, with the names that there are, if none is called so."""
+    return implementations.get(f"{suite}: {name}")

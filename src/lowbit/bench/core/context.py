@@ -1,0 +1,54 @@
+"""Where and how a benchmark runs, as its record holds it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lowbit
+
+if TYPE_CHECKING:
+    from lowbit.bench.core.suite import Plan
+
+_LIBRARIES = (
+    "numpy", "llvmlite", "torch", "triton", "numba", "threadpoolctl", "mkl", "numkong", "faiss-cpu",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, lowbit and the libraries that it works with, where installed."""
+    found = {"python": platform.python_version(), "lowbit": lowbit.__version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the checkout that lowbit runs from, with `-dirty` if changed; None outside."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    command += ["--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def gather(plan: Plan) -> dict[str, Any]:
+    """What does not depend on what the clock is of."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "threads": list(plan.threads),
+        "versions": versions(),
+        "commit": commit(),
+        "seed": plan.seed,
+        "noise_limit": plan.limits.noise,
+        "time_limit_seconds": plan.limits.seconds,
+    }

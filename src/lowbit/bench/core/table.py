@@ -1,0 +1,211 @@
+"""A record as text: tables with declared columns, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.bench.core.case import LIMIT
+from lowbit.bench.core.peak import PRODUCTS, Ceiling, share
+from lowbit.bench.core.record import Record, Row, Spread, groups, thread_text
+
+
+def _always(rows: Sequence[Row]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, and the text of a row. when: whether a table of these rows has it."""
+
+    heading: str
+    cell: Callable[[Row], str]
+    right: bool = True
+    when: Callable[[Sequence[Row]], bool] = _always
+
+
+def new_table(title: str, columns: Sequence[tuple[str, bool]]) -> Table:
+    """An empty table; for each column its heading, and whether it is set to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for heading, right in columns:
+        if right:
+            table.add_column(heading, justify="right")
+        else:
+            table.add_column(heading, overflow="fold")
+    return table
+
+
+def table(
+    title: str, rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool, bold: bool = True
+) -> Table:
+    """A line for each row. by_time: the fastest first. bold: whether lowbit's own are."""
+    shown = [column for column in columns if column.when(rows)]
+    made = new_table(title, [(column.heading, column.right) for column in shown])
+    for row in sorted(rows, key=lambda row: row.seconds.median) if by_time else rows:
+        style = "bold" if bold and row.ours else None
+        made.add_row(*(column.cell(row) for column in shown), style=style)
+    return made
+
+
+def tables(
+    rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool = True
+) -> Iterator[RenderableType]:
+    """A table for each case, number of threads and state of the weights, with its notes."""
+    for group in groups(rows, "operation", "case", "dtypes", "threads", "weights"):
+        first = group[0]
+        parts = [" ".join(filter(None, (first.operation, first.dtypes, first.case)))]
+        parts += [f"{first.weights} weights"] if first.weights else []
+        parts += [thread_text(first.threads)] if first.threads is not None else []
+        yield table(", ".join(parts), group, columns, by_time=by_time)
+        yield from notes(group)
+        yield ""
+
+
+def ratio_columns(rows: Sequence[Row], name: Callable[[str], str] = str) -> list[Column]:
+    """For each that others are compared with, the times over its time."""
+    several = dict.fromkeys(reference for row in rows for reference in row.ratios)
+
+    def column(reference: str) -> Column:
+        return Column(
+            f"time / {name(reference)}'s",
+            lambda row: format_ratio(row.ratios[reference]) if reference in row.ratios else "",
+            when=lambda rows: any(reference in row.ratios for row in rows),
+        )
+
+    return [column(reference) for reference in several]
+
+
+def _limited(rows: Sequence[Row]) -> bool:
+    return any(row.limit_share is not None for row in rows)
+
+
+def limit_share(row: Row) -> str:
+    """How fast bytes are moved, as a share of a limit."""
+    return "" if row.limit_share is None else format_known(share(row.limit_share.median))
+
+
+def peak_share(row: Row) -> str:
+    """Of the operations a second; "" where nothing is computed."""
+    return "" if row.kind == LIMIT else format_known(row.peak_share)
+
+
+IMPLEMENTATION = Column("implementation", lambda row: row.implementation, right=False)
+RUNS_ON = Column("runs on", lambda row: row.runs_on or "not told", right=False)
+TIME = Column("time", lambda row: format_seconds(row.seconds.median))
+SPREAD = Column(
+    "p10 to p90", lambda row: format_spread(row.seconds) if row.rounds > 1 else "one run"
+)
+GOPS = Column("GOP/s", lambda row: "" if row.kind == LIMIT else three_digits(row.gops))
+GBS = Column("GB/s", lambda row: three_digits(row.gbs))
+PEAK = Column("% of peak", peak_share)
+ERROR = Column("error", lambda row: "" if row.error is None else format_error(row.error))
+READ = Column("% of read rate", limit_share, when=_limited)
+
+
+def header(record: Record) -> list[RenderableType]:
+    """Machine, versions, and the measured limits."""
+    where = record.context
+    machine = f"{where['cpu']}, {where['isa']}" if "cpu" in where else where["gpu"]
+    if "cpu" in where:
+        threads = " and ".join(thread_text(count) for count in where["threads"])
+        machine += f", {threads} ({where['thread_runtime']})"
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    return [Text(f"{machine}; {versions}"), *map(limits_line, record.ceilings)]
+
+
+def limits_line(ceiling: Ceiling) -> Text:
+    """What the machine can do, as measured, and what of it was not measured well."""
+    text = f"limits with {thread_text(ceiling.threads)}: "
+    text += f"{three_digits(ceiling.gops)} GOP/s of int8 ({ceiling.way})"
+    if ceiling.read_gbs:
+        reads = (f"{level} {three_digits(rate)}" for level, rate in ceiling.read_gbs.items())
+        text += "; reading, GB/s: " + ", ".join(reads)
+    if ceiling.disturbed:
+        where = ", ".join("int8" if one == PRODUCTS else one for one in ceiling.disturbed)
+        text += f"; at least that much of {where}: not measured well, other work had the cores"
+    return Text(text)
+
+
+def notes(rows: Sequence[Row]) -> list[Text]:
+    """The best peer, how well the medians are known, and what the rows have to say."""
+    lines = []
+    best = next((row for row in rows if row.best_peer), None)
+    if best is not None and (ratio := best.speedup()) is not None:
+        name = next(iter(best.ratios))
+        lines.append(
+            f"best peer: {best.implementation}; {name} is {format_ratio(ratio)} times as fast"
+        )
+    noise = [row.noise for row in rows if row.noise is not None]
+    known = f"; medians known to within {max(noise):.1%}" if noise else ""
+    lines.append(f"{max(row.rounds for row in rows)} rounds in random order{known}")
+    few: dict[int, list[str]] = {}
+    for row in rows:
+        if row.noise is None:
+            few.setdefault(row.rounds, []).append(row.implementation)
+    for count, names in few.items():
+        lines.append(f"only {count} rounds in the time limit: {', '.join(names)}")
+    told = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
+    return [*map(Text, lines), *(Text(note, style="dim") for note in told)]
+
+
+def left_out(record: Record) -> list[Text]:
+    """What did not run, and why; where some cases are run, with the names of the others."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for one in record.absent:
+        reasons.setdefault((one.implementation, one.reason), []).append(one.case)
+    cases = {row.case for row in record.rows}
+    lines = []
+    for (name, reason), several in reasons.items():
+        where = list(dict.fromkeys(several))
+        at = f" at {', '.join(where)}" if set(where) < cases and len(where) <= 6 else ""
+        lines.append(Text(f"not run: {name}{at}: {reason}", style="dim"))
+    return lines
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration with its unit, about three significant digits."""
+    unit, size = _unit(seconds)
+    return f"{three_digits(seconds / size)} {unit}"
+
+
+def format_spread(spread: Spread) -> str:
+    """The 10th and 90th percentile of a duration, in the unit of its median."""
+    size = _unit(spread.median)[1]
+    return f"{three_digits(spread.p10 / size)} to {three_digits(spread.p90 / size)}"
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+    return next((unit for unit in units if seconds >= unit[1]), units[-1])
+
+
+def format_error(error: float) -> str:
+    """An error relative to the largest element of the result."""
+    return "exact" if error == 0 else f"{error:.1e}"
+
+
+def format_known(part: float | None) -> str:
+    """A share of a measured limit in per cent; None is one that was not measured well."""
+    if part is None:
+        return "not known"
+    return f"{part:.1%}" if part < 0.1 else f"{part:.0%}"
+
+
+def format_ratio(ratio: Spread) -> str:
+    """A ratio with its spread."""
+    middle, low, high = (three_digits(x) for x in (ratio.median, ratio.p10, ratio.p90))
+    return f"{middle} ({low} to {high})"
+
+
+def three_digits(value: float) -> str:
+    """A positive number with two or three significant digits."""
+    if value >= 100:
+        return f"{value:.0f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -1,0 +1,118 @@
+"""Indices over vectors: lowbit's, and the exhaustive ones of FAISS, from `faiss-cpu`."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+import lowbit
+from lowbit.bench.core.case import OURS, implementation, implementations
+from lowbit.bench.suites.search import Data, Filled, Floats, Ids, Index, Search
+from lowbit.registry.extras import absent
+
+_PART = 1 << 16  # vectors that are added together
+_BITS = {4: "QT_4bit", 8: "QT_8bit"}
+
+
+class Lowbit(Index):
+    """`VectorIndex`; `rescores`: with the best candidates rescored from the float32 vectors."""
+
+    kind = OURS
+    pool = ""
+
+    def __init__(self, rescores: bool) -> None:
+        self.rescores = rescores
+        self.name = "lowbit, rescored" if rescores else "lowbit"
+
+    def library(self) -> tuple[str, str]:
+        return "lowbit", lowbit.__version__
+
+    def fits(self, suite: Search) -> bool:
+        return suite.candidates > 0 or not self.rescores
+
+    def fill(self, data: Data, threads: int) -> Filled:
+        suite = data.suite
+        index = lowbit.VectorIndex(suite.dim, suite.bits, metric=suite.metric)
+        index.add(data.vectors)
+        extra: dict[str, Any] = {}
+        if self.rescores:
+            extra = {"rescore": data.vectors, "candidates": suite.candidates}
+
+        def search(queries: Floats) -> Ids:
+            return index.search(queries, suite.k, threads=threads, **extra)[1]
+
+        return Filled(search, index.nbytes)
+
+
+for _one in (Lowbit(False), Lowbit(True)):
+    implementations.add(f"search: {_one.name}", _one)
+
+
+class _Faiss(Index):
+    """What the indices of FAISS share."""
+
+    pool = "OpenMP of faiss"
+
+    def available(self, case: Any) -> str | None:
+        return absent("faiss")
+
+    def library(self) -> tuple[str, str]:
+        return "faiss-cpu", metadata.version("faiss-cpu")
+
+    def fill(self, data: Data, threads: int) -> Filled:
+        suite = data.suite
+        faiss: Any = importlib.import_module("faiss")
+        faiss.omp_set_num_threads(threads)
+        measure = faiss.METRIC_L2 if suite.metric == "l2" else faiss.METRIC_INNER_PRODUCT
+        index = self._empty(faiss, suite, measure)
+        index.train(_prepared(data.vectors[:_PART], suite.metric))
+        for first in range(0, suite.vectors, _PART):
+            index.add(_prepared(data.vectors[first : first + _PART], suite.metric))
+
+        def search(queries: Floats) -> Ids:
+            return index.search(_prepared(queries, suite.metric), suite.k)[1]
+
+        return Filled(search, suite.vectors * index.sa_code_size())
+
+    def _empty(self, faiss: Any, suite: Search, measure: Any) -> Any:
+        """An index of this kind without vectors."""
+        raise NotImplementedError
+
+
+class FaissScalarQuantizer(_Faiss):
+    """`IndexScalarQuantizer` with a scale for each dimension."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.name = f"faiss {_BITS[bits]}"
+
+    def fits(self, suite: Search) -> bool:
+        return suite.bits == self.bits
+
+    def _empty(self, faiss: Any, suite: Search, measure: Any) -> Any:
+        kind = getattr(faiss.ScalarQuantizer, _BITS[self.bits])
+        return faiss.IndexScalarQuantizer(suite.dim, kind, measure)
+
+
+for _bits in _BITS:
+    implementations.add(f"search: faiss {_BITS[_bits]}", FaissScalarQuantizer(_bits))
+
+
+@implementation("search")
+class FaissFlat(_Faiss):
+    """`IndexFlat`: the vectors themselves, float32."""
+
+    name = "faiss float32"
+
+    def _empty(self, faiss: Any, suite: Search, measure: Any) -> Any:
+        return faiss.IndexFlat(suite.dim, measure)
+
+
+def _prepared(vectors: Floats, metric: str) -> Floats:
+    """FAISS has no cosine: vectors and queries are normalized for it."""
+    if metric == "cosine":
+        vectors = vectors / np.linalg.norm(vectors, axis=1)[:, None]
+    return np.ascontiguousarray(vectors)

@@ -1,0 +1,169 @@
+"""Products of two matrices, of 8-bit integers or quantized on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.bench.core.case import Implementation
+from lowbit.bench.core.clock import Limits
+from lowbit.bench.core.cpu import PlainRead
+from lowbit.bench.core.record import Record, Row, groups, thread_text
+from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.table import (
+    ERROR,
+    GOPS,
+    IMPLEMENTATION,
+    PEAK,
+    READ,
+    RUNS_ON,
+    SPREAD,
+    TIME,
+    Column,
+    format_known,
+    format_ratio,
+    header,
+    left_out,
+    new_table,
+    ratio_columns,
+    table,
+    tables,
+    three_digits,
+)
+from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
+from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
+from lowbit.bench.suites.matmul.summary import ALL, Summary, summarize
+
+_INTEGERS = ("u8:s8:s32",)
+_LAYERS = ("u8:s8:f32", "u8:s8:u8")
+
+
+@suite
+@dataclass(frozen=True)
+class Matmul(Suite):
+    """Time the product of two matrices: of the shapes given, of a set of shapes, or of both.
+
+    All implementations get the same data and take turns in random order. Each is compared with
+    the exact result first; the table shows the largest error, as a share of the largest element.
+    """
+
+    shapes: tuple[str, ...] = option((), "Shapes MxK:KxN.", argument=True)
+    suite: str | None = option(None, f"A set of shapes: {', '.join(SHAPES)}.", shown="none")
+    dtype: tuple[str, ...] = option(
+        (),
+        "Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...; may be repeated.",
+        shown="u8:s8:s32; for a set u8:s8:f32 and u8:s8:u8",
+    )
+
+    name: ClassVar[str] = "matmul"
+    example: ClassVar[str] = "1x4096:4096x4096 256x512:512x256 --dtype u8:s8:s32 --threads 1"
+    distribution: ClassVar[str] = DISTRIBUTION
+    colds: ClassVar[bool] = True
+
+    @property
+    def cold_by_default(self) -> bool:
+        return self.suite is not None
+
+    @property
+    def limits(self) -> Limits:
+        # A single shape can have more time than a whole set.
+        return Limits(seconds=4.0 if self.suite is None else 0.6)
+
+    def cases(self) -> Sequence[Product]:
+        if not self.shapes and self.suite is None:
+            raise ValueError("give shapes MxK:KxN, or --suite NAME")
+        wanted = dict.fromkeys(self.shapes, "")
+        if self.suite is not None:
+            wanted |= {work.shape: work.name for work in works_of(self.suite)}
+        dtypes = self.dtype or (_INTEGERS if self.suite is None else _LAYERS)
+        return [product(shape, d, work) for d in dtypes for shape, work in wanted.items()]
+
+    def implementations(self) -> Sequence[Implementation]:
+        return (*super().implementations(), PlainRead())
+
+    def taking_part(
+        self, problem: Problem, chosen: Sequence[Implementation]
+    ) -> list[Implementation]:
+        # More rows do more with the weights than to read them.
+        limited = problem.case.sizes["M"] == 1
+        return [one for one in chosen if limited or not isinstance(one, PlainRead)]
+
+    def make(self, case: Product, seed: int) -> Problem:
+        return Problem.make(case, seed)
+
+    def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
+        return [asdict(one) for one in summarize(rows)]
+
+    def render(self, record: Record) -> RenderableType:
+        summaries = [Summary(**one) for one in record.summary]
+        whole = self.suite is not None
+        parts = [*header(record), ""]
+        if whole:
+            parts += _overview(record.rows)
+        else:
+            columns = [IMPLEMENTATION, RUNS_ON, TIME, SPREAD, GOPS, PEAK, ERROR]
+            parts += tables(record.rows, [*columns, *ratio_columns(record.rows), READ])
+        if len(summaries) > 1 or whole:
+            parts += [_summaries(summaries), ""]
+        return Group(*parts, *left_out(record))
+
+
+def _of(best: Mapping[str, Row], heading: str, cell: Callable[[Row], str], right: bool) -> Column:
+    """A column that tells something of the best peer in lowbit's row."""
+    return Column(heading, lambda own: cell(best[own.case]) if own.case in best else "", right)
+
+
+def _speedup(row: Row) -> str:
+    ratio = row.speedup()
+    return "" if ratio is None else format_ratio(ratio)
+
+
+def _overview(rows: Sequence[Row]) -> list[RenderableType]:
+    """A table for all shapes of the same threads, dtypes and weights: a line of lowbit's beside
+    the best peer's."""
+    parts: list[RenderableType] = []
+    for group in groups(rows, "threads", "dtypes", "weights"):
+        first = group[0]
+        title = f"{first.dtypes}, {first.weights} weights, {thread_text(first.threads)}"
+        best = {row.case: row for row in group if row.best_peer}
+        columns = (
+            Column("work", lambda row: row.work, False),
+            Column("shape", lambda row: row.case, False),
+            *(TIME, GOPS, PEAK, ERROR, READ),
+            _of(best, "best peer", lambda row: row.implementation, False),
+            _of(best, "its GOP/s", GOPS.cell, True),
+            _of(best, "its error", ERROR.cell, True),
+            _of(best, "lowbit is times as fast", _speedup, True),
+        )
+        own = [row for row in group if row.ours]
+        parts += [table(title, own, columns, by_time=False, bold=False), ""]
+    notes = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
+    return [*parts, *(Text(note, style="dim") for note in notes), ""]
+
+
+def _summaries(summaries: Sequence[Summary]) -> Table:
+    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "worst", "which")
+    right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
+    made = new_table(
+        "lowbit against the best peer of each row",
+        [*((heading, False) for heading in left), *((heading, True) for heading in right)],
+    )
+    for one in summaries:
+        shares = (one.large_peak_share, one.read_share)
+        made.add_row(
+            str(one.threads),
+            one.dtypes,
+            one.weights,
+            str(one.rows),
+            three_digits(one.geometric_mean),
+            three_digits(one.worst),
+            f"{one.worst_case}, {one.worst_peer}",
+            *("" if part is None else format_known(part) for part in shares),
+            style="bold" if one.dtypes == ALL else None,
+        )
+    return made

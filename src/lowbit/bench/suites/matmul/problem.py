@@ -1,0 +1,251 @@
+"""What a benchmark multiplies: shapes and dtypes as text, and the data that all are given."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowbit.bench.core import case as cases
+from lowbit.bench.core.case import Implementation
+from lowbit.spec import Case, Expected, Operation
+from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
+
+Array = NDArray[Any]
+
+GEMMS = (matmul, matmul_scaled, linear_dynamic)
+"""The operations that multiply two matrices; their dtypes tell them apart."""
+
+SIGNATURES = tuple(
+    signature
+    for spec in GEMMS
+    for signature in spec.signatures
+    if signature.split(":")[2] in ("s32", "f32", "u8")
+)
+"""The dtypes that are timed."""
+
+DISTRIBUTION = (
+    "integers uniform over the full range; float activations N(0, 1); weight scales log-uniform "
+    "from 1e-4 to 1e-2; one scale and one zero point for the whole activation, and for an output "
+    "of 8 bits, spread over its range"
+)
+"""What the data of `Problem.make` are, for the record."""
+
+_SHAPE = re.compile(r"(\d+)x(\d+):(\d+)x(\d+)")
+_EXAMPLE = "write MxK:KxN, for example 256x512:512x1024"
+
+# Reference and float copies are float64 and float32 beside operands of a byte or four.
+_REFERENCE_BYTES = 8
+
+
+def parse_shape(text: str) -> dict[str, int]:
+    """Read `MxK:KxN`, for example `256x512:512x1024`, as sizes of M, N and K.
+
+    ValueError if the text has another form, the inner sizes differ, or a size is 0.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"shape {text!r} is not understood; {_EXAMPLE}")
+    m, k, k_of_b, n = (int(number) for number in match.groups())
+    if k != k_of_b:
+        raise ValueError(f"shape {text!r}: the inner sizes differ, {k} and {k_of_b}; {_EXAMPLE}")
+    if 0 in (m, n, k):
+        raise ValueError(f"shape {text!r}: every size must be at least 1; {_EXAMPLE}")
+    return {"M": m, "N": n, "K": k}
+
+
+def find_gemm(dtypes: str) -> Operation:
+    """The operation that has these dtypes (`left:right:output`, for example `u8:s8:s32`).
+
+    ValueError lists the known ones.
+    """
+    if dtypes not in SIGNATURES:
+        raise ValueError(f"dtypes {dtypes!r} are not known; known are {', '.join(SIGNATURES)}")
+    return next(spec for spec in GEMMS if dtypes in spec.signatures)
+
+
+@dataclass(frozen=True)
+class Product(cases.Case):
+    """A product [M, K] by [K, N]."""
+
+    @property
+    def spec(self) -> Operation:
+        """What it means."""
+        return find_gemm(self.dtypes)
+
+    @property
+    def stated(self) -> Case:
+        """The case of the specification, without what not every peer has: a bias, and zero points
+        of the weights."""
+        without = set(self.spec.optional) - {"a_zero_point"}
+        return self.spec.case(self.sizes, dtypes=self.dtypes, without=without)
+
+
+def product(shape: str, dtypes: str, work: str = "") -> Product:
+    """The case that a shape and dtypes name.
+
+    ValueError if either is not understood, the sums could overflow, or the data would not fit
+    into this machine's memory.
+    """
+    sizes = parse_shape(shape)
+    case = Product(find_gemm(dtypes).name, shape, dtypes, work, sizes)
+    _ = case.stated  # which refuses sums that overflow
+    elements = sum(sizes[x] * sizes[y] for x, y in ("MK", "KN", "MN"))
+    needed, memory = 2 * _REFERENCE_BYTES * elements, _physical_memory()
+    if needed > memory:
+        raise ValueError(
+            f"shape {shape!r} needs about {needed / 1e9:.0f} GB with its reference, and this "
+            f"machine has {memory / 1e9:.0f} GB; give a smaller one"
+        )
+    return case
+
+
+def _physical_memory() -> float:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # not every system tells
+        return float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a problem's result should be; computed when first asked for, then kept."""
+
+    case: Case
+    inputs: Mapping[str, Array]
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.case.expect(self.inputs)
+
+    @cached_property
+    def ideal(self) -> Array:
+        """The result, int64 or float64 [M, N], with nothing quantized inside."""
+        if self.case.spec.ideal is None:
+            return self.expected.reference
+        return self.case.ideal(self.inputs)
+
+    @cached_property
+    def _largest(self) -> float:
+        return float(np.max(np.abs(self.ideal))) or 1.0
+
+    def error(self, result: Array) -> float:
+        """The largest |result - ideal|, as a share of the largest |ideal|."""
+        return float(np.max(np.abs(result.astype(np.float64) - self.ideal))) / self._largest
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One case with data, the same for every implementation.
+
+    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous.
+    a_float, b_float: what these stand for, float32, for implementations in floating point.
+    a_scale, a_zero_point: of all of a, since not every peer takes one for each row; None where
+        the operation has none. b_scale: float32 [N], or None.
+    """
+
+    case: Product
+    a: Array
+    b: Array
+    a_float: NDArray[np.float32]
+    b_float: NDArray[np.float32]
+    a_scale: float | None
+    a_zero_point: int | None
+    b_scale: NDArray[np.float32] | None
+    reference: Reference
+
+    @classmethod
+    def make(cls, case: Product, seed: int = 0) -> Problem:
+        """Draw the data of `case`; the same seed gives the same."""
+        stated = case.stated
+        inputs = stated.inputs(seed)
+        # The specification's own data go to extremes from row to row; here they are ordinary.
+        for name in ("a_scale", "a_zero_point"):
+            if name in inputs:
+                inputs[name][:] = inputs[name][-1]
+        if "x" in inputs:
+            normal = np.random.default_rng(seed).standard_normal(inputs["x"].shape)
+            inputs["x"] = normal.astype(np.float32)
+        a, b = (inputs[name] for name in case.spec.factors)
+        a_scale = float(inputs["a_scale"][0]) if "a_scale" in inputs else None
+        a_zero_point = int(inputs["a_zero_point"][0]) if "a_zero_point" in inputs else None
+        b_scale = inputs.get("b_scale")
+        a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
+        b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
+        if case.dtypes.endswith(":u8"):
+            scale, zero_point = quantization_of(a_float @ b_float)
+            inputs["out_scale"] = np.array(scale, np.float32)
+            inputs["out_zero_point"] = np.array(zero_point, np.int32)
+        reference = Reference(stated, inputs)
+        return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
+
+    def with_own_weights(self) -> Problem:
+        """The same problem with b and b_float at another place in memory."""
+        return replace(self, b=self.b.copy(), b_float=self.b_float.copy())
+
+    @property
+    def operations(self) -> int:
+        return self.reference.case.operations
+
+    @property
+    def bytes(self) -> int:
+        return self.reference.case.bytes_moved
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.b.nbytes
+
+    def error(self, result: Array) -> float:
+        return self.reference.error(result)
+
+    def wrong(self, one: Implementation, result: Array) -> str | None:
+        """Only lowbit's own must be within the budget of the specification."""
+        if one.kind != cases.OURS:
+            return None
+        verdict = self.reference.expected.check(result)
+        return None if verdict.ok else verdict.message
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the result is of 8 bits."""
+        return self.case.dtypes.endswith(":u8")
+
+    @property
+    def out_quantization(self) -> tuple[float, int]:
+        """Scale and zero point of a result of 8 bits: what the case says, or what would fit."""
+        inputs = self.reference.inputs
+        if self.quantizes:
+            return float(inputs["out_scale"]), int(inputs["out_zero_point"])
+        return quantization_of(self.reference.ideal)
+
+    def from_real(self, result: Array) -> Array:
+        """The result [M, N] of the case from real numbers, for an implementation that stops
+        there: 8 bits where the case says so."""
+        return quantized(result, *self.out_quantization) if self.quantizes else result
+
+    def from_sums(self, sums: Array) -> Array:
+        """The result of the case from integer sums of a[m, k] * b[k, n]."""
+        if self.a_scale is None or self.b_scale is None:
+            return sums
+        columns = self.b.sum(axis=0, dtype=np.int64)
+        real = (sums - (self.a_zero_point or 0) * columns) * np.float64(self.a_scale)
+        return self.from_real(real * self.b_scale)
+
+
+def quantized(real: Array, scale: float, zero_point: int) -> NDArray[np.uint8]:
+    """clamp(round_half_even(real / scale) + zero_point, 0, 255)."""
+    return np.clip(np.rint(real / scale) + zero_point, 0, 255).astype(np.uint8)
+
+
+def quantization_of(real: Array) -> tuple[float, int]:
+    """Scale and zero point that spread 8 bits over the range of `real`, widened to hold 0."""
+    low, high = min(float(real.min()), 0.0), max(float(real.max()), 0.0)
+    scale = float(np.float32((high - low) / 255)) or 1.0
+    return scale, int(np.clip(np.rint(-low / scale), 0, 255))

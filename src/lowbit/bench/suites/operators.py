@@ -1,0 +1,176 @@
+"""The operators of `lowbit.torch.functional` on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.console import Group, RenderableType
+
+from lowbit.bench.core.case import OURS, PEER, Implementation, Ready
+from lowbit.bench.core.clock import Limits
+from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.table import (
+    ERROR,
+    IMPLEMENTATION,
+    Column,
+    header,
+    left_out,
+    limit_share,
+    table,
+    three_digits,
+)
+from lowbit.registry.extras import require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lowbit.bench.core.cuda import Cuda
+    from lowbit.bench.operators.registry import OperatorCase, Work
+
+_COMPILED = "torch.compile"
+
+
+class Named(Implementation):
+    """One of the calls that a problem has, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind = OURS if name == "lowbit" else PEER
+
+    def library(self) -> tuple[str, str]:
+        import torch
+
+        import lowbit
+
+        ours = self.kind == OURS
+        return ("lowbit", lowbit.__version__) if ours else ("torch", str(torch.__version__))
+
+    def prepare(self, problem: Problem, threads: int) -> Ready:
+        return Ready(problem.work.calls[self.name], read=lambda result: result)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A case with its data on the GPU."""
+
+    case: OperatorCase
+    work: Work
+    weight_bytes: ClassVar[int] = 0
+
+    @property
+    def operations(self) -> int:
+        return self.work.operations
+
+    @property
+    def bytes(self) -> int:
+        return self.work.bytes
+
+    def error(self, result: Tensor) -> float:
+        """The largest difference as a share of the largest element of the reference, taken in its
+        dtype; infinite for another shape."""
+        reference = self.work.expected
+        if result.shape != reference.shape:
+            return math.inf
+        largest = float(reference.abs().max()) or 1.0
+        return float((result.to(reference.dtype) - reference).abs().max()) / largest
+
+    def wrong(self, one: Implementation, result: Tensor) -> str | None:
+        """Whoever has another shape, infinities or NaN."""
+        return None if math.isfinite(self.error(result)) else "the result is not finite"
+
+
+@suite
+@dataclass(frozen=True)
+class Operators(Suite):
+    """Time the operators of lowbit.torch.functional against PyTorch's, on a GPU.
+
+    All implementations get the same data, are compared with float64 first, and take turns in
+    random order with cold caches. Exit code 2 where there is no GPU.
+    """
+
+    device: str = option("cuda", "The GPU: cuda, or cuda:1.")
+    op: tuple[str, ...] = option((), "An operation by its name; may be repeated.", shown="all")
+    quick: bool = option(False, "A few cases of each operation.")
+    compile: bool = option(True, "Whether to time torch.compile too.")
+
+    name: ClassVar[str] = "ops"
+    example: ClassVar[str] = "--device cuda --op softmax --op row_sum --json record.json"
+    distribution: ClassVar[str] = "normal, mean 0, deviation 1"
+    ceiling: ClassVar[bool] = False
+    threaded: ClassVar[bool] = False
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(seconds=0.5, most_rounds=400)
+
+    def clock(self) -> Cuda:
+        require("lowbit bench ops", "gpu", "torch", "triton")
+        from lowbit.bench.core.cuda import Cuda
+
+        return Cuda(self.device)
+
+    def cases(self) -> Sequence[OperatorCase]:
+        from lowbit.bench.operators.registry import operators
+
+        names = self.op or operators.names()
+        return [case for name in names for case in operators.get(name).chosen(self.quick)]
+
+    def make(self, case: OperatorCase, seed: int) -> Problem:
+        import torch
+
+        from lowbit.bench.operators.registry import operators
+
+        generator = torch.Generator(torch.device(self.device)).manual_seed(seed)
+        return Problem(case, operators.get(case.operation).make(case, generator))
+
+    def implementations(self) -> Sequence[Implementation]:
+        return [Named("lowbit")]  # the others are known when a case is made
+
+    def taking_part(
+        self, problem: Problem, chosen: Sequence[Implementation]
+    ) -> list[Implementation]:
+        from lowbit.bench.core.cuda import Copy
+        from lowbit.bench.operators.registry import operators
+
+        several: list[Implementation] = [
+            Named(name) for name in problem.work.calls if self.compile or name != _COMPILED
+        ]
+        limited = operators.get(problem.case.operation).copies
+        return [*several, Copy()] if limited else several
+
+    def render(self, record: Record) -> RenderableType:
+        cells: list[str] = []
+
+        def first(cell: Any) -> Any:
+            """Only where it changes from one row to the next."""
+
+            def text(row: Row) -> str:
+                mine = f"{row.operation} {row.dtypes} {row.case}"
+                news = not cells or cells[-1] != mine
+                cells.append(mine)
+                return cell(row) if news else ""
+
+            return text
+
+        columns = (
+            Column("case", first(lambda row: f"{row.operation} {row.dtypes} {row.case}"), False),
+            IMPLEMENTATION,
+            Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
+            Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
+            Column("GB/s", lambda row: f"{row.gbs:,.0f}"),
+            Column("% of copy", limit_share),
+            Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),
+            Column("lowbit ×", _against_lowbit),
+            ERROR,
+        )
+        shown = table("", record.rows, columns, by_time=False)
+        return Group(*header(record), "", shown, *left_out(record))
+
+
+def _against_lowbit(row: Row) -> str:
+    ratio = row.ratios.get("lowbit")
+    return "" if ratio is None else three_digits(ratio.median)

@@ -1,0 +1,245 @@
+"""Search over compressed vectors: in clusters, with the right answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lowbit import VectorIndex
+from lowbit.bench.core.case import Case, Implementation, Ready
+from lowbit.bench.core.record import Record
+from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.table import (
+    IMPLEMENTATION,
+    SPREAD,
+    TIME,
+    Column,
+    format_seconds,
+    header,
+    left_out,
+    ratio_columns,
+    tables,
+    three_digits,
+)
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+_PER_CENTRE = 1000
+_SPREAD = np.float32(0.5)
+_RECALL_QUERIES = 256
+_PART = 1 << 16  # vectors that are made, or compared with queries, together
+
+
+@suite
+@dataclass(frozen=True)
+class Search(Suite):
+    """Time search over compressed vectors, and tell how many of the nearest it finds.
+
+    Vectors are synthetic, in clusters. Recall is against exact float32 scores. Implementations
+    take turns in random order, each with lowbit.
+    """
+
+    vectors: int = option(100_000, "How many vectors are searched.")
+    dim: int = option(384, "How many numbers each has.")
+    bits: int = option(4, "Of each number, as it is stored: 8 or 4.")
+    k: int = option(10, "How many are to be found.")
+    batch: str = option("1,256", "Queries together, or several numbers.")
+    candidates: int = option(40, "How many are rescored from the float32 vectors; 0: no rescoring.")
+    metric: str = option("dot", "dot, cosine or l2.")
+
+    name: ClassVar[str] = "search"
+    example: ClassVar[str] = "--vectors 100000 --dim 384 --bits 4 --json record.json"
+    distribution: ClassVar[str] = (
+        "normal centres, one for about 1,000 vectors; vectors and queries are normal around them "
+        "with half of the centres' deviation"
+    )
+    ceiling: ClassVar[bool] = False
+    pairs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        VectorIndex(max(1, self.dim), self.bits, metric=self.metric)  # which refuses what it must
+        for name in ("vectors", "dim", "k"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if min(self.batches) < 1:
+            raise ValueError(f"a batch is {min(self.batches)}; it must be at least 1")
+        if self.candidates != 0 and self.candidates < self.k:
+            raise ValueError(
+                f"candidates is {self.candidates}; it must be 0, or at least k = {self.k}"
+            )
+        if max(self.k, self.candidates) > self.vectors:
+            raise ValueError(
+                f"k = {self.k} and candidates = {self.candidates} must not exceed "
+                f"the {self.vectors} vectors"
+            )
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The numbers of queries together, each once."""
+        try:
+            return tuple(dict.fromkeys(int(part) for part in self.batch.split(",")))
+        except ValueError:
+            told = f"batch {self.batch!r} is not understood; write 256, or 1,256"
+            raise ValueError(told) from None
+
+    def settings(self) -> Mapping[str, Any]:
+        return {name: getattr(self, name) for name in ("vectors", "dim", "bits", "k", "metric")}
+
+    def cases(self) -> Sequence[Case]:
+        return [Case("search", f"batch {b}", sizes={"batch": b}) for b in self.batches]
+
+    def implementations(self) -> Sequence[Implementation]:
+        several = (one for one in super().implementations() if isinstance(one, Index))
+        return [one for one in several if one.fits(self)]
+
+    def make(self, case: Case, seed: int) -> Problem:
+        return Problem(_data(self, seed), case.sizes["batch"])
+
+    def render(self, record: Record) -> RenderableType:
+        where = record.context
+        told = ("{k} nearest ({metric}) of {vectors:,} x {dim}, {bits} bits").format(**where)
+        columns = (
+            *(IMPLEMENTATION, TIME, SPREAD),
+            Column("rounds", lambda row: str(row.rounds)),
+            Column("queries/s", lambda row: three_digits(row.sizes["batch"] / row.seconds.median)),
+            Column(f"recall@{where['k']}", lambda row: f"{row.extra['recall']:.4f}"),
+            Column("size, MB", lambda row: three_digits(row.weight_bytes / 1e6)),
+            Column("filled in", lambda row: format_seconds(row.extra["build_seconds"])),
+            *ratio_columns(record.rows),
+        )
+        about = f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
+        shown = tables(record.rows, columns, by_time=False)
+        return Group(*header(record), Text(about), "", *shown, *left_out(record))
+
+
+class Index(Implementation):
+    """Something that is filled with vectors and searched."""
+
+    def fits(self, suite: Search) -> bool:
+        """Whether it is meant for these options."""
+        return True
+
+    def fill(self, data: Data, threads: int) -> Filled:
+        """An index that holds the vectors."""
+        raise NotImplementedError
+
+    def prepare(self, problem: Problem, threads: int) -> Ready:
+        """It is filled once for all batches; the time that this takes is told."""
+        data, key = problem.data, (self.name, threads)
+        if key not in data.filled:
+            start = time.perf_counter()
+            filled = self.fill(data, threads)
+            seconds = time.perf_counter() - start
+            recall = data.recall(filled.search(data.queries))
+            data.filled[key] = replace(filled, seconds=seconds, recall=recall)
+        filled = data.filled[key]
+        queries = data.queries[: problem.batch]
+        extra = {"recall": filled.recall, "build_seconds": filled.seconds}
+        return Ready(lambda: filled.search(queries), nbytes=filled.nbytes, extra=extra)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Vectors float32 [m, dim], queries float32 [Q, dim], and the ids of the k nearest, [Q, k].
+
+    There are as many queries as the largest batch has, and no fewer than recall is taken over.
+    filled: indices that hold the vectors, by what made them.
+    """
+
+    suite: Search
+    vectors: Floats
+    queries: Floats
+    exact: Ids
+    filled: dict[tuple[str, int], Filled] = field(default_factory=dict)
+
+    def recall(self, ids: Ids) -> float:
+        """The share of the right ids [Q, k] that are among those found."""
+        pairs = zip(ids.tolist(), self.exact.tolist(), strict=True)
+        return sum(len(set(a) & set(b)) for a, b in pairs) / ids.size
+
+
+@dataclass(frozen=True)
+class Filled:
+    """An index that holds the vectors: how it is searched, queries to the ids of their k nearest;
+    its bytes; how long it took to fill, and what it finds."""
+
+    search: Callable[[Floats], Ids]
+    nbytes: int
+    seconds: float = 0.0
+    recall: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """So many queries together."""
+
+    data: Data
+    batch: int
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.batch * self.data.vectors.size
+
+    @property
+    def bytes(self) -> int:
+        return self.data.vectors.size * self.data.suite.bits // 8
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.bytes
+
+    def error(self, result: Ids) -> None:
+        """There is a recall instead."""
+
+    def wrong(self, one: Implementation, result: Ids) -> None:
+        """Whatever it finds: that is what is told."""
+
+
+@lru_cache(maxsize=1)
+def _data(suite: Search, seed: int) -> Data:
+    """The same for every run of one suite."""
+    rng = np.random.default_rng(seed)
+    count = max(1, suite.vectors // _PER_CENTRE)
+    centres = rng.standard_normal((count, suite.dim), dtype=np.float32)
+
+    def around(rows: int) -> Floats:
+        noise = rng.standard_normal((rows, suite.dim), dtype=np.float32)
+        noise *= _SPREAD
+        noise += centres[rng.integers(0, count, rows)]
+        return noise
+
+    vectors = np.empty((suite.vectors, suite.dim), np.float32)
+    for first in range(0, suite.vectors, _PART):
+        part = vectors[first : first + _PART]
+        part[...] = around(len(part))
+    queries = around(max(*suite.batches, _RECALL_QUERIES))
+    return Data(suite, vectors, queries, nearest(vectors, queries, suite.k, suite.metric))
+
+
+def nearest(vectors: Floats, queries: Floats, k: int, metric: str) -> Ids:
+    """The ids [Q, k] of the k vectors that score best in float32, in no order."""
+    best = np.empty((len(queries), 0), np.float32)
+    ids = np.empty((len(queries), 0), np.int64)
+    for first in range(0, len(vectors), _PART):
+        part = vectors[first : first + _PART]
+        squares = np.einsum("nd,nd->n", part, part)
+        if metric == "cosine":  # a query's own length does not change its order
+            part = part / np.sqrt(np.where(squares > 0, squares, 1))[:, None]
+        scores = queries @ part.T
+        if metric == "l2":
+            scores -= squares / 2
+        places = np.broadcast_to(np.arange(first, first + len(part)), scores.shape)
+        best, ids = np.concatenate([best, scores], 1), np.concatenate([ids, places], 1)
+        kept = np.argpartition(-best, min(k, best.shape[1]) - 1, axis=1)[:, :k]
+        best, ids = np.take_along_axis(best, kept, 1), np.take_along_axis(ids, kept, 1)
+    return ids

@@ -1,0 +1,163 @@
+"""Exact products of 4-bit integers, from a naive loop in Numba to lowbit, one idea a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group, RenderableType
+
+from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation
+from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.table import (
+    ERROR,
+    GOPS,
+    PEAK,
+    SPREAD,
+    TIME,
+    Column,
+    format_ratio,
+    header,
+    left_out,
+    notes,
+    table,
+    thread_text,
+)
+from lowbit.bench.suites.matmul.problem import parse_shape, product
+from lowbit.spec import Case as Stated
+from lowbit.spec.operations.products import integer_product
+from lowbit.spec.operations.uint4_steps import product_of_rows
+
+LARGEST = 15
+BASELINE = "numpy fp32"
+
+
+@suite
+@dataclass(frozen=True)
+class Uint4Steps(Suite):
+    """Time exact uint4 products step by step: teaching kernels in Numba with one new idea each,
+    einsum, BLAS in float32, other libraries, lowbit. All are compared with the exact sums first."""
+
+    shape: str = option(
+        "256x256:256x16384", "Queries and vectors as a shape MxK:KxN.", argument=True
+    )
+
+    name: ClassVar[str] = "uint4_steps"
+    example: ClassVar[str] = "--threads 1 --json record.json"
+    distribution: ClassVar[str] = "uint4 uniform over 0 to 15"
+    reads: ClassVar[bool] = False
+
+    def cases(self) -> Sequence[Case]:
+        byte_case(self.shape)
+        return [Case("matmul", self.shape, "u4:u4:s32", sizes=parse_shape(self.shape))]
+
+    def implementations(self) -> Sequence[Implementation]:
+        order = (STEP, PEER, OURS)
+        several = super().implementations()
+        return sorted(several, key=lambda one: order.index(one.kind))
+
+    def make(self, case: Case, seed: int) -> Task:
+        return Task.make(case, seed)
+
+    def references(self, several: Sequence[Implementation]) -> list[str]:
+        return [*super().references(several), BASELINE]
+
+    def render(self, record: Record) -> RenderableType:
+        parts: list[RenderableType] = [*header(record), ""]
+        for threads in dict.fromkeys(row.threads for row in record.rows):
+            rows = [row for row in record.rows if row.threads == threads]
+            sizes = rows[0].sizes
+            title = (
+                f"exact uint4 product: {sizes['M']:,} queries, {sizes['N']:,} vectors, "
+                f"{sizes['K']:,} dimensions; {thread_text(threads)}"
+            )
+            parts += [table(title, rows, _columns(rows), by_time=False), "", *notes(rows), ""]
+        return Group(*parts, *left_out(record))
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    steps = [row.implementation for row in rows if row.kind == STEP]
+
+    def label(row: Row) -> str:
+        name = row.implementation
+        return f"{steps.index(name) + 1}. {name}" if name in steps else name
+
+    def against_blas(row: Row) -> str:
+        ratio = row.ratios.get(BASELINE)
+        return "" if ratio is None else format_ratio(ratio.inverse())
+
+    return [
+        Column("step", label, right=False),
+        Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
+        *(TIME, SPREAD, GOPS),
+        Column("times as fast as BLAS", against_blas),
+        *(PEAK, ERROR),
+    ]
+
+
+def byte_case(shape: str) -> Any:
+    """A shape `MxK:KxN` as a product of signed bytes, for what asks for such a case.
+
+    ValueError as `product`: for a shape that is not understood, or too large for the sums or for
+    this machine's memory.
+    """
+    return product(shape, "s8:s8:s32")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """The product of queries and vectors: uint8 a [M, K] and b [N, K], of values 0 to 15."""
+
+    case: Case
+    a: NDArray[np.uint8]
+    b: NDArray[np.uint8]
+
+    @classmethod
+    def make(cls, case: Case, seed: int = 0) -> Task:
+        """Values drawn uniformly over the full range; the same seed gives the same."""
+        rng = np.random.default_rng(seed)
+        m, n, k = (case.sizes[size] for size in "MNK")
+        a, b = (rng.integers(0, LARGEST, (size, k), np.uint8, endpoint=True) for size in (m, n))
+        return cls(case, a, b)
+
+    @property
+    def stated(self) -> Stated:
+        """The case of the specification."""
+        return product_of_rows.case(self.case.sizes)
+
+    @property
+    def operations(self) -> int:
+        return self.stated.operations
+
+    @property
+    def bytes(self) -> int:
+        return self.stated.bytes_moved
+
+    @property
+    def weight_bytes(self) -> int:
+        return -(-self.b.size // 2)
+
+    @cached_property
+    def expected(self) -> NDArray[np.int64]:
+        """The exact sums, int64 [M, N]."""
+        return integer_product(self.a, self.b.T)
+
+    def error(self, result: NDArray[Any]) -> float:
+        exact = self.expected
+        difference = np.abs(result.astype(np.float64) - exact).max()
+        return float(difference / max(1, int(exact.max())))
+
+    def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
+        """Everyone has to be exact."""
+        exact = self.expected
+        if result.shape != exact.shape:
+            return f"the result has the shape {result.shape}; expected {exact.shape}"
+        error = self.error(result)
+        if error == 0:
+            return None
+        return f"it is off by up to {error:.1e} of the largest sum, and everyone has to be exact"

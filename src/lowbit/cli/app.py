@@ -1,0 +1,225 @@
+"""What all commands share: the application, their errors, progress and output."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn, TextIO
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lowbit.registry import Registry
+from lowbit.registry.extras import explained
+
+_DRAW_SECONDS = 0.2
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="lowbit",
+    help="Few-bit matrix multiplication with kernels written in Python.",
+    epilog="Example: lowbit info",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP,
+)
+
+commands: Registry[Callable[..., None]] = Registry("command", "lowbit.cli")
+"""What `lowbit.cli` imports; a file that is there is found."""
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write it as JSON to a file; -: to the terminal."),
+]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads for every implementation.", show_default="all")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")]
+
+
+def described(
+    within: typer.Typer, name: str, example: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function the command `name` of an application; what a user can cause is told in one
+    line."""
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        told = one_line_errors()(function)
+        epilog = f"Example: lowbit {example}"
+        return within.command(name, epilog=epilog, context_settings=_HELP)(told)
+
+    return make
+
+
+def command(
+    name: str, *, example: str, within: typer.Typer = app
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as the command `name`."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        commands.add(f"{within.info.name} {name}", function)
+        return described(within, name, example)(function)
+
+    return register
+
+
+def group(name: str, told: str, *, example: str, **options: Any) -> typer.Typer:
+    """Commands that have a word in common."""
+    made = typer.Typer(
+        name=name,
+        help=told,
+        epilog=f"Example: lowbit {example}",
+        no_args_is_help=True,
+        context_settings=_HELP,
+        **options,
+    )
+    app.add_typer(made)
+    return made
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest."""
+    try:
+        yield
+    except typer.Exit:  # which is a RuntimeError
+        raise
+    except ModuleNotFoundError as error:
+        message, code = explained(error), 1
+    except OSError as error:
+        message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
+    except MemoryError:
+        message, code = "out of memory; give smaller shapes, or fewer vectors", 1
+    except (ValueError, RuntimeError) as error:
+        message, code = (str(error).splitlines() or [type(error).__name__])[0], 2
+    else:
+        return
+    print(f"lowbit: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def refuse(message: str) -> NoReturn:
+    """Say in one line why nothing could be done, and stop with exit code 2."""
+    print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within it, whatever keeps a command from its work is said in one line, with exit code 2."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except OSError as error:
+        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except ModuleNotFoundError as error:
+        refuse(explained(error))
+    except (ValueError, TypeError, RuntimeError) as error:
+        refuse(str(error) or type(error).__name__)
+    except Exception as error:  # a file may raise anything while it is imported
+        refuse(f"{type(error).__name__}: {error}")
+
+
+def console() -> Console:
+    """Standard output; a file or a pipe has no width, and the tables need about this much."""
+    return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)
+
+
+Show = Callable[[RenderableType, str], None]
+
+
+@contextmanager
+def output(file: str | None) -> Iterator[Show]:
+    """What shows a result as text, and writes it as JSON to a file; "-" prints the JSON instead."""
+    with opened(file) as stream:
+
+        def show(text: RenderableType, json: str) -> None:
+            if file != "-":
+                console().print(text)
+            if stream is not None:
+                stream.write(json + "\n")
+            if file not in (None, "-"):
+                print(f"record written to {file}")
+
+        yield show
+
+
+@contextmanager
+def opened(file: str | None) -> Iterator[TextIO | None]:
+    """A file to write, opened at once: one that cannot be written should say so before minutes of
+    timing, not after. "-" is the terminal."""
+    if file is None:
+        yield None
+    elif file == "-":
+        yield sys.stdout
+    else:
+        with open(file, "w", encoding="utf-8") as stream:
+            yield stream
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal; elsewhere a line whenever something else begins. On stderr."""
+    if not sys.stderr.isatty():
+        said = ""
+
+        def say(what: str, share: float) -> None:
+            nonlocal said
+            if what != said:
+                print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
+                said = what
+
+        yield say
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = Console(stderr=True)
+    # Drawn only between rounds: a thread that draws would compete with what is being timed.
+    with Progress(*columns, console=shown, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("starting", total=1.0)
+        drawn = -math.inf
+
+        def draw(what: str, share: float) -> None:
+            nonlocal drawn
+            news = what != bar.tasks[task].description
+            bar.update(task, description=what, completed=share)
+            if news or time.monotonic() - drawn > _DRAW_SECONDS:
+                bar.refresh()
+                drawn = time.monotonic()
+
+        yield draw
+
+
+def thread_counts(text: str | None) -> list[int]:
+    """The numbers in `1,2`, each once; by default one, of all threads."""
+    from lowbit.jit.threads import max_threads
+
+    if text is None:
+        return [max_threads()]
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ValueError(f"threads {text!r} is not understood; write 2, or 1,2") from None
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from lowbit import __version__
+
+        print(f"lowbit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _lowbit(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass

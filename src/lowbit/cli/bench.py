@@ -1,0 +1,147 @@
+"""The commands `lowbit bench SUITE`, each made of the options of its suite."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import MISSING, Field, replace
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from lowbit.cli.app import (
+    JsonFile,
+    Seed,
+    described,
+    group,
+    one_line_errors,
+    opened,
+    output,
+    progress,
+    thread_counts,
+)
+
+_Names = tuple[str, ...]
+
+
+class _Suites(TyperGroup):
+    """The suites are imported when somebody asks for them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        with one_line_errors():
+            from lowbit.bench.core.suite import suites
+
+            return list(suites.names())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+
+group(
+    "bench",
+    "Time lowbit against other libraries.",
+    example="bench matmul 256x512:512x1024",
+    cls=_Suites,
+)
+
+
+def _common(
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
+        ),
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
+    cold: Annotated[
+        bool | None,
+        typer.Option("--cold/--no-cold", help="Time with weights from memory as well."),
+    ] = None,
+    seed: Seed = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Stop in any case after these seconds for a table, or a row of a set."),
+    ] = None,
+    json_file: JsonFile = None,
+    csv_file: Annotated[
+        str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
+    ] = None,
+) -> None:
+    """What every suite is asked."""
+
+
+def _command(name: str) -> Any:
+    """The command of a suite: its own options, then those of all."""
+    from lowbit.bench.core.suite import fields, suites
+
+    suite = suites.get(name)
+    types = get_type_hints(suite)
+    own = [_parameter(one, types[one.name]) for one in fields(suite)]
+    has = {"threads": suite.threaded, "cold": suite.colds}
+    common = inspect.signature(_common, eval_str=True).parameters.values()
+    parameters = [*own, *(one for one in common if has.get(one.name, True))]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+
+    def run(**values: Any) -> None:
+        given = {one.name: values.pop(one.name) for one in fields(suite)}
+        # What was not given is left to the suite.
+        told = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+        _run(suite(**{n: v for n, v in told.items() if v not in (None, ())}), **values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__doc__ = suite.__doc__
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    described(single, name, f"bench {name} {suite.example}".rstrip())(run)
+    return typer.main.get_command(single)
+
+
+def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
+    """A field of a suite as an option, or as its argument."""
+    default = one.default if one.default is not MISSING else None
+    asked: dict[str, Any] = {"help": one.metadata["help"]}
+    if one.metadata["show_default"] is not None:
+        asked["show_default"] = one.metadata["show_default"]
+    several = kind == _Names
+    if several:  # Typer knows lists; an empty one is the default
+        kind = list[str] | None
+        asked.setdefault("show_default", False)
+        default = None
+    info = typer.Argument(**asked) if one.metadata["argument"] else typer.Option(**asked)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(one.name, keyword, default=default, annotation=Annotated[kind, info])
+
+
+def _run(
+    suite: Any,
+    *,
+    peers: bool,
+    seed: int,
+    noise: float,
+    time_limit: float | None,
+    json_file: str | None,
+    csv_file: str | None,
+    threads: str | None = "1",
+    cold: bool | None = False,
+) -> None:
+    from lowbit.bench import Plan, run
+
+    limits = replace(suite.limits, noise=noise)
+    plan = Plan(
+        threads=thread_counts(threads),
+        peers=peers,
+        cold=suite.cold_by_default if cold is None else cold,
+        seed=seed,
+        limits=limits if time_limit is None else replace(limits, seconds=time_limit),
+    )
+    with output(json_file) as show, opened(csv_file) as rows:
+        with progress() as told:
+            record = run(suite, plan, told)
+        show(suite.render(record), record.to_json())
+        if rows is not None:
+            rows.write(record.to_csv())
+            print(f"rows written to {csv_file}", file=sys.stderr)

@@ -1,0 +1,36 @@
+"""The command `lowbit explain matmul`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.app import JsonFile, Threads, command, group, output
+
+explain = group(
+    "explain",
+    "Say which kernel serves, how, and how fast it should be.",
+    example="explain matmul 256x512:512x256",
+)
+
+
+@command(
+    "matmul", example="explain matmul 256x512:512x256 --dtype u8:s8:f32 --threads 1", within=explain
+)
+def matmul(
+    shape: Annotated[str, typer.Argument(help="A shape MxK:KxN.", show_default=False)],
+    dtype: Annotated[
+        str, typer.Option(help="Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...")
+    ] = "u8:s8:f32",
+    threads: Threads = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
+    time predicted from the measured limits of this machine beside the measured one."""
+    from lowbit.lab.explain.plan import explain_gemm
+    from lowbit.lab.explain.text import render
+
+    with output(json_file) as show:
+        found = explain_gemm(shape, dtype, threads)
+        show(render(found), found.to_json())

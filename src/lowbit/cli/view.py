@@ -1,0 +1,104 @@
+"""The command `lowbit view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowbit.cli.app import JsonFile, command, opened, refusing
+from lowbit.spec import FILLS
+
+if TYPE_CHECKING:
+    from lowbit.lab.view.page import View
+
+
+@command("view", example="view long_softmax --html softmax.html")
+def view(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A teaching kernel by its operation's name, lowbit's product on a CPU as "
+            "product:generic, or a file FILE.py.",
+            show_default=False,
+            metavar="KERNEL|FILE.py",
+        ),
+    ],
+    html_file: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Where to write the page.",
+            show_default="view-KERNEL.html, unless --json is given",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE,...",
+            help="Sizes, as N0=100,T=64; may be repeated.",
+            show_default="the exercise's",
+        ),
+    ] = None,
+    fill: Annotated[
+        str, typer.Option(help=f"The data: {', '.join(FILLS)}, as `lowbit check` uses them.")
+    ] = "normal",
+) -> None:
+    """Show what a kernel does, step by step: one page of HTML that needs no network.
+
+    Tensors, what each step of each program loads, stores and multiplies, the source lines, how
+    often each element is read, and bytes moved. Exit code: 0 if the page was written, also that of
+    a wrong kernel; 2 if there is nothing to show.
+    """
+    with refusing():
+        seen = _seen(what, _sizes(shape or []), fill)
+        if html_file is None and json_file is None:
+            html_file = f"view-{Path(what).stem.replace(':', '-')}.html"
+        for file, text in ((html_file, seen.html), (json_file, seen.json)):
+            with opened(file) as stream:
+                if stream is not None:
+                    stream.write(text())
+    if json_file == "-":
+        return
+    for line in _summary(seen):
+        print(line)
+    for file in (html_file, json_file):
+        if file is not None:
+            print(f"written to {file}")
+
+
+def _seen(what: str, sizes: dict[str, int], fill: str) -> View:
+    from lowbit.lab.view import run
+
+    if what.endswith(".py"):
+        return run.view_file(Path(what), sizes, fill)
+    return run.view_named(what, sizes, fill)
+
+
+def _sizes(given: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for part in ",".join(given).split(",") if given else []:
+        name, _, size = part.partition("=")
+        if not name.strip() or not size.strip().isdigit():
+            raise ValueError(f"the shape {part!r} is not understood; write N0=100,T=64")
+        sizes[name.strip()] = int(size)
+    return sizes
+
+
+def _summary(seen: View) -> list[str]:
+    from lowbit.lab.view.page import counted
+
+    data = seen.data
+    sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())
+    steps = counted(len(data["events"]), "step")
+    programs = counted(len(data["programs"]), "program")
+    lines = [f"{data['kernel']} ({data['operation']}), {sizes}: {steps}, {programs}"]
+    loaded = sum(tensor["loaded_bytes"] for tensor in data["tensors"])
+    stored = sum(tensor["stored_bytes"] for tensor in data["tensors"])
+    least = sum(tensor["least_bytes"] for tensor in data["tensors"])
+    lines.append(f"  {loaded} bytes loaded, {stored} stored; at least {least} have to be moved")
+    lines += [f"  {f['severity']}: {f['title']}: {f['message']}" for f in data["findings"]]
+    return [*lines, *(f"  note: {note}" for note in data["notes"])]
