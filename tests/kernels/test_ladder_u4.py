@@ -57,7 +57,7 @@ def test_stays_within_its_arrays(one: Rung, shape: tuple[int, int, int]) -> None
 
     operation = one.layout.operation
     inputs = dict(zip("ab", arranged, strict=True))
-    expected = operation.case(one.layout.sizes(*arranged)).expect(inputs)
+    expected = operation.case(operation.sizes_of(inputs)).expect(inputs)
     assert not expected.wrong(out.astype(np.int64)).any()
     assert (memory[:GUARD] == POISON).all()
     assert (memory[-GUARD:] == POISON).all()
@@ -95,7 +95,7 @@ def test_operations_mean_the_same_product(layout: Layout, k: int) -> None:
     a, b = draw(4, 6, k)
     arranged = layout.arrange(a, b)
     np.testing.assert_array_equal(layout.operation(*arranged), exact(a, b))
-    sizes = layout.operation.complete(layout.sizes(*arranged))
+    sizes = layout.operation.sizes_of(dict(zip("ab", arranged, strict=True)))
     assert layout.operation.result.shape(sizes) == (4, 6)
 
 

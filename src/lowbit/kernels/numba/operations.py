@@ -39,13 +39,6 @@ class Layout:
     operation: Operation
     arrange: Callable[[Bytes, Bytes], tuple[Bytes, Bytes]]
 
-    def sizes(self, a: Bytes, b: Bytes) -> dict[str, int]:
-        """The sizes of the operation on arranged operands."""
-        pairs = zip(self.operation.inputs, (a, b), strict=True)
-        return {
-            name: size for one, x in pairs for name, size in zip(one.dims, x.shape, strict=True)
-        }
-
 
 def _by_columns(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
     return np.ascontiguousarray(a), np.ascontiguousarray(b.T)
