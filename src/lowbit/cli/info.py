@@ -43,7 +43,6 @@ def _table(facts: dict[str, Any]) -> Table:
         state = "used" if one["used"] else "available" if one["available"] else "no: " + one["why"]
         table.add_row(name, state)
     table.add_row("forced", facts["forced"] or "nothing (LOWBIT_ISA is not set)")
-    table.add_row("AMX", facts["amx"])
     for op, (kernel, instruction_set) in facts["kernels"].items():
         table.add_row(op, f"kernel {kernel} on {instruction_set}")
     sizes = (f"{name} {size / 1024:,.0f} KiB" for name, size in facts["caches"].items())

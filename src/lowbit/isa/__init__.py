@@ -104,6 +104,4 @@ def report() -> dict[str, Any]:
         "active": used,
         "forced": os.environ.get("LOWBIT_ISA") or None,
         "caches": host.caches(),
-        "amx": SETS["amx"].missing()
-        or "available: the CPU has it and the system granted the tiles",
     }

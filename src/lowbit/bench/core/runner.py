@@ -286,12 +286,13 @@ class _Run:
         width: float,
         calls: Mapping[str, Sequence[Call]] | None = None,
     ) -> dict[str, Samples]:
+        threads = thread_text(cell.threads)
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,
             seed=self.plan.seed,
             on_round=lambda share: self._tell(
-                cell.case, f"timing {cell.weights}".strip(), start + share * width
+                cell.case, f"timing {cell.weights}, {threads}", start + share * width
             ),
             pools={one.name: one.pool for one in ready} if cell.threads > 1 else None,
         )
