@@ -22,7 +22,7 @@ def _softmax(x: Array) -> Array:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-@specified(exercise=_SIZES, summed=("T",))
+@specified(exercise=_SIZES, summed=("T",), operations="5*N*T")
 def softmax(x: Floats[np.ndarray, "N T"]) -> Floats[np.ndarray, "N T"]:
     """z = exp(x) / Σ exp(x) of each row."""
     return _softmax(x)
@@ -46,7 +46,7 @@ def _softmax_slack(case: Case, x: Array, dz: Array) -> Array:
     return 2 * (case.dtype("dx").unit + _roundings(x)) * terms + flushed
 
 
-@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_softmax_slack)
+@specified(exercise=_SIZES, summed=("T",), operations="4*N*T", result="dx", slack=_softmax_slack)
 def softmax_dx(
     x: Floats[np.ndarray, "N T"], dz: Floats[np.ndarray, "N T"]
 ) -> Floats[np.ndarray, "N T"]:
@@ -103,7 +103,7 @@ def _rms_dx_slack(case: Case, x: Array, weight: Array, dz: Array) -> Array:
     return _gradient_slack(*_rms(x), dz * weight, 0.0)
 
 
-@specified(exercise=_SIZES, summed=("T",), slack=_layer_slack)
+@specified(exercise=_SIZES, summed=("T",), operations="8*N*T", slack=_layer_slack)
 def layer_norm(
     x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], bias: Floats[np.ndarray, "T"]
 ) -> Floats[np.ndarray, "N T"]:
@@ -145,7 +145,7 @@ def layer_norm_dbias(
     return dz.sum(axis=0)
 
 
-@specified(exercise=_SIZES, summed=("T",))
+@specified(exercise=_SIZES, summed=("T",), operations="4*N*T")
 def rms_norm(
     x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"]
 ) -> Floats[np.ndarray, "N T"]:
