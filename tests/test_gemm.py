@@ -13,6 +13,8 @@ from lowbit import gemm
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
 from lowbit.product.gemm import prepare_gemm
+from lowbit.spec import DTYPES
+from lowbit.spec.operations.products import gemm as gemm_spec
 
 pytestmark = pytest.mark.slow
 
@@ -38,20 +40,16 @@ def drawn(shape: tuple[int, int], seed: int, dtype: np.dtype[Any] = F32, lies: s
 def check(
     out: np.ndarray, a: Any, b: Any, c: Any = None, alpha: float = 1.0, beta: float = 0.0
 ) -> None:
-    """|error| <= gamma_(K+4) (|alpha| |A| |B| + |beta| |C|), and one rounding to the output's type.
-
-    K products, the additions of their sums, and the factors round at most K + 4 times on the way of
-    each term (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), wherever K is
-    cut and whether products are fused or not.
-    """
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    added = beta * c.astype(np.float64) if beta else np.zeros(out.shape)
-    exact = alpha * (left @ right) + added
-    steps = (a.shape[1] + 4) * 2.0**-24
-    budget = steps / (1 - steps) * (abs(alpha) * (np.abs(left) @ np.abs(right)) + np.abs(added))
-    if out.dtype == BF16:
-        budget = budget + 2.0**-8 * (np.abs(exact) + budget)
-    assert (np.abs(out.astype(np.float64) - exact) <= budget).all()
+    """Within the budget of the specification."""
+    kinds = (DTYPES[x.dtype.name].code for x in (a, b, out, out if c is None else c))
+    case = gemm_spec.case(
+        {"M": len(a), "K": len(b), "N": b.shape[1]},
+        dtypes=":".join(kinds),
+        without=["c"] if c is None else [],
+        static={"alpha": alpha, "beta": beta},
+    )
+    verdict = case.expect({"a": a, "b": b, **({} if c is None else {"c": c})}).check(out)
+    assert verdict.ok, verdict.message
 
 
 @SETS
@@ -203,10 +201,7 @@ def test_bfloat16_with_subnormal_numbers(isa: str) -> None:
     a[:, ::2] = np.float32(2.0**-130)
     b = drawn((64, 40), 2, BF16)
     out = gemm(a, b, isa=isa)
-    left, right = np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))
-    lost = np.where(left < 2.0**-126, left, 0) @ right
-    exact = a.astype(np.float64) @ b.astype(np.float64)
-    assert (np.abs(out - exact) <= 70 * 2.0**-24 * (left @ right) + lost).all()
+    check(out, a, b)
 
 
 def test_bfloat16_results_round_half_to_even() -> None:

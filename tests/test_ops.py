@@ -20,13 +20,11 @@ import lowbit
 from lowbit.isa import SETS, active, available
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.quantized import Quantized
-from lowbit.lab.check.cpu_functions import cpu_functions
 from lowbit.numerics import int_format, longest_sum, quantize_rows
 from lowbit.product import dispatch
 from lowbit.product.prepare import PreparedProduct
 from lowbit.product.product import Product
-from lowbit.spec import CORNERS, Case, edge_cases
-from lowbit.spec.operations import operations
+from lowbit.spec import CORNERS
 from lowbit.spec.operations.products import matmul
 
 ISAS = pytest.mark.parametrize(
@@ -55,25 +53,6 @@ def variants(array: np.ndarray) -> dict[str, np.ndarray]:
         "reversed": reverse,
         "rows apart": padded[:, 2 : 2 + columns],
     }
-
-
-EDGE_CASES = [
-    case
-    for name in ("matmul", "matmul_scaled", "linear_dynamic")
-    for case in edge_cases(operations.get(name), rounds=3)
-]
-
-
-@ISAS
-@pytest.mark.parametrize("case", EDGE_CASES, ids=str)
-def test_products_at_edge_sizes(case: Case, isa: str) -> None:
-    """Within the budget, and the same bits on every instruction set and for any thread count."""
-    inputs, function = case.inputs(seed=7), cpu_functions.get(case.spec.name)
-    result = function(case, inputs, isa=isa, threads=1)
-    verdict = case.expect(inputs).check(result)
-    assert verdict.ok, verdict.message
-    again = function(case, inputs, isa="generic", threads=2)
-    np.testing.assert_array_equal(result, again)
 
 
 @ISAS

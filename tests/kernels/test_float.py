@@ -38,6 +38,8 @@ from lowbit.kernels.cpu.float.vectors import (
 from lowbit.kernels.cpu.shared.layout import blocks
 from lowbit.kernels.cpu.shared.serving import consider
 from lowbit.product.float_dispatch import cut
+from lowbit.spec import DTYPES
+from lowbit.spec.operations.products import gemm as gemm_spec
 
 MICROS = pytest.mark.parametrize("micro", float_micro_kernels(), ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
@@ -121,17 +123,16 @@ def statics(
 
 
 def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> None:
-    """Against float64, within Higham's gamma for K products, some factors and the additions of
-    partial sums (Accuracy and Stability of Numerical Algorithms, section 3.1)."""
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    exact, size = 1.5 * (left @ right), 1.5 * (np.abs(left) @ np.abs(right))
-    if c is not None:
-        exact, size = exact - 0.5 * c, size + 0.5 * np.abs(c)
-    steps = (a.shape[1] + 4) * UNIT
-    budget = steps / (1 - steps) * size
-    if out.dtype != np.float32:
-        budget = budget + 2.0**-8 * (np.abs(exact) + budget)
-    assert (np.abs(out.astype(np.float64) - exact) <= budget).all()
+    """Within the budget of the specification."""
+    kinds = (DTYPES[x.dtype.name].code for x in (a, b, out, out if c is None else c))
+    case = gemm_spec.case(
+        {"M": len(a), "K": len(b), "N": b.shape[1]},
+        dtypes=":".join(kinds),
+        without=["c"] if c is None else [],
+        static={"alpha": 1.5, "beta": -0.5},
+    )
+    verdict = case.expect({"a": a, "b": b, **({} if c is None else {"c": c})}).check(out)
+    assert verdict.ok, verdict.message
 
 
 @MICROS

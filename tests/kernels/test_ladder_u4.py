@@ -123,7 +123,8 @@ def test_a_step_is_taken_once() -> None:
     def another(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         raise AssertionError
 
-    with pytest.raises(ValueError, match="step 1 is taken by naive_loops; give another another"):
+    assert rungs()[0].name == "naive_loops"
+    with pytest.raises(ValueError, match="'1' already"):
         rung(1, ROWS)(another)
     assert rungs()[0].name == "naive_loops"
 

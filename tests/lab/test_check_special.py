@@ -128,6 +128,21 @@ def relu_without_nan(x_ptr, z_ptr, N, B: tl.constexpr):
 
 
 @triton.jit
+def clamp_without_nan(x_ptr, z_ptr, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(x_ptr + i, mask=i < N)
+    tl.store(z_ptr + i, tl.clamp(x, 0.0, float("inf")), mask=i < N)
+
+
+@triton.jit
+def clamp_with_nan(x_ptr, z_ptr, N, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(x_ptr + i, mask=i < N)
+    z = tl.clamp(x, 0.0, float("inf"), propagate_nan=tl.PropagateNan.ALL)
+    tl.store(z_ptr + i, z, mask=i < N)
+
+
+@triton.jit
 def relu_with_nan(x_ptr, z_ptr, N, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x = tl.load(x_ptr + i, mask=i < N)
@@ -183,6 +198,7 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
     [
         (relu_without_nan, relu, blocks, "nan"),
         (relu_by_comparison, relu, blocks, "nan"),
+        (clamp_without_nan, relu, blocks, "nan"),
         (maximum_without_nan, largest_of_row, rows, "nan"),
         (maximum_from_a_large_number, largest_of_row, rows, "neg_inf"),
         (inverse_without_the_sign, inverse, blocks, "zeros"),
@@ -233,6 +249,7 @@ def relu_of_product(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
     ("kernel", "spec", "grid"),
     [
         (relu_with_nan, relu, blocks),
+        (clamp_with_nan, relu, blocks),
         (leaves_out_what_has_no_weight, weighted, blocks),
         (norm_in_one_pass, normalised, rows),
         (

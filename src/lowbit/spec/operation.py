@@ -290,6 +290,16 @@ class Operation(Facts):
         """Every size that is free, in order of appearance."""
         return tuple(dict.fromkeys(n for t in (*self.inputs, self.result) for n in t.names))
 
+    def sizes_of(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """The sizes that these inputs have, from the dimensions that are plain names."""
+        return {
+            dim: size
+            for tensor in self.inputs
+            if tensor.name in inputs
+            for dim, size in zip(tensor.dims, inputs[tensor.name].shape, strict=True)
+            if dim.isidentifier()
+        }
+
     def step(self, name: str) -> int:
         """What a size must be a multiple of."""
         return evaluate(self.multiple_of.get(name, 1), self.static)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.kernels.numba.operations import Bytes, Layout, check_operands
+from lowbit.registry import Registry
 
 Kernel = Callable[[Bytes, Bytes, NDArray[np.int32]], None]
 
@@ -52,7 +51,7 @@ def _multiply(kernel: Kernel, a: Bytes, b: Bytes, shape: tuple[int, int]) -> NDA
     return out
 
 
-_rungs: dict[int, Rung] = {}
+_rungs: Registry[Rung] = Registry("step of uint4 products", "lowbit.kernels.numba")
 
 
 def rung(step: int, layout: Layout) -> Callable[[Any], Any]:
@@ -62,23 +61,12 @@ def rung(step: int, layout: Layout) -> Callable[[Any], Any]:
     """
 
     def register(kernel: Any) -> Any:
-        name = kernel.__name__
-        taken = _rungs.setdefault(step, Rung(name, step, kernel, layout))
-        if taken.name != name:
-            raise ValueError(f"step {step} is taken by {taken.name}; give {name} another one")
+        _rungs.add(str(step), Rung(kernel.__name__, step, kernel, layout))
         return kernel
 
     return register
 
 
-@cache
 def rungs() -> tuple[Rung, ...]:
-    """All rungs from the lowest, after importing every file of kernels/numba.
-
-    ModuleNotFoundError if Numba or jaxtyping is not installed.
-    """
-    from lowbit.kernels import numba
-
-    for module in pkgutil.iter_modules(numba.__path__):
-        importlib.import_module(f"{numba.__name__}.{module.name}")
-    return tuple(_rungs[step] for step in sorted(_rungs))
+    """All rungs from the lowest. ModuleNotFoundError if Numba or jaxtyping is not installed."""
+    return tuple(sorted(_rungs, key=lambda one: one.step))

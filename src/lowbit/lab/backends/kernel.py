@@ -27,14 +27,13 @@ class KernelBackend(Backend):
     """A kernel of some kind, not bound to anything yet, and how it is run on a Memory.
 
     constants: values that the kernel has with it; alternatives: others that it says are as good.
-    slow: whether a step takes so long that few cases must do. on_gpu: whether `start` launches it.
+    slow: whether a step takes so long that few cases must do.
     """
 
     constants: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
     alternatives: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
 
     slow: ClassVar[bool] = False
-    on_gpu: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -72,6 +71,11 @@ class KernelBackend(Backend):
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run these programs in this order. Whatever the kernel raises comes out as it is."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether `start` launches it."""
+        return False
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         """Launch it on a GPU, on torch tensors and numbers."""

@@ -320,6 +320,10 @@ class _Accesses:
             "create_atomic_rmw": self._rmw,
             "create_atomic_cas": self._cas,
             "create_dot": self._multiply,
+            # Triton 3.6 keeps a NaN in these, which a GPU drops.
+            "create_maxnumf": lambda left, right: self._builder.binary_op(left, right, np.fmax),
+            "create_minnumf": lambda left, right: self._builder.binary_op(left, right, np.fmin),
+            "create_clampf": self._clamp,
             **self._bfloat16.methods(),
         }
 
@@ -392,6 +396,12 @@ class _Accesses:
             read = self._memory.update(tensor, offsets, lanes, values, combine, exchange=exchange)
             old = np.where(lanes, read, old)
         return old
+
+    def _clamp(self, value: Any, low: Any, high: Any, propagate: Any) -> Any:
+        keeps = str(propagate).rpartition(".")[2] == "ALL"
+        larger, smaller = (np.maximum, np.minimum) if keeps else (np.fmax, np.fmin)
+        apply = self._builder.binary_op
+        return apply(apply(value, low, larger), high, smaller)
 
     def _multiply(self, left: Any, right: Any, *rest: Any) -> Any:
         wide = self._bfloat16.wide

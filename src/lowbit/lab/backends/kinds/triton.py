@@ -30,8 +30,6 @@ class TritonKernel(KernelBackend):
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
 
-    on_gpu = True
-
     @classmethod
     def takes(cls, kernel: Any) -> bool:
         """Whether this is a function under triton.jit, perhaps autotuned."""
@@ -87,6 +85,11 @@ class TritonKernel(KernelBackend):
         constants = {p.name for p in self.parameters if p.constant}
         decided = self.decided(arguments)
         run_programs(self.function, memory, decided, constants, programs, grid)
+
+    @property
+    def on_gpu(self) -> bool:
+        # Under TRITON_INTERPRET=1 it is made to be interpreted, on a GPU's tensors too.
+        return type(self.jitted).__name__ != "InterpretedFunction"
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
