@@ -43,8 +43,8 @@ def record() -> Record:
 
 def test_rows_stand_in_order_and_are_exact(record: Record) -> None:
     names = [row.implementation for row in record.rows]
-    rungs = [one.name for one in numba_steps()]
-    assert names == [*rungs, "numpy einsum", "numpy fp32", "lowbit"]
+    steps = [one.name for one in numba_steps()]
+    assert names == [*steps, "numpy einsum", "numpy fp32", "lowbit"]
     for row in record.rows:
         assert row.error == 0
         assert (row.case, row.dtypes, row.threads) == (SHAPE, "u4:u4:s32", 1)

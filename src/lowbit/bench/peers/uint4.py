@@ -33,7 +33,7 @@ from lowbit.product import dispatch
 from lowbit.registry.extras import absent, explained
 
 if TYPE_CHECKING:
-    from lowbit.kernels.numba.registry import Rung
+    from lowbit.kernels.numba.registry import Uint4Step
 
 Bytes = NDArray[np.uint8]
 
@@ -58,15 +58,15 @@ class NumbaStep(_Entry):
 
     kind = STEP
 
-    def __init__(self, rung: Rung) -> None:
-        super().__init__(rung.name, rung.idea)
-        self.rung = rung
+    def __init__(self, step: Uint4Step) -> None:
+        super().__init__(step.name, step.idea)
+        self.step = step
 
     def library(self) -> tuple[str, str]:
         return "Numba", metadata.version("numba")
 
     def prepare(self, problem: Task, threads: int) -> Ready:
-        return self.ready(self.rung.prepare(problem.a, problem.b))
+        return self.ready(self.step.prepare(problem.a, problem.b))
 
 
 class NoSteps(Implementation):
@@ -200,9 +200,9 @@ class NumKong(_Entry):
 def numba_steps() -> list[Implementation]:
     """The steps to read, from the lowest."""
     try:
-        from lowbit.kernels.numba.registry import rungs
+        from lowbit.kernels.numba.registry import uint4_steps
 
-        return [NumbaStep(rung) for rung in rungs()]
+        return [NumbaStep(step) for step in uint4_steps()]
     except ImportError as error:
         return [NoSteps(error)]
 

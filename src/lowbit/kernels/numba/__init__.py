@@ -1,2 +1,2 @@
-"""Kernels in Numba, for one core: the ladder of exact products of 4-bit integers. Each rung differs
-from one below it by one idea. They are for reading; `lowbit.matmul` is for use."""
+"""Kernels in Numba, for one core: steps to a fast exact product of 4-bit integers, each one idea
+further than one below it. They are for reading; `lowbit.matmul` is for use."""

@@ -1,4 +1,4 @@
-"""Rung 2: the same loops in another order."""
+"""Step 2: the same loops in another order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.numba.operations import COLUMNS
-from lowbit.kernels.numba.registry import rung
+from lowbit.kernels.numba.registry import uint4_step
 
 
-@rung(2, COLUMNS)
+@uint4_step(2, COLUMNS)
 @njit
 def loop_order(a, b, out):
     """The loop over vectors innermost, so that neighbours in memory are worked on together.

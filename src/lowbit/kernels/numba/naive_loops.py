@@ -1,4 +1,4 @@
-"""Rung 1: the definition of a matrix product, as three loops."""
+"""Step 1: the definition of a matrix product, as three loops."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.numba.operations import COLUMNS
-from lowbit.kernels.numba.registry import rung
+from lowbit.kernels.numba.registry import uint4_step
 
 
-@rung(1, COLUMNS)
+@uint4_step(1, COLUMNS)
 @njit
 def naive_loops(a, b, out):
     """Three loops, the sum innermost.

@@ -1,4 +1,4 @@
-"""Rung 7: sums as narrow as four bits allow."""
+"""Step 7: sums as narrow as four bits allow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.numba.operations import PACKED_ROWS
-from lowbit.kernels.numba.registry import rung
+from lowbit.kernels.numba.registry import uint4_step
 from lowbit.kernels.numba.unpacking import TILE, unpack_rows
 
 SPAN = 144
@@ -14,14 +14,14 @@ SPAN = 144
 291, in whole registers of 32 words."""
 
 
-@rung(7, PACKED_ROWS)
+@uint4_step(7, PACKED_ROWS)
 @njit
 def narrow_sums(a, b, out):
     """Sums of 16 bits hold 291 products of 4-bit values, so that all arithmetic is 16 bits wide.
 
     a: uint8 [M, P], b: uint8 [N, P], the first of a pair in the low half; out: int32 [M, N].
 
-    Bytes: as rung 6, and past the span the sums once for each span. A register holds twice as
+    Bytes: as step 6, and past the span the sums once for each span. A register holds twice as
     many sums, so that half as many steps are left in which a register is added up to one sum.
     Eight-bit operands could not do this: one product fills 16 bits. Limit: instructions still;
     the machine has one that multiplies four times as many bytes, and no loop makes LLVM use it.

@@ -1,4 +1,4 @@
-"""How the rungs take their operands: rows of a are queries, rows of b vectors, of values 0 to 15.
+"""How the steps take their operands: rows of a are queries, rows of b vectors, of values 0 to 15.
 
 The sums are 32-bit integers, which hold `LONGEST` products of such values.
 """
@@ -29,7 +29,7 @@ LONGEST = longest_sum("uint4", "uint4")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a rung takes its operands.
+    """How a step takes its operands.
 
     text: in words. operation: what it computes of them. arrange: makes them of a [M, K] and
     b [N, K], both unpacked.
@@ -38,13 +38,6 @@ class Layout:
     text: str
     operation: Operation
     arrange: Callable[[Bytes, Bytes], tuple[Bytes, Bytes]]
-
-    def sizes(self, a: Bytes, b: Bytes) -> dict[str, int]:
-        """The sizes of the operation on arranged operands."""
-        pairs = zip(self.operation.inputs, (a, b), strict=True)
-        return {
-            name: size for one, x in pairs for name, size in zip(one.dims, x.shape, strict=True)
-        }
 
 
 def _by_columns(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
@@ -65,7 +58,7 @@ PACKED_ROWS = Layout("two values to a byte, a vector to a row", product_of_packe
 
 
 def check_operands(a: Bytes, b: Bytes) -> None:
-    """Refuse what no rung can multiply.
+    """Refuse what no step can multiply.
 
     a: uint8 [M, K], b: uint8 [N, K], of values 0 to 15. TypeError: another dtype. ValueError:
     not two-dimensional, nothing in it, rows of different lengths, a K whose sums could overflow,

@@ -1,4 +1,4 @@
-"""Rung 4: two values to a byte."""
+"""Step 4: two values to a byte."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.numba.operations import PACKED_ROWS
-from lowbit.kernels.numba.registry import rung
+from lowbit.kernels.numba.registry import uint4_step
 
 
-@rung(4, PACKED_ROWS)
+@uint4_step(4, PACKED_ROWS)
 @njit
 def packed_rows(a, b, out):
     """Two values to a byte halve what is read, and cost a mask and a shift at every use.
 
     a: uint8 [M, P], b: uint8 [N, P], the first of a pair in the low half; out: int32 [M, N].
 
-    Bytes: two bytes for two multiply-adds, half of rung 3, and half the memory. Limit:
+    Bytes: two bytes for two multiply-adds, half of step 3, and half the memory. Limit:
     instructions, as before, and now more of them: each vector is unpacked once for every query.
     What packing saves is memory, and speed only where memory is the limit, as with one query.
     """

@@ -1,4 +1,4 @@
-"""Where the rungs make themselves known: a decorator, and no list to keep by hand."""
+"""Where the steps make themselves known: a decorator, and no list to keep by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kernel = Callable[[Bytes, Bytes, NDArray[np.int32]], None]
 
 
 @dataclass(frozen=True)
-class Rung:
+class Uint4Step:
     """A kernel of the ladder.
 
     step: its place, from 1. kernel: a function under numba.njit of a, b and out: int32 [M, N],
@@ -51,22 +51,22 @@ def _multiply(kernel: Kernel, a: Bytes, b: Bytes, shape: tuple[int, int]) -> NDA
     return out
 
 
-_rungs: Registry[Rung] = Registry("step of uint4 products", "lowbit.kernels.numba")
+_steps: Registry[Uint4Step] = Registry("step of uint4 products", "lowbit.kernels.numba")
 
 
-def rung(step: int, layout: Layout) -> Callable[[Any], Any]:
-    """Register a function under numba.njit as a rung.
+def uint4_step(step: int, layout: Layout) -> Callable[[Any], Any]:
+    """Register a function under numba.njit as a step.
 
     ValueError if the step is taken by another one.
     """
 
     def register(kernel: Any) -> Any:
-        _rungs.add(str(step), Rung(kernel.__name__, step, kernel, layout))
+        _steps.add(str(step), Uint4Step(kernel.__name__, step, kernel, layout))
         return kernel
 
     return register
 
 
-def rungs() -> tuple[Rung, ...]:
-    """All rungs from the lowest. ModuleNotFoundError if Numba or jaxtyping is not installed."""
-    return tuple(sorted(_rungs, key=lambda one: one.step))
+def uint4_steps() -> tuple[Uint4Step, ...]:
+    """All steps from the lowest. ModuleNotFoundError if Numba or jaxtyping is not installed."""
+    return tuple(sorted(_steps, key=lambda one: one.step))

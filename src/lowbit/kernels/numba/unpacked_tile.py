@@ -1,4 +1,4 @@
-"""Rung 5: a tile of vectors, unpacked once."""
+"""Step 5: a tile of vectors, unpacked once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.numba.operations import PACKED_ROWS
-from lowbit.kernels.numba.registry import rung
+from lowbit.kernels.numba.registry import uint4_step
 from lowbit.kernels.numba.unpacking import TILE, unpack_rows
 
 
-@rung(5, PACKED_ROWS)
+@uint4_step(5, PACKED_ROWS)
 @njit
 def unpacked_tile(a, b, out):
     """A tile of vectors is unpacked once into the cache and serves all queries from there.
@@ -19,7 +19,7 @@ def unpacked_tile(a, b, out):
 
     Bytes: half a byte of b from memory for M multiply-adds, and two bytes from the cache for each.
     Memory no longer matters and unpacking next to nothing: 1/M of what it was. Limit:
-    instructions, those of rung 3.
+    instructions, those of step 3.
     """
     queries = np.empty((a.shape[0], 2 * a.shape[1]), np.uint8)
     tile = np.empty((TILE, 2 * b.shape[1]), np.uint8)

@@ -1,4 +1,4 @@
-"""What the tiled rungs share: the size of a tile, and how rows are unpacked into it."""
+"""What the tiled steps share: the size of a tile, and how rows are unpacked into it."""
 
 from __future__ import annotations
 

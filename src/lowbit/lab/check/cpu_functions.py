@@ -93,16 +93,16 @@ def _gemm(case: Case, inputs: Mapping[str, Array], **how: Any) -> Array:
 
 def numba_functions() -> dict[str, CpuFunction]:
     """The steps of the uint4 product. ModuleNotFoundError if Numba is not installed."""
-    from lowbit.kernels.numba.registry import Rung, rungs
+    from lowbit.kernels.numba.registry import Uint4Step, uint4_steps
 
-    def function(step: Rung) -> CpuFunction:
+    def function(step: Uint4Step) -> CpuFunction:
         def call(case: Case, inputs: Mapping[str, Array], out: Array) -> Array:
             step.kernel(inputs["a"], inputs["b"], out)
             return out
 
         return CpuFunction(step.name, step.layout.operation, call, compiled=False)
 
-    return {step.name: function(step) for step in rungs()}
+    return {step.name: function(step) for step in uint4_steps()}
 
 
 def weight(case: Case, inputs: Mapping[str, Array]) -> Any:

@@ -1,4 +1,4 @@
-"""The rungs in Numba: exact at odd shapes, within their arrays, and refusing what is no uint4."""
+"""The steps in Numba: exact at odd shapes, within their arrays, and refusing what is no uint4."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lowbit.kernels.numba.operations import (
     Layout,
     check_operands,
 )
-from lowbit.kernels.numba.registry import Rung, rung, rungs
+from lowbit.kernels.numba.registry import Uint4Step, uint4_step, uint4_steps
 from lowbit.kernels.numba.unpacking import TILE
 from lowbit.spec.operations.uint4_steps import product_of_packed_rows
 
 SHAPES = [(1, 1, 1), (1, 9, 31), (5, 1, 64), (3, 130, 1), (7, TILE + 3, 65), (2, 2 * TILE, 577)]
-EACH = pytest.mark.parametrize("one", rungs(), ids=lambda one: one.name)
+EACH = pytest.mark.parametrize("one", uint4_steps(), ids=lambda one: one.name)
 POISON = -0x55555556
 GUARD = 64
 
@@ -45,7 +45,7 @@ def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @EACH
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, TILE + 1, 2 * SPAN + 1)], ids=str)
-def test_stays_within_its_arrays(one: Rung, shape: tuple[int, int, int]) -> None:
+def test_stays_within_its_arrays(one: Uint4Step, shape: tuple[int, int, int]) -> None:
     """Compiled with every index checked, between guards, on a poisoned output."""
     kernel: Any = one.kernel
     arranged = one.layout.arrange(*draw(*shape))
@@ -57,7 +57,7 @@ def test_stays_within_its_arrays(one: Rung, shape: tuple[int, int, int]) -> None
 
     operation = one.layout.operation
     inputs = dict(zip("ab", arranged, strict=True))
-    expected = operation.case(one.layout.sizes(*arranged)).expect(inputs)
+    expected = operation.case(operation.sizes_of(inputs)).expect(inputs)
     assert not expected.wrong(out.astype(np.int64)).any()
     assert (memory[:GUARD] == POISON).all()
     assert (memory[-GUARD:] == POISON).all()
@@ -67,7 +67,7 @@ def test_stays_within_its_arrays(one: Rung, shape: tuple[int, int, int]) -> None
 
 @EACH
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_exact(one: Rung, shape: tuple[int, int, int]) -> None:
+def test_exact(one: Uint4Step, shape: tuple[int, int, int]) -> None:
     a, b = draw(*shape)
     result = one.prepare(a, b)()
     assert result.dtype == np.int32
@@ -75,14 +75,14 @@ def test_exact(one: Rung, shape: tuple[int, int, int]) -> None:
 
 
 @EACH
-def test_largest_sums(one: Rung) -> None:
+def test_largest_sums(one: Uint4Step) -> None:
     """Sums past 16 bits, in more than two spans of the narrow ones."""
     a, b = np.full((2, 601), 15, np.uint8), np.full((3, 601), 15, np.uint8)
     np.testing.assert_array_equal(one.prepare(a, b)(), np.full((2, 3), 225 * 601))
 
 
 @EACH
-def test_strides_do_not_matter(one: Rung) -> None:
+def test_strides_do_not_matter(one: Uint4Step) -> None:
     a, b = draw(6, 10, 14)
     np.testing.assert_array_equal(
         one.prepare(a[::2, ::-2], b.T.copy().T[::3, ::-2])(), exact(a[::2, ::-2], b[::3, ::-2])
@@ -95,7 +95,7 @@ def test_operations_mean_the_same_product(layout: Layout, k: int) -> None:
     a, b = draw(4, 6, k)
     arranged = layout.arrange(a, b)
     np.testing.assert_array_equal(layout.operation(*arranged), exact(a, b))
-    sizes = layout.operation.complete(layout.sizes(*arranged))
+    sizes = layout.operation.sizes_of(dict(zip("ab", arranged, strict=True)))
     assert layout.operation.result.shape(sizes) == (4, 6)
 
 
@@ -110,9 +110,10 @@ def test_spans_fit_sixteen_bits() -> None:
 
 
 def test_steps_have_ideas_of_their_own() -> None:
-    assert [one.step for one in rungs()] == list(range(1, len(rungs()) + 1))
-    assert len({one.name for one in rungs()}) == len({one.idea for one in rungs()}) == len(rungs())
-    for one in rungs():
+    steps = uint4_steps()
+    assert [one.step for one in steps] == list(range(1, len(steps) + 1))
+    assert len({one.name for one in steps}) == len({one.idea for one in steps}) == len(steps)
+    for one in steps:
         text = " ".join((one.kernel.__doc__ or "").split())
         assert one.idea
         assert "Bytes: " in text, one.name
@@ -123,10 +124,10 @@ def test_a_step_is_taken_once() -> None:
     def another(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         raise AssertionError
 
-    assert rungs()[0].name == "naive_loops"
+    assert uint4_steps()[0].name == "naive_loops"
     with pytest.raises(ValueError, match="'1' already"):
-        rung(1, ROWS)(another)
-    assert rungs()[0].name == "naive_loops"
+        uint4_step(1, ROWS)(another)
+    assert uint4_steps()[0].name == "naive_loops"
 
 
 ONES = np.ones((2, 3), np.uint8)
@@ -149,7 +150,7 @@ def test_what_is_no_uint4_is_refused(
     with pytest.raises(error, match=message):
         check_operands(a, b)
     with pytest.raises(error, match=message):
-        rungs()[0].prepare(a, b)
+        uint4_steps()[0].prepare(a, b)
 
 
 def test_sums_that_could_overflow_are_refused() -> None:
