@@ -27,9 +27,9 @@ class OnnxRuntime:
         return absent("onnxruntime") or absent("onnx") or absent("onnxscript")
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingImports]
         import torch
-        from onnxruntime.quantization import QuantType, quantize_dynamic
+        from onnxruntime.quantization import QuantType, quantize_dynamic  # pyright: ignore[reportMissingImports]
 
         exact, small = folder / "exact.onnx", folder / "int8.onnx"
         sizes = {0: torch.export.Dim("sentences"), 1: torch.export.Dim("length")}

@@ -27,7 +27,7 @@ class OpenVino:
         return absent("openvino")
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
-        import openvino
+        import openvino  # pyright: ignore[reportMissingImports]
         import torch
 
         model = openvino.convert_model(encoder, example_input=batch)
@@ -47,7 +47,7 @@ class OpenVino:
 
 def _compress(model: Any) -> None:
     """Make the constant right operands of products int8, with what turns them back."""
-    from openvino import opset13 as operators
+    from openvino import opset13 as operators  # pyright: ignore[reportMissingImports]
 
     for node in model.get_ops():
         source = node.input_value(1).get_node() if node.get_type_name() == "MatMul" else None

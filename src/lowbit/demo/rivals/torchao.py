@@ -29,7 +29,7 @@ class Torchao:
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
         import torch
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_  # pyright: ignore[reportMissingImports]
 
         quantize_(encoder, Int8DynamicActivationInt8WeightConfig())
         path = folder / "model"
