@@ -126,3 +126,21 @@ def test_arguments_are_not_leaked(program: Program, threads: int) -> None:
     after = sys.getrefcount(x), sys.getrefcount(y), sys.getrefcount(None)
     assert after[:2] == before[:2]
     assert abs(after[2] - before[2]) < 100
+
+
+def test_a_wrong_number_is_refused_beside_numba(run_python: Callable[..., Any]) -> None:
+    """Numba tells LLVM its own meaning of some of Python's names."""
+    pytest.importorskip("numba")
+    done = run_python(
+        "import numba, numba.core.typing, numba.np.ufunc\n"
+        "import numpy as np, lowbit\n"
+        "numba.njit(lambda x: x)(1)\n"
+        "from lowbit.isa import get\n"
+        "from lowbit.kernels.cpu.rows.select import keep_greatest\n"
+        "try:\n"
+        "    keep_greatest.program(get('generic'))(1, 2, 3)\n"
+        "except TypeError as error:\n"
+        "    print(error)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrong number of arguments" in done.stdout

@@ -95,7 +95,7 @@ def test_a_forced_set_that_the_machine_lacks_is_told(run_python: RunPython, forc
 
 
 @pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))])
-@pytest.mark.parametrize("command", ["info", "bench gemm 8x8:8x8"])
+@pytest.mark.parametrize("command", ["info", "bench matmul 8x8:8x8"])
 def test_the_command_line_says_it_in_one_line(
     run_python: RunPython, forced: str, command: str
 ) -> None:

@@ -228,3 +228,15 @@ def test_groups_bound_sums(kind: Any) -> None:
         quantize_(model, kind(group_size=None))
     assert type(model[0]) is nn.Linear
     assert isinstance(quantize_(model, kind())[0], QuantizedLinear)
+
+
+@pytest.mark.parametrize("config", [Int8DynamicConfig(), Int4WeightOnlyConfig(32)], ids=repr)
+def test_a_model_moves_within_inference_mode(config: Any) -> None:
+    """There `to` reaches a weight whole, not as what it consists of."""
+    model = quantize_(nn.Sequential(nn.Linear(64, 32, bias=False)), config)
+    x = torch.ones(1, 64)
+    with torch.inference_mode():
+        before = model(x)
+        assert model.to(torch.bfloat16)[0].weight.dtype == torch.bfloat16
+        model.to("cpu", torch.float32)
+        assert torch.equal(model(x), before)

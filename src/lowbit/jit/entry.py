@@ -32,7 +32,7 @@ from lowbit.jit.compile import Loaded
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
 _HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
-_FACTS = 5  # words of a record before the slots
+_FACTS = 6  # words of a record before the slots
 
 # How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -66,7 +66,8 @@ def bound(
         return _through_ctypes(loaded, threads, names, varying, fixed)
     words = [_word(fixed.get(name)) for name in names]
     places = [names.index(name) for name in varying]
-    facts = (loaded.address, threads, len(words) + COUNTERS, len(places), id(np.ndarray))
+    sizes = len(words) + COUNTERS, len(places)
+    facts = (loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
     record = struct.pack(f"{_FACTS + len(words)}q{8 * COUNTERS}x{len(places)}q",
                          *facts, *words, *places)  # fmt: skip
     make, method = _entry()
@@ -141,12 +142,11 @@ def _layout_is_known() -> bool:
     )
 
 
-# `self` is a tuple that begins with the record: the kernel's address, threads, slots, arguments and
-# NumPy's array type, by which an array is told from an int; then the slots; then which of them the
-# arguments fill.
+# `self` is a tuple that begins with the record: the kernel's address, threads, slots, arguments,
+# NumPy's array type, by which an array is told from an int, and TypeError, since Numba gives LLVM
+# another meaning of PyExc_TypeError; then the slots; then which of them the arguments fill.
 _IR = f"""
 @_Py_NoneStruct = external global i8
-@PyExc_TypeError = external global ptr
 @message = private constant [39 x i8] c"wrong number of arguments for a kernel\\00"
 declare void @PyErr_SetString(ptr, ptr)
 declare ptr @PyErr_Occurred()
@@ -179,7 +179,8 @@ entry:
   %right = icmp eq i64 %given, %expected
   br i1 %right, label %copy, label %wrong
 wrong:
-  %kind = load ptr, ptr @PyExc_TypeError
+  %kind_at = getelementptr i64, ptr %record, i64 5
+  %kind = load ptr, ptr %kind_at
   call void @PyErr_SetString(ptr %kind, ptr @message)
   ret ptr null
 copy:

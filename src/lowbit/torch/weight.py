@@ -194,6 +194,10 @@ class QuantizedWeight(Tensor):
     ) -> Any:
         operation = _OPERATIONS.get(func)
         if operation is None:
+            # In inference mode, what consists of others (`to`) comes here whole.
+            parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
             raise NotImplementedError(
                 f"{func} is not defined on a QuantizedWeight; "
                 f"call the layer that holds it, or compute with weight.dequantize()"
