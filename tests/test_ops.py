@@ -112,6 +112,19 @@ def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
 
 
 @ISAS
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_one_zero_point_is_that_of_every_row(dtype: type, isa: str) -> None:
+    rng = np.random.default_rng(6)
+    limits = np.iinfo(dtype)
+    a = rng.integers(limits.min, limits.max + 1, (37, 200), dtype=dtype)
+    b = lowbit.pack(lowbit.quantize(rng.standard_normal((200, 45)), "int8", axis=1))
+    for zero in (limits.min, -3 if limits.min else 3, limits.max):
+        each = lowbit.matmul_scaled(a, b, a_scale=0.1, a_zero_point=[zero] * 37, isa=isa)
+        one = lowbit.matmul_scaled(a, b, a_scale=0.1, a_zero_point=int(zero), isa=isa, threads=2)
+        np.testing.assert_array_equal(one, each)
+
+
+@ISAS
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_linear_dynamic_is_its_two_parts(symmetric: bool, isa: str) -> None:
     """Bit for bit, on rows of every awkward kind, with strides and a weight with zero points."""

@@ -44,6 +44,7 @@ from lowbit.weights.panels import pack as pack_matrix
 _INT32 = np.dtype(np.int32)
 _INT8 = np.dtype(np.int8)
 _FLOAT32 = np.dtype(np.float32)
+_ONE_ZERO = {type(None), int}  # types of zero points of a that are the same for all rows
 _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
@@ -176,7 +177,8 @@ def matmul_scaled(
         a_zero_point = None
     prepared, spec = requests.scaled(
         left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, bias is not None, residual is not None,
+        isa, a_zero_point is not None, type(a_zero_point) in _ONE_ZERO, bias is not None,
+        residual is not None,
         post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias

@@ -6,6 +6,8 @@ import gc
 import struct
 import sys
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest

@@ -92,6 +92,21 @@ def test_integer_product(
     assert verdict.ok, verdict.message
 
 
+@MICRO_KERNELS
+@pytest.mark.parametrize("one_zero", [False, True])
+def test_zero_points_of_rows(micro: MicroKernel, one_zero: bool) -> None:
+    """One for all rows is read where the first is, and nowhere else."""
+    rng = np.random.default_rng(4)
+    a = rng.integers(0, 256, (19, 70), dtype=np.uint8)
+    b = rng.integers(-64, 64, (70, 33), dtype=np.int8)
+    zeros = np.full(1, 77, np.int32) if one_zero else rng.integers(0, 256, 19, dtype=np.int32)
+    out = np.full((19, 33), 0x55555555, np.int32)
+    epilogue = Epilogue(a_zero=True, one_zero=one_zero)
+    interpreted(micro, a, pack(b), out, epilogue=epilogue, row_zero=zeros)
+    exact = (a.astype(np.int64) - zeros[:, None]) @ b.astype(np.int64)
+    np.testing.assert_array_equal(out, exact)
+
+
 @pytest.mark.parametrize("span", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [(70, 50, 320), (33, 17, 130)])
 def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) -> None:

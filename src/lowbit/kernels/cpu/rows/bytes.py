@@ -24,6 +24,7 @@ class Bytes(InputFormat):
     signed: bool = False
     shifted: bool = False  # whether zero points are given
     contiguous: bool = True
+    uniform: bool = False  # whether all rows have the same zero point
 
     @property
     def element(self) -> Scalar:
@@ -32,6 +33,10 @@ class Bytes(InputFormat):
     @property
     def zero_points(self) -> bool:
         return self.shifted or self.signed
+
+    @property
+    def one_zero(self) -> bool:
+        return self.uniform
 
     @property
     def made(self) -> bool:

@@ -43,7 +43,8 @@ class RowFacts:
 class InputFormat(ABC):
     """How rows are made. It keys the code; subclasses are frozen dataclasses.
 
-    `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made.
+    `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
+    `one_zero`: and all of them the same, so that it is applied to columns, not to each row.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
     as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
     """
@@ -54,6 +55,10 @@ class InputFormat(ABC):
     @property
     @abstractmethod
     def zero_points(self) -> bool: ...
+    @property
+    def one_zero(self) -> bool:
+        return False
+
     @property
     def made(self) -> bool:
         return True
