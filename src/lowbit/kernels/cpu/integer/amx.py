@@ -9,8 +9,9 @@ Every line of an operand is one cache line, and 16 of them a contiguous kilobyte
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
 kilobyte each. What happens to them then would leave the tile unit idle for as long as a short
 product takes; so the rows of one step are finished while the next one is multiplied, a few of them
-for each 64 k. Panels pass by once for each step: they are loaded so that they do not push the rows,
-which stay, out of the nearest cache. A long K is cut into spans, between which sums wait in memory.
+for each 64 k. Panels pass by once for each step: those that the nearest cache cannot hold are
+loaded so that they do not push the rows, which stay, out of it. A long K is cut into spans, between
+which sums wait in memory.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ class Amx(MicroKernel):
             interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
         else:
             interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
-        return Shape(0, row_blocks, panels, interleave, span=_span(query)), rows * digits
+        nearest = query.k_blocks * LINE * (query.n + row_blocks * rows * digits)
+        stays = nearest <= host.caches()["L1d"]
+        shape = Shape(0, row_blocks, panels, interleave, span=_span(query), stays=stays)
+        return shape, rows * digits
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -267,9 +271,10 @@ class Amx(MicroKernel):
         for d, a_tile in enumerate(a_tiles):
             offset = step.block_bytes * d + block * step.block_rows * LINE
             tileloadd(a_tile, step.a + offset, stride)
+        load = tileloadd if shape.stays else tileloaddt1
         for p in range(len(tiles[0])):
             b_tile = b_tiles[p % len(b_tiles)]
-            tileloaddt1(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
+            load(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
                 dot(tiles[d][p], a_tile, b_tile)
 

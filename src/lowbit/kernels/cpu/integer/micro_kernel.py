@@ -95,7 +95,8 @@ class Shape:
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all
-    steps of an item are multiplied before the next span; 0: of all, step by step.
+    steps of an item are multiplied before the next span; 0: of all, step by step. `stays`: all
+    panels fit into the nearest cache beside the rows of a step.
     """
 
     rows: int
@@ -105,6 +106,7 @@ class Shape:
     nibbles: str = ""
     ahead: int = 0
     span: int = 0
+    stays: bool = False
 
     @property
     def step_sums(self) -> int:
