@@ -178,8 +178,7 @@ def matmul_scaled(
     prepared, spec = requests.scaled(
         left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
         isa, a_zero_point is not None, type(a_zero_point) in _ONE_ZERO, bias is not None,
-        residual is not None,
-        post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+        residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
     result, returned = output(a, out, prepared.shape, spec.storage, given)

@@ -451,7 +451,7 @@ def test_a_missing_package_is_one_line(command: list[str]) -> None:
     done = _elsewhere("sys.modules['jaxtyping'] = None", *command)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("lowbit: ")
-    assert done.stderr.endswith("in a clone of lowbit: pip install '.[lab]'\n")
+    assert done.stderr.endswith("in a clone of lowbit: pip install '.[cli]'\n")
     assert done.stderr.count("\n") == 1
 
 
