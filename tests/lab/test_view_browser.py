@@ -314,7 +314,6 @@ def last_block_runs_over(x_ptr, z_ptr, N0, T, B0: tl.constexpr, B1: tl.constexpr
     tl.store(z_ptr + i, tl.sum(total, axis=0))
 
 
-@pytest.mark.skip(reason="the page does not show it since the lab is in folders: to be mended")
 def test_show_leads_to_what_was_found(browser: Browser, tmp_path: Path) -> None:
     sizes = {"N0": 2, "T": 100}
     seen = view(last_block_runs_over, exercises.long_sum, grid=lambda m: m["N0"], sizes=sizes)

@@ -356,6 +356,8 @@ function show(what) {
 // What shows a finding: going to its step, else the colours in which it is seen, else its line, and
 // the last step before it; null if it has none of these.
 function wayTo(finding) {
+  const colours = { "wrong-values": "wrong", unwritten: "writes" }[finding.kind];
+  if (COLOURS.includes(colours)) return () => show(colours);
   const number = data.programs.findIndex((one) => String(one) === String(finding.program));
   const outside = finding.kind.startsWith("out-of-bounds");
   const step = (eventsOf[number] ?? []).map((n) => data.events[n]).findIndex((event) =>
@@ -367,8 +369,6 @@ function wayTo(finding) {
       go(number, step);
     };
   }
-  const colours = { "wrong-values": "wrong", unwritten: "writes" }[finding.kind];
-  if (COLOURS.includes(colours)) return () => show(colours);
   const line = lines.get(String(finding.line));
   if (!line) return null;
   return () => {
