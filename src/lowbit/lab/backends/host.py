@@ -165,20 +165,11 @@ class Host(Poisoning):
     def _hold(self, tensor: Tensor, initialised: bool) -> _Held:
         """Take memory in: with the elements of this tensor where it is all of them, else whole."""
         storage = tensor.untyped_storage()
-        count = storage.nbytes() // tensor.element_size()
         shape, strides = tuple(tensor.shape), tensor.stride()
         if initialised or tensor.storage_offset():
-            shape, strides = (count,), (1,)
-        dtype = dtype_of(tensor)
-        values = np.empty(shape, _numpy_dtype(dtype, tensor.element_size()))
-        checked = CheckedTensor(
-            TensorType("", dtype, tuple(map(str, shape))),
-            values,
-            strides,
-            "both",
-            initialised,
-            _bytes(storage),
-        )
+            shape, strides = (storage.nbytes() // tensor.element_size(),), (1,)
+        memory = _bytes(storage.data_ptr(), storage.nbytes())
+        checked = _in_place("", tensor, shape, strides, memory, initialised)
         self._held[storage._cdata] = held = _Held(checked, storage, None)
         return held
 
@@ -233,7 +224,17 @@ class Host(Poisoning):
         """Run a kernel on tensors on the CPU, with all parameters by name."""
         launched = TritonKernel.of(kernel)
         taken: dict[int, CheckedTensor] = {}
-        values = {name: self._taken(name, one, taken) for name, one in arguments.items()}
+
+        def take(name: str, tensor: Tensor) -> TensorArgument:
+            """The memory of a tensor is called as an input, or as its first parameter."""
+            held = self._of(tensor)
+            if _key(tensor) not in taken:
+                held.tensor.name = held.own or name
+                taken[_key(tensor)] = held.tensor
+            offset = int(tensor.storage_offset()) * tensor.element_size()
+            return TensorArgument(held.tensor.name, offset, dtype_of(tensor))
+
+        values = {name: _argument(name, one, take) for name, one in arguments.items()}
         dims = grid_of(grid)
         programs = programs_of(dims)
         self.several |= len(programs) > 1
@@ -245,23 +246,49 @@ class Host(Poisoning):
         memory.barrier()
         memory.kernel = memory.running = None
 
-    def _taken(self, name: str, value: Any, taken: dict[int, CheckedTensor]) -> Any:
-        """An argument as the interpreter takes it; the memory of tensors goes into `taken`, by
-        the address of what holds it, under the name of an input, or of its first parameter."""
-        if isinstance(value, tuple):
-            return tuple(self._taken(name, one, taken) for one in value)
-        if hasattr(value, "block_shape"):
-            descriptor = copy.copy(value)
-            descriptor.base = self._taken(name, value.base, taken)
-            return descriptor
-        if not isinstance(value, Tensor):
-            return value
-        held = self._of(value)
-        if _key(value) not in taken:
-            held.tensor.name = held.own or name
-            taken[_key(value)] = held.tensor
-        offset = int(value.storage_offset()) * value.element_size()
-        return TensorArgument(taken[_key(value)].name, offset, dtype_of(value))
+
+def _argument(name: str, value: Any, take: Callable[[str, Tensor], TensorArgument]) -> Any:
+    """An argument as Triton's interpreter takes it: `take` says what stands for its tensors."""
+    if isinstance(value, tuple):
+        return tuple(_argument(name, one, take) for one in value)
+    if hasattr(value, "block_shape"):
+        descriptor = copy.copy(value)
+        descriptor.base = _argument(name, value.base, take)
+        return descriptor
+    return take(name, value) if isinstance(value, Tensor) else value
+
+
+@contextlib.contextmanager
+def interpreter() -> Iterator[None]:
+    """Within it, the functions of `lowbit.torch.functional` run their kernels on CPU tensors in
+    Triton's interpreter. An access out of bounds, or a race between programs, raises AssertionError
+    with what and where.
+
+    ModuleNotFoundError or RuntimeError if Triton is missing or of an unknown version.
+    """
+    with launch.running(run_checked):
+        yield
+
+
+def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) -> None:
+    """Run a kernel on torch tensors on the CPU. AssertionError if something is wrong with it."""
+    launched = TritonKernel.of(kernel)
+    memory = Memory([], machinery=launched.machinery)
+
+    def take(name: str, tensor: Tensor) -> TensorArgument:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+        held = _bytes(tensor.data_ptr(), size)
+        memory.tensors[name] = _in_place(name, tensor, shape, strides, held, True)
+        return TensorArgument(name)
+
+    values = {name: _argument(name, one, take) for name, one in arguments.items()}
+    dims = grid_of(grid)
+    launched.run(memory, values, programs_of(dims), dims)
+    wrong = [str(one) for one in memory.findings if one.severity == "error"]
+    if wrong:
+        raise AssertionError(f"{launched.name}: " + "; ".join(wrong))
 
 
 @contextlib.contextmanager
@@ -312,22 +339,29 @@ def arguments_of_launch(
     return {name: given.get(name, defaults.get(name)) for name in names}
 
 
-def _numpy_dtype(dtype: str, size: int) -> np.dtype[Any]:
-    """That of the elements where NumPy has it, else of as many bytes."""
+def _in_place(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    strides: Sequence[int],
+    memory: NDArray[np.uint8],
+    initialised: bool,
+) -> CheckedTensor:
+    """Memory of torch as a tensor of the checker, with elements like those of `tensor`."""
+    name_of_dtype = dtype_of(tensor)
     try:
-        return np.dtype(dtype)
-    except TypeError:
-        return np.dtype(f"u{size}")
+        dtype = np.dtype(name_of_dtype)
+    except TypeError:  # NumPy has none that is called so
+        dtype = np.dtype(f"u{tensor.element_size()}")
+    type_ = TensorType(name, name_of_dtype, tuple(map(str, shape)))
+    return CheckedTensor(type_, np.empty(shape, dtype), strides, "both", initialised, memory)
 
 
-def _bytes(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
-    """The memory itself."""
-    if not storage.nbytes():
+def _bytes(address: int, size: int) -> NDArray[np.uint8]:
+    """Memory at an address. Not through torch, whose operations are watched."""
+    if not size:
         return np.empty(0, np.uint8)
-    # Not through torch, whose operations are watched.
-    return np.ctypeslib.as_array(
-        (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
-    )
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 def _key(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.backends import cuda
-from lowbit.lab.backends.backend import Subject, Way
+from lowbit.lab.backends.backend import Request, Subject, Way
 from lowbit.lab.report import CheckResult, Finding, Tell
 from lowbit.lab.run.judge import first_index, judge, wrong_values
 from lowbit.lab.run.outcome import Run
@@ -20,20 +20,23 @@ from lowbit.spec import SPECIAL, Array, Case, Expected
 
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
+_FEW_FILLS, _FEW_SIZES = ("normal", "large", "nan"), 5
 
 
-def check_subject(
-    subject: Subject,
-    device: str | None,
-    cases: Sequence[Case],
-    notes: Sequence[str] = (),
+def check_request(
+    request: Request,
+    device: str | None = None,
     *,
+    few: bool = False,
     stop: bool = False,
     tell: Tell | None = None,
 ) -> CheckResult:
-    """The outcome of these cases, the exercise first. Raises as `check` does."""
+    """The outcome of all cases, the exercise first, or of a few. Otherwise as `check`."""
+    subject = request.bound()
+    cases, notes = subject.cases()
+    if few:
+        cases = _few(cases)
     on_gpu = cuda.wanted(device, subject)
-    notes = list(notes)
     found = _check_cases(subject, cases, on_gpu, notes, stop, tell)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
@@ -41,7 +44,7 @@ def check_subject(
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
     else:
-        findings += other_blocks(subject, cases)
+        findings += _other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
@@ -52,8 +55,15 @@ def check_subject(
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
-        partial(view_subject, subject, shown) if subject.single else None,
+        partial(view_subject, subject, shown) if subject.text else None,
     )
+
+
+def _few(cases: list[Case]) -> list[Case]:
+    """Some data at the exercise's sizes, and a few other sizes."""
+    exercise = [case for case in cases if case.sizes == cases[0].sizes and case.fill in _FEW_FILLS]
+    others = [case for case in cases if case.sizes != cases[0].sizes]
+    return exercise + others[:_FEW_SIZES]
 
 
 def _check_cases(
@@ -94,8 +104,8 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(subject.seed)
-    expected = case.expect(inputs, subject.seed)
+    inputs = case.inputs(subject.request.seed)
+    expected = case.expect(inputs, subject.request.seed)
     run = subject.run(case, inputs)
     findings = [run.crash] if run.crash else judge(case, inputs, run, expected)
     findings = [*run.memory.findings, *findings]
@@ -127,7 +137,7 @@ def _on_gpu(
     return findings
 
 
-def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
+def _other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
     """What goes wrong first in each variant of what is subject."""
     few = [case for case in cases if case.fill == "normal" and case.layout == "contiguous"][:3]
     findings: list[Finding] = []
@@ -147,7 +157,7 @@ def _again(
     run: Run,
     expected: Expected,
 ) -> list[Finding]:
-    order = subject.seed if run.several else None
+    order = subject.request.seed if run.several else None
     other = subject.run(case, inputs, Way(order, poisoned=True))
     if other.crash:
         return [other.crash]
@@ -163,15 +173,8 @@ def _again(
         # Atomic float additions may round differently; both results must be right all the same.
         rounding = run.memory.atomics and not expected.wrong(plain.result).any()
         kind = "rounding-order" if rounding else "order-dependent"
-        findings.append(
-            Finding(
-                kind,
-                message,
-                "warning" if rounding else "error",
-                tensor=name,
-                index=index,
-            )
-        )
+        severity = "warning" if rounding else "error"
+        findings.append(Finding(kind, message, severity, tensor=name, index=index))
     if other.memory.undefined and not other.same_as(plain):
         findings.append(
             Finding(

@@ -34,17 +34,13 @@ class Recorder:
         self.events: list[Event] = []
         self.registers: list[Register] = []
         self.changes: list[Change] = []
-        self.traffic: dict[str, Traffic] = {}
+        self._traffic: dict[str, Traffic] = {}
         self.machine: Machine | None = None
         self.dropped = 0
         self._room = limit
         self._steps: Counter[Program] = Counter()
         # The arrays are kept, since the number of one that is gone may be given to another.
         self._loaded: dict[int, tuple[NDArray[Any], int]] = {}
-
-    def step(self, program: Program) -> int:
-        """How many events a program has had."""
-        return self._steps[program]
 
     def access(self, tensor: CheckedTensor, access: Access, values: NDArray[Any]) -> None:
         """Note an access; its step is filled in. values: the array that the kernel goes on with,
@@ -99,11 +95,15 @@ class Recorder:
             block, values=block.values.copy(), source=found[1] if found else block.source
         )
 
+    def traffic_of(self, tensor: CheckedTensor) -> Traffic:
+        """What all programs together did to a tensor."""
+        if tensor.name not in self._traffic:
+            reads, writes = np.zeros((2, tensor.count), np.int64)
+            self._traffic[tensor.name] = Traffic(reads, writes)
+        return self._traffic[tensor.name]
+
     def _count(self, tensor: CheckedTensor, access: Access) -> None:
-        traffic = self.traffic.get(tensor.name)
-        if traffic is None:
-            zeros = np.zeros((2, tensor.count), np.int64)
-            traffic = self.traffic[tensor.name] = Traffic(zeros[0], zeros[1])
+        traffic = self.traffic_of(tensor)
         touched = _touched(tensor, access)
         if access.kind != "store":
             np.add.at(traffic.reads, touched, 1)

@@ -19,21 +19,20 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.lab.run.bfloat16 import Bfloat16
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.language import Transformer, counting, logic, truth
-from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.outcome import cause_of, last_line
 from lowbit.lab.run.program import Grid, Program
 from lowbit.lab.run.record import block
-from lowbit.lab.run.tensor import CheckedTensor, poison
-from lowbit.lab.run.trace import Block, Kind
+from lowbit.lab.run.tensor import poison
+from lowbit.lab.run.trace import Block, Kind, Step
 from lowbit.lab.run.unsupported import UnsupportedError, refusals
 from lowbit.registry.extras import install
 
@@ -278,9 +277,6 @@ def _copy(function: Any, names: Mapping[str, Any]) -> Any:
     )
 
 
-_Part = tuple[CheckedTensor, NDArray[np.int64], NDArray[np.bool_]]
-
-
 class _Accesses:
     """The methods of the interpreter's builder that touch memory or multiply."""
 
@@ -292,9 +288,7 @@ class _Accesses:
     def folded(self, folds: Any) -> Callable[..., Any]:
         """What replaces the method apply_impl of ReduceOps or ScanOps: the same, and recorded."""
         original = folds.apply_impl
-        kind: Literal["reduction", "scan"] = (
-            "reduction" if folds is self._interpreter.ReduceOps else "scan"
-        )
+        kind: Step = "reduction" if folds is self._interpreter.ReduceOps else "scan"
 
         def apply(ops: Any, blocks: Any) -> Any:
             made = original(ops, blocks)
@@ -327,16 +321,15 @@ class _Accesses:
             **self._bfloat16.methods(),
         }
 
-    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[_Part]:
+    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
         numbers = addresses // np.uint64(_SPAN)
         for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
             lanes = active & (numbers == number)
             if number < len(self._tensors):
-                start = int(number) * _SPAN + _START
-                offsets = addresses.astype(np.int64) - start
-                yield self._tensors[int(number)], offsets, lanes
+                offsets = addresses.astype(np.int64) - (int(number) * _SPAN + _START)
+                yield Lanes(self._tensors[int(number)], offsets, lanes, masked)
             elif lanes.any():
                 self._memory.outside_of_all(kind, int(lanes.sum()), masked)
 
@@ -350,17 +343,16 @@ class _Accesses:
             values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
         self._memory.undefined |= other is None and not active.all()
-        for tensor, offsets, lanes in self._parts(ptr, active, "load", masked):
-            values = self._memory.load(tensor, offsets, lanes, values, masked)
+        for lanes in self._parts(ptr, active, "load", masked):
+            values = self._memory.load(lanes, values)
         return self._interpreter.TensorHandle(values, element)
 
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
         dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape).astype(dtype)
-        masked = mask is not None
-        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "store", masked):
-            self._memory.store(tensor, offsets, lanes, values, masked)
+        for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
+            self._memory.store(lanes, values)
 
     def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
         name = str(op).rpartition(".")[2]
@@ -375,12 +367,8 @@ class _Accesses:
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape)
         wanted = np.broadcast_to(compared.data, shape)
-        old = self._update(
-            ptr,
-            values,
-            np.ones(shape, bool),
-            lambda o, i: values[i] if o == wanted[i] else o,
-        )
+        active = np.ones(shape, bool)
+        old = self._update(ptr, values, active, lambda o, i: values[i] if o == wanted[i] else o)
         return self._interpreter.TensorHandle(old, compared.dtype.scalar)
 
     def _update(
@@ -392,9 +380,9 @@ class _Accesses:
         exchange: bool = False,
     ) -> Any:
         old = np.zeros(values.shape, values.dtype)
-        for tensor, offsets, lanes in self._parts(ptr, active, "atomic", True):
-            read = self._memory.update(tensor, offsets, lanes, values, combine, exchange=exchange)
-            old = np.where(lanes, read, old)
+        for lanes in self._parts(ptr, active, "atomic", True):
+            read = self._memory.update(lanes, values, combine, exchange=exchange)
+            old = np.where(lanes.active, read, old)
         return old
 
     def _clamp(self, value: Any, low: Any, high: Any, propagate: Any) -> Any:

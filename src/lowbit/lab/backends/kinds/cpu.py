@@ -1,27 +1,31 @@
-"""lowbit's own kernels, run by their interpreter."""
+"""lowbit's own kernels, run by their interpreter on memory that sees every access."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 import lowbit
 from lowbit import isa as instruction_sets
-from lowbit.isa.types import Pointer
-from lowbit.isa.value import Value
+from lowbit.isa.instruction import Instruction
+from lowbit.isa.instruction_set import InstructionSet
+from lowbit.isa.types import Pointer, Scalar, s64
+from lowbit.isa.value import Register, Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
 from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
-from lowbit.lab.run.cpu import CheckedInterpreter
-from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.registers import RegisterWatch
+from lowbit.lab.run.tensor import CheckedTensor
 
 
 @backends.register("lowbit")
@@ -78,7 +82,7 @@ class CpuKernel(KernelBackend):
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run the whole text once; it makes its programs itself."""
-        machine = CheckedInterpreter(instruction_sets.named(self.isa), memory)
+        machine = _CheckedInterpreter(instruction_sets.named(self.isa), memory)
         values: list[Value] = []
         for name, type_ in self.kernel.types.items():
             given = arguments[name]
@@ -94,3 +98,91 @@ class CpuKernel(KernelBackend):
         memory.begin((0, 0))
         with np.errstate(all="ignore"):
             self.kernel.text(machine, *values, **static)
+
+
+class _CheckedInterpreter(interpret.Interpreter):
+    """An interpreter whose pointers lead to a Memory of the lab; regions and items are programs.
+
+    Where the memory has a recorder, it also gets to know registers and tiles.
+    """
+
+    def __init__(self, isa: InstructionSet, memory: Memory) -> None:
+        super().__init__(isa)
+        self._memory = memory
+        self._regions = 0
+        self._watch: RegisterWatch | None = None
+        if memory.recorder is not None:
+            self._watch = RegisterWatch(memory, memory.recorder, isa)
+
+    def checked(self, tensor: CheckedTensor, element: Scalar) -> Value:
+        """A pointer to a tensor's first element."""
+        return self.pointing(_Region(tensor, self._memory), element)
+
+    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
+        if self._watch is None:
+            return super().execute(instruction, operands)
+        touched = {
+            number: state.payload
+            for number, state in self._tiles.items()
+            if any(operand is state for operand in operands)
+        }
+        with self._watch.instruction(instruction.name, touched):
+            return super().execute(instruction, operands)
+
+    def _register(self, initial: Value) -> Register:
+        return super()._register(initial) if self._watch is None else self._watch.variable(initial)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        with super().scope(), self._body():
+            yield
+
+    def range(
+        self, start: Value | int, stop: Value | int, step: Value | int = 1
+    ) -> Iterator[Value]:
+        for i in super().range(start, stop, step):
+            with self._body():
+                yield i
+
+    def when(self, condition: Value) -> Iterator[None]:
+        for _ in super().when(condition):
+            with self._body():
+                yield
+
+    def parallel(self, items: Value) -> Iterator[Value]:
+        self._regions += 1
+        region = self._regions
+        self._memory.barrier()
+        for item in range(int(items.payload)):
+            self._memory.begin((region, item))
+            with self._body():
+                yield Value(self, s64, item)
+        self._memory.barrier()
+        self._memory.begin((region, -1))
+
+    def _body(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._watch is None else self._watch.body()
+
+
+class _Region:
+    """What an address of the interpreter leads to: a tensor of the lab, which judges every access.
+
+    Bytes are loaded and stored as the tensor's elements, where they are whole ones.
+    """
+
+    def __init__(self, tensor: CheckedTensor, memory: Memory) -> None:
+        self._tensor, self._memory = tensor, memory
+
+    def load(self, offset: int, size: int) -> NDArray[np.uint8]:
+        lanes, dtype = self._lanes(offset, size)
+        return self._memory.load(lanes, np.zeros(lanes.offsets.shape, dtype)).view(np.uint8)
+
+    def store(self, offset: int, values: NDArray[np.uint8]) -> None:
+        lanes, dtype = self._lanes(offset, len(values))
+        self._memory.store(lanes, np.ascontiguousarray(values).view(dtype))
+
+    def _lanes(self, offset: int, size: int) -> tuple[Lanes, np.dtype[Any]]:
+        whole = offset % self._tensor.itemsize == 0 and size % self._tensor.itemsize == 0
+        dtype = self._tensor.dtype if whole else np.dtype(np.uint8)
+        offsets = offset + np.arange(0, size, dtype.itemsize, dtype=np.int64)
+        return Lanes(self._tensor, offsets), dtype

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from lowbit.lab.backends.backend import PLAIN, Backend, Request, Subject, Way, backends
+from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
@@ -19,8 +19,9 @@ from lowbit.spec import Array, Case, Operation, cases_of
 
 
 @backends.register("function")
-class FunctionBackend(Backend):
-    """Functions: their parameters are the operation's inputs, and what is given by name."""
+@dataclass(frozen=True, kw_only=True)
+class FunctionSubject(Subject):
+    """A function whose parameters are the operation's inputs, and what is given by name."""
 
     needs_grid = False
 
@@ -32,62 +33,18 @@ class FunctionBackend(Backend):
     def bind(cls, request: Request) -> FunctionSubject:
         """ValueError if a parameter is no input, is not given, and has no default; and for a value
         that no parameter takes."""
-        function = request.kernel
+        name = request.kernel.__name__
         if (request.grid, request.output, request.initial) != (1, None, None):
             raise ValueError(
-                f"{function.__name__} is a function of tensors, which launches its kernels itself: "
+                f"{name} is a function of tensors, which launches its kernels itself: "
                 "leave out grid, output and initial (a kernel needs @triton.jit)"
             )
-        operation = request.operation
-        _refuse_unfitting(function, operation, request.given)
-        triton_modules()
-        return FunctionSubject(
-            operation=operation, seed=request.seed, function=function, given=dict(request.given)
-        )
-
-
-def _refuse_unfitting(
-    function: FunctionType, operation: Operation, given: Mapping[str, Any]
-) -> None:
-    inputs = [tensor.name for tensor in operation.inputs]
-    listed, name = inspect.signature(function).parameters, function.__name__
-    for parameter in (*inputs, *given):
-        if parameter not in listed:
-            raise ValueError(
-                f"{name} has no parameter {parameter!r}; it has {', '.join(listed) or 'none'}, "
-                f"and the inputs of {operation.name} are {', '.join(inputs)} (it is a function "
-                "that launches kernels; a kernel needs @triton.jit or @cuda.jit)"
-            )
-    for parameter in listed.values():
-        known = parameter.name in inputs or parameter.name in given
-        if not known and parameter.default is inspect.Parameter.empty:
-            raise ValueError(
-                f"{name} takes {parameter.name!r}, which is no input of {operation.name} "
-                f"({', '.join(inputs)}); name the inputs like these and give others their "
-                f"value: check(..., {parameter.name}=...)"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionSubject(Subject):
-    """A function, bound to an operation."""
-
-    function: Callable[..., Any]
-    given: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-    @property
-    def description(self) -> str:
+        _refuse_unfitting(request.kernel, request.operation, request.given)
+        triton = triton_modules()[0]
         import torch
 
-        return f"Triton {triton_modules()[0].__version__}, PyTorch {torch.__version__}"
-
-    @property
-    def on_gpu(self) -> bool:
-        return True
+        runner = f"Triton {triton.__version__}, PyTorch {torch.__version__}"
+        return cls(request=request, name=name, description=runner, on_gpu=True)
 
     def cases(self) -> tuple[list[Case], list[str]]:
         blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]
@@ -109,9 +66,10 @@ class FunctionSubject(Subject):
         import torch
 
         others = {
-            n: value(case.sizes) if callable(value) else value for n, value in self.given.items()
+            n: value(case.sizes) if callable(value) else value
+            for n, value in self.request.given.items()
         }
-        result = self.function(**tensors, **others)
+        result = self.request.kernel(**tensors, **others)
         if not isinstance(result, torch.Tensor):
             raise TypeError(
                 f"{self.name} returned a {type(result).__name__}; return one tensor, the result"
@@ -154,3 +112,25 @@ class FunctionSubject(Subject):
             f"{wanted.type.dtype} {list(wanted.shape)}"
         )
         return Finding("wrong-result", message, tensor=wanted.name)
+
+
+def _refuse_unfitting(
+    function: FunctionType, operation: Operation, given: Mapping[str, Any]
+) -> None:
+    inputs = [tensor.name for tensor in operation.inputs]
+    listed, name = inspect.signature(function).parameters, function.__name__
+    for parameter in (*inputs, *given):
+        if parameter not in listed:
+            raise ValueError(
+                f"{name} has no parameter {parameter!r}; it has {', '.join(listed) or 'none'}, "
+                f"and the inputs of {operation.name} are {', '.join(inputs)} (it is a function "
+                "that launches kernels; a kernel needs @triton.jit or @cuda.jit)"
+            )
+    for parameter in listed.values():
+        known = parameter.name in inputs or parameter.name in given
+        if not known and parameter.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"{name} takes {parameter.name!r}, which is no input of {operation.name} "
+                f"({', '.join(inputs)}); name the inputs like these and give others their "
+                f"value: check(..., {parameter.name}=...)"
+            )
