@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -311,11 +312,8 @@ def _launches(run: launch.Runner) -> Iterator[None]:
 
         return start
 
-    KernelInterface.__getitem__ = at_grid
-    try:
+    with patch.object(KernelInterface, "__getitem__", at_grid):
         yield
-    finally:
-        KernelInterface.__getitem__ = original
 
 
 def arguments_of_launch(
@@ -324,19 +322,15 @@ def arguments_of_launch(
     """All parameters by name: given, of the first configuration, or by default; without what is
     for the compiler. TypeError if one is missing."""
     launched = TritonKernel.of(kernel)
-    names = [parameter.name for parameter in launched.parameters]
-    given = {**dict(zip(names, args, strict=False)), **launched.constants}
-    given |= {name: value for name, value in named.items() if name in names}
-    given = launched.decided({**given})
-    defaults = {
-        name: p.default
-        for name, p in inspect.signature(launched.function).parameters.items()
-        if p.default is not inspect.Parameter.empty
-    }
-    missing = [name for name in names if name not in given and name not in defaults]
+    signature = inspect.signature(launched.function)
+    known = {name: value for name, value in named.items() if name in signature.parameters}
+    bound = signature.bind_partial(*args, **{**launched.constants, **known})
+    bound.apply_defaults()
+    given = launched.decided(bound.arguments)
+    missing = [name for name in signature.parameters if name not in given]
     if missing:
         raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
-    return {name: given.get(name, defaults.get(name)) for name in names}
+    return {name: given[name] for name in signature.parameters}
 
 
 def _in_place(

@@ -51,7 +51,7 @@ def check_request(
         subject.name,
         subject.operation.name,
         subject.description,
-        tuple(_merged(findings)),
+        tuple(merged(findings)),
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
@@ -188,7 +188,7 @@ def _again(
     return findings
 
 
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
+def merged(findings: Sequence[Finding]) -> list[Finding]:
     """The first of each kind, tensor and line, errors first, with how often it was seen."""
     first: dict[tuple[Any, ...], Finding] = {}
     for finding in findings:

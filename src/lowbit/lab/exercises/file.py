@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from lowbit.lab.exercises.exercise import Exercise
+from lowbit.lab.exercises.course import Exercise
 from lowbit.spec import exercises
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.isa.instruction_set import InstructionSet
 from lowbit.lab.run.program import Program
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import (
@@ -17,7 +18,6 @@ from lowbit.lab.run.trace import (
     Change,
     Computation,
     Event,
-    Machine,
     Register,
     Traffic,
 )
@@ -35,7 +35,7 @@ class Recorder:
         self.registers: list[Register] = []
         self.changes: list[Change] = []
         self._traffic: dict[str, Traffic] = {}
-        self.machine: Machine | None = None
+        self.machine: InstructionSet | None = None
         self.dropped = 0
         self._room = limit
         self._steps: Counter[Program] = Counter()
@@ -51,7 +51,7 @@ class Recorder:
 
     def computation(self, made: Computation) -> None:
         """Note a computation; its step and the loads that its blocks come from are filled in."""
-        blocks = tuple(self._sourced(block) for block in made.operands)
+        blocks = tuple(map(self._sourced, made.operands))
         size = sum(block.values.size for block in blocks)
         self._add(replace(made, operands=blocks), size)
 

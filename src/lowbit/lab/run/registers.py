@@ -17,7 +17,7 @@ from lowbit.jit.interpret import Variable
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Place
 from lowbit.lab.run.record import Recorder, block
-from lowbit.lab.run.trace import Block, Machine, Register
+from lowbit.lab.run.trace import Block, Register
 
 
 class RegisterWatch:
@@ -29,7 +29,7 @@ class RegisterWatch:
         self._tiles: dict[int, int] = {}
         self._loads: dict[int, int | None] = {}  # the event that each tile was loaded by
         self._names: dict[Place, tuple[list[str], bool]] = {}
-        recorder.machine = Machine(isa.name, isa.vector_registers, isa.vector_bytes, isa.tiles)
+        recorder.machine = isa
 
     def variable(self, initial: Value) -> Variable:
         """A new variable of the text, named as its line names it."""

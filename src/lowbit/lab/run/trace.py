@@ -72,16 +72,6 @@ class Computation:
     operands: tuple[Block, ...]
     result: Block | None
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The shape of the first operand."""
-        return self.operands[0].values.shape
-
-    @property
-    def right(self) -> tuple[int, ...]:
-        """The shape of the second operand."""
-        return self.operands[1].values.shape
-
 
 Event = Access | Computation
 
@@ -104,16 +94,6 @@ class Change:
     event: int
     register: int
     values: NDArray[Any] | None
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a lowbit kernel has at its disposal: registers of so many bytes, and tiles."""
-
-    name: str
-    vector_registers: int
-    vector_bytes: int
-    tiles: int
 
 
 @dataclass(eq=False)

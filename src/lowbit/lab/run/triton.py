@@ -64,19 +64,13 @@ def triton_modules() -> tuple[Any, Any, Any]:
         import triton.language as tl
         from triton.runtime import interpreter
 
-        _look_up(triton, _OF_TRITON)
-        _look_up(interpreter, _OF_INTERPRETER)
+        operator.attrgetter(*_OF_TRITON)(triton)
+        operator.attrgetter(*_OF_INTERPRETER)(interpreter)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"{known}; this is {triton.__version__}, but another one inside ({error}): {fitting}"
         ) from None
     return triton, tl, interpreter
-
-
-def _look_up(module: Any, names: Sequence[str]) -> None:
-    """AttributeError if a name, perhaps with dots, is missing."""
-    for name in names:
-        operator.attrgetter(name)(module)
 
 
 # What is used of Triton's internals, which may change with any version.
@@ -175,8 +169,6 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
     Yields what turns the text of a jitted function into one that Python can run.
     """
     triton, tl, interpreter = triton_modules()
-    from triton.runtime.jit import JITFunction
-
     texts: dict[Any, Callable[..., Any]] = {}
     count = counting(tl, interpreter)
     names = {**logic(tl.tensor), "range": count}
@@ -200,28 +192,11 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
         interpreting = triton.knobs.runtime.interpret
         scope = interpreter._patch_lang(visible)
         try:
-            # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
-            scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
-            scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
-            scope.set_attr(tl, "range", count)
-            # It makes a dict of all dtypes at every operation.
-            scope.set_attr(interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype))
-            # Each integer addition is made a second time in 64 bits to look for overflow, and what
-            # that finds is thrown away without `debug`.
-            options = dataclasses.replace(builder.options, sanitize_overflow=False)
-            scope.set_attr(builder, "options", options)
-            # The second is what triton.jit makes under TRITON_INTERPRET=1.
-            for jitted in (JITFunction, interpreter.InterpretedFunction):
-                scope.set_attr(jitted, "__call__", call)
-            for module in _extra_modules(tl):
-                for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
-                    scope.set_attr(module, name, refusal)
+            for holder, name, value in _replaced(tl, interpreter, memory, call, count):
+                scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
             triton.knobs.runtime.interpret = True
-            # Every operation makes one of these.
-            made = interpreter.TensorHandle.__post_init__
-            scope.set_attr(interpreter.TensorHandle, "__post_init__", _counted(made, memory))
             vars(builder).update(patched)
             yield rewritten
         finally:
@@ -229,6 +204,38 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
                 vars(builder).pop(name, None)
             triton.knobs.runtime.interpret = interpreting
             scope.restore()
+
+
+def _replaced(
+    tl: Any, interpreter: Any, memory: Memory, call: Callable[..., Any], count: Callable[..., Any]
+) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced besides memory while kernels are interpreted: of what, by which name."""
+    from triton.runtime.jit import JITFunction
+
+    # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
+    yield tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.reshape(-1)[0])
+    yield tl.tensor, "__bool__", truth(memory.machinery)
+    yield tl, "range", count
+    # It makes a dict of all dtypes at every operation.
+    yield interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype)
+    # Each integer addition is made a second time in 64 bits to look for overflow, and what that
+    # finds is thrown away without `debug`.
+    builder = interpreter.interpreter_builder
+    yield builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False)
+    # The second is what triton.jit makes under TRITON_INTERPRET=1.
+    yield JITFunction, "__call__", call
+    yield interpreter.InterpretedFunction, "__call__", call
+    for module in _extra_modules(tl):
+        for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
+            yield module, name, refusal
+    # Every operation makes one of these.
+    made = interpreter.TensorHandle.__post_init__
+
+    def counted(handle: Any) -> None:
+        memory.step()
+        made(handle)
+
+    yield interpreter.TensorHandle, "__post_init__", counted
 
 
 @cache
@@ -251,18 +258,6 @@ def _extra_modules(tl: Any) -> list[types.ModuleType]:
     held = [one for one in vars(tl.extra).values() if isinstance(one, types.ModuleType)]
     inner = [one for module in held for one in vars(module).values()]
     return [*imported, *held, *(one for one in inner if isinstance(one, types.ModuleType))]
-
-
-def _counted(made: Callable[[Any], None], memory: Memory) -> Callable[[Any], None]:
-    def counted(handle: Any) -> None:
-        memory.step()
-        made(handle)
-
-    return counted
-
-
-def _index_of_scalar(tensor: Any) -> int:
-    return int(tensor.handle.data.reshape(-1)[0])
 
 
 def _copy(function: Any, names: Mapping[str, Any]) -> Any:
@@ -354,36 +349,27 @@ class _Accesses:
         for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
             self._memory.store(lanes, values)
 
-    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        name = str(op).rpartition(".")[2]
-        combine = _COMBINE[name]
-        shape = np.shape(ptr.data)
-        values = np.broadcast_to(value.data, shape)
-        active, exchange = _active(mask, shape), name == "XCHG"
-        old = self._update(ptr, values, active, lambda o, i: combine(o, values[i]), exchange)
-        return self._interpreter.TensorHandle(old, value.dtype.scalar)
+    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, *_: Any) -> Any:
+        name, shape = str(op).rpartition(".")[2], np.shape(ptr.data)
+        combine, values = _COMBINE[name], np.broadcast_to(value.data, shape)
+        return self._update(ptr, value, mask, lambda o, i: combine(o, values[i]), name == "XCHG")
 
-    def _cas(self, ptr: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
+    def _cas(self, ptr: Any, compared: Any, value: Any, *_: Any) -> Any:
         shape = np.shape(ptr.data)
-        values = np.broadcast_to(value.data, shape)
-        wanted = np.broadcast_to(compared.data, shape)
-        active = np.ones(shape, bool)
-        old = self._update(ptr, values, active, lambda o, i: values[i] if o == wanted[i] else o)
-        return self._interpreter.TensorHandle(old, compared.dtype.scalar)
+        values, wanted = (np.broadcast_to(one.data, shape) for one in (value, compared))
+        return self._update(ptr, value, None, lambda o, i: values[i] if o == wanted[i] else o)
 
     def _update(
-        self,
-        ptr: Any,
-        values: Any,
-        active: Any,
-        combine: Callable[..., Any],
-        exchange: bool = False,
+        self, ptr: Any, value: Any, mask: Any, combine: Callable[..., Any], exchange: bool = False
     ) -> Any:
-        old = np.zeros(values.shape, values.dtype)
-        for lanes in self._parts(ptr, active, "atomic", True):
+        """An atomic operation; returns the old values."""
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        old = np.zeros(shape, values.dtype)
+        for lanes in self._parts(ptr, _active(mask, shape), "atomic", True):
             read = self._memory.update(lanes, values, combine, exchange=exchange)
             old = np.where(lanes.active, read, old)
-        return old
+        return self._interpreter.TensorHandle(old, value.dtype.scalar)
 
     def _clamp(self, value: Any, low: Any, high: Any, propagate: Any) -> Any:
         keeps = str(propagate).rpartition(".")[2] == "ALL"
@@ -410,15 +396,15 @@ def _block(handle: Any) -> Block:
 
 
 _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "ADD": lambda old, new: old + new,
-    "FADD": lambda old, new: old + new,
-    "MIN": lambda old, new: min(old, new),
-    "UMIN": lambda old, new: min(old, new),
-    "MAX": lambda old, new: max(old, new),
-    "UMAX": lambda old, new: max(old, new),
-    "AND": lambda old, new: old & new,
-    "OR": lambda old, new: old | new,
-    "XOR": lambda old, new: old ^ new,
+    "ADD": operator.add,
+    "FADD": operator.add,
+    "MIN": min,
+    "UMIN": min,
+    "MAX": max,
+    "UMAX": max,
+    "AND": operator.and_,
+    "OR": operator.or_,
+    "XOR": operator.xor,
     "XCHG": lambda old, new: new,
 }
 

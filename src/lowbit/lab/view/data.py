@@ -28,6 +28,7 @@ _AXES: Mapping[int, list[list[Any]]] = {
     3: [["program", 3]],
     6: [["block", 3], ["thread", 3]],
 }
+_MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
 # Larger integers are no JavaScript numbers.
 _EXACT = 2**53
 
@@ -57,7 +58,7 @@ def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
         "program_axes": _AXES.get(len(next(iter(order), ())), []),
         "programs": [list(program) for program in order],
         "events": [_event(event, order, sources, offsets) for event in trace.events],
-        "machine": None if recorder.machine is None else vars(recorder.machine),
+        "machine": recorder.machine and {n: getattr(recorder.machine, n) for n in _MACHINE},
         "registers": [
             {"name": r.name, "type": r.type, "slots": r.slots, "line": sources.line(r.place)}
             for r in recorder.registers
