@@ -31,14 +31,9 @@ from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import Operation
 
-PRODUCT = "product:"
-"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
-
-OPERATOR = "gpu:"
-"""What the names of the operators on tensors begin with."""
-
-FUNCTION = "cpu:"
-"""What the names of the functions on CPUs begin with."""
+PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
+"""What names begin with: of lowbit's products on CPUs, of operators on tensors, of functions on
+CPUs."""
 
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 

@@ -149,8 +149,7 @@ class Host(Poisoning):
     def done(self, schema: Any, args: Any, named: Mapping[str, Any], result: Any) -> None:
         copies = schema.name in _COPIES or _is_view(schema)
         silent = copies or schema.name.endswith("_like") or schema.name.startswith("aten::new_")
-        written: list[Tensor] = []
-        read: list[Tensor] = []
+        written, read = list[Tensor](), list[Tensor]()
         values = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **named}
         for argument in schema.arguments:
             tensors = [one for one in tree_iter(values.get(argument.name)) if _on_cpu(one)]
@@ -203,8 +202,7 @@ class Host(Poisoning):
 
     def _found(self, kind: str, held: _Held, element: Any, what: str) -> None:
         index = held.tensor.index(int(element))
-        name = held.own or "a temporary tensor"
-        message = f"{name}{list(index)} {what}"
+        message = f"{held.own or 'a temporary tensor'}{list(index)} {what}"
         place = self.memory.here()
         self.memory.note(Finding(kind, message, tensor=held.own, index=index, place=place))
 

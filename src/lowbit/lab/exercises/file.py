@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from lowbit.lab.exercises.course import Exercise
+from lowbit.lab.run.program import first_line
 from lowbit.spec import exercises
 
 
@@ -90,12 +91,11 @@ def _specification(name: str) -> tuple[str, list[str]]:
     wanted, found, used = [name], dict[int, str](), set[str]()
     while wanted:
         maker = makers[wanted.pop()]
-        first = maker.lineno
         if isinstance(maker, ast.FunctionDef):
             # A bare name makes a thing known to lowbit, and says nothing about it.
             facts = [one for one in maker.decorator_list if not isinstance(one, ast.Name)]
             maker.decorator_list = facts
-            first = min([first, *(one.lineno for one in facts)])
+        first = first_line(maker)
         found[first] = _lines(source, first, maker.end_lineno)
         names = {node.id for node in ast.walk(maker) if isinstance(node, ast.Name)}
         wanted += [name for name in names - used if name in makers]

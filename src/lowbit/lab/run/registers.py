@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -122,16 +121,7 @@ def _differs(state: TileState, data: np.ndarray, rows: int) -> bool:
 def _assigned_at(place: Place) -> tuple[list[str], bool]:
     """The names that the statement around a line assigns to, and whether it makes several values
     of one name."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(place.file)))
-    except SyntaxError:
-        tree = ast.Module([], [])
-    found: ast.Assign | ast.AnnAssign | ast.Return | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return)):
-            around = node.lineno <= place.line <= (node.end_lineno or 0)
-            if around and (found is None or node.lineno >= found.lineno):
-                found = node
+    found = place.around(ast.Assign, ast.AnnAssign, ast.Return)
     if found is None or isinstance(found, ast.Return):
         return ["register"], found is not None
     target = found.targets[0] if isinstance(found, ast.Assign) else found.target

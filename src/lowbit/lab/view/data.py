@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.jit.memory import offsets_of
 from lowbit.lab.report import Finding
-from lowbit.lab.run.program import Place, Program
+from lowbit.lab.run.program import Place, Program, first_line
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
 from lowbit.lab.run.trace import Access, Block, Computation, Event
@@ -28,6 +28,7 @@ _AXES: Mapping[int, list[list[Any]]] = {
     3: [["program", 3]],
     6: [["block", 3], ["thread", 3]],
 }
+_OF_FINDING = ("kind", "title", "severity", "message", "tensor")
 _MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
 # Larger integers are no JavaScript numbers.
 _EXACT = 2**53
@@ -64,12 +65,7 @@ def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
             for r in recorder.registers
         ],
         "changes": [
-            {
-                "event": change.event,
-                "register": change.register,
-                "shape": None if change.values is None else list(change.values.shape),
-                "values": None if change.values is None else numbers(change.values),
-            }
+            {"event": change.event, "register": change.register, **_shaped(change.values)}
             for change in recorder.changes
         ],
         "sources": sources.listed,
@@ -166,14 +162,13 @@ def _access(access: Access, elements: Mapping[int, int]) -> dict[str, Any]:
     out = np.flatnonzero(access.outside).tolist()
     return {
         "tensor": access.tensor,
-        "shape": list(access.elements.shape),
         "has_mask": access.masked,
         "itemsize": access.itemsize,
         "bytes": access.bytes,
         "elements": access.elements.reshape(-1).tolist(),
         "masked": [[lane, elements.get(offsets[lane], -1)] for lane in idle],
         "outside": [[lane, offsets[lane]] for lane in out],
-        "values": numbers(access.values, access.dtype),
+        **_shaped(access.values, access.dtype),
     }
 
 
@@ -186,21 +181,19 @@ def _computation(made: Computation) -> dict[str, Any]:
 
 
 def _block(block: Block) -> dict[str, Any]:
-    return {
-        "shape": list(block.values.shape),
-        "source": block.source,
-        "values": numbers(block.values, block.dtype),
-    }
+    return {"source": block.source, **_shaped(block.values, block.dtype)}
+
+
+def _shaped(values: NDArray[Any] | None, dtype: str | None = None) -> dict[str, Any]:
+    if values is None:
+        return {"shape": None, "values": None}
+    return {"shape": list(values.shape), "values": numbers(values, dtype)}
 
 
 def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
     return {
-        "kind": finding.kind,
-        "title": finding.title,
-        "severity": finding.severity,
-        "message": finding.message,
-        "tensor": finding.tensor,
-        "program": None if finding.program is None else list(finding.program),
+        **{name: getattr(finding, name) for name in _OF_FINDING},
+        "program": finding.program and list(finding.program),
         "line": sources.line(finding.place),
     }
 
@@ -235,15 +228,7 @@ class _Sources:
 
 def _function_at(place: Place) -> tuple[int, list[str]]:
     """The first line and the lines of the innermost function around a line, else the line alone."""
-    lines = linecache.getlines(place.file)
-    first, last = place.line, place.line
-    try:
-        tree = ast.parse("".join(lines))
-    except SyntaxError:
-        tree = ast.Module([], [])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if start <= place.line <= (node.end_lineno or 0):
-                first, last = start, node.end_lineno or last
+    lines, found = linecache.getlines(place.file), place.around(ast.FunctionDef)
+    first = first_line(found) if found else place.line
+    last = (found and found.end_lineno) or place.line
     return first, textwrap.dedent("".join(lines[first - 1 : last])).splitlines() or [""]
