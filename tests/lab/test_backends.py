@@ -46,11 +46,8 @@ class Pointer:
         self.memory.store(lanes, np.array([value], lanes.tensor.dtype))
 
 
-@dataclass(frozen=True)
 class ScalarKernel(KernelBackend):
     """Runs them in Python."""
-
-    function: Callable[..., None]
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -58,23 +55,9 @@ class ScalarKernel(KernelBackend):
 
     @classmethod
     def of(cls, kernel: Any) -> Self:
-        return cls(kernel.function)
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.function
-
-    @property
-    def description(self) -> str:
-        return "Python"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(map(Parameter, list(inspect.signature(self.function).parameters)[1:]))
-
-    @property
-    def machinery(self) -> tuple[str, ...]:
-        return ()
+        names = list(inspect.signature(kernel.function).parameters)[1:]
+        parameters = tuple(map(Parameter, names))
+        return cls(text=kernel.function, description="Python", parameters=parameters)
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
@@ -85,7 +68,7 @@ class ScalarKernel(KernelBackend):
         }
         for program in programs:
             memory.begin(program)
-            self.function(program[0], **given)
+            self.text(program[0], **given)
 
 
 def add(i: int, x: Pointer, z: Pointer, N0: int) -> None:

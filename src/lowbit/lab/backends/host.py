@@ -320,7 +320,7 @@ def arguments_of_launch(
     """All parameters by name: given, of the first configuration, or by default; without what is
     for the compiler. TypeError if one is missing."""
     launched = TritonKernel.of(kernel)
-    signature = inspect.signature(launched.function)
+    signature = inspect.signature(launched.text)
     known = {name: value for name, value in named.items() if name in signature.parameters}
     bound = signature.bind_partial(*args, **{**launched.constants, **known})
     bound.apply_defaults()

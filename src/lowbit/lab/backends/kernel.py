@@ -22,19 +22,30 @@ from lowbit.spec import Array, Case, Sizes, TensorType, cases_of
 _AXES = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelBackend(ABC):
     """A kernel of some kind, not bound to anything yet, and how it is run on a Memory.
 
-    constants: values that the kernel has with it; alternatives: others that it says are as good.
-    slow: whether a step takes so long that few cases must do.
+    text: the function as it was written. description: what runs it, with its version. machinery:
+    the folders whose frames are not a kernel's text. constants: values that the kernel has with it;
+    alternatives: others that it says are as good. on_gpu: whether `start` launches it. slow:
+    whether a step takes so long that few cases must do.
     """
 
-    constants: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    alternatives: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    text: Callable[..., None]
+    description: str
+    parameters: tuple[Parameter, ...]
+    machinery: tuple[str, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    on_gpu: bool = False
 
     needs_grid: ClassVar[bool] = True
     slow: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.text.__name__
 
     @classmethod
     @abstractmethod
@@ -47,40 +58,11 @@ class KernelBackend(ABC):
         """The kernel without its decorators. RuntimeError or ModuleNotFoundError, with what to do,
         if it cannot be run here."""
 
-    @property
-    @abstractmethod
-    def text(self) -> Callable[..., None]:
-        """The function as it was written."""
-
-    @property
-    def name(self) -> str:
-        return self.text.__name__
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What runs it, with its version."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The kernel's parameters."""
-
-    @property
-    @abstractmethod
-    def machinery(self) -> tuple[str, ...]:
-        """The folders whose frames are not a kernel's text."""
-
     @abstractmethod
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run these programs in this order. Whatever the kernel raises comes out as it is."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether `start` launches it."""
-        return False
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         """Launch it on a GPU, on torch tensors and numbers."""

@@ -8,7 +8,6 @@ when they are called, and everything is put back. Pointers are numbers of no rea
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import operator
@@ -17,7 +16,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -25,21 +24,18 @@ import numpy as np
 
 from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.lab.run.bfloat16 import Bfloat16
-from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.language import Transformer, counting, logic, truth
 from lowbit.lab.run.memory import Lanes, Memory
-from lowbit.lab.run.outcome import cause_of, last_line
-from lowbit.lab.run.program import Grid, Program
 from lowbit.lab.run.record import block
 from lowbit.lab.run.tensor import poison
 from lowbit.lab.run.trace import Block, Kind, Step
-from lowbit.lab.run.unsupported import UnsupportedError, refusals
+from lowbit.lab.run.unsupported import refusals
 from lowbit.registry.extras import install
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
-_SPAN, _START = 1 << 40, 1 << 39
+SPAN, START = 1 << 40, 1 << 39
 _LOCK = threading.Lock()
-_RUNNER = "Triton's interpreter"
+RUNNER = "Triton's interpreter"
 _EXTRA = "triton.language.extra"
 
 
@@ -93,77 +89,8 @@ _OF_INTERPRETER = (
 )
 
 
-def run_programs(
-    function: Callable[..., None],
-    memory: Memory,
-    arguments: Mapping[str, Any],
-    constants: Collection[str],
-    programs: Sequence[Program],
-    grid: Grid,
-) -> None:
-    """Run the text of a jitted function: these programs, in this order, of a grid of three
-    dimensions. `constants`: the parameters that are fixed at compile time.
-
-    Whatever the kernel raises comes out as it is; UnsupportedError if the interpreter is at fault.
-    """
-    with _interpreted(memory) as rewritten:
-        tl, interpreter = triton_modules()[1:]
-        values = {
-            name: value if name in constants else _converted(value, memory, interpreter, tl)
-            for name, value in arguments.items()
-        }
-        text = rewritten(function)
-        interpreter.interpreter_builder.set_grid_dim(*grid)
-        for program in programs:
-            memory.begin(program)
-            interpreter.interpreter_builder.set_grid_idx(*program)
-            try:
-                text(**values)
-            except Exception as error:
-                _raise_unsupported(error, memory, interpreter)
-                raise
-
-
-def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
-    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, the
-    function of the language is none that it replaces, or no line of the kernel takes part."""
-    error = cause_of(raised)
-    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
-    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
-    if isinstance(error, NotImplementedError) or missing or unknown:
-        why = "it is part of the language for a GPU only" if unknown else str(error)
-        made = UnsupportedError(f"{_RUNNER} cannot run this line: {why}")
-        raise made.with_traceback(error.__traceback__)
-    if last_line(error, memory.machinery) is None:
-        version = triton_modules()[0].__version__
-        raise UnsupportedError(
-            f"Triton {version} is another one inside than the checker knows: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
-    if isinstance(value, TensorArgument):
-        number = list(memory.tensors).index(value.name)
-        dtype = value.dtype or memory.tensors[value.name].type.dtype
-        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
-        address = np.array([number * _SPAN + _START + value.offset], np.uint64)
-        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
-    if isinstance(value, tuple):
-        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
-    if hasattr(value, "block_shape"):
-        # A descriptor made by the host (triton.tools.tensor_descriptor).
-        value = copy.copy(value)
-        value.base = _converted(value.base, memory, interpreter, tl)
-        return interpreter._implicit_cvt(value)
-    if isinstance(value, float):
-        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
-        return tl.tensor(handle, tl.float32)
-    return interpreter._implicit_cvt(value)
-
-
 @contextlib.contextmanager
-def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
+def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
     """Within it, Triton's language computes on NumPy and its memory is `memory`.
 
     Yields what turns the text of a jitted function into one that Python can run.
@@ -226,7 +153,7 @@ def _replaced(
     yield JITFunction, "__call__", call
     yield interpreter.InterpretedFunction, "__call__", call
     for module in _extra_modules(tl):
-        for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
+        for name, refusal in refusals(vars(module), _EXTRA, RUNNER).items():
             yield module, name, refusal
     # Every operation makes one of these.
     made = interpreter.TensorHandle.__post_init__
@@ -265,7 +192,7 @@ def _copy(function: Any, names: Mapping[str, Any]) -> Any:
     seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return types.FunctionType(
         function.__code__,
-        {**seen, **refusals(seen, _EXTRA, _RUNNER), **names},
+        {**seen, **refusals(seen, _EXTRA, RUNNER), **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,
@@ -319,11 +246,11 @@ class _Accesses:
     def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
-        numbers = addresses // np.uint64(_SPAN)
+        numbers = addresses // np.uint64(SPAN)
         for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
             lanes = active & (numbers == number)
             if number < len(self._tensors):
-                offsets = addresses.astype(np.int64) - (int(number) * _SPAN + _START)
+                offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
                 yield Lanes(self._tensors[int(number)], offsets, lanes, masked)
             elif lanes.any():
                 self._memory.outside_of_all(kind, int(lanes.sum()), masked)

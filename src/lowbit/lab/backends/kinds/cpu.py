@@ -28,9 +28,8 @@ from lowbit.lab.run.registers import RegisterWatch
 from lowbit.lab.run.tensor import CheckedTensor
 
 
-@backends.register("lowbit")
 @dataclass(frozen=True)
-class CpuKernel(KernelBackend):
+class CpuKernel:
     """A lowbit kernel for one instruction set, which the machine need not have, and with its
     static arguments, or a function that makes them from the arguments of a run. An item of a
     parallel region is what a program is elsewhere.
@@ -46,6 +45,14 @@ class CpuKernel(KernelBackend):
         default_factory=dict[str, Any]
     )
 
+
+@backends.register("lowbit")
+@dataclass(frozen=True, kw_only=True)
+class CpuBackend(KernelBackend):
+    """Runs a CpuKernel, or a kernel alone as one."""
+
+    asked: CpuKernel
+
     needs_grid = False
 
     @classmethod
@@ -54,37 +61,23 @@ class CpuKernel(KernelBackend):
 
     @classmethod
     def of(cls, kernel: Any) -> Self:
-        return cls(kernel) if isinstance(kernel, Kernel) else kernel
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.kernel.text
-
-    @property
-    def name(self) -> str:
-        return self.kernel.name
-
-    @property
-    def description(self) -> str:
-        return f"lowbit {lowbit.__version__} for {self.isa}"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The run-time parameters."""
-        return tuple(Parameter(name) for name in self.kernel.types)
-
-    @property
-    def machinery(self) -> tuple[str, ...]:
+        asked = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
         room = Path(interpret.__file__).parent
-        return (str(room), str(room.parent / "isa"), contextlib.__file__)
+        return cls(
+            text=asked.kernel.text,
+            description=f"lowbit {lowbit.__version__} for {asked.isa}",
+            parameters=tuple(map(Parameter, asked.kernel.types)),
+            machinery=(str(room), str(room.parent / "isa"), contextlib.__file__),
+            asked=asked,
+        )
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run the whole text once; it makes its programs itself."""
-        machine = _CheckedInterpreter(instruction_sets.named(self.isa), memory)
+        machine = _CheckedInterpreter(instruction_sets.named(self.asked.isa), memory)
         values: list[Value] = []
-        for name, type_ in self.kernel.types.items():
+        for name, type_ in self.asked.kernel.types.items():
             given = arguments[name]
             if isinstance(given, TensorArgument):
                 assert isinstance(type_, Pointer)
@@ -94,10 +87,11 @@ class CpuKernel(KernelBackend):
                 values.append(machine.pointer(name, array, type_.element))
             else:
                 values.append(machine.constant(given, type_))
-        static = self.static(arguments) if callable(self.static) else self.static
+        static = self.asked.static
+        fixed = static(arguments) if callable(static) else static
         memory.begin((0, 0))
         with np.errstate(all="ignore"):
-            self.kernel.text(machine, *values, **static)
+            self.text(machine, *values, **fixed)
 
 
 class _CheckedInterpreter(interpret.Interpreter):

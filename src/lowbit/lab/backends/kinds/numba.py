@@ -17,7 +17,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
@@ -42,12 +41,9 @@ _THREADS = {"threads": 32, "threads_y": 1, "threads_z": 1}
 
 
 @backends.register("Numba")
-@dataclass(frozen=True)
 class NumbaKernel(KernelBackend):
     """A simulated kernel. Besides its own parameters it has `threads`, `threads_y`, `threads_z`:
     the size of a block, 32, 1 and 1 unless given; the grid is in blocks."""
-
-    function: Callable[..., None]
 
     slow = True  # The simulator makes each thread one of Python.
 
@@ -64,29 +60,15 @@ class NumbaKernel(KernelBackend):
                 "a Numba kernel is checked in the CUDA simulator: set NUMBA_ENABLE_CUDASIM=1 "
                 "before numba is imported, or run `lowbit check` on its file"
             )
-        return cls(kernel.fn)
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.function
-
-    @property
-    def description(self) -> str:
         import numba
 
-        return f"Numba {numba.__version__}'s CUDA simulator"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The function's own, and the size of a block."""
-        own = tuple(Parameter(name) for name in inspect.signature(self.function).parameters)
-        return (*own, *(Parameter(name, True, size) for name, size in _THREADS.items()))
-
-    @property
-    def machinery(self) -> tuple[str, ...]:
-        import numba
-
-        return (str(Path(numba.__file__).parent), threading.__file__)
+        own = map(Parameter, inspect.signature(kernel.fn).parameters)
+        return cls(
+            text=kernel.fn,
+            description=f"Numba {numba.__version__}'s CUDA simulator",
+            parameters=(*own, *(Parameter(name, True, size) for name, size in _THREADS.items())),
+            machinery=(str(Path(numba.__file__).parent), threading.__file__),
+        )
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
@@ -110,12 +92,12 @@ class NumbaKernel(KernelBackend):
             _counted_barriers(simulator.BlockThread),
             _quick_turns(),
             simulator._push_kernel_context(module),
-            swapped_cuda_module(self.function, module),
-            _without_device_code(self.function),
+            swapped_cuda_module(self.text, module),
+            _without_device_code(self.text),
         ):
             warnings.simplefilter("ignore", RuntimeWarning)
             for point in programs:
-                manager = simulator.BlockManager(self.function, grid, block, False)
+                manager = simulator.BlockManager(self.text, grid, block, False)
                 try:
                     manager.run(point, *given)
                 except (AttributeError, UnsupportedError) as error:
