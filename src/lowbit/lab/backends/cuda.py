@@ -28,10 +28,10 @@ def wanted(device: str | None, subject: Subject) -> bool:
         return False
     try:
         import torch
+
+        available = torch.cuda.is_available()
     except ModuleNotFoundError:
         available = False
-    else:
-        available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise RuntimeError("there is no GPU that PyTorch can use; check with device cpu")
     return available

@@ -34,7 +34,7 @@ from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Program, grid_of, programs_of
-from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of
+from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of, tensor_of
 from lowbit.spec import TensorType
 
 Order = Callable[[list[Program]], list[Program]]
@@ -132,9 +132,7 @@ class Host(Poisoning):
     def output(self, result: Tensor, type_: TensorType) -> CheckedTensor:
         """What a function returned, with what is known of each element."""
         held = self._of(result)
-        values = array_of(result)
-        strides = [stride // values.itemsize for stride in np.empty_like(values, order="C").strides]
-        output = CheckedTensor(type_, values, strides, "output")
+        output = tensor_of(type_, array_of(result), "contiguous", "output")
         output.initialised = held.tensor.initialised
         elements = held.elements(result).reshape(-1)
         output.writer[:] = held.tensor.writer[elements]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -62,13 +63,10 @@ def cause_of(error: BaseException) -> BaseException:
 
 def last_line(error: BaseException, machinery: Sequence[str]) -> Place | None:
     """The last line that took part in an error and is no machinery's."""
-    place, frame = None, error.__traceback__
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith(tuple(machinery)):
-            place = Place(file, frame.tb_lineno)
-        frame = frame.tb_next
-    return place
+    walked = traceback.walk_tb(error.__traceback__)
+    places = [Place(frame.f_code.co_filename, line) for frame, line in walked]
+    own = [place for place in places if not place.file.startswith(tuple(machinery))]
+    return own[-1] if own else None
 
 
 def crash_of(error: Exception, memory: Memory) -> Finding:
