@@ -15,12 +15,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from lowbit.lab.report import Severity
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.registry import Registry
-from lowbit.spec import Array, Case, Operation, Sizes, from_function
+from lowbit.spec import Case, Operation, Sizes, from_function
 
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
@@ -92,15 +92,15 @@ class Subject(ABC):
         """What to try it on, and what to tell about the choice."""
 
     @abstractmethod
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors, those that are passed to it."""
 
     @abstractmethod
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
         """Run it once."""
 
     @abstractmethod
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         """Run it on a GPU on these torch tensors, by their names; returns the result's."""
 
     def variants(self) -> list[tuple[str, Subject, Severity]]:

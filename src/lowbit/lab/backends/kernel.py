@@ -14,10 +14,10 @@ from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit.lab.report import Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
+from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit.lab.run.program import Grid, Program, grid_of, programs_of
 from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, tensor_of
-from lowbit.spec import Array, Case, Sizes, TensorType, cases_of
+from lowbit.spec import Case, Sizes, TensorType, cases_of
 
 _AXES = 3
 
@@ -141,13 +141,14 @@ class KernelSubject(Subject):
             )
         return grid_of(dims)
 
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""
+        case = trial.case
         strided, initial = self.binding.takes_strides, self.request.initial
         packed = {one.name: (name, one.pack) for name, one in self.binding.packed.items()}
         tensors: list[CheckedTensor] = []
         for type_ in self.operation.inputs:
-            values = inputs[type_.name]
+            values = trial.inputs[type_.name]
             layout = case.layout if type_.name in strided else "contiguous"
             role = "both" if type_.name == self.request.output else "input"
             if type_.name in packed:
@@ -167,31 +168,31 @@ class KernelSubject(Subject):
         """The name of the tensor that the result is in."""
         return self.request.output or self.operation.result.name
 
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         strides = {name: tensor.stride() for name, tensor in tensors.items()}
-        arguments = self.binding.arguments(case.sizes, strides)
+        arguments = self.binding.arguments(sizes, strides)
         values = {
             name: tensors[value.name] if isinstance(value, TensorArgument) else value
             for name, value in arguments.items()
         }
-        self.kernel.start(values, self.grid_at(case.sizes))
+        self.kernel.start(values, self.grid_at(sizes))
         return tensors[self._result]
 
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
-        tensors = self.tensors(case, inputs)
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
+        tensors, sizes = self.tensors(trial), trial.case.sizes
         memory = Memory(
             tensors,
             machinery=self.kernel.machinery,
             recorder=way.recorder,
             poisoned=way.poisoned,
-            most_steps=most_steps(case.sizes),
+            most_steps=most_steps(sizes),
         )
-        arguments = self.binding.arguments(case.sizes, {one.name: one.strides for one in tensors})
-        grid = self.grid_at(case.sizes)
+        arguments = self.binding.arguments(sizes, {one.name: one.strides for one in tensors})
+        grid = self.grid_at(sizes)
         programs = programs_of(grid)
         crash = None
         try:
             self.kernel.run(memory, arguments, shuffled(programs, way.seed), grid)
         except Exception as error:  # a kernel may raise anything
             crash = crash_of(error, memory)
-        return Run(memory, memory.tensors[self._result], crash, len(programs) > 1)
+        return Run(trial, memory, memory.tensors[self._result], crash, len(programs) > 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -14,9 +14,9 @@ from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
 from lowbit.lab.report import CheckResult, Finding, Tell
 from lowbit.lab.run.judge import first_index, judge, wrong_values
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.view.run import view_subject
-from lowbit.spec import SPECIAL, Array, Case, Expected
+from lowbit.spec import SPECIAL, Case
 
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
@@ -104,36 +104,30 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(subject.request.seed)
-    expected = case.expect(inputs, subject.request.seed)
-    run = subject.run(case, inputs)
-    findings = [run.crash] if run.crash else judge(case, inputs, run, expected)
+    run = subject.run(Trial.of(case, subject.request.seed))
+    findings = [run.crash] if run.crash else judge(run)
     findings = [*run.memory.findings, *findings]
     if not run.crash and case.fill not in SPECIAL:
         if thorough or run.memory.atomics:
-            findings += _again(subject, case, inputs, run, expected)
+            findings += _again(subject, run)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)
         if on_gpu and not outside:
-            findings += _on_gpu(subject, case, inputs, run, expected)
+            findings += _on_gpu(subject, run)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
     placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
     return placed, run.memory.steps
 
 
-def _on_gpu(
-    subject: Subject, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
-) -> list[Finding]:
+def _on_gpu(subject: Subject, run: Run) -> list[Finding]:
     """Compare a run on the GPU with the reference and with the interpreter's."""
-    other = cuda.run_on_gpu(subject, case, inputs)
+    other = cuda.run_on_gpu(subject, run.trial)
     if other.crash:
         return [other.crash]
-    findings = list(other.memory.findings)
-    wrong = expected.wrong(other.result)
+    findings, wrong = list(other.memory.findings), other.wrong
     if wrong.any():
-        alike = expected.wrong(run.result)[wrong].all()
-        kind = "wrong-values" if alike else "device-disagrees"
-        findings.append(replace(wrong_values(kind, other, expected, wrong), device="cuda"))
+        kind = "wrong-values" if run.wrong[wrong].all() else "device-disagrees"
+        findings.append(replace(wrong_values(kind, other, wrong), device="cuda"))
     return findings
 
 
@@ -150,28 +144,22 @@ def _other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
     return findings
 
 
-def _again(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Array],
-    run: Run,
-    expected: Expected,
-) -> list[Finding]:
+def _again(subject: Subject, run: Run) -> list[Finding]:
     order = subject.request.seed if run.several else None
-    other = subject.run(case, inputs, Way(order, poisoned=True))
+    other = subject.run(run.trial, Way(order, poisoned=True))
     if other.crash:
         return [other.crash]
     if other.same_as(run):
         return []
     findings: list[Finding] = []
-    plain = subject.run(case, inputs, Way(order)) if run.several else run
+    plain = subject.run(run.trial, Way(order)) if run.several else run
     differs = ~((plain.result == run.result) | (np.isnan(plain.result) & np.isnan(run.result)))
     if differs.any():
         index = first_index(differs)
         name, values = run.output.name, (run.result[index], plain.result[index])
         message = f"{name}{list(index)} is {values[0]:.9g} in order and {values[1]:.9g} shuffled"
         # Atomic float additions may round differently; both results must be right all the same.
-        rounding = run.memory.atomics and not expected.wrong(plain.result).any()
+        rounding = run.memory.atomics and not plain.wrong.any()
         kind = "rounding-order" if rounding else "order-dependent"
         severity = "warning" if rounding else "error"
         findings.append(Finding(kind, message, severity, tensor=name, index=index))

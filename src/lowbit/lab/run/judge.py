@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lowbit.lab.report import Finding
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.tensor import NOBODY
-from lowbit.spec import SPECIAL, Array, Case, Expected
+from lowbit.spec import SPECIAL, Array
 
 # What no function of a number takes for the same: an even one, a ReLU, a limit.
 _IN_PLACE_OF_NAN = (1.0, 100.0, -100.0)
 
 
-def judge(case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected) -> list[Finding]:
+def judge(run: Run) -> list[Finding]:
     """Elements that were never written, and wrong values among the others."""
     output = run.output
     findings: list[Finding] = []
@@ -30,20 +30,20 @@ def judge(case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected)
                 Finding("unwritten", message, tensor=output.name, index=index, count=count)
             )
     got = run.result
-    wrong = expected.wrong(got) & ~unwritten
+    wrong = run.wrong & ~unwritten
     strange = np.zeros(output.shape, bool)
-    free = _forgiven(case, inputs, expected)
+    free = _forgiven(run.trial)
     if free is not None:
         wrong &= ~free
         # A warning only: where the largest numbers overflow, an infinity is as good as a NaN.
-        strange = wrong & (np.isnan(got) | (np.isinf(got) & (case.fill == "largest")))
+        strange = wrong & (np.isnan(got) | (np.isinf(got) & (run.trial.case.fill == "largest")))
     for kind, where in (("wrong-values", wrong & ~strange), ("special-values", strange)):
         if where.any():
-            findings.append(wrong_values(kind, run, expected, where))
+            findings.append(wrong_values(kind, run, where))
     return findings
 
 
-def _forgiven(case: Case, inputs: Mapping[str, Array], expected: Expected) -> Array | None:
+def _forgiven(trial: Trial) -> Array | None:
     """The elements that may be anything, where the data is special. None if all is judged.
 
     A right kernel may leave out what the reference multiplies by zero, multiply by the zeros of a
@@ -51,7 +51,8 @@ def _forgiven(case: Case, inputs: Mapping[str, Array], expected: Expected) -> Ar
     NaN; a NaN has to come out where the result depends on the number in its place; and numbers that
     are too large for the reference in float32 are for a kernel too.
     """
-    operation, exact = case.operation, case.exact(inputs)
+    case, expected = trial.case, trial.expected
+    operation, exact = case.operation, case.exact(trial.inputs)
     if case.fill not in SPECIAL or operation.special:
         return None
 
@@ -76,10 +77,10 @@ def _forgiven(case: Case, inputs: Mapping[str, Array], expected: Expected) -> Ar
     return free
 
 
-def wrong_values(kind: str, run: Run, expected: Expected, wrong: Array) -> Finding:
+def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
     """The finding that a run's result has wrong elements."""
     index = first_index(wrong)
-    output, memory = run.output, run.memory
+    output, memory, expected = run.output, run.memory, run.trial.expected
     element = int(np.argmax(wrong))
     writer = int(output.writer[element])
     begun = memory.begun[writer] if writer >= 0 else None

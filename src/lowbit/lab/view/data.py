@@ -36,7 +36,7 @@ _EXACT = 2**53
 
 def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
     """Everything about a trace in dicts, lists, numbers and strings."""
-    subject, case, recorder = trace.subject, trace.case, trace.recorder
+    subject, case, recorder = trace.subject, trace.run.trial.case, trace.recorder
     sources = _Sources(trace)
     order: dict[Program, int] = {}
     for event in trace.events:
@@ -101,7 +101,7 @@ def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
     run, dtype = trace.run, tensor.type.dtype
     is_result = tensor is run.output
     before, traffic = trace.fresh[tensor.name], trace.recorder.traffic_of(tensor)
-    wrong = trace.expected.wrong(run.result) if is_result else np.zeros(0, bool)
+    wrong = run.wrong if is_result else np.zeros(0, bool)
     known = zip(numbers(tensor.values, dtype), tensor.writer != NOBODY, strict=True)
     return {
         "name": tensor.name,
@@ -112,7 +112,7 @@ def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
         "itemsize": tensor.itemsize,
         "before": numbers(before.values, dtype) if before.initialised else None,
         "after": [value if before.initialised or written else None for value, written in known],
-        "expected": _expected(trace.expected.reference, tensor) if is_result else None,
+        "expected": _expected(run.trial.expected.reference, tensor) if is_result else None,
         "wrong": np.flatnonzero(wrong).tolist(),
         "reads": traffic.reads.tolist(),
         "writes": traffic.writes.tolist(),

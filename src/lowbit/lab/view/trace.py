@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from lowbit.lab.backends.backend import GridLike, Request, Subject, Way
 from lowbit.lab.report import Finding
 from lowbit.lab.run.judge import judge
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import Access, Computation, Event, Kind
-from lowbit.spec import Block, Case, Expected, Operation, Sizes
+from lowbit.spec import Block, Case, Operation, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +32,9 @@ class Trace:
     """
 
     subject: Subject
-    case: Case
     run: Run
     recorder: Recorder
     fresh: Mapping[str, CheckedTensor]
-    expected: Expected
     findings: tuple[Finding, ...]
     source: str
     first_line: int
@@ -44,7 +42,7 @@ class Trace:
     @property
     def grid(self) -> Grid:
         """How many programs there were on each axis."""
-        return self.subject.grid_at(self.case.sizes)
+        return self.subject.grid_at(self.run.trial.case.sizes)
 
     @property
     def events(self) -> Sequence[Event]:
@@ -129,18 +127,14 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
         lines, first_line = inspect.getsourcelines(text)
     except (OSError, TypeError):
         lines, first_line = [], 1
-    recorder, seed = Recorder(limit), subject.request.seed
-    inputs = case.inputs(seed)
-    expected = case.expect(inputs, seed)
-    run = subject.run(case, inputs, Way(recorder=recorder))
-    ending = [run.crash] if run.crash else judge(case, inputs, run, expected)
+    recorder, trial = Recorder(limit), Trial.of(case, subject.request.seed)
+    run = subject.run(trial, Way(recorder=recorder))
+    ending = [run.crash] if run.crash else judge(run)
     return Trace(
         subject,
-        case,
         run,
         recorder,
-        {tensor.name: tensor for tensor in subject.tensors(case, inputs)},
-        expected,
+        {tensor.name: tensor for tensor in subject.tensors(trial)},
         (*run.memory.findings, *ending),
         textwrap.dedent("".join(lines)),
         first_line,

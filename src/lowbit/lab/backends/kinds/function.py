@@ -12,10 +12,10 @@ from typing import Any
 from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
+from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
 from lowbit.lab.run.triton import triton_modules
-from lowbit.spec import Array, Case, Operation, cases_of
+from lowbit.spec import Case, Operation, Sizes, cases_of
 
 
 @backends.register("function")
@@ -50,25 +50,23 @@ class FunctionSubject(Subject):
         blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]
         return cases_of(self.operation, blocks, True, True), []
 
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
         return [
-            tensor_of(type_, inputs[type_.name], case.layout, "input")
+            tensor_of(type_, trial.inputs[type_.name], trial.case.layout, "input")
             for type_ in self.operation.inputs
         ]
 
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         from lowbit.lab.backends.host import Poisoning
 
         with Poisoning():
-            return self._called(case, tensors)
+            return self._called(sizes, tensors)
 
-    def _called(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    def _called(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         import torch
 
-        others = {
-            n: value(case.sizes) if callable(value) else value
-            for n, value in self.request.given.items()
-        }
+        given = self.request.given.items()
+        others = {name: one(sizes) if callable(one) else one for name, one in given}
         result = self.request.kernel(**tensors, **others)
         if not isinstance(result, torch.Tensor):
             raise TypeError(
@@ -76,31 +74,32 @@ class FunctionSubject(Subject):
             )
         return result
 
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
         import torch
 
         from lowbit.lab.backends.host import Host
 
+        sizes = trial.case.sizes
         files = [triton_modules()[0].__file__, torch.__file__]
         machinery = [str(Path(file).parent) for file in files if file is not None]
         memory = Memory(
             [],
             machinery=(*machinery, "<string>"),
             poisoned=way.poisoned,
-            most_steps=most_steps(case.sizes),
+            most_steps=most_steps(sizes),
         )
         host = Host(memory, lambda programs: shuffled(programs, way.seed))
-        given = {one.name: host.give(one) for one in self.tensors(case, inputs)}
-        output = unwritten(self.operation.result, case.sizes)
+        given = {one.name: host.give(one) for one in self.tensors(trial)}
+        output = unwritten(self.operation.result, sizes)
         try:
             with host.running():
-                result = self._called(case, given)
+                result = self._called(sizes, given)
             crash = self._unlike(result, output)
             if crash is None:
                 output = host.output(result, self.operation.result)
         except Exception as error:  # a function may raise anything
             crash = crash_of(error, memory)
-        return Run(memory, output, crash, host.several)
+        return Run(trial, memory, output, crash, host.several)
 
     def _unlike(self, result: Any, wanted: CheckedTensor) -> Finding | None:
         """The finding that a result has another shape or dtype."""
