@@ -29,7 +29,7 @@ from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.program import Grid, Program
-from lowbit.lab.run.tensor import CheckedTensor, poison, strides_of
+from lowbit.lab.run.tensor import CheckedTensor, poison, tensor_of
 from lowbit.lab.run.unsupported import UnsupportedError, refusals
 from lowbit.spec import TensorType
 
@@ -258,8 +258,7 @@ class _Shared:
                 line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
                 name = f"shared {line.partition('=')[0].strip()}"
                 type_ = TensorType(name, str(kind), tuple(map(str, values.shape)))
-                strides = strides_of(values.shape, "contiguous")
-                tensor = CheckedTensor(type_, values, strides, "output", initialised=False)
+                tensor = tensor_of(type_, values, "contiguous", "output", initialised=False)
                 self._arrays[key] = _Watched(tensor, self._watch)
             return self._arrays[key]
 
