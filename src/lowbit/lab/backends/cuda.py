@@ -10,7 +10,7 @@ from lowbit.lab.backends.backend import Subject
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial
-from lowbit.lab.run.tensor import CheckedTensor, array_of, unwritten
+from lowbit.lab.run.tensor import CheckedTensor, array_of, tensor_of, unwritten
 from lowbit.spec import Array
 
 _GUARD = 4096
@@ -56,8 +56,7 @@ def run_on_gpu(subject: Subject, trial: Trial) -> Run:
         if _overwritten(held[tensor.name].cpu().numpy(), tensor):
             message = f"bytes around or between the elements of {tensor.name} were changed"
             memory.note(Finding("guard-overwritten", message, tensor=tensor.name, device="cuda"))
-    values = array_of(result)
-    output.fill(values)
+    output = tensor_of(output.type, array_of(result), "contiguous", "output")
     return Run(trial, memory, output, None, False)
 
 

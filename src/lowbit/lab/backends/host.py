@@ -33,11 +33,10 @@ from lowbit.lab.backends.kinds.triton import TritonKernel
 from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.program import Program, grid_of, programs_of
+from lowbit.lab.run.outcome import shuffled
+from lowbit.lab.run.program import grid_of, programs_of
 from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of, tensor_of
 from lowbit.spec import TensorType
-
-Order = Callable[[list[Program]], list[Program]]
 
 _FRESH = {
     f"aten::{name}"
@@ -107,12 +106,12 @@ class _Held:
 
 
 class Host(Poisoning):
-    """A run of a function of CPU tensors. `memory` takes down what is found; `order` says in which
-    order the programs of a launch run."""
+    """A run of a function of CPU tensors. `memory` takes down what is found; with a seed, the
+    programs of a launch run in another order."""
 
-    def __init__(self, memory: Memory, order: Order) -> None:
+    def __init__(self, memory: Memory, seed: int | None) -> None:
         super().__init__()
-        self.memory, self._order = memory, order
+        self.memory, self._seed = memory, seed
         self.several = False
         self._held: dict[int, _Held] = {}
 
@@ -239,7 +238,7 @@ class Host(Poisoning):
         memory.tensors = {one.name: one for one in taken.values()}
         memory.kernel = launched.name
         memory.barrier()
-        launched.run(memory, values, self._order(programs), dims)
+        launched.run(memory, values, shuffled(programs, self._seed), dims)
         memory.barrier()
         memory.kernel = memory.running = None
 

@@ -61,11 +61,6 @@ class CheckedTensor:
         used = self.storage[: self.elements.owner.size]
         return used.view(self.dtype)[self.slots].reshape(self.shape)
 
-    def fill(self, values: Array) -> None:
-        """Set all elements, at once and by nobody."""
-        self.write(self.slots * self.itemsize, np.ascontiguousarray(values).reshape(-1))
-        self.initialised = True
-
     def index(self, element: int) -> tuple[int, ...]:
         """The index of an element, given in C order."""
         return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()

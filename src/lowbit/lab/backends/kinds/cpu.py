@@ -15,7 +15,7 @@ import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.types import Pointer, Scalar, s64
+from lowbit.isa.types import Pointer, s64
 from lowbit.isa.value import Register, Value
 from lowbit.jit import interpret
 from lowbit.jit.kernel import Kernel
@@ -81,7 +81,8 @@ class CpuBackend(KernelBackend):
             given = arguments[name]
             if isinstance(given, TensorArgument):
                 assert isinstance(type_, Pointer)
-                values.append(machine.checked(memory.tensors[given.name], type_.element))
+                region = _Region(memory.tensors[given.name], memory)
+                values.append(machine.pointing(region, type_.element))
             elif isinstance(type_, Pointer):
                 array = np.zeros(0, type_.element.numpy) if given is None else given
                 values.append(machine.pointer(name, array, type_.element))
@@ -107,10 +108,6 @@ class _CheckedInterpreter(interpret.Interpreter):
         self._watch: RegisterWatch | None = None
         if memory.recorder is not None:
             self._watch = RegisterWatch(memory, memory.recorder, isa)
-
-    def checked(self, tensor: CheckedTensor, element: Scalar) -> Value:
-        """A pointer to a tensor's first element."""
-        return self.pointing(_Region(tensor, self._memory), element)
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
         if self._watch is None:

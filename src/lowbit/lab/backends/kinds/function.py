@@ -12,7 +12,7 @@ from typing import Any
 from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
+from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps
 from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
 from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import Case, Operation, Sizes, cases_of
@@ -88,7 +88,7 @@ class FunctionSubject(Subject):
             poisoned=way.poisoned,
             most_steps=most_steps(sizes),
         )
-        host = Host(memory, lambda programs: shuffled(programs, way.seed))
+        host = Host(memory, way.seed)
         given = {one.name: host.give(one) for one in self.tensors(trial)}
         output = unwritten(self.operation.result, sizes)
         try:
