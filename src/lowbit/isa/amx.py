@@ -125,6 +125,12 @@ def tdpbsud(c: TileState, a: TileState, b: TileState) -> None:
     _dot(c, a, b, np.int8, np.uint8)
 
 
+@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbssd", feature="amx-int8")
+def tdpbssd(c: TileState, a: TileState, b: TileState) -> None:
+    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], both signed; wraps, never saturates."""
+    _dot(c, a, b, np.int8, np.int8)
+
+
 @instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbf16ps", feature="amx-bf16")
 def tdpbf16ps(c: TileState, a: TileState, b: TileState) -> None:
     """c[m, n] += Σ_k a[m, k]·b[k/2, 2n + k%2] of bfloat16 in float32.

@@ -24,7 +24,6 @@ from lowbit.isa.amx import (
     ROWS,
     TILES,
     ldtilecfg,
-    tdpbsud,
     tdpbusd,
     tileloadd,
     tileloaddt1,
@@ -33,7 +32,7 @@ from lowbit.isa.amx import (
     tilezero,
 )
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import f32, s32, u8
+from lowbit.isa.types import s32, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import (
@@ -49,9 +48,9 @@ from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
-_FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
 _SHORT = 8  # k, for which vectors have multiplied before tiles have stored their sums
-_LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
+LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
@@ -59,67 +58,28 @@ _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the pro
 
 @dataclass
 class _Session:
-    """The step before, or the step's group before, whose sums wait in scratch.
+    """The step before, whose sums wait in scratch.
 
     scratch: for each panel the rows of all blocks, one after another. row, panel: where the step
     lies in the output; count: how many of its rows of the output there are, of which the first
-    `done` are finished; group: which one the sums are of. totals: with groups, float32 for each
-    panel, zeros between steps.
+    `done` are finished.
     """
 
     scratch: list[Value]
-    totals: list[Value]
     row: Register
     panel: Register
     count: Register
     done: Register
-    group: Register | None
 
-    def finish(
-        self,
-        k: Builder,
-        columns: Columns,
-        groups: Groups | None,
-        panels: int,
-        rows: Value | int,
-    ) -> None:
+    def finish(self, k: Builder, columns: Columns, panels: int, rows: Value | int) -> None:
         """Finish some rows more, as far as there are."""
         end = minimum(self.done.value + rows, self.count.value)
         for _ in k.when(self.done.value < end):
-            span = self.done.value, end
-            if groups is None or self.group is None:
-                self._store(k, columns, self.scratch[:panels], span)
-            else:
-                self._add(k, groups, panels, span, self.group.value)
-                for _ in k.when(self.group.value.equals(groups.count - 1)):
-                    self._store(k, columns, self.totals[:panels], span)
+            stores = [columns(self.panel.value + which, 0, PANEL) for which in range(panels)]
+            for r in k.range(self.done.value, end):
+                for store, sums in zip(stores, self.scratch, strict=False):
+                    store(self.row.value + r, (sums + r * PANEL).load(PANEL))
             self.done.value = end
-
-    def _store(
-        self, k: Builder, columns: Columns, sources: list[Value], span: tuple[Value, Value]
-    ) -> None:
-        """Store rows of the output; totals become zeros."""
-        stores = [columns(self.panel.value + which, 0, PANEL) for which in range(len(sources))]
-        for r in k.range(*span):
-            for store, source in zip(stores, sources, strict=True):
-                place = source + r * PANEL
-                store(self.row.value + r, place.load(PANEL))
-                if self.totals:
-                    place.store(k.zeros(f32, PANEL))
-
-    def _add(
-        self, k: Builder, groups: Groups, panels: int, span: tuple[Value, Value], group: Value
-    ) -> None:
-        """Add a group's sums to the totals of some rows."""
-        digits = groups.grouping.digits
-        adds = [
-            groups.columns(k, self.panel.value + which, group, 0, PANEL) for which in range(panels)
-        ]
-        for r in k.range(*span):
-            for add, sums, totals in zip(adds, self.scratch, self.totals, strict=False):
-                each = [(sums + (r * digits + i) * PANEL).load(PANEL) for i in range(digits)]
-                place = totals + r * PANEL
-                place.store(add(self.row.value + r, each, place.load(PANEL)))
 
 
 def _span(query: KernelQuery) -> int:
@@ -130,7 +90,7 @@ def _span(query: KernelQuery) -> int:
     """
     caches, rows = host.caches(), 2 * ROWS
     long = caches["L2"] // 2 // _FEWEST_COLUMNS < query.k
-    if not long or query.grouping or query.weight != "s8" or query.m <= rows:
+    if not long or query.weight != "s8" or query.m <= rows:
         return 0
     most = caches["L1d"] // (rows * LINE)
     return blocks(query.k_blocks, blocks(query.k_blocks, most))
@@ -152,34 +112,26 @@ class Amx(MicroKernel):
     name = "amx"
 
     def refuses(self, query: KernelQuery) -> str:
-        grouping = query.grouping
-        if grouping is not None and grouping.size % LINE:
-            return f"a group has {grouping.size} k, and tiles take {LINE} at once"
-        rows = query.m * query.digits
-        if query.weight != "s8" and rows <= _FEW:
-            return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
-        if query.k <= _SHORT or rows * query.n * query.k < _LEAST_WORK:
-            return "the product takes less time than tiles need beside theirs"
-        return ""
+        why = super().refuses(query)
+        if not why and query.weight != "s8" and query.m <= FEW:
+            why = f"tiles read nibbles from memory only, and {query.m} rows are few to share that"
+        if not why and (query.k <= _SHORT or query.m * query.n * query.k < LEAST_WORK):
+            why = "the product takes less time than tiles need beside theirs"
+        return why
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
-        m, k_blocks, digits, grouping = query.m, query.k_blocks, query.digits, query.grouping
-        most = ROWS // digits  # rows of the output in a block
-        wide = blocks(query.n, PANEL)
-        row_blocks, panels = (1, min(4, wide)) if m <= most else (2, min(2, wide))
-        rows = blocks(m, row_blocks * blocks(m, row_blocks * most))
-        if grouping:  # all rows, in the course of each group
-            interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
-        else:
-            interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
-        nearest = query.k_blocks * LINE * (query.n + row_blocks * rows * digits)
+        m, k_blocks, wide = query.m, query.k_blocks, blocks(query.n, PANEL)
+        row_blocks, panels = (1, min(4, wide)) if m <= ROWS else (2, min(2, wide))
+        rows = blocks(m, row_blocks * blocks(m, row_blocks * ROWS))
+        interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
+        nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
         stays = nearest <= nearest_cache
         # Rows that meet all panels in one step are not read again.
-        large = query.k_blocks * LINE * row_blocks * rows * digits > nearest_cache // 2
+        large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large else 0
         shape = Shape(0, row_blocks, panels, interleave, span=_span(query), stays=stays, ring=ring)
-        return shape, rows * digits
+        return shape, rows
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -196,13 +148,8 @@ class Amx(MicroKernel):
         ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
         size = shape.row_blocks * ROWS * PANEL
         scratch = [k.local(s32, size) for _ in range(shape.panels)]
-        totals = [k.local(f32, size) for _ in range(shape.panels)] if grouping else []
-        for place in totals:
-            for i in k.range(0, size, PANEL):
-                (place + i).store(k.zeros(f32, PANEL))
         row, panel, count, done = (k.register(k.index(0)) for _ in range(4))
-        group = k.register(k.index(0)) if grouping else None
-        return _Session(scratch, totals, row, panel, count, done, group)
+        return _Session(scratch, row, panel, count, done)
 
     def end(self, k: Builder) -> None:
         tilerelease(*(k.tile(i) for i in range(TILES)))
@@ -210,47 +157,32 @@ class Amx(MicroKernel):
     def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
         whole = panels == shape.panels
         if not whole:  # what comes now has fewer panels than the step before
-            self.drain(k, session, shape, step.columns, step.groups)
-        if step.groups is None:
-            span = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
-            self._span(k, session, shape, step, panels, k.index(0), span)
-        else:
-            size = step.groups.grouping.size // LINE
-            for group in k.range(0, step.groups.count):
-                span = group * size, minimum((group + 1) * size, step.k_blocks)
-                self._span(k, session, shape, step, panels, group, span)
+            self.drain(k, session, shape, step.columns, None)
+        self._span(k, session, shape, step, panels)
         if not whole:
-            session.finish(k, step.columns, step.groups, panels, session.count.value)
+            session.finish(k, step.columns, panels, session.count.value)
 
-    def _span(
-        self,
-        k: Builder,
-        session: _Session,
-        shape: Shape,
-        step: Step,
-        panels: int,
-        group: Value,
-        k_blocks: tuple[Value, Value],
-    ) -> None:
+    def _span(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
         """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
+        span = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
         self._start(k, step, tiles)
         if step.make_lines:
             for block in k.range(0, _AHEAD):
                 step.make_lines(block)
-        for block in k.range(*k_blocks):
+        for block in k.range(*span):
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
             self._multiply(k, shape, step, tiles, block)
-            if panels < shape.panels and step.groups is None:
+            if panels < shape.panels:
                 continue  # nothing is left of the step before
-            session.finish(k, step.columns, step.groups, panels, shape.interleave)
-        session.finish(k, step.columns, step.groups, panels, session.count.value)
+            session.finish(k, step.columns, panels, shape.interleave)
+        session.finish(k, step.columns, panels, session.count.value)
         if step.span is None:
-            self._hand_over(k, session, step, tiles, group)
+            self._hand_over(k, session, step, tiles)
             return
         for _ in k.when(step.span.last.equals(step.k_blocks)):
-            self._hand_over(k, session, step, tiles, group)
+            self._hand_over(k, session, step, tiles)
         for _ in k.when(step.span.last < step.k_blocks):
             for tile, place in self._places(step.span, tiles):
                 tilestored(tile, place, k.index(LINE))
@@ -281,7 +213,7 @@ class Amx(MicroKernel):
         columns: Columns,
         groups: Groups | None,
     ) -> None:
-        session.finish(k, columns, groups, shape.panels, session.count.value)
+        session.finish(k, columns, shape.panels, session.count.value)
 
     @staticmethod
     def _multiply(
@@ -291,7 +223,7 @@ class Amx(MicroKernel):
         first_a = shape.row_blocks * shape.panels
         a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
         b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
-        stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
+        stride = k.index(LINE)
         for d, a_tile in enumerate(a_tiles):
             tileloadd(a_tile, step.a + _packed_at(shape, step, block, d), stride)
         load = tileloadd if shape.stays else tileloaddt1
@@ -299,20 +231,14 @@ class Amx(MicroKernel):
             b_tile = b_tiles[p % len(b_tiles)]
             load(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
             for d, a_tile in enumerate(a_tiles):
-                dot(tiles[d][p], a_tile, b_tile)
+                tdpbusd(tiles[d][p], a_tile, b_tile)
 
     @staticmethod
-    def _hand_over(
-        k: Builder, session: _Session, step: Step, tiles: list[list[Value]], group: Value
-    ) -> None:
+    def _hand_over(k: Builder, session: _Session, step: Step, tiles: list[list[Value]]) -> None:
         """Bring the sums to scratch, to be finished later; what was there is finished by now."""
         for d, row in enumerate(tiles):
             for sums, tile in zip(session.scratch, row, strict=False):
                 tilestored(tile, sums + step.block_rows * (d * PANEL), k.index(LINE))
         session.row.value, session.panel.value = step.row, step.panel
-        if session.group is not None:
-            session.group.value = group
-        digits = step.groups.grouping.digits if step.groups else 1
-        rows = step.block_rows // digits * len(tiles)
-        session.count.value = minimum(rows, step.rows - step.row)
+        session.count.value = minimum(step.block_rows * len(tiles), step.rows - step.row)
         session.done.value = k.index(0)

@@ -101,7 +101,8 @@ class Shape:
     steps of an item are multiplied before the next span; 0: of all, step by step. `stays`: all
     panels fit into the nearest cache beside the rows of a step. `ring`: where lines of
     rows can be made in passing and each is needed once, of how many blocks of 64 k they are kept;
-    0: lines are made beforehand.
+    0: lines are made beforehand. `centred`: nibbles that are unpacked beforehand lose 8 and become
+    signed bytes.
     """
 
     rows: int
@@ -113,6 +114,7 @@ class Shape:
     span: int = 0
     stays: bool = False
     ring: int = 0
+    centred: bool = False
 
     @property
     def step_sums(self) -> int:

@@ -254,7 +254,8 @@ class _Items:
         for panel in k.range(*panels):
             half = self.panels + panel * self.rows.k_blocks * (PANEL_LINE // 2)
             bytes_at = target + (panel - panels[0]) * self._panel_bytes
-            unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, self.weight)
+            kind = "s4" if self.shape.centred else self.weight
+            unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, kind)
         return target
 
     @property

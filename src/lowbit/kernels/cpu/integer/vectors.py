@@ -106,7 +106,8 @@ class VectorKernel(MicroKernel):
                     for row in range(rows):
                         each = [sums[row * digits + digit][i] for digit in range(digits)]
                         place = totals + (i * rows + row) * self.lanes
-                        place.store(add(step.row + row, each, place.load(self.lanes)))
+                        entry = groups.place(step.row + row, group)
+                        place.store(add(entry, each, place.load(self.lanes)))
         for i, (p, at) in enumerate(places):
             held = [
                 (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)

@@ -21,7 +21,7 @@ from lowbit.isa.generic import minimum
 from lowbit.isa.types import f32, s8, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import FLIP, NIBBLE_FLIP, PANEL, blocks
 
 BASE = 256.0
 
@@ -38,9 +38,18 @@ class Grouping(NamedTuple):
     digits: int
     zeros: str
 
+    @property
+    def centred(self) -> bool:
+        """Whether Σ d·(n − 8) of integers is bit for bit what P − 8·Q is in float32, so that a
+        kernel may multiply n − 8."""
+        largest = self.size * FLIP * (2 * NIBBLE_FLIP - 1)
+        return self.digits == 1 and not self.zeros and largest <= _EXACT
 
-# (row, sums of each digit, total so far) -> total with this group
+
+# (place of the row's group, sums of each digit, total so far) -> total with this group
 Add = Callable[[Value, list[Value], Value], Value]
+
+_EXACT = 1 << 24  # up to which float32 holds all integers
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,15 @@ class Groups:
         """Lines of nibbles, 8 k, in a group."""
         return self.grouping.size // 8
 
-    def columns(self, k: Builder, panel: Value, group: Value, at: int, lanes: int) -> Add:
+    def place(self, row: Value, group: Value) -> Value:
+        """Where the entry of a row's group is; rows that do not exist have that of the last."""
+        return minimum(row, self.rows - 1) * self.count + group
+
+    def columns(
+        self, k: Builder, panel: Value, group: Value, at: int, lanes: int, centred: bool = False
+    ) -> Add:
         """Load what belongs to `lanes` columns of a panel, from `at` on; return how to add a row's
-        sums over this group."""
+        sums over this group. `centred`: they are sums of n − 8 (see Grouping.centred)."""
         where = (panel * self.count + group) * PANEL + at
         scale = (self.scale + where).load(lanes)
         zero = k.constant(float(NIBBLE_FLIP), f32).splat(lanes)
@@ -75,13 +90,13 @@ class Groups:
         elif self.grouping.zeros:
             zero = zero + (self.zero.cast(f32) + where).load(lanes)
 
-        def add(row: Value, sums: list[Value], total: Value) -> Value:
-            # Rows that do not exist are computed as the last one, and not stored.
-            place = minimum(row, self.rows - 1) * self.count + group
+        def add(place: Value, sums: list[Value], total: Value) -> Value:
             value = sums[0].to(f32)
             for number, digit in enumerate(sums[1:], 1):
                 value = value + digit.to(f32) * BASE**-number
-            value = (value - zero * (self.row_sum + place).load().splat(lanes)) * scale
+            if not centred:
+                value = value - zero * (self.row_sum + place).load().splat(lanes)
+            value = value * scale
             if len(sums) > 1:
                 value = value * (self.row_scale + place).load().splat(lanes)
             return total + value
