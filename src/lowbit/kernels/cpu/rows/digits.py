@@ -11,14 +11,15 @@ group are of one size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 from lowbit.isa.generic import maximum, minimum, reduce_add, select
 from lowbit.isa.types import Scalar, Vector, bf16, f32, s8, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
-from lowbit.kernels.cpu.rows.quantized import quantize
+from lowbit.kernels.cpu.rows.quantized import Affine, choose_affine
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.groups import BASE, Grouping
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE
@@ -74,8 +75,9 @@ class SignedBytes(InputFormat):
 
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         assert facts.sum is not None
-        quantize(k, self.symmetric, row, replace(facts, sum=None))
-        _signed(k, self.groups, row, facts.zero, facts.sum)
+        affine = choose_affine(k, self.symmetric, row, facts)
+        facts.zero.store(affine.zero - FLIP)
+        _quantize(k, self.groups, row, affine, facts.sum)
 
 
 def _split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
@@ -119,22 +121,41 @@ def _split_group(
     sum_.store(value)
 
 
-def _signed(k: Builder, grouping: Grouping, row: Row, zero: Value, sums: Value) -> None:
-    """Turn a row of quantized bytes, u8 with its zero point, into one of digits: s8, zeros beyond
-    the end, the zero point of the signed values, and the sum of each group."""
-    for i in k.range(0, _padded(row.length), LINE):
-        place = _place(row, i)
-        place.store(place.load(LINE) ^ FLIP)
-    for i in k.range(row.length, _padded(row.length)):
-        _place(row, i).cast(s8).store(k.constant(0, s8))
-    zero.store(zero.load() - FLIP)
+def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Value) -> None:
+    """Bring a row of float32 into lines of one digit, the quantized byte less 128, with zeros
+    behind its end; `sums` has an entry for each group."""
+    unit = math.gcd(grouping.size, LINE)
+    lanes = min(unit, 2 * _UNIT)
+    digits = affine.rounding(lanes, FLIP)
     for group in k.range(0, _groups(grouping, row.length)):
         first = group * grouping.size
+        end = minimum(first + grouping.size, row.length)
         with k.scope():
-            total = k.register(k.zeros(s32, _UNIT))
-            for i in k.range(first, minimum(first + grouping.size, row.length), _UNIT):
-                total.value = total.value + _place(row, i).cast(s8).load(_UNIT).to(s32)
+            total = k.register(k.zeros(s32, lanes))
+            whole = end // unit * unit
+            for i in k.range(first, whole, unit):
+                place = _place(row, i).cast(s8)
+                for part in range(0, unit, lanes):
+                    q = digits((row.source + i + part).load(lanes))
+                    total.value = total.value + q
+                    (place + part).store(q.to(s8))
             (sums + group).store(reduce_add(total.value).to(f32))
+    whole = row.length // unit * unit
+    for i in k.range(whole, _padded(row.length), lanes):
+        _place(row, i).cast(s8).store(k.zeros(s8, lanes))
+    with k.scope():
+        rest = k.register(k.constant(0, s32))
+        for i in k.range(whole, row.length, lanes):
+            left = row.length - i
+            q = digits(_numbers(k, row.source + i, left, lanes))
+            beside = k.local(s32, lanes)
+            beside.store(q)
+            for one in k.range(0, minimum(left, k.index(lanes))):
+                _place(row, i + one).cast(s8).store((beside + one).load().to(s8))
+                rest.value = rest.value + (beside + one).load()
+        for _ in k.when(whole < row.length):
+            last = sums + (_groups(grouping, row.length) - 1)
+            last.store(last.load() + rest.value.to(f32))
 
 
 def _groups(grouping: Grouping, length: Value) -> Value:

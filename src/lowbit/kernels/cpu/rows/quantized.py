@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, maximum, minimum, reduce_add, select
@@ -63,7 +64,7 @@ def _row_range(k: Builder, row: Row) -> tuple[Value, Value, Value]:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class Affine:
     """One row's parameters: its scale's inverse, its zero point, and the clamp before rounding."""
 
     inverse: Value
@@ -71,8 +72,14 @@ class _Affine:
     least: Value
     greatest: Value
 
+    def rounding(self, lanes: int, flip: int = 0) -> Callable[[Value], Value]:
+        """What makes q, less `flip`, of so many numbers."""
+        inverse, least = self.inverse.splat(lanes), self.least.splat(lanes)
+        greatest, zero = self.greatest.splat(lanes), (self.zero - flip).splat(lanes)
+        return lambda values: rounded(minimum(maximum(values * inverse, least), greatest)) + zero
 
-def _affine(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> _Affine:
+
+def choose_affine(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> Affine:
     """Choose and store a row's scale and zero point, as numerics.quantize_rows defines them."""
     low, high, finite = _row_range(k, row)
     one, nothing = k.constant(1.0, f32), k.constant(0.0, f32)
@@ -91,7 +98,7 @@ def _affine(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> _Affine:
     # A row with a NaN or an infinity in it: every q is its zero point, and the scale is NaN.
     facts.scale.store(select(finite, scale, k.constant(float("nan"), f32)))
     facts.zero.store(zero)
-    return _Affine(
+    return Affine(
         inverse=one / scale,
         zero=zero,
         least=select(finite, least, nothing),
@@ -101,14 +108,12 @@ def _affine(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> _Affine:
 
 def quantize(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> None:
     """Quantize a row of float32 to u8 into its lines."""
-    affine = _affine(k, symmetric, row, facts)
-    inverse, zero = affine.inverse.splat(_LANES), affine.zero.splat(_LANES)
-    least, greatest = affine.least.splat(_LANES), affine.greatest.splat(_LANES)
+    affine = choose_affine(k, symmetric, row, facts)
+    stored = affine.rounding(_LANES)
     sums: Register = k.register(k.zeros(s32, _LANES))
 
     def quantized(values: Value) -> Value:
-        bounded = minimum(maximum(values * inverse, least), greatest)
-        q = rounded(bounded) + zero
+        q = stored(values)
         if facts.sum is not None:
             sums.value = sums.value + q
         return q.to(u8)
