@@ -226,7 +226,7 @@ class AmxGroups(MicroKernel):
         rows = blocks(query.m, row_blocks * blocks(query.m, row_blocks * most)) * digits
         nearest = query.k_blocks * LINE * (query.n + row_blocks * rows)
         stays = nearest <= host.caches()["L1d"]
-        centred = query.grouping.centred
+        centred = query.grouping.exact
         return Shape(0, row_blocks, panels, stays=stays, centred=centred), rows
 
     def begin(

@@ -21,10 +21,9 @@ from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
 from lowbit.kernels.cpu.rows.quantized import Affine, choose_affine
 from lowbit.kernels.cpu.shared.functions import rounded
-from lowbit.kernels.cpu.shared.groups import BASE, Grouping
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE
+from lowbit.kernels.cpu.shared.groups import BASE, LARGEST, Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP
 
-LARGEST = {2: 127 * 257, 3: 2**22 - 1}
 _UNIT = 8  # k that no group divides
 _INFINITY_BITS = 0x7F800000
 _SMALLEST_NORMAL = 2.0**-126
@@ -105,20 +104,51 @@ def _split_group(
     usable = (unit > _SMALLEST_NORMAL) & finite
     one = k.constant(1.0, f32)
     inverse = select(usable, one / unit, k.constant(0.0, f32)).splat(lanes)
-    top = select(usable, unit * BASE ** (grouping.digits - 1), one)
-    scale.store(select(finite, top, k.constant(float("nan"), f32)))
-    totals = [k.register(k.zeros(s32, lanes)) for _ in range(grouping.digits)]
-    for i in k.range(first, end, lanes):
-        q = rounded(_numbers(k, row.source + i, row.length - i, lanes) * inverse)
-        place = _place(row, i)
+    if not grouping.exact:
+        unit = unit * BASE ** (grouping.digits - 1)
+    scale.store(select(finite, select(usable, unit, one), k.constant(float("nan"), f32)))
+    total = _Total(k, grouping, lanes)
+
+    def take(i: Value, numbers: Value) -> None:
+        place, q = _place(row, i), rounded(numbers * inverse)
+        total.add(q)
         for number in reversed(range(grouping.digits)):
             (place + number * LINE).cast(s8).store(q.to(s8))
-            totals[number].value = totals[number].value + ((q << 24) >> 24)
+            if number:
+                q = (q + FLIP) >> 8
+
+    whole = end // lanes * lanes
+    for i in k.range(first, whole, lanes):
+        take(i, (row.source + i).load(lanes).to(f32))
+    for i in k.range(whole, end, lanes):
+        take(i, _numbers(k, row.source + i, row.length - i, lanes))
+    total.store(sum_)
+
+
+class _Total:
+    """The sum of a group, as `Groups` wants it."""
+
+    def __init__(self, k: Builder, grouping: Grouping, lanes: int) -> None:
+        self.k, self.grouping = k, grouping
+        # Of a group that is not exact, int32 may not hold it: one for each digit.
+        count = 1 if grouping.exact else grouping.digits
+        self.parts = [k.register(k.zeros(s32, lanes)) for _ in range(count)]
+
+    def add(self, q: Value) -> None:
+        for part in reversed(self.parts[1:]):
+            part.value = part.value + ((q << 24) >> 24)
             q = (q + FLIP) >> 8
-    value = k.constant(0.0, f32)
-    for number, total in enumerate(totals):
-        value = value + reduce_add(total.value).to(f32) * BASE**-number
-    sum_.store(value)
+        self.parts[0].value = self.parts[0].value + q
+
+    def store(self, place: Value) -> None:
+        sums = [reduce_add(part.value) for part in self.parts]
+        if self.grouping.exact:
+            place.cast(s32).store(sums[0] * NIBBLE_FLIP)
+            return
+        value = self.k.constant(0.0, f32)
+        for number, one in enumerate(sums):
+            value = value + one.to(f32) * BASE**-number
+        place.store(value)
 
 
 def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Value) -> None:
@@ -131,15 +161,15 @@ def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Va
         first = group * grouping.size
         end = minimum(first + grouping.size, row.length)
         with k.scope():
-            total = k.register(k.zeros(s32, lanes))
+            total = _Total(k, grouping, lanes)
             whole = end // unit * unit
             for i in k.range(first, whole, unit):
                 place = _place(row, i).cast(s8)
                 for part in range(0, unit, lanes):
                     q = digits((row.source + i + part).load(lanes))
-                    total.value = total.value + q
+                    total.add(q)
                     (place + part).store(q.to(s8))
-            (sums + group).store(reduce_add(total.value).to(f32))
+            total.store(sums + group)
     whole = row.length // unit * unit
     for i in k.range(whole, _padded(row.length), lanes):
         _place(row, i).cast(s8).store(k.zeros(s8, lanes))
@@ -155,7 +185,11 @@ def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Va
                 rest.value = rest.value + (beside + one).load()
         for _ in k.when(whole < row.length):
             last = sums + (_groups(grouping, row.length) - 1)
-            last.store(last.load() + rest.value.to(f32))
+            if grouping.exact:
+                last = last.cast(s32)
+                last.store(last.load() + rest.value * NIBBLE_FLIP)
+            else:
+                last.store(last.load() + rest.value.to(f32))
 
 
 def _groups(grouping: Grouping, length: Value) -> Value:
@@ -178,9 +212,15 @@ def _greatest(k: Builder, row: Row, first: Value, end: Value, lanes: int) -> tup
     """
     with k.scope():
         most = k.register(k.zeros(s32, lanes))
-        for i in k.range(first, end, lanes):
-            bits = _numbers(k, row.source + i, row.length - i, lanes).bits(Vector(s32, lanes))
-            most.value = maximum(bits & 0x7FFFFFFF, most.value)
+
+        def take(numbers: Value) -> None:
+            most.value = maximum(numbers.bits(Vector(s32, lanes)) & 0x7FFFFFFF, most.value)
+
+        whole = end // lanes * lanes
+        for i in k.range(first, whole, lanes):
+            take((row.source + i).load(lanes).to(f32))
+        for i in k.range(whole, end, lanes):
+            take(_numbers(k, row.source + i, row.length - i, lanes))
     bits = across(most.value, maximum)
     return bits.bits(f32), bits < _INFINITY_BITS
 

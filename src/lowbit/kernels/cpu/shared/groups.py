@@ -7,8 +7,9 @@ and q = Σ_i d_i·256^−i, where X belongs to the row, or to the row's group,
     Σ_k x_k·(n_k − z)·s  =  Σ_g s_g·X_g·( Σ_i 256^−i·P_ig  −  z_g·Q_g )
 
 with P_ig = Σ_{k∈g} d_i·n and Q_g = Σ_{k∈g} q. All P are exact integers, so the result is the same
-on every instruction set. One digit is what quantizes activations to 8 bits; two or three are as
-good as bfloat16 or float32 (see digits.py).
+on every instruction set. Where there are no zero points, z = 8, and groups are not too long, all
+that is in brackets is one exact integer (Grouping.exact). One digit is what quantizes activations
+to 8 bits; two or three are as good as bfloat16 or float32 (see digits.py).
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import f32, s8, s32
+from lowbit.isa.types import Vector, f32, s8, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.layout import FLIP, NIBBLE_FLIP, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import NIBBLE_FLIP, PANEL, blocks
 
-BASE = 256.0
+_BITS = 8
+BASE = 2.0**_BITS
+LARGEST = {1: 128, 2: 127 * 257, 3: 2**22 - 1}
+"""The magnitude of a number in so many digits, at most."""
 
 
 class Grouping(NamedTuple):
@@ -39,17 +43,14 @@ class Grouping(NamedTuple):
     zeros: str
 
     @property
-    def centred(self) -> bool:
-        """Whether Σ d·(n − 8) of integers is bit for bit what P − 8·Q is in float32, so that a
-        kernel may multiply n − 8."""
-        largest = self.size * FLIP * (2 * NIBBLE_FLIP - 1)
-        return self.digits == 1 and not self.zeros and largest <= _EXACT
+    def exact(self) -> bool:
+        """Whether int32 holds Σ q·(n − 8), q of all digits as an integer, and that is what there
+        is to scale: then nothing is rounded before, whether a kernel multiplies n or n − 8."""
+        return not self.zeros and self.size * NIBBLE_FLIP * LARGEST[self.digits] < 1 << 31
 
 
 # (place of the row's group, sums of each digit, total so far) -> total with this group
 Add = Callable[[Value, list[Value], Value], Value]
-
-_EXACT = 1 << 24  # up to which float32 holds all integers
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Groups:
     """Where scales, zero points and sums of groups are.
 
     scale, zero: 16 for each group of each panel; row_scale (with several digits) and row_sum:
-    float32, one for each of `count` groups of each of `rows` rows.
+    float32, one for each of `count` groups of each of `rows` rows. Exact ones have q an integer,
+    and in place of its sum eight times that, s32.
     """
 
     grouping: Grouping
@@ -81,27 +83,47 @@ class Groups:
         self, k: Builder, panel: Value, group: Value, at: int, lanes: int, centred: bool = False
     ) -> Add:
         """Load what belongs to `lanes` columns of a panel, from `at` on; return how to add a row's
-        sums over this group. `centred`: they are sums of n − 8 (see Grouping.centred)."""
+        sums over this group. `centred`: they are sums of n − 8 (see Grouping.exact)."""
         where = (panel * self.count + group) * PANEL + at
         scale = (self.scale + where).load(lanes)
+        bracket = self._exact if self.grouping.exact else self._rounded(k, where, lanes)
+
+        def add(place: Value, sums: list[Value], total: Value) -> Value:
+            value = bracket(None if centred else place, sums).to(f32) * scale
+            if len(sums) > 1:
+                value = value * (self.row_scale + place).load().splat(lanes)
+            return total + value
+
+        return add
+
+    def _exact(self, place: Value | None, sums: list[Value]) -> Value:
+        """What is in brackets, s32; without `place`, of sums of n − 8."""
+        value = sums[0]
+        for digit in sums[1:]:
+            value = (value << _BITS) + digit
+        if place is None:
+            return value
+        assert isinstance(value.type, Vector)
+        return value - (self.row_sum.cast(s32) + place).load().splat(value.type.lanes)
+
+    def _rounded(
+        self, k: Builder, where: Value, lanes: int
+    ) -> Callable[[Value | None, list[Value]], Value]:
+        """What is in brackets, float32."""
         zero = k.constant(float(NIBBLE_FLIP), f32).splat(lanes)
         if self.grouping.zeros == "s8":
             zero = zero + (self.zero.cast(s8) + where).load(lanes).to(s32).to(f32)
         elif self.grouping.zeros:
             zero = zero + (self.zero.cast(f32) + where).load(lanes)
 
-        def add(place: Value, sums: list[Value], total: Value) -> Value:
+        def bracket(place: Value | None, sums: list[Value]) -> Value:
+            assert place is not None
             value = sums[0].to(f32)
             for number, digit in enumerate(sums[1:], 1):
                 value = value + digit.to(f32) * BASE**-number
-            if not centred:
-                value = value - zero * (self.row_sum + place).load().splat(lanes)
-            value = value * scale
-            if len(sums) > 1:
-                value = value * (self.row_scale + place).load().splat(lanes)
-            return total + value
+            return value - zero * (self.row_sum + place).load().splat(lanes)
 
-        return add
+        return bracket
 
 
 def group_count(grouping: Grouping, depth: int) -> int:
