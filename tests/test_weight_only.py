@@ -107,6 +107,70 @@ def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
     assert served or micro.isa.name.startswith("neon")
 
 
+@pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
+@pytest.mark.parametrize(
+    ("m", "k", "n", "group", "symmetric"),
+    [
+        (37, 256, 100, 128, True),  # several items; a panel that is left over
+        (40, 300, 70, 128, False),  # a last group of less than 64 k
+        (33, 97, 33, 32, True),  # tiles of 32 k
+        (19, 200, 50, 96, False),  # three of them in a group
+        (12, 700, 80, 256, True),  # four panels at once, groups longer than tiles take turns
+        (70, 70, 40, 192, False),  # one group
+    ],
+)
+def test_tiles_interpreted(
+    spec: Operation, m: int, k: int, n: int, group: int, symmetric: bool
+) -> None:
+    """Groups in tiles: the bits of vectors, every access checked."""
+    micro = next(one for one in GROUPED if one.isa.name == "amx")
+    case = spec.case({"M": m, "N": n, "G": 1, "S": 8}, dtypes="f32:u4:f32")
+    packed = lowbit.pack(_weight(k, n, group, symmetric=symmetric))
+    x = np.random.default_rng(k).standard_normal((m, k)).astype(np.float32)
+    run = lowbit.linear_dynamic if spec is linear_groups else lowbit.linear_weight_only
+    out = _interpreted(micro, case, x, packed)
+    np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
+
+
+@ISAS
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "group"),
+    [
+        (64, 512, 96, 128),
+        (65, 777, 47, 64),
+        (100, 1000, 33, 32),
+        (35, 400, 80, 96),
+        (9, 999, 130, 256),
+    ],
+)
+def test_many_rows_have_the_same_bits(
+    isa: str, m: int, k: int, n: int, group: int, symmetric: bool
+) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q = _weight(k, n, group, symmetric=symmetric)
+    packed = lowbit.pack(q)
+    x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
+    x[1] *= 1e4
+    for run, rows, digits in (
+        (lowbit.linear_dynamic, x, 2.0**-6),
+        (lowbit.linear_weight_only, x, 2.0**-20),
+        (lowbit.linear_weight_only, x.astype(ml_dtypes.bfloat16), 2.0**-12),
+    ):
+        y = run(rows, packed, isa=isa)
+        np.testing.assert_array_equal(y, run(rows, packed, isa="generic"))
+        for r in (0, 1, m - 1):
+            wide = rows[r : r + 1].astype(np.float32)
+            _near(y[r : r + 1], wide, q.dequantize(), digits)
+
+
+def test_tiles_serve_groups_of_32() -> None:
+    micro = next(one for one in GROUPED if one.isa.name == "amx")
+    for size, serves in ((32, True), (96, True), (128, True), (40, False), (16, False)):
+        query = KernelQuery(64, 64, 960, 30, "u4", Grouping(size, 1, ""))
+        assert (micro.refuses(query) == "") is serves
+
+
 def test_reads_past_the_panels_are_seen() -> None:
     micro = next(one for one in micro_kernels() if one.name == "vnni")
     case = linear_weight_only.case({"M": 1, "N": 20, "G": 2, "S": 64}, without=["bias", "residual"])
@@ -117,11 +181,18 @@ def test_reads_past_the_panels_are_seen() -> None:
         _interpreted(micro, case, inputs["x"], packed)
 
 
-def _weight(k: int, n: int, group: int | None, dtype: str = "int4", seed: int = 0) -> QTensor:
+def _weight(
+    k: int,
+    n: int,
+    group: int | None,
+    dtype: str = "int4",
+    seed: int = 0,
+    symmetric: bool = False,
+) -> QTensor:
     w = np.random.default_rng(seed).standard_normal((k, n)).astype(np.float32)
     if group is None:
         return lowbit.quantize(w, dtype, axis=1, symmetric=False)
-    return lowbit.quantize(w, dtype, axis=1, group_size=group, group_axis=0, symmetric=False)
+    return lowbit.quantize(w, dtype, axis=1, group_size=group, group_axis=0, symmetric=symmetric)
 
 
 def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:

@@ -162,6 +162,7 @@ TILES = {
     "tileloaddt1",
     "tilestored",
     "tdpbusd",
+    "tdpbssd",
     "tdpbsud",
 }
 

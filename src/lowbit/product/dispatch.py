@@ -147,6 +147,7 @@ def _items(
 
     The panels of an item are read again for each step, so they should stay in half of the
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
+    With panels of nibbles, which items unpack, rows have twice that.
     Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
     some steps for each panel that it fetches, then columns, then rows down to single steps.
     With spans of K, that is true of the panels of a span, and of sums in place of rows.
@@ -157,6 +158,8 @@ def _items(
     across = blocks(strips, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     if shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // 4 // (4 * min(product.n, fitting))
+    elif product.b.stored != "s8" and not shape.nibbles:
+        fitting *= 2  # panels are unpacked again for each item
     fitting_steps = max(1, fitting // (step_rows * product.a.digits))
     down = 1 if fused else blocks(steps, fitting_steps)  # and below
     each = product.m * product.n * product.k // count // _WORK_PER_ITEM

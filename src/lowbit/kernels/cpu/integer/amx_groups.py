@@ -292,17 +292,24 @@ class AmxGroups(MicroKernel):
         # All rows of the step before in the course of all groups but the first.
         all_rows = session.outputs * shape.row_blocks
         rows = all_rows // (maximum(groups.count - 1, k.index(1)) * panels) + 1
-        for at in _turns(shape, panels):
-            sums, (d, p) = k.tile(_number(shape, at)), at
-            self._leave(k, session, at)
-            tilezero(sums)
-            for ahead in range(leading):
-                a = operands.a(_A + (ahead if leading > 1 else d), d, units[0], ahead)
-                b = operands.b(_B + (ahead if leading > 1 else p % 2), p, units[0], ahead)
-                dot(sums, a, b)
-                part = range(*(session.most * i // leading for i in (ahead, ahead + 1)))
-                session.add(k, groups, at, part)
-            if d == 0 and panels == shape.panels:
+        products = [(at, ahead) for at in _turns(shape, panels) for ahead in range(leading)]
+
+        def load(at: tuple[int, int], ahead: int) -> tuple[Value, Value]:
+            a, b = (_A + ahead, _B + ahead) if leading > 1 else (_A + at[0], _B + at[1] % 2)
+            a = operands.a(a, at[0], units[0], ahead)
+            return a, operands.b(b, at[1], units[0], ahead)
+
+        loaded = load(*products[0])
+        for number, (at, ahead) in enumerate(products):
+            if ahead == 0:
+                self._leave(k, session, at)
+                tilezero(k.tile(_number(shape, at)))
+            dot(k.tile(_number(shape, at)), *loaded)
+            if number + 1 < len(products):  # before other work, so that products need not wait
+                loaded = load(*products[number + 1])
+            part = range(*(session.most * i // leading for i in (ahead, ahead + 1)))
+            session.add(k, groups, at, part)
+            if at[0] == 0 and ahead == leading - 1 and panels == shape.panels:
                 session.store(k, step.columns, panels, rows)
         for _ in k.when(session.left.value.equals(0)):
             session.complete(k, step.columns, panels)
