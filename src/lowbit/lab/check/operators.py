@@ -16,15 +16,14 @@ from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from lowbit.torch.registration import Specified
+    from functools import partial
 
 # What a function is tried on once it has been tried on all: these data, and so many other sizes.
 _FILLS, _OTHERS = ("normal", "large", "nan"), 5
 
 
 @cache
-def functions() -> Mapping[str, Specified]:
+def functions() -> Mapping[str, partial[Any]]:
     """The functions that have a specification, by its name, in the order of the specifications.
 
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
@@ -58,9 +57,9 @@ def check_gpu(
         raise ValueError(f"no operator {OPERATOR}{name}; there are {listed}")
     tried: set[Callable[..., Any]] = set()
     for one in known if name is None else [name]:
-        function = known[one].function
+        function = known[one].func
         for operation in operations.get(one).variants():
-            given = {**known[one].given, **operation.static}
+            given = {**known[one].keywords, **operation.static}
             subject = Request(function, operation, given=given).bound()
             cases, notes = subject.cases()
             if function in tried:
