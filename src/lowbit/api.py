@@ -64,18 +64,18 @@ def matmul(
     machine lacks the instruction set.
     """
     left = a if type(a) is np.ndarray else array(a, "a")
-    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
+    packed = isinstance(b, PackedMatrix)
+    if left.ndim > 2 or (not packed and getattr(b, "ndim", 2) > 2):
         return _batched(a, b, out, threads, isa)
     read: tuple[Any, ...] = (left,)
-    if isinstance(b, PackedMatrix):
+    if packed:
         right = requests.panel_format(b, isa)
     else:  # for this one product, which takes less time than proving what its values allow
         values = bytes_matrix(b, "b")
         read, b = (left, values), pack_matrix(values, isa=isa)
         right = b.format
-    prepared = requests.integers(
-        left.shape, left.strides, left.dtype, right, threads_key(threads), isa
-    )
+    form = left.shape, left.strides, left.dtype
+    prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
     prepared.into(left, b.addresses, result, None, _flips(left))
     return returned
@@ -176,9 +176,10 @@ def matmul_scaled(
     if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
         a_zero_point = None
     prepared, spec = requests.scaled(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, type(a_zero_point) in _ONE_ZERO, bias is not None,
-        residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, a_zero_point is not None, type(a_zero_point) in _ONE_ZERO,
+        bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale,
+        out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
     result, returned = output(a, out, prepared.shape, spec.storage, given)
@@ -281,9 +282,9 @@ def _linear(
 ) -> Any:
     """A linear layer of rows of floats."""
     prepared, spec = requests.floats(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
-        out_dtype,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, activations, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")

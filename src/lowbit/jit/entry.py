@@ -6,8 +6,8 @@ was fixed beforehand, and which of them a call fills. A call copies the slots to
 them, releases the GIL and jumps. Through ctypes the same costs microseconds, as long as a small
 product takes. An argument is an int (an address, a size), None (0), or a NumPy array, whose address
 is read from where NumPy's C interface keeps it (`PyArrayObject_fields`, numpy/ndarraytypes.h: the
-first member after Python's own header). Whether objects are laid out so is asked once, of real
-ones. Where they are not, ctypes does the work.
+first member after Python's own header). Whether objects are laid out so is asked once, of
+real ones.
 
 Sources: Python's C API reference, "Common Object Structures", "Thread State and the GIL".
 """
@@ -34,10 +34,6 @@ _FASTCALL = 0x80
 _HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
 _FACTS = 6  # words of a record before the slots
 
-# How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_RUNNER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
-
 
 class _Method(ctypes.Structure):
     """PyMethodDef."""
@@ -62,8 +58,6 @@ def bound(
     It takes the varying ones in this order, and before them, for several threads, what
     `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    if not _layout_is_known():
-        return _through_ctypes(loaded, threads, names, varying, fixed)
     words = [_word(fixed.get(name)) for name in names]
     places = [names.index(name) for name in varying]
     sizes = len(words) + COUNTERS, len(places)
@@ -84,33 +78,14 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _through_ctypes(
-    loaded: Loaded,
-    threads: int,
-    names: Sequence[str],
-    varying: Sequence[str],
-    fixed: Mapping[str, Any],
-) -> Callable[..., None]:
-    """What the compiled function does, some microseconds slower."""
-    several = threads > 1
-
-    def call(*arguments: Any) -> None:
-        if len(arguments) != several + len(varying):
-            raise TypeError("wrong number of arguments for a kernel")
-        values = {**fixed, **dict(zip(varying, arguments[several:], strict=True))}
-        words = (_word(values[name]) for name in names)
-        memory = struct.pack(f"{len(names)}q{8 * COUNTERS}x", *words)  # new: it counts in there
-        if several:
-            _RUNNER(arguments[0])(loaded.address, memory, threads, 0)
-        else:
-            _FUNCTION(loaded.address)(memory)
-
-    return call
-
-
 @cache
 def _entry() -> tuple[Callable[..., Any], int]:
     """PyCFunction_NewEx, and the address of the description of the compiled function."""
+    if not _layout_is_known():
+        raise RuntimeError(
+            f"Python {sys.version.split()[0]} with NumPy {np.__version__} keeps its objects as "
+            "lowbit does not know; take versions that it is tested with"
+        )
     loaded = load(_NAME, get("generic"), lambda: _IR, _HEADER)
     method = _Method(_NAME.encode(), loaded.address, _FASTCALL, None)
     _kept.extend((loaded, method))
