@@ -18,6 +18,7 @@ from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import QTensor
 from lowbit.product import requests
 from lowbit.product.arguments import (
+    FLOATS,
     array,
     bytes_array,
     bytes_matrix,
@@ -25,14 +26,13 @@ from lowbit.product.arguments import (
     check_scaled,
     factor,
     flips,
-    float32_rows,
+    float_matrix,
     float_rows,
     output,
     per_column,
     per_element,
     per_row,
     real_dtype,
-    real_matrix,
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
@@ -77,7 +77,7 @@ def matmul(
     form = left.shape, left.strides, left.dtype
     prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    prepared.into(left, b.addresses, result, None, _flips(left))
+    prepared.into(left, b.addresses, result, None, flips(left))
     return returned
 
 
@@ -100,11 +100,6 @@ def pack(
     """
     given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
-
-
-def _flips(left: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
-    """The zero points that signed left operands have once they are stored as unsigned ones."""
-    return flips(left.shape[0]) if left.dtype == _INT8 else None
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -186,7 +181,7 @@ def matmul_scaled(
     rows = prepared.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
-        zero = _flips(left)
+        zero = flips(left)
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
@@ -218,7 +213,7 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
-    left = float32_rows(x, "x")
+    left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     activations = "symmetric" if symmetric else "dynamic"
@@ -255,7 +250,7 @@ def linear_weight_only(
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
     the machine lacks the instruction set `isa`.
     """
-    left = float_rows(x, "x")
+    left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     if b.weight == "s8":
@@ -320,8 +315,8 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
-    left, right = real_matrix(a, "a"), real_matrix(b, "b")
-    added = None if c is None else real_matrix(c, "c")
+    left, right = float_matrix(a, "a", FLOATS), float_matrix(b, "b", FLOATS)
+    added = None if c is None else float_matrix(c, "c", FLOATS)
     factors = factor(alpha, "alpha"), factor(beta, "beta")
     dtype = None if out_dtype is None else real_dtype(out_dtype)
     if out is None:
@@ -329,7 +324,7 @@ def gemm(
         shape = left.shape[0], right.shape[1]
         result, returned = output(a, None, shape, dtype or _FLOAT32)
     else:
-        result = real_matrix(out, "out")
+        result = float_matrix(out, "out", FLOATS)
         if dtype is not None and dtype != result.dtype:
             raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
         if not result.flags.writeable:
