@@ -32,19 +32,10 @@ from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.quantize import is_plain_linear
 from lowbit.torch.weight import QuantizedWeight, device_refusal
 from lowbit.weights.format import WeightFormat
-from lowbit.weights.tensor_file import StoredTensor, TensorFile
+from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile
 
 FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "3", older=("1", "2"))
-_DTYPES = {
-    name: dtype
-    for name, attribute in {
-        "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
-        "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16",
-        "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
-        "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    }.items()
-    if (dtype := getattr(torch, attribute, None)) is not None
-}  # fmt: skip
+_DTYPES = {code: found for code, n in DTYPES.items() if (found := getattr(torch, n, None))}
 _CODES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Model = TypeVar("Model", bound=nn.Module)
