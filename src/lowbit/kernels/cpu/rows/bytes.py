@@ -26,6 +26,9 @@ class Bytes(InputFormat):
     contiguous: bool = True
     uniform: bool = False  # whether all rows have the same zero point
 
+    made = False
+    copied = True
+
     @property
     def element(self) -> Scalar:
         return u8
@@ -37,14 +40,6 @@ class Bytes(InputFormat):
     @property
     def one_zero(self) -> bool:
         return self.uniform
-
-    @property
-    def made(self) -> bool:
-        return False
-
-    @property
-    def copied(self) -> bool:
-        return True
 
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         flip = FLIP if self.signed else 0

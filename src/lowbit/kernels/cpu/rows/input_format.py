@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lowbit.isa.generic import extract, shuffle
 from lowbit.isa.types import Scalar, Vector
@@ -49,6 +50,9 @@ class InputFormat(ABC):
     as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
     """
 
+    made: ClassVar[bool] = True
+    copied: ClassVar[bool] = False
+
     @property
     @abstractmethod
     def element(self) -> Scalar: ...
@@ -57,14 +61,6 @@ class InputFormat(ABC):
     def zero_points(self) -> bool: ...
     @property
     def one_zero(self) -> bool:
-        return False
-
-    @property
-    def made(self) -> bool:
-        return True
-
-    @property
-    def copied(self) -> bool:
         return False
 
     @property
