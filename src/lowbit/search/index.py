@@ -220,7 +220,7 @@ class VectorIndex:
         together = min(_QUERIES, max(1, _PLACES // max(count, 1)))
         for first in range(0, len(source) if count else 0, together):
             part = self._normalized(source[first : first + together])
-            found = self._nearest(content, part, first, count, threads, isa)
+            found = self._nearest(content, part, first, count, (threads, isa))
             if originals is not None:
                 found = self._rescored(part, found[1], originals)
             kept = min(k, count)
@@ -379,11 +379,10 @@ class VectorIndex:
         queries: Floats,
         first: int,
         count: int,
-        threads: int | None,
-        isa: str | None,
+        how: tuple[int | None, str | None],
     ) -> tuple[Floats, Ids]:
         """(scores, ids), [Q, count], by quantized scores; count is at most that of the content.
-        `first` is the number of the first query, for errors."""
+        `first` is the number of the first query, for errors; `how`: threads and isa."""
         folded = queries
         if content.dimension_scale is not None:
             with np.errstate(over="ignore"):
@@ -394,9 +393,9 @@ class VectorIndex:
                     f"queries[{first + int(beyond.argmax())}] times the scales of the dimensions "
                     "is beyond float32; scale vectors and queries down"
                 )
-        made = Queries(np.ascontiguousarray(folded))
-        groups = best_groups(made, content.chunks, count, threads, isa)
-        scores, ids = scores_of_groups(made, content.chunks, groups, threads, isa)
+        made = Queries(np.ascontiguousarray(folded), *how)
+        groups = best_groups(made, content.chunks, count)
+        scores, ids = scores_of_groups(made, content.chunks, groups)
         # The last groups of chunks have columns without a vector, of id −1; they come last.
         order = np.lexsort((ids, -scores, ids < 0), axis=1)[:, :count]
         scores = np.take_along_axis(scores, order, axis=1)

@@ -46,6 +46,10 @@ class _Header:
     configs: dict[str, QuantizeConfig]  # by the key of the layer's weight
     shared: dict[str, str]
 
+    def source(self, key: str) -> str:
+        """The key under which a key's tensor is stored."""
+        return self.shared.get(key, key)
+
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the state of `model`, quantized or not, to the safetensors file `path`.
@@ -116,14 +120,14 @@ def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> 
         stored = {key: _tensor(key, tensor) for key, tensor in tensors.items()}
         _check_keys(own, stored, header)
         layers = _match_layers(model, own, stored, header)
-        plain = {key: stored[header.shared.get(key, key)] for key in own if key not in layers}
+        plain = {key: stored[header.source(key)] for key in own if key not in layers}
         _match_tensors(own, plain, header)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} does not fit this model: {error}") from None
     # Everything that can fail comes before the first change.
     weights: dict[str, nn.Parameter] = {}
     for key, layer in layers.items():
-        source = header.shared.get(key, key)
+        source = header.source(key)
         if source not in weights:
             form, shape = header.configs[source].weight_format, own[key].shape
             arrays = {part: stored[_part_key(source, part)].numpy() for part in form.parts}
@@ -132,7 +136,7 @@ def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> 
             weight = QuantizedWeight.of(quantized, form, own_weight.dtype, own_weight.device)
             weights[source] = nn.Parameter(weight, requires_grad=False)
     for key, layer in layers.items():
-        become_quantized(layer, weights[header.shared.get(key, key)], header.configs[key])
+        become_quantized(layer, weights[header.source(key)], header.configs[key])
     with torch.no_grad():
         for key, tensor in plain.items():
             own[key].copy_(tensor)
@@ -183,7 +187,7 @@ def _match_layers(
                 f"a torch.nn.Linear"
             )
         assert isinstance(layer, nn.Linear)
-        source = header.shared.get(key, key)
+        source = header.source(key)
         if source not in header.configs:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
         form = header.configs[key].weight_format
@@ -223,7 +227,7 @@ def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Heade
         if target.is_meta:
             raise ValueError(f"{key!r} is on 'meta'; give the model memory first (to_empty)")
         _check_tensor(key, tensor, target.shape, target.dtype)
-        source = header.shared.get(key, key)
+        source = header.source(key)
         other = source_of.setdefault(_identity(target), source)
         if other != source:
             raise ValueError(f"{key!r} and {other!r} are one tensor in the model, two in the file")
