@@ -115,7 +115,7 @@ def test_a_wrong_number_of_arguments_is_refused(
 def test_an_unknown_layout_of_objects_is_refused(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "_layout_is_known", lambda: False)
+    monkeypatch.setattr(entry, "layout_is_known", lambda: False)
     entry._entry.cache_clear()
     with pytest.raises(RuntimeError, match="keeps its objects as lowbit does not know"):
         program(1, None, None, 0, 1)

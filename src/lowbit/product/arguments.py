@@ -19,7 +19,7 @@ from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
-_LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
+LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(bfloat16)
 _INT8 = np.dtype(np.int8)
@@ -190,7 +190,7 @@ def output(
     one of `inputs`, which are what the user gave. MemoryError: there cannot be such an array.
     """
     if out is None:
-        large = math.prod(shape) * dtype.itemsize >= _LARGE
+        large = math.prod(shape) * dtype.itemsize >= LARGE
         fresh = aligned_empty(shape, dtype) if large else np.empty(shape, dtype)
         if type(like) is not np.ndarray and _is_torch(like):
             return fresh, tensor_of(fresh)
@@ -245,18 +245,18 @@ def per_row(value: Any, rows: int, name: str) -> Array:
     return each
 
 
-_flips: Array = np.zeros(0, np.int32)
+_flips: Array = np.full(1, FLIP, np.int32)
 
 
-def flips(left: Array) -> Array | None:
-    """The zero points, int32 [M] at least, that rows of int8 have once they are stored as uint8;
+def flips(left: Array, rows: int) -> Array | None:
+    """The zero points, int32 [rows] at least, that rows of int8 have once they are stored as uint8;
     None for other rows."""
     global _flips
     if left.dtype != _INT8:
         return None
     found = _flips
-    if len(found) < len(left):
-        found = _flips = np.full(len(left), FLIP, np.int32)
+    if len(found) < rows:
+        found = _flips = np.full(rows, FLIP, np.int32)
     return found
 
 

@@ -67,9 +67,9 @@ def integers(left: Left, b: PanelFormat, threads: int, isa: str | None) -> Prepa
     return _call(left, _bytes(left, b, False, True, False), b, threads, isa, _SUMS)[0]
 
 
-def _bytes(left: Left, b: PanelFormat, shifted: bool, one_zero: bool, centred: bool) -> Bytes:
+def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bool) -> Bytes:
     """Rows of bytes that go with b. `shifted`, `centred`: a zero point is taken from a's, from b's
-    values first; `one_zero`: the same from all rows of a."""
+    values first; `uniform`: scale and zero point are the same for all rows of a."""
     shape, _, dtype = left
     check_matrix(shape, "a")
     check_bytes(dtype, "a")
@@ -80,17 +80,17 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, one_zero: bool, centred: b
             "lowbit.linear_dynamic or lowbit.linear_weight_only"
         )
     check_k(b.k, dtype.name, b.dtype, (shifted, centred))
-    return Bytes(dtype == np.int8, shifted, _steps(left)[1] == 1, one_zero)
+    return Bytes(dtype == np.int8, shifted, _steps(left)[1] == 1, uniform)
 
 
 @lru_cache(maxsize=KEPT)
 def scaled(
-    left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, one_zero: bool,
+    left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
     *output: Any,
 ) -> Call:  # fmt: skip
-    """The product of quantized bytes. `shifted`: zero points of a are given; `one_zero`: one for
-    all rows; `output`: as `OutputSpec.of` takes it."""
-    rows = _bytes(left, b, shifted, one_zero, b.centred)
+    """The product of quantized bytes. `shifted`: zero points of a are given; `uniform`: scale
+    and zero point are the same for all rows; `output`: as `OutputSpec.of` takes it."""
+    rows = _bytes(left, b, shifted, uniform, b.centred)
     return _call(left, rows, b, threads, isa, OutputSpec.of(*output))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lowbit.isa.generic import extract, shuffle
 from lowbit.isa.types import Scalar, Vector
@@ -45,13 +44,14 @@ class InputFormat(ABC):
     """How rows are made. It keys the code; subclasses are frozen dataclasses.
 
     `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
-    `one_zero`: and all of them the same, so that it is applied to columns, not to each row.
+    `uniform`: scale and zero point of all rows are the first, which is then applied to columns.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
     as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
     """
 
-    made: ClassVar[bool] = True
-    copied: ClassVar[bool] = False
+    made = True
+    copied = False
+    uniform = False
 
     @property
     @abstractmethod
@@ -59,10 +59,6 @@ class InputFormat(ABC):
     @property
     @abstractmethod
     def zero_points(self) -> bool: ...
-    @property
-    def one_zero(self) -> bool:
-        return False
-
     @property
     def grouping(self) -> Grouping | None:
         return None
