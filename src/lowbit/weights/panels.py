@@ -27,6 +27,7 @@ _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
+_UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 _SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
 
 
@@ -151,10 +152,11 @@ class PackedMatrix:
             part = getattr(self, name)
             if part is None:
                 continue
-            if part.dtype.name not in kinds or part.shape != shape or not part.flags.c_contiguous:
+            if part.dtype not in kinds or part.shape != shape or not part.flags.c_contiguous:
+                known = " or ".join(map(str, kinds))
                 raise ValueError(
-                    f"{name} of a packed {self.K}x{self.N} matrix must be {' or '.join(kinds)} "
-                    f"{shape}, C-contiguous, got {part.dtype} {part.shape}"
+                    f"{name} of a packed {self.K}x{self.N} matrix must be {known} {shape}, "
+                    f"C-contiguous, got {part.dtype} {part.shape}"
                 )
             if name == "panels" and part.ctypes.data % ALIGNMENT:
                 part = _aligned(part)
@@ -166,14 +168,15 @@ class PackedMatrix:
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
 
-    def _expected(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
+    def _expected(self) -> dict[str, tuple[tuple[np.dtype[Any], ...], tuple[int, ...]]]:
         """The types and the shape of each array."""
         count, size = blocks(self.N, PANEL), self.group_size
         lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
-        panels, columns = (("uint8",), (count, lines, LINE)), (count * PANEL,)
+        panels, columns = ((_UINT8,), (count, lines, LINE)), (count * PANEL,)
         if size is None:
-            kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
-            return {"panels": panels, **{name: ((kind,), columns) for name, kind in kinds.items()}}
+            whole = (_INT32,), columns
+            scale = (_FLOAT32,), columns
+            return {"panels": panels, "column_sums": whole, "scale": scale, "zero_points": whole}
         if type(size) is not int or size > one_group(self.K) or self.scale is None:
             raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
         if refusal := group_refusal(self.dtype, size):
@@ -181,9 +184,9 @@ class PackedMatrix:
         each = (count, max(1, blocks(self.K, size)), PANEL)
         return {
             "panels": panels,
-            "column_sums": (("float32",), columns),
-            "scale": (("float32",), each),
-            "zero_points": (("int8", "float32"), each),
+            "column_sums": ((_FLOAT32,), columns),
+            "scale": ((_FLOAT32,), each),
+            "zero_points": ((_INT8, _FLOAT32), each),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
