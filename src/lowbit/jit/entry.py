@@ -58,7 +58,7 @@ def bound(
     It takes the varying ones in this order, and before them, for several threads, what
     `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    words = [_word(fixed.get(name)) for name in names]
+    words = [word(fixed.get(name)) for name in names]
     places = [names.index(name) for name in varying]
     sizes = len(words) + COUNTERS, len(places)
     facts = (loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
@@ -68,14 +68,11 @@ def bound(
     return make(method, (record, loaded, *fixed.values()), None)  # which it keeps alive
 
 
-def _word(argument: Any) -> int:
+def word(argument: Any) -> int:
+    """What a kernel is given for an argument: an int, an array's address, 0 for None."""
     if isinstance(argument, np.ndarray):
-        return _address(argument)
+        return argument.__array_interface__["data"][0]
     return 0 if argument is None else operator.index(argument)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return array.__array_interface__["data"][0]
 
 
 @cache
@@ -104,19 +101,18 @@ _kept: list[Any] = []  # code and its description must live as long as the proce
 BYTES_AT, TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
 
 
-@cache
 def layout_is_known() -> bool:
     """Whether arrays, bytes and tuples hold their content where the compiled function looks."""
     if sys.implementation.name != "cpython":
         return False
-    word = ctypes.c_size_t.from_address
+    at = ctypes.c_size_t.from_address
     text, memory = b"sixteen bytes...", np.zeros((4, 6), np.uint8)
     views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], memory.view(np.uint16)[0]
     return (
-        all(word(id(view) + HEADER).value == _address(view) for view in views)
-        and word(id(memory) + HEADER - 8).value == id(np.ndarray)
+        all(at(id(view) + HEADER).value == word(view) for view in views)
+        and at(id(memory) + HEADER - 8).value == id(np.ndarray)
         and ctypes.string_at(id(text) + BYTES_AT, len(text)) == text
-        and word(id(pair := (text, memory)) + TUPLE_AT).value == id(text)
+        and at(id(pair := (text, memory)) + TUPLE_AT).value == id(text)
         and pair[1] is memory
     )
 
