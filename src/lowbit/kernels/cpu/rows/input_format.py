@@ -51,7 +51,6 @@ class InputFormat(ABC):
 
     made = True
     copied = False
-    uniform = False
 
     @property
     @abstractmethod
@@ -59,6 +58,15 @@ class InputFormat(ABC):
     @property
     @abstractmethod
     def zero_points(self) -> bool: ...
+    @property
+    def uniform(self) -> bool:
+        return False
+
+    @property
+    def by_lines(self) -> bool:
+        """Whether a row's lines of 64 bytes can be made one by one, by `line`."""
+        return False
+
     @property
     def grouping(self) -> Grouping | None:
         return None
@@ -71,6 +79,11 @@ class InputFormat(ABC):
     @abstractmethod
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         """Emit the work on one row. Lines behind its end are filled."""
+
+    def line(self, source: Value, left: Value | None) -> Value:
+        """The line of a row that begins at `source`, without facts: 64 bytes, of which only `left`
+        are in the row, if that is given. What is behind them does not matter."""
+        raise NotImplementedError
 
 
 def across(vector: Value, combine: Callable[[Value, Value], Value]) -> Value:
