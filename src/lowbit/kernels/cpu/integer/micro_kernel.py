@@ -58,8 +58,8 @@ class Step:
     of one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of
     the output has a row of bytes for each digit in the block, and what is stored are totals,
     float32. `span`, where the shape has one: the blocks of K that are multiplied now, and where
-    sums wait for the next span. `make_lines(block)`, where the shape has a ring: emits the making of
-    the lines that belong there, of one block of 64 k, if there is such a block.
+    sums wait for the next span. `make_lines(block)`, where the shape has a ring: emits the making
+    of the lines that belong there, of one block of 64 k, if there is such a block.
     """
 
     a: Value
