@@ -161,6 +161,15 @@ def test_one_thread_gets_no_more_items_than_its_cache_asks_for(
     assert len(list(items(plan(active().name, 500, 500, 500), 500, 500))) == 1
 
 
+def test_tiles_are_for_work_that_is_worth_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "SETUP", 1000)
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    for m, n, k in ((1, 16, 16), (6, 3216, 9), (351, 945, 8), (8, 300, 16), (1, 142, 104)):
+        assert "and vectors" in micro.refuses(KernelQuery(m, n, k))
+    for m, n, k in ((351, 945, 32), (128, 128, 128), (28, 25, 1143), (4, 64, 4096)):
+        assert micro.refuses(KernelQuery(m, n, k)) == ""
+
+
 def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "max_threads", lambda: 6)
     most = dispatch.threads_key(None)
