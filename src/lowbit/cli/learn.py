@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.cli.app import command, refuse, refusing
+from lowbit.cli.app import command
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.exercise import Exercise
@@ -23,7 +23,7 @@ _WIDTH = 88  # of running text, in columns
 _STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
 
 
-@command("learn", example="learn 4 --start")
+@command("learn", example="learn 4 --start", code=2)
 def learn(
     what: Annotated[
         str | None,
@@ -76,14 +76,13 @@ def learn(
     }
     for name, (wanted, given) in needs.items():
         if given and wanted not in chosen:
-            refuse(f"{name} goes with {wanted}")
+            raise ValueError(f"{name} goes with {wanted}")
     if len(chosen) > 1:
-        refuse(f"give one of {', '.join(chosen)}")
+        raise ValueError(f"give one of {', '.join(chosen)}")
     if what is None and (chosen or folder):
-        refuse("say which exercise, for example: lowbit learn 4 --start")
-    with refusing():
-        if not _learn(what, number, chosen, folder, force or yes):
-            raise typer.Exit(1)
+        raise ValueError("say which exercise, for example: lowbit learn 4 --start")
+    if not _learn(what, number, chosen, folder, force or yes):
+        raise typer.Exit(1)
 
 
 def _learn(
@@ -148,7 +147,8 @@ def _start(exercise: Exercise, progress: Progress, folder: Path, force: bool) ->
         path = start(exercise, progress, folder, force=force)
     except FileExistsError as error:
         again = f"lowbit learn {exercise.number}"
-        refuse(f"{error.filename} exists; `{again}` checks it, --force replaces it")
+        told = f"{error.filename} exists; `{again}` checks it, --force replaces it"
+        raise ValueError(told) from None
     print(f"exercise {exercise.number}, {exercise.name}: {exercise.formula}")
     print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():

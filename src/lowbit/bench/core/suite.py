@@ -15,8 +15,8 @@ from lowbit.registry import Registry
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from lowbit.bench.core.context import Clock
     from lowbit.bench.core.record import Record, Row
-    from lowbit.bench.core.runner import Clock
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.peers.torch_products import sums_note
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.jit.workspace import aligned_empty
-from lowbit.registry.extras import absent, install
+from lowbit.registry.extras import install
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
@@ -51,6 +51,8 @@ class MklIntegers(Implementation):
 
     name = "MKL s8u8s32"
     isolated = True
+    needs = ("torch",)  # whose threads it shares
+    package = "MKL", "mkl"
 
     def available(self, case: Product) -> str | None:
         if not case.dtypes.startswith("u8:s8:"):
@@ -59,11 +61,7 @@ class MklIntegers(Implementation):
             metadata.version("mkl")
         except metadata.PackageNotFoundError:
             return f"mkl is not installed; {install('peers')}"
-        # It shares the threads of PyTorch.
-        return absent("torch")
-
-    def library(self) -> tuple[str, str]:
-        return "MKL", metadata.version("mkl")
+        return super().available(case)
 
     def note(self, case: Product) -> str:
         return sums_note(case)

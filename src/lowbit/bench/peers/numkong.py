@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.peers.torch_products import only_u8_or_s8_by_s8, sums_note
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
-from lowbit.registry.extras import absent
 
 _FLIP = 128
 
@@ -25,12 +23,11 @@ class NumKong(Implementation):
     name = "NumKong i8"
     isolated = True
     pool = "OpenMP of numkong"
+    needs = ("numkong",)
+    package = "NumKong", "numkong"
 
     def available(self, case: Product) -> str | None:
-        return absent("numkong") or only_u8_or_s8_by_s8(case)
-
-    def library(self) -> tuple[str, str]:
-        return "NumKong", metadata.version("numkong")
+        return super().available(case) or only_u8_or_s8_by_s8(case)
 
     def note(self, case: Product) -> str:
         shifted = ["left bytes made signed beforehand"] if case.dtypes.startswith("u8") else []

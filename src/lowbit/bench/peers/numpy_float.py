@@ -8,7 +8,6 @@ import numpy as np
 
 from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.suites.matmul.problem import Problem, Product
-from lowbit.registry.extras import absent
 
 
 @implementation("matmul")
@@ -17,9 +16,7 @@ class NumpyFloat(Implementation):
 
     name = "numpy fp32"
     pool = "BLAS of numpy"
-
-    def available(self, case: Product) -> str | None:
-        return absent("threadpoolctl")  # without it its threads cannot be set
+    needs = ("threadpoolctl",)  # without it its threads cannot be set
 
     def library(self) -> tuple[str, str]:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]

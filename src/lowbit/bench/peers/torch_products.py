@@ -10,7 +10,6 @@ import numpy as np
 
 from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
-from lowbit.registry.extras import absent
 from lowbit.spec.operations.products import linear_dynamic, matmul
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
@@ -38,6 +37,7 @@ class Torch(Implementation):
     """What the peers inside PyTorch share."""
 
     isolated = True
+    needs = ("torch",)
     component: tuple[str, str] | None = None
     """Name and pattern of its version in torch's build configuration."""
     engine: str = ""
@@ -46,7 +46,7 @@ class Torch(Implementation):
     """Of torch.ops.aten, where not every PyTorch has it."""
 
     def available(self, case: Any) -> str | None:
-        if (reason := absent("torch")) is not None:
+        if (reason := super().available(case)) is not None:
             return reason
         import torch
 
@@ -60,9 +60,9 @@ class Torch(Implementation):
     def library(self) -> tuple[str, str]:
         import torch
 
-        inside = f"torch {torch.__version__}"
         if self.component is None:
             return "torch", str(torch.__version__)
+        inside = f"torch {torch.__version__}"
         name, pattern = self.component
         match = re.search(pattern, torch.__config__.show())
         return name, f"{match[1]} in {inside}" if match else f"in {inside}"

@@ -97,8 +97,14 @@ class FbgemmLinear(Torch):
         return Ready(call, read)
 
 
-class _TorchDynamic(Torch):
+@implementation("matmul", ONEDNN, FBGEMM)
+class TorchDynamic(Torch):
     """torch's dynamic linear: one scale for the whole activation, found in each call."""
+
+    def __init__(self, component: tuple[str, str]) -> None:
+        self.component = component
+        self.name = f"{component[0]} dynamic"
+        self.engine = component[0].lower()
 
     def available(self, case: Product) -> str | None:
         if case.spec is not linear_dynamic:
@@ -114,24 +120,6 @@ class _TorchDynamic(Torch):
         weight = _packed_linear(problem, self.engine)
         x = torch.from_numpy(problem.a)
         return Ready(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
-
-
-@implementation("matmul")
-class OnednnDynamic(_TorchDynamic):
-    """torch's dynamic linear on oneDNN."""
-
-    name = "oneDNN dynamic"
-    component = ONEDNN
-    engine = "onednn"
-
-
-@implementation("matmul")
-class FbgemmDynamic(_TorchDynamic):
-    """torch's dynamic linear on FBGEMM."""
-
-    name = "FBGEMM dynamic"
-    component = FBGEMM
-    engine = "fbgemm"
 
 
 def _scales(problem: Problem) -> NDArray[np.float32]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-import lowbit
 from lowbit import api
-from lowbit import isa as instruction_sets
 from lowbit.bench.core.case import (
     OURS,
     STEP,
@@ -24,13 +21,11 @@ from lowbit.bench.core.case import (
     implementations,
 )
 from lowbit.bench.peers.numpy_float import NumpyFloat
-from lowbit.bench.peers.own import thread_limit
-from lowbit.bench.suites.matmul.problem import Problem, Reference, product
+from lowbit.bench.peers.own import runs_on, thread_limit
+from lowbit.bench.suites.matmul.problem import Problem, product
 from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task, byte_case
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.product import dispatch
-from lowbit.registry.extras import absent, explained
+from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.kernels.numba.registry import Uint4Step
@@ -57,13 +52,11 @@ class NumbaStep(_Entry):
     """A step of lowbit.kernels.numba, which runs on one thread."""
 
     kind = STEP
+    package = "Numba", "numba"
 
     def __init__(self, step: Uint4Step) -> None:
         super().__init__(step.name, step.idea)
         self.step = step
-
-    def library(self) -> tuple[str, str]:
-        return "Numba", metadata.version("numba")
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         return self.ready(self.step.prepare(problem.a, problem.b))
@@ -87,9 +80,7 @@ class Einsum(_Entry):
     """NumPy's own loops over integers, which do not go through BLAS."""
 
     kind = STEP
-
-    def library(self) -> tuple[str, str]:
-        return "NumPy", np.__version__
+    package = "NumPy", "numpy"
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         # The faster of the layouts and integer types that were tried.
@@ -126,12 +117,8 @@ class Lowbit(_Entry):
 
     kind = OURS
 
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
-
     def runs_on(self, case: Case) -> str | None:
-        m, n, k = (case.sizes[size] for size in "MNK")
-        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
+        return runs_on(case)
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         packed = api.pack(problem.b.T, dtype="uint4")
@@ -167,9 +154,7 @@ def _byte_problem(task: Task, dtypes: str) -> Problem:
     left = np.int8 if dtypes.startswith("s8") else np.uint8
     a, b = task.a.view(left), np.ascontiguousarray(task.b.T).view(np.int8)
     case = product(task.case.name, dtypes)
-    reference = Reference(case.stated, {"a": a, "b": b})
-    floats = a.astype(np.float32), b.astype(np.float32)
-    return Problem(case, a, b, *floats, None, None, None, reference)
+    return Problem(case, {"a": a, "b": b}, a, b, a.astype(np.float32), b.astype(np.float32))
 
 
 class NumKong(_Entry):
@@ -178,16 +163,13 @@ class NumKong(_Entry):
     Nibbles may be in either order, as long as both sides agree: they are packed as lowbit's.
     """
 
+    needs = ("numkong",)
+    package = "NumKong", "numkong"
+
     def __init__(self, dtype: str, idea: str, arrange: Callable[[Bytes], Bytes]) -> None:
         super().__init__(f"NumKong {dtype}", idea)
         self.dtype = dtype
         self.arrange = arrange
-
-    def available(self, case: Case) -> str | None:
-        return absent("numkong")
-
-    def library(self) -> tuple[str, str]:
-        return "NumKong", metadata.version("numkong")
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")

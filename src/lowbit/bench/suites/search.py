@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lowbit import VectorIndex
-from lowbit.bench.core.case import Case, Implementation, Ready
+from lowbit.bench.core.case import Case, Implementation, Problem, Ready
 from lowbit.bench.core.record import Record
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import (
@@ -102,8 +102,8 @@ class Search(Suite):
         several = (one for one in super().implementations() if isinstance(one, Index))
         return [one for one in several if one.fits(self)]
 
-    def make(self, case: Case, seed: int) -> Problem:
-        return Problem(_data(self, seed), case.sizes["batch"])
+    def make(self, case: Case, seed: int) -> Queries:
+        return Queries(_data(self, seed), case.sizes["batch"])
 
     def render(self, record: Record) -> RenderableType:
         where = record.context
@@ -133,7 +133,7 @@ class Index(Implementation):
         """An index that holds the vectors."""
         raise NotImplementedError
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: Queries, threads: int) -> Ready:
         """It is filled once for all batches; the time that this takes is told."""
         data, key = problem.data, (self.name, threads)
         if key not in data.filled:
@@ -180,21 +180,21 @@ class Filled:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Queries(Problem):
     """So many queries together."""
 
     data: Data
     batch: int
 
-    @property
+    @cached_property
     def operations(self) -> int:
         return 2 * self.batch * self.data.vectors.size
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.data.vectors.size * self.data.suite.bits // 8
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         return self.bytes
 

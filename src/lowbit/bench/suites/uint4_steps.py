@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 
-from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation
+from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import (
@@ -110,7 +110,7 @@ def byte_case(shape: str) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Task(Problem):
     """The product of queries and vectors: uint8 a [M, K] and b [N, K], of values 0 to 15."""
 
     case: Case
@@ -130,34 +130,20 @@ class Task:
         """The case of the specification."""
         return product_of_rows.case(self.case.sizes)
 
-    @property
-    def operations(self) -> int:
-        return self.stated.operations
-
-    @property
-    def bytes(self) -> int:
-        return self.stated.bytes_moved
-
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         return -(-self.b.size // 2)
 
     @cached_property
-    def expected(self) -> NDArray[np.int64]:
+    def ideal(self) -> NDArray[np.int64]:
         """The exact sums, int64 [M, N]."""
         return integer_product(self.a, self.b.T)
 
-    def error(self, result: NDArray[Any]) -> float:
-        exact = self.expected
-        difference = np.abs(result.astype(np.float64) - exact).max()
-        return float(difference / max(1, int(exact.max())))
-
     def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
         """Everyone has to be exact."""
-        exact = self.expected
-        if result.shape != exact.shape:
-            return f"the result has the shape {result.shape}; expected {exact.shape}"
-        error = self.error(result)
-        if error == 0:
+        if reason := super().wrong(one, result):
+            return reason
+        if np.array_equal(result, self.ideal):
             return None
+        error = self.error(result)
         return f"it is off by up to {error:.1e} of the largest sum, and everyone has to be exact"

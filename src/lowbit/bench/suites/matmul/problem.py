@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -113,53 +114,26 @@ def _physical_memory() -> float:
         return float("inf")
 
 
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """What a problem's result should be; computed when first asked for, then kept."""
-
-    case: Case
-    inputs: Mapping[str, Array]
-
-    @cached_property
-    def expected(self) -> Expected:
-        """Reference and budget of the specification."""
-        return self.case.expect(self.inputs)
-
-    @cached_property
-    def ideal(self) -> Array:
-        """The result, int64 or float64 [M, N], with nothing quantized inside."""
-        if self.case.spec.ideal is None:
-            return self.expected.reference
-        return self.case.ideal(self.inputs)
-
-    @cached_property
-    def _largest(self) -> float:
-        return float(np.max(np.abs(self.ideal))) or 1.0
-
-    def error(self, result: Array) -> float:
-        """The largest |result - ideal|, as a share of the largest |ideal|."""
-        return float(np.max(np.abs(result.astype(np.float64) - self.ideal))) / self._largest
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
+@dataclass(eq=False)
+class Problem(cases.Problem):
     """One case with data, the same for every implementation.
 
-    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous.
-    a_float, b_float: what these stand for, float32, for implementations in floating point.
+    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous. inputs: those of
+    the specification.
+    a_float, b_float: what the factors stand for, float32, for implementations in floating point.
     a_scale, a_zero_point: of all of a, since not every peer takes one for each row; None where
         the operation has none. b_scale: float32 [N], or None.
     """
 
     case: Product
+    inputs: Mapping[str, Array]
     a: Array
     b: Array
     a_float: NDArray[np.float32]
     b_float: NDArray[np.float32]
-    a_scale: float | None
-    a_zero_point: int | None
-    b_scale: NDArray[np.float32] | None
-    reference: Reference
+    a_scale: float | None = None
+    a_zero_point: int | None = None
+    b_scale: NDArray[np.float32] | None = None
 
     @classmethod
     def make(cls, case: Product, seed: int = 0) -> Problem:
@@ -183,33 +157,39 @@ class Problem:
             scale, zero_point = quantization_of(a_float @ b_float)
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
-        reference = Reference(stated, inputs)
-        return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
+        return cls(case, inputs, a, b, a_float, b_float, a_scale, a_zero_point, b_scale)
 
     def with_own_weights(self) -> Problem:
-        """The same problem with b and b_float at another place in memory."""
-        return replace(self, b=self.b.copy(), b_float=self.b_float.copy())
+        """The same problem, and what it has computed, with b and b_float elsewhere in memory."""
+        other = copy(self)
+        other.b, other.b_float = self.b.copy(), self.b_float.copy()
+        return other
 
     @property
-    def operations(self) -> int:
-        return self.reference.case.operations
+    def stated(self) -> Case:
+        return self.case.stated
 
-    @property
-    def bytes(self) -> int:
-        return self.reference.case.bytes_moved
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.stated.expect(self.inputs)
 
-    @property
+    @cached_property
+    def ideal(self) -> Array:
+        """The result, int64 or float64 [M, N], with nothing quantized inside."""
+        if self.case.spec.ideal is None:
+            return self.expected.reference
+        return self.stated.ideal(self.inputs)
+
+    @cached_property
     def weight_bytes(self) -> int:
         return self.b.nbytes
 
-    def error(self, result: Array) -> float:
-        return self.reference.error(result)
-
     def wrong(self, one: Implementation, result: Array) -> str | None:
         """Only lowbit's own must be within the budget of the specification."""
-        if one.kind != cases.OURS:
-            return None
-        verdict = self.reference.expected.check(result)
+        if (reason := super().wrong(one, result)) or one.kind != cases.OURS:
+            return reason
+        verdict = self.expected.check(result)
         return None if verdict.ok else verdict.message
 
     @property
@@ -220,10 +200,9 @@ class Problem:
     @property
     def out_quantization(self) -> tuple[float, int]:
         """Scale and zero point of a result of 8 bits: what the case says, or what would fit."""
-        inputs = self.reference.inputs
         if self.quantizes:
-            return float(inputs["out_scale"]), int(inputs["out_zero_point"])
-        return quantization_of(self.reference.ideal)
+            return float(self.inputs["out_scale"]), int(self.inputs["out_zero_point"])
+        return quantization_of(self.ideal)
 
     def from_real(self, result: Array) -> Array:
         """The result [M, N] of the case from real numbers, for an implementation that stops
