@@ -6,22 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import OURS, PEER, Implementation, Ready
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    IMPLEMENTATION,
-    Column,
-    header,
-    left_out,
-    limit_share,
-    table,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 from lowbit.registry.extras import require
 
 if TYPE_CHECKING:
@@ -120,19 +112,18 @@ class Operators(Suite):
 
         columns = (
             Column("case", first(lambda row: f"{row.operation} {row.dtypes} {row.case}"), False),
-            IMPLEMENTATION,
+            table.IMPLEMENTATION,
             Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
             Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
             Column("GB/s", lambda row: f"{row.gbs:,.0f}"),
-            Column("% of copy", limit_share),
+            Column("% of copy", table.limit_share),
             Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),
             Column("lowbit ×", _against_lowbit),
-            ERROR,
+            table.ERROR,
         )
-        shown = table("", record.rows, columns, by_time=False)
-        return Group(*header(record), "", shown, *left_out(record))
+        return table.page(record, "", table.table("", record.rows, columns, by_time=False))
 
 
 def _against_lowbit(row: Row) -> str:
     ratio = row.ratios.get("lowbit")
-    return "" if ratio is None else three_digits(ratio.median)
+    return "" if ratio is None else table.three_digits(ratio.median)

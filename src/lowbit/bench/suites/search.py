@@ -10,25 +10,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from lowbit import VectorIndex
+from lowbit.bench.core import table
 from lowbit.bench.core.case import Case, Implementation, Problem, Ready
-from lowbit.bench.core.record import Record
+from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    IMPLEMENTATION,
-    SPREAD,
-    TIME,
-    Column,
-    format_seconds,
-    header,
-    left_out,
-    ratio_columns,
-    tables,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -105,21 +94,28 @@ class Search(Suite):
     def make(self, case: Case, seed: int) -> Queries:
         return Queries(_data(self, seed), case.sizes["batch"])
 
-    def render(self, record: Record) -> RenderableType:
+    def title(self, record: Record) -> str:
         where = record.context
         told = ("{k} nearest ({metric}) of {vectors:,} x {dim}, {bits} bits").format(**where)
-        columns = (
-            *(IMPLEMENTATION, TIME, SPREAD),
+        return f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        def per_second(row: Row) -> str:
+            return table.three_digits(row.sizes["batch"] / row.seconds.median)
+
+        return (
+            *(table.IMPLEMENTATION, table.TIME, table.SPREAD),
             Column("rounds", lambda row: str(row.rounds)),
-            Column("queries/s", lambda row: three_digits(row.sizes["batch"] / row.seconds.median)),
-            Column(f"recall@{where['k']}", lambda row: f"{row.extra['recall']:.4f}"),
-            Column("size, MB", lambda row: three_digits(row.weight_bytes / 1e6)),
-            Column("filled in", lambda row: format_seconds(row.extra["build_seconds"])),
-            *ratio_columns(record.rows),
+            Column("queries/s", per_second),
+            Column(f"recall@{self.k}", lambda row: f"{row.extra['recall']:.4f}"),
+            Column("size, MB", lambda row: table.three_digits(row.weight_bytes / 1e6)),
+            Column("filled in", lambda row: table.format_seconds(row.extra["build_seconds"])),
+            *table.ratio_columns(rows),
         )
-        about = f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
-        shown = tables(record.rows, columns, by_time=False)
-        return Group(*header(record), Text(about), "", *shown, *left_out(record))
+
+    def render(self, record: Record) -> RenderableType:
+        shown = table.tables(record.rows, self.columns(record.rows), by_time=False)
+        return table.page(record, self.title(record), "", *shown)
 
 
 class Index(Implementation):

@@ -9,25 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
-from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.record import Record, Row, groups, thread_text
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    GOPS,
-    PEAK,
-    SPREAD,
-    TIME,
-    Column,
-    format_ratio,
-    header,
-    left_out,
-    notes,
-    table,
-    thread_text,
-)
+from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import integer_product
@@ -67,37 +55,36 @@ class Uint4Steps(Suite):
     def references(self, several: Sequence[Implementation]) -> list[str]:
         return [*super().references(several), BASELINE]
 
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        steps = [row.implementation for row in rows if row.kind == STEP]
+
+        def label(row: Row) -> str:
+            name = row.implementation
+            return f"{steps.index(name) + 1}. {name}" if name in steps else name
+
+        def against_blas(row: Row) -> str:
+            ratio = row.ratios.get(BASELINE)
+            return "" if ratio is None else table.format_ratio(ratio.inverse())
+
+        return [
+            Column("step", label, right=False),
+            Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
+            *(table.TIME, table.SPREAD, table.GOPS),
+            Column("times as fast as BLAS", against_blas),
+            *(table.PEAK, table.ERROR),
+        ]
+
     def render(self, record: Record) -> RenderableType:
-        parts: list[RenderableType] = [*header(record), ""]
-        for threads in dict.fromkeys(row.threads for row in record.rows):
-            rows = [row for row in record.rows if row.threads == threads]
+        parts: list[RenderableType] = [""]
+        for rows in groups(record.rows, "threads"):
             sizes = rows[0].sizes
             title = (
                 f"exact uint4 product: {sizes['M']:,} queries, {sizes['N']:,} vectors, "
-                f"{sizes['K']:,} dimensions; {thread_text(threads)}"
+                f"{sizes['K']:,} dimensions; {thread_text(rows[0].threads)}"
             )
-            parts += [table(title, rows, _columns(rows), by_time=False), "", *notes(rows), ""]
-        return Group(*parts, *left_out(record))
-
-
-def _columns(rows: Sequence[Row]) -> list[Column]:
-    steps = [row.implementation for row in rows if row.kind == STEP]
-
-    def label(row: Row) -> str:
-        name = row.implementation
-        return f"{steps.index(name) + 1}. {name}" if name in steps else name
-
-    def against_blas(row: Row) -> str:
-        ratio = row.ratios.get(BASELINE)
-        return "" if ratio is None else format_ratio(ratio.inverse())
-
-    return [
-        Column("step", label, right=False),
-        Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
-        *(TIME, SPREAD, GOPS),
-        Column("times as fast as BLAS", against_blas),
-        *(PEAK, ERROR),
-    ]
+            shown = table.table(title, rows, self.columns(rows), by_time=False)
+            parts += [shown, "", *table.notes(rows), ""]
+        return table.page(record, *parts)
 
 
 def byte_case(shape: str) -> Any:
