@@ -266,7 +266,7 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     suite = Linear(("1x32:32x16",), "int8", 32)
     several = [layer(m, 32, n, 32) for m, n in ((1, 16), (900, 16), (1, 17), (1, 18), (1, 19))]
     asked: list[list[tuple[int, int]]] = []
-    answers: Iterator[list[str | None]] = iter(
+    answers: Iterator[Sequence[str | None]] = iter(
         [[None, "odd N", "!crashed with SIGSEGV"], ["!KeyError: 'x'"]]
     )
 

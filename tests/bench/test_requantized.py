@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from lowbit.bench.suites.matmul.problem import Problem, product, quantization_of, quantized
+from lowbit.bench.suites.matmul.problem import Problem, product
 from lowbit.lab.check.cpu_functions import cpu_functions
 
 
@@ -27,11 +26,3 @@ def test_output_is_spread_over_its_range() -> None:
     values = problem.ideal
     assert values.min() <= 1
     assert values.max() >= 254
-
-
-def test_quantization() -> None:
-    assert quantization_of(np.array([-1.0, 1.55])) == (pytest.approx(0.01), 100)
-    assert quantization_of(np.array([2.0, 2.55])) == (pytest.approx(0.01), 0)
-    assert quantization_of(np.zeros(3)) == (1.0, 0)
-    real = np.array([-9.0, -0.015, 0.005, 0.015, 9.0])
-    np.testing.assert_array_equal(quantized(real, 0.01, 100), [0, 98, 100, 102, 255])

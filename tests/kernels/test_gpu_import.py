@@ -15,6 +15,8 @@ CODE = """import sys, torch
 from lowbit.torch.functional import softmax
 assert softmax(torch.zeros(2, 4)).eq(0.25).all()
 from lowbit.kernels.triton import require_triton
+
+pytestmark = pytest.mark.slow
 require_triton()
 """
 

@@ -39,10 +39,11 @@ def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.Monke
     assert ran == [prepared_of(problem, packed_weight(problem), count)]
 
 
-@pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Explanation:
-    monkeypatch.setattr(explain, "_LIMITS", explain.Limits(noise=0.5, seconds=0.2))
-    return explain_gemm("70x100:100x40", "u8:s8:f32", 1)
+@pytest.fixture(scope="module")
+def found() -> Explanation:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(explain, "_LIMITS", explain.Limits(noise=0.5, seconds=0.2))
+        return explain_gemm("70x100:100x40", "u8:s8:f32", 1)
 
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:

@@ -65,7 +65,7 @@ class _Runner:
 
 
 def compare(
-    *, sentences: int, repeats: int, threads: int | None, peers: bool, seed: int
+    sentences: int, repeats: int, threads: int | None, peers: bool, seed: int
 ) -> DemoResult:
     """See `lowbit.demo.run`."""
     with ExitStack() as stack:

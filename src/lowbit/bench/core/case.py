@@ -45,7 +45,7 @@ class Problem:
     of the weights, where a call reads such.
     """
 
-    @property
+    @cached_property
     def stated(self) -> Stated:
         """The case of the specification."""
         raise NotImplementedError
@@ -71,7 +71,7 @@ class Problem:
     def _largest(self) -> float:
         return float(np.abs(self.ideal).max()) or 1.0
 
-    def error(self, result: Any) -> float | None:
+    def error(self, result: Any) -> Any:
         """The largest |result - ideal|, as a share of the largest |ideal|; None where there is no
         such."""
         return float(np.abs(result.astype(np.float64) - self.ideal).max()) / self._largest

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowbit import api
 from lowbit.bench.core.case import (
@@ -18,19 +17,20 @@ from lowbit.bench.core.case import (
     Implementation,
     Ready,
     find,
+    implementation,
     implementations,
 )
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import runs_on, thread_limit
 from lowbit.bench.suites.matmul.problem import Problem, product
-from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task, byte_case
+from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task
 from lowbit.numerics.nibbles import pack_nibbles
 from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.kernels.numba.registry import Uint4Step
 
-Bytes = NDArray[np.uint8]
+_BYTES = ("u8:s8:s32", "s8:s8:s32")
 
 LONGEST_FLOAT_SUM = 2**24 // LARGEST**2
 """Products of uint4 values that float32 sums exactly, in any order: its 24 bits hold every whole
@@ -40,9 +40,7 @@ number up to 2**24."""
 class _Entry(Implementation):
     """idea: a line for the page. Every library has threads of its own."""
 
-    def __init__(self, name: str, idea: str) -> None:
-        self.name = self.pool = name
-        self.idea = idea
+    idea: str
 
     def ready(self, call: Callable[[], Any], read: Callable[[Any], Any] = np.asarray) -> Ready:
         return Ready(call, read, extra={"idea": self.idea})
@@ -55,7 +53,8 @@ class NumbaStep(_Entry):
     package = "Numba", "numba"
 
     def __init__(self, step: Uint4Step) -> None:
-        super().__init__(step.name, step.idea)
+        self.name = self.pool = step.name
+        self.idea = step.idea
         self.step = step
 
     def prepare(self, problem: Task, threads: int) -> Ready:
@@ -76,9 +75,26 @@ class NoSteps(Implementation):
         return self.reason
 
 
+def numba_steps() -> list[Implementation]:
+    """The steps to read, from the lowest."""
+    try:
+        from lowbit.kernels.numba.registry import uint4_steps
+
+        return [NumbaStep(step) for step in uint4_steps()]
+    except ImportError as error:
+        return [NoSteps(error)]
+
+
+for _one in numba_steps():
+    implementations.add(f"uint4_steps: {_one.name}", _one)
+
+
+@implementation("uint4_steps")
 class Einsum(_Entry):
     """NumPy's own loops over integers, which do not go through BLAS."""
 
+    name = pool = "numpy einsum"
+    idea = "NumPy's loops over int32, no BLAS"
     kind = STEP
     package = "NumPy", "numpy"
 
@@ -88,52 +104,46 @@ class Einsum(_Entry):
         return self.ready(partial(np.einsum, "mk,kn->mn", a, b))
 
 
-class Blas(_Entry):
+@implementation("uint4_steps")
+class Blas(_Entry, NumpyFloat):
     """NumPy's float32 product: exact as long as its sums are whole numbers up to 2**24."""
 
+    name = pool = BASELINE
+    idea = "BLAS on float32, exact for small values"
     always = True
-    blas = NumpyFloat()
 
     def available(self, case: Case) -> str | None:
         k = case.sizes["K"]
         if k > LONGEST_FLOAT_SUM:
             return f"K is {k}; float32 sums only {LONGEST_FLOAT_SUM} products of uint4 exactly"
-        return self.blas.available(byte_case(case.name))
+        return super().available(case)
 
-    def library(self) -> tuple[str, str]:
-        return self.blas.library()
+    def note(self, case: Case) -> str:
+        return ""
 
-    def runs_on(self, case: Case) -> str | None:
-        return self.blas.runs_on(byte_case(case.name))
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: Any, threads: int) -> Ready:
         a = problem.a.astype(np.float32)
         b = np.ascontiguousarray(problem.b.T.astype(np.float32))
         return self.ready(partial(np.matmul, a, b))
 
 
-class Lowbit(_Entry):
-    """This library: vectors packed two to a byte, queries as bytes."""
-
-    kind = OURS
-
-    def runs_on(self, case: Case) -> str | None:
-        return runs_on(case)
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
-        packed = api.pack(problem.b.T, dtype="uint4")
-        return self.ready(partial(api.matmul, problem.a, packed, threads=thread_limit(threads)))
+_SUMS, _FLOATS = "bytes to 32-bit sums, vectors not packed", "bytes to float32, vectors packed"
 
 
+@implementation(
+    "uint4_steps",
+    *(("torch _int_mm", dtypes, _SUMS) for dtypes in _BYTES),
+    *(("oneDNN qlinear", dtypes, _FLOATS) for dtypes in _BYTES),
+)
 class BytePeer(_Entry):
     """A peer of `lowbit bench matmul` that multiplies bytes, given 4-bit values in them: unsigned
     on the left, or signed, of which it may take one, and be faster with one."""
 
-    def __init__(self, name: str, dtypes: str, idea: str) -> None:
-        super().__init__(f"{name} {dtypes[:2]}", idea)
-        self.peer = name
-        self.dtypes = dtypes
-        self.isolated = True
+    isolated = True
+
+    def __init__(self, entry: tuple[str, str, str]) -> None:
+        self.peer, self.dtypes, self.idea = entry
+        self.name = self.pool = f"{self.peer} {self.dtypes[:2]}"
 
     def available(self, case: Case) -> str | None:
         try:
@@ -153,10 +163,10 @@ def _byte_problem(task: Task, dtypes: str) -> Problem:
     """The task as a problem of bytes, which hold its values whatever their sign."""
     left = np.int8 if dtypes.startswith("s8") else np.uint8
     a, b = task.a.view(left), np.ascontiguousarray(task.b.T).view(np.int8)
-    case = product(task.case.name, dtypes)
-    return Problem(case, {"a": a, "b": b}, a, b, a.astype(np.float32), b.astype(np.float32))
+    return Problem(product(task.case.name, dtypes), {"a": a, "b": b})
 
 
+@implementation("uint4_steps", "uint4", "uint8")
 class NumKong(_Entry):
     """`numkong.dots_packed`, on uint4 two to a byte on both sides, or on bytes.
 
@@ -166,10 +176,12 @@ class NumKong(_Entry):
     needs = ("numkong",)
     package = "NumKong", "numkong"
 
-    def __init__(self, dtype: str, idea: str, arrange: Callable[[Bytes], Bytes]) -> None:
-        super().__init__(f"NumKong {dtype}", idea)
+    def __init__(self, dtype: str) -> None:
+        self.name = self.pool = f"NumKong {dtype}"
         self.dtype = dtype
-        self.arrange = arrange
+        pairs = dtype == "uint4"
+        self.idea = f"{'two values to a byte' if pairs else 'bytes'} on both sides"
+        self.arrange = pack_nibbles if pairs else np.ascontiguousarray
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")
@@ -179,29 +191,17 @@ class NumKong(_Entry):
         return self.ready(partial(numkong.dots_packed, self.arrange(problem.a), packed, **options))
 
 
-def numba_steps() -> list[Implementation]:
-    """The steps to read, from the lowest."""
-    try:
-        from lowbit.kernels.numba.registry import uint4_steps
+@implementation("uint4_steps")
+class Lowbit(_Entry):
+    """This library: vectors packed two to a byte, queries as bytes."""
 
-        return [NumbaStep(step) for step in uint4_steps()]
-    except ImportError as error:
-        return [NoSteps(error)]
+    name = pool = "lowbit"
+    idea = "uint4 panels, unpacked on the way into an int8 product"
+    kind = OURS
 
+    def runs_on(self, case: Case) -> str | None:
+        return runs_on(case)
 
-def _entries() -> list[Implementation]:
-    """From the bottom, lowbit last."""
-    found = [*numba_steps(), Einsum("numpy einsum", "NumPy's loops over int32, no BLAS")]
-    found.append(Blas(BASELINE, "BLAS on float32, exact for small values"))
-    for name, idea in (
-        ("torch _int_mm", "bytes to 32-bit sums, vectors not packed"),
-        ("oneDNN qlinear", "bytes to float32, vectors packed"),
-    ):
-        found += [BytePeer(name, dtypes, idea) for dtypes in ("u8:s8:s32", "s8:s8:s32")]
-    found.append(NumKong("uint4", "two values to a byte on both sides", pack_nibbles))
-    found.append(NumKong("uint8", "bytes on both sides", np.ascontiguousarray))
-    return [*found, Lowbit("lowbit", "uint4 panels, unpacked on the way into an int8 product")]
-
-
-for _one in _entries():
-    implementations.add(f"uint4_steps: {_one.name}", _one)
+    def prepare(self, problem: Task, threads: int) -> Ready:
+        packed = api.pack(problem.b.T, dtype="uint4")
+        return self.ready(partial(api.matmul, problem.a, packed, threads=thread_limit(threads)))

@@ -134,7 +134,7 @@ class Task(Problem):
         verdict = expected.check(result[:, self.columns].astype(expected.dtype.storage))
         return None if verdict.ok else verdict.message
 
-    @property
+    @cached_property
     def stated(self) -> Stated:
         return self.case.stated("f32", self.case.sizes["N"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from lowbit.bench.core import case as cases
 from lowbit.bench.core.case import Implementation
+from lowbit.numerics import affine_parameters, int_format, quantize_affine
 from lowbit.spec import Case, Expected, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
@@ -38,6 +38,7 @@ DISTRIBUTION = (
 )
 """What the data of `Problem.make` are, for the record."""
 
+_UINT8 = int_format("uint8")
 _SHAPE = re.compile(r"(\d+)x(\d+):(\d+)x(\d+)")
 _EXAMPLE = "write MxK:KxN, for example 256x512:512x1024"
 
@@ -116,30 +117,15 @@ def _physical_memory() -> float:
 
 @dataclass(eq=False)
 class Problem(cases.Problem):
-    """One case with data, the same for every implementation.
-
-    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous. inputs: those of
-    the specification.
-    a_float, b_float: what the factors stand for, float32, for implementations in floating point.
-    a_scale, a_zero_point: of all of a, since not every peer takes one for each row; None where
-        the operation has none. b_scale: float32 [N], or None.
-    """
+    """One case with data, the same for every implementation: the inputs of the specification."""
 
     case: Product
-    inputs: Mapping[str, Array]
-    a: Array
-    b: Array
-    a_float: NDArray[np.float32]
-    b_float: NDArray[np.float32]
-    a_scale: float | None = None
-    a_zero_point: int | None = None
-    b_scale: NDArray[np.float32] | None = None
+    inputs: dict[str, Array]
 
     @classmethod
     def make(cls, case: Product, seed: int = 0) -> Problem:
         """Draw the data of `case`; the same seed gives the same."""
-        stated = case.stated
-        inputs = stated.inputs(seed)
+        inputs = case.stated.inputs(seed)
         # The specification's own data go to extremes from row to row; here they are ordinary.
         for name in ("a_scale", "a_zero_point"):
             if name in inputs:
@@ -147,17 +133,12 @@ class Problem(cases.Problem):
         if "x" in inputs:
             normal = np.random.default_rng(seed).standard_normal(inputs["x"].shape)
             inputs["x"] = normal.astype(np.float32)
-        a, b = (inputs[name] for name in case.spec.factors)
-        a_scale = float(inputs["a_scale"][0]) if "a_scale" in inputs else None
-        a_zero_point = int(inputs["a_zero_point"][0]) if "a_zero_point" in inputs else None
-        b_scale = inputs.get("b_scale")
-        a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
-        b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
-        if case.dtypes.endswith(":u8"):
-            scale, zero_point = quantization_of(a_float @ b_float)
+        problem = cls(case, inputs)
+        if problem.quantizes:
+            scale, zero_point = _quantization_of(problem.a_float @ problem.b_float)
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
-        return cls(case, inputs, a, b, a_float, b_float, a_scale, a_zero_point, b_scale)
+        return problem
 
     def with_own_weights(self) -> Problem:
         """The same problem, and what it has computed, with b and b_float elsewhere in memory."""
@@ -165,7 +146,44 @@ class Problem(cases.Problem):
         other.b, other.b_float = self.b.copy(), self.b_float.copy()
         return other
 
+    @cached_property
+    def a(self) -> Array:
+        """The left factor [M, K] in the dtype of the case, C-contiguous."""
+        return self.inputs[self.case.spec.factors[0]]
+
+    @cached_property
+    def b(self) -> Array:
+        """The right factor [K, N] in the dtype of the case, C-contiguous."""
+        return self.inputs[self.case.spec.factors[1]]
+
+    @cached_property
+    def a_float(self) -> NDArray[np.float32]:
+        """What a stands for, for implementations in floating point."""
+        shifted = self.a.astype(np.float32) - np.float32(self.a_zero_point or 0)
+        return shifted * np.float32(self.a_scale or 1)
+
+    @cached_property
+    def b_float(self) -> NDArray[np.float32]:
+        """What b stands for."""
+        return self.b.astype(np.float32) * (1 if self.b_scale is None else self.b_scale)
+
     @property
+    def a_scale(self) -> float | None:
+        """Of all of a, since not every peer takes one for each row; None where the operation has
+        none."""
+        return float(self.inputs["a_scale"][0]) if "a_scale" in self.inputs else None
+
+    @property
+    def a_zero_point(self) -> int | None:
+        """As `a_scale`."""
+        return int(self.inputs["a_zero_point"][0]) if "a_zero_point" in self.inputs else None
+
+    @property
+    def b_scale(self) -> NDArray[np.float32] | None:
+        """Of each column, [N]; None where the operation has none."""
+        return self.inputs.get("b_scale")
+
+    @cached_property
     def stated(self) -> Case:
         return self.case.stated
 
@@ -202,12 +220,12 @@ class Problem(cases.Problem):
         """Scale and zero point of a result of 8 bits: what the case says, or what would fit."""
         if self.quantizes:
             return float(self.inputs["out_scale"]), int(self.inputs["out_zero_point"])
-        return quantization_of(self.ideal)
+        return _quantization_of(self.ideal)
 
     def from_real(self, result: Array) -> Array:
         """The result [M, N] of the case from real numbers, for an implementation that stops
         there: 8 bits where the case says so."""
-        return quantized(result, *self.out_quantization) if self.quantizes else result
+        return quantize_affine(result, *self.out_quantization, _UINT8) if self.quantizes else result
 
     def from_sums(self, sums: Array) -> Array:
         """The result of the case from integer sums of a[m, k] * b[k, n]."""
@@ -218,13 +236,7 @@ class Problem(cases.Problem):
         return self.from_real(real * self.b_scale)
 
 
-def quantized(real: Array, scale: float, zero_point: int) -> NDArray[np.uint8]:
-    """clamp(round_half_even(real / scale) + zero_point, 0, 255)."""
-    return np.clip(np.rint(real / scale) + zero_point, 0, 255).astype(np.uint8)
-
-
-def quantization_of(real: Array) -> tuple[float, int]:
-    """Scale and zero point that spread 8 bits over the range of `real`, widened to hold 0."""
-    low, high = min(float(real.min()), 0.0), max(float(real.max()), 0.0)
-    scale = float(np.float32((high - low) / 255)) or 1.0
-    return scale, int(np.clip(np.rint(-low / scale), 0, 255))
+def _quantization_of(real: Array) -> tuple[float, int]:
+    """Scale and zero point that spread 8 bits over the range of `real`."""
+    scale, zero_point = affine_parameters(real.min(), real.max(), _UINT8, symmetric=False)
+    return float(scale), int(zero_point)
