@@ -89,7 +89,8 @@ class Ready:
 
     call: what is timed. read: makes its result an array, whatever it stopped at itself. nbytes:
     the weights that it reads, if they are not as large as the problem says. again: makes such a
-    call on a copy of the weights at another place in memory. extra: further fields of the row.
+    call on a copy of the weights at another place in memory, if there is a way that takes less time
+    than to prepare it again. extra: further fields of the row.
     """
 
     call: Call
@@ -137,8 +138,8 @@ class Implementation:
         return ""
 
     def prepare(self, problem: Any, threads: int) -> Ready:
-        """Pack the weights; what this does is not timed. ValueError or RuntimeError if it takes no
-        such problem."""
+        """Pack the weights, each time into memory of their own; what this does is not timed.
+        ValueError or RuntimeError if it takes no such problem."""
         raise NotImplementedError
 
 

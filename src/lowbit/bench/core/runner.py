@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -270,16 +271,12 @@ class _Run:
         self._tell(cell.case, "copying weights")
         calls: dict[str, list[Call]] = {}
         for one, each in taking_part.items():
-            again = each.again or self._again(one, cell)
+            again = each.again or partial(_prepared, one, cell)
             calls[one.name] = [each.call, *(again() for _ in range(count - 1))]
             for call in calls[one.name]:
                 call()  # what a first call finds out about its weight is not to be timed
         taken = self._time(cell, taking_part, calls=calls)
         return self._keep(cell, dict.fromkeys(taking_part, taken))
-
-    def _again(self, one: Implementation, cell: _Cell) -> Callable[[], Call]:
-        problem: Any = cell.problem
-        return lambda: one.prepare(problem.with_own_weights(), cell.threads).call
 
     def _cold_is_pointless(self, cell: _Cell) -> str | None:
         """Why cold weights need not be timed: None if reading them takes long enough to be seen."""
@@ -367,6 +364,10 @@ def _error(one: Implementation, ready: Ready, problem: Problem, case: Case) -> f
         ours = "; this is a bug in lowbit, please report it" if one.kind == OURS else ""
         raise RuntimeError(f"{one.name} computes {case} wrongly: {wrong}{ours}")
     return problem.error(result)
+
+
+def _prepared(one: Implementation, cell: _Cell) -> Call:
+    return one.prepare(cell.problem, cell.threads).call
 
 
 def _plain_loop(

@@ -32,4 +32,5 @@ class NumpyFloat(Implementation):
         return "float32 data and result"
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
-        return Ready(partial(np.matmul, problem.a_float, problem.b_float), problem.from_real)
+        weight = problem.b_float.copy()
+        return Ready(partial(np.matmul, problem.a_float, weight), problem.from_real)

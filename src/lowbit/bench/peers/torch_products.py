@@ -82,7 +82,7 @@ class TorchFloat(Torch):
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
-        a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float)
+        a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float.copy())
 
         def read(result: torch.Tensor) -> Array:
             return problem.from_real(result.numpy())
@@ -106,6 +106,6 @@ class TorchIntMm(Torch):
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
-        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
+        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b.copy())
         call = partial(torch.ops.aten._int_mm.default, a, b)
         return Ready(call, lambda result: problem.from_sums(np.asarray(result)))

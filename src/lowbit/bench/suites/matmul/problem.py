@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -115,7 +114,7 @@ def _physical_memory() -> float:
         return float("inf")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Problem(cases.Problem):
     """One case with data, the same for every implementation: the inputs of the specification."""
 
@@ -139,12 +138,6 @@ class Problem(cases.Problem):
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
         return problem
-
-    def with_own_weights(self) -> Problem:
-        """The same problem, and what it has computed, with b and b_float elsewhere in memory."""
-        other = copy(self)
-        other.b, other.b_float = self.b.copy(), self.b_float.copy()
-        return other
 
     @cached_property
     def a(self) -> Array:
