@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.slow
+
 CODE = """import sys, torch
 {before}
 from lowbit.torch.functional import softmax
 assert softmax(torch.zeros(2, 4)).eq(0.25).all()
 from lowbit.kernels.triton import require_triton
-
-pytestmark = pytest.mark.slow
 require_triton()
 """
 

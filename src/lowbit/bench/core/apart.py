@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+_ENDING_SECONDS = 10.0  # libraries may hang when a process ends
 _ANSWERS = "LOWBIT_ANSWERS"  # the variable that names the descriptor they are written to
 
 
@@ -77,7 +78,10 @@ class Apart:
         """What it has printed in all, once it has ended: there are no more questions."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
         return _text(self._printed)
 
     def close(self) -> None:

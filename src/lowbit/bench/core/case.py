@@ -106,7 +106,9 @@ class Implementation:
     name: unique in its suite. isolated: whether it is to be tried in a process of its own first,
     since it can crash. fallback: whether its library has nothing but a plain loop for it on some
     processors. always: whether it runs without peers too. pool: the threads that it runs on, by
-    the name of what keeps them. needs: modules without which it cannot run. package: the library
+    the name of what keeps them. needs: modules without which it cannot run.
+    takes: how the dtypes of the cases begin that it does, if not all. remark: what it always does
+    otherwise than cases ask. package: the library
     that does the work, by its name and that on package indices; else it is lowbit. Each allocates
     its own result, as a user's call does.
     """
@@ -118,10 +120,15 @@ class Implementation:
     always: bool = False
     pool: str = "OpenMP of torch"
     needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    remark: str = ""
     package: tuple[str, str] | None = None
 
     def available(self, case: Any) -> str | None:
         """None if it can run this case here, else the reason."""
+        if self.takes and not case.dtypes.startswith(self.takes):
+            known = " or ".join(self.takes).replace(":", " by ")
+            return f"multiplies {known} only, not {case.dtypes}"
         return next(filter(None, map(absent, self.needs)), None)
 
     def library(self) -> tuple[str, str]:
@@ -135,7 +142,7 @@ class Implementation:
 
     def note(self, case: Any) -> str:
         """What it does otherwise than the case asks, "" if nothing."""
-        return ""
+        return self.remark
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         """Pack the weights, each time into memory of their own; what this does is not timed.

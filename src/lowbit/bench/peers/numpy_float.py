@@ -16,6 +16,7 @@ class NumpyFloat(Implementation):
 
     name = "numpy fp32"
     pool = "BLAS of numpy"
+    remark = "float32 data and result"
     needs = ("threadpoolctl",)  # without it its threads cannot be set
 
     def library(self) -> tuple[str, str]:
@@ -27,9 +28,6 @@ class NumpyFloat(Implementation):
 
         names = [pool.get("architecture") for pool in threadpool_info()]
         return next((name for name in names if name), None)
-
-    def note(self, case: Product) -> str:
-        return "float32 data and result"
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         weight = problem.b_float.copy()

@@ -14,7 +14,7 @@ import lowbit
 from lowbit.bench.core.case import OTHER, OURS, Implementation, Ready, implementation
 from lowbit.bench.peers import torch_int4
 from lowbit.bench.peers.own import thread_limit
-from lowbit.bench.suites.linear.problem import ACTIVATIONS, Layer, Task
+from lowbit.bench.suites.linear.problem import ACTIVATIONS, Task
 from lowbit.jit.workspace import aligned_empty
 from lowbit.weights.panels import PackedMatrix
 
@@ -50,9 +50,7 @@ class LowbitBytes(Implementation):
 
     name = "lowbit W8A8"
     kind = OTHER
-
-    def note(self, case: Layer) -> str:
-        return "8-bit weights, one scale a column"
+    remark = "8-bit weights, one scale a column"
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         packed = lowbit.pack(lowbit.quantize(problem.weight, axis=1))

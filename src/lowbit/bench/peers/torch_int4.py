@@ -11,7 +11,7 @@ import numpy as np
 
 from lowbit.bench.core.case import Call, Ready, implementation
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit.bench.suites.linear.problem import Layer, Task
+from lowbit.bench.suites.linear.problem import Task
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,7 @@ class TorchInt4Pack(Torch):
         self.dtype = dtype
         self.name = f"torch int4pack {'bf16' if dtype == 'bfloat16' else 'fp32'}"
         self.fallback = dtype == "float32"
-
-    def note(self, case: Layer) -> str:
-        return "scales rounded to bfloat16" if self.dtype == "bfloat16" else ""
+        self.remark = "scales rounded to bfloat16" if dtype == "bfloat16" else ""
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         import torch

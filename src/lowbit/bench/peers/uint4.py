@@ -111,15 +111,13 @@ class Blas(_Entry, NumpyFloat):
     name = pool = BASELINE
     idea = "BLAS on float32, exact for small values"
     always = True
+    remark = ""
 
     def available(self, case: Case) -> str | None:
         k = case.sizes["K"]
         if k > LONGEST_FLOAT_SUM:
             return f"K is {k}; float32 sums only {LONGEST_FLOAT_SUM} products of uint4 exactly"
         return super().available(case)
-
-    def note(self, case: Case) -> str:
-        return ""
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         a = problem.a.astype(np.float32)
