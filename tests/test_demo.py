@@ -145,6 +145,7 @@ apart.main(["crashing", "40", "1"])
 """
 
 
+@pytest.mark.slow
 class TestApart:
     """A rival's process: what goes wrong there is told here, in one line."""
 

@@ -43,6 +43,9 @@ def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.Monke
 def found() -> Explanation:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explain, "_LIMITS", explain.Limits(noise=0.5, seconds=0.2))
+        # The rate of memory is that of several times the last cache, which may be a gigabyte.
+        caches = {"L1d": 1 << 15, "L2": 1 << 18, "L3": 1 << 20}
+        patch.setattr(peak.host, "caches", lambda: caches)
         return explain_gemm("70x100:100x40", "u8:s8:f32", 1)
 
 
