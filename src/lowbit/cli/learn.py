@@ -90,19 +90,20 @@ def _learn(
 ) -> bool:
     """Do what was asked for; whether that went well. sure: what the option may be refused for."""
     from lowbit.lab.exercises.exercise import find
-    from lowbit.lab.exercises.progress import Progress
+    from lowbit.lab.exercises.progress import Progress, Standing
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
         _list(progress)
         return True
     exercise = find(what)
+    known = progress.read().get(exercise.name, Standing())
     if chosen == ["--start"]:
-        _start(exercise, progress, folder or Path(), sure)
+        _start(exercise, progress, folder or Path(), sure, known.file)
     elif chosen == ["--hint"]:
         _hint(exercise, progress, number)
     elif chosen == ["--solution"]:
-        _solution(exercise, progress, sure)
+        _solution(exercise, known.solved or sure)
     else:
         return _check(exercise, progress, folder)
     return True
@@ -138,11 +139,11 @@ def _next(known: dict[str, Standing]) -> str:
     return "That was the last one."
 
 
-def _start(exercise: Exercise, progress: Progress, folder: Path, force: bool) -> None:
+def _start(
+    exercise: Exercise, progress: Progress, folder: Path, force: bool, last: str | None
+) -> None:
     from lowbit.lab.exercises.learn import start
-    from lowbit.lab.exercises.progress import Standing
 
-    last = progress.read().get(exercise.name, Standing()).file
     try:
         path = start(exercise, progress, folder, force=force)
     except FileExistsError as error:
@@ -174,11 +175,10 @@ def _hint(exercise: Exercise, progress: Progress, number: int | None) -> None:
     print("\n" + (more if shown < last else whole).format(exercise.number))
 
 
-def _solution(exercise: Exercise, progress: Progress, yes: bool) -> None:
+def _solution(exercise: Exercise, allowed: bool) -> None:
     from lowbit.lab.exercises.file import teaching
-    from lowbit.lab.exercises.progress import Standing
 
-    if not yes and not progress.read().get(exercise.name, Standing()).solved:
+    if not allowed:
         raise ValueError(
             f"exercise {exercise.number} is not solved yet; `lowbit learn {exercise.number} --hint`"
             " helps, and --solution --yes shows it all the same"
