@@ -170,6 +170,9 @@ def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == sorted(counts)
     assert set(counts) == set(range(1, 7))
     assert dispatch.thread_count(4096, 4096, 4096, most) == 6
+    # A kernel that takes less time needs fewer; work that waits for memory does not.
+    assert dispatch.thread_count(128, 128, 128, most, per_cycle=512) == 1
+    assert dispatch.thread_count(1, 4096, 4096, most, per_cycle=512) == 6
 
 
 def test_a_wanted_number_of_threads_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
-from lowbit.product.dispatch import Plan, is_alone, plan
+from lowbit.product.dispatch import Plan, plan
 from lowbit.product.product import Product
 
 # An array, its address, or None where it is not used.
@@ -54,14 +54,15 @@ class PreparedProduct:
             product = product._replace(b=product.b._replace(k=1), a_strides=(0, 1))
             size = blocks(product.n, PANEL) * PANEL_LINE
             self._nothing = _filled(size, 0), _filled(size, _ZEROS.get(product.b.stored, 0))
-        self._bind(product, plan(product))
+        made = plan(product)
+        self._bind(product, made)
         large = product.m * product.n * product.out_bytes > host.caches()["L2"]
         if large and not product.streams and self._nothing is None:
             self.streaming = prepare(product._replace(streams=True))
         self.small = (
             not large
             and self._nothing is None
-            and is_alone(product)
+            and made.alone
             and len(self._chunks) == 1
             and self._scratch <= MOST_SCRATCH
         )

@@ -150,6 +150,7 @@ class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
 
     name = "amx"
+    per_cycle = 512
 
     def refuses(self, query: KernelQuery) -> str:
         grouping = query.grouping

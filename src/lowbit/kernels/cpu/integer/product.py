@@ -133,7 +133,7 @@ class _Rows:
         return self.block_rows // self.format.digits
 
     def by_lines(self, k: Builder) -> bool:
-        """Whether lines are made one by one: without facts, by vectors that have masks for bytes."""
+        """Whether lines are made one by one: without facts, by vectors with masks for bytes."""
         return self.format.by_lines and not self.wants_sums and k.isa.vector_bytes == LINE
 
     @property
