@@ -111,7 +111,7 @@ def layer_norm(
     return _layer(x)[0] * weight + bias
 
 
-@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_layer_dx_slack)
+@specified(exercise=_SIZES, summed=("T",), operations="11*N*T", result="dx", slack=_layer_dx_slack)
 def layer_norm_dx(
     x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
 ) -> Floats[np.ndarray, "N T"]:
@@ -124,6 +124,7 @@ def layer_norm_dx(
 @specified(
     exercise=_SIZES,
     summed=("N", "T"),
+    operations="2*N*T",
     result="dweight",
     slack=_layer_dweight_slack,
 )
