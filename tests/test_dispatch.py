@@ -15,7 +15,8 @@ from lowbit.api import pack
 from lowbit.isa import SETS, active, available, chain, get, host
 from lowbit.jit import threads
 from lowbit.jit.memory import Access
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel
+from lowbit.kernels.cpu.integer import amx
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
