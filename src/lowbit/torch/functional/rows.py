@@ -201,7 +201,7 @@ _norm_backward_op = register(
 _norm_weight_op = register(
     "norm_weight_backward(Tensor dz, Tensor x, Tensor mean, Tensor rstd, ScalarType dtype, "
     "bool centred) -> Tensor",
-    kernel="norm_weight.norm_weight_backward",
+    kernel="norm.norm_weight_backward",
     cpu=_norm_weight_reference,
 )
 

@@ -21,7 +21,14 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ConvConfig(Config):
+class ConvConfig(
+    Config,
+    pixels=LEAST_DOT,
+    channels=LEAST_DOT,
+    depth=LEAST_DOT,
+    num_warps=1,
+    positive=("num_stages",),
+):
     """A program computes `pixels` by `channels` of the result, `depth` terms at a time."""
 
     pixels: int
@@ -29,13 +36,6 @@ class ConvConfig(Config):
     depth: int
     num_warps: int
     num_stages: int
-
-    def refusal(self) -> str | None:
-        """Why this is no configuration; None if it is."""
-        least = dict.fromkeys(("pixels", "channels", "depth"), LEAST_DOT)
-        if refusal := self.not_powers(**least, num_warps=1):
-            return refusal
-        return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
 
 
 TABLE: Table[ConvConfig] = {
