@@ -14,14 +14,14 @@ def _convolved(x: Array, weight: Array, bias: Array) -> Array:
     return np.einsum("bchwuv,ocuv->bohw", windows, weight) + bias[:, None, None]
 
 
-_IMAGE = {"B": 2, "C": 5, "H": 9, "W": 8, "O": 6, "KH": 3, "KW": 2}
-
-
-@specified(
-    exercise=_IMAGE,
+_convolution = specified(
+    exercise={"B": 2, "C": 5, "H": 9, "W": 8, "O": 6, "KH": 3, "KW": 2},
     at_most={"KH": 3, "KW": 3},
     operations="2*B*O*C*KH*KW*(H+3-KH)*(W+3-KW)",
 )
+
+
+@_convolution
 def conv2d(
     x: Floats[np.ndarray, "B C H W"],
     weight: Floats[np.ndarray, "O C KH KW"],
@@ -31,11 +31,7 @@ def conv2d(
     return _convolved(x, weight, bias)
 
 
-@specified(
-    exercise=_IMAGE,
-    at_most={"KH": 3, "KW": 3},
-    operations="2*B*O*C*KH*KW*(H+3-KH)*(W+3-KW)",
-)
+@_convolution
 def conv2d_nhwc(
     x: Floats[np.ndarray, "B H W C"],
     weight: Floats[np.ndarray, "O C KH KW"],

@@ -298,11 +298,6 @@ def _linear_fake(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _dequantize_weight_fake(panels: Tensor, column_sums: Tensor, scale: Tensor, *rest: Any) -> Any:
-    in_features, out_features = rest[1:3]
-    return scale.new_empty((out_features, in_features))
-
-
 linear_op = register(
     "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
     "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
@@ -313,5 +308,5 @@ dequantize_weight = register(
     "dequantize_weight(Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
     "int in_features, int out_features, int group_size) -> Tensor",
     cpu=_dequantize_weight_cpu,
-    fake=_dequantize_weight_fake,
+    fake=lambda panels, sums, scale, zeros, k, n, group_size: scale.new_empty((n, k)),
 )
