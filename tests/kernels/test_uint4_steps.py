@@ -11,17 +11,18 @@ pytest.importorskip("numba")
 pytest.importorskip("jaxtyping")
 from numba import njit
 
-from lowbit.kernels.numba.narrow_sums import SPAN
-from lowbit.kernels.numba.operations import (
+from lowbit.kernels.numba.registry import (
     COLUMNS,
     LONGEST,
     PACKED_ROWS,
     ROWS,
     Layout,
+    Uint4Step,
     check_operands,
+    uint4_step,
+    uint4_steps,
 )
-from lowbit.kernels.numba.registry import Uint4Step, uint4_step, uint4_steps
-from lowbit.kernels.numba.unpacking import TILE
+from lowbit.kernels.numba.steps import SPAN, TILE
 from lowbit.spec import Operation
 from lowbit.spec.operations.uint4_steps import product_of_packed_rows
 

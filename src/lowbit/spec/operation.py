@@ -213,18 +213,18 @@ class Operation:
         else is open."""
         return ":".join(self._chosen(tensor).format.code for tensor in self._listed)
 
-    @cached_property
+    @property
     def signatures(self) -> tuple[str, ...]:
         """All that there are."""
-        return tuple(self._with_dtypes(dtypes).signature for dtypes in self._dtype_choices())
+        return tuple(self._by_signature)
 
-    def _dtype_choices(self) -> Iterator[dict[str, str]]:
+    @cached_property
+    def _by_signature(self) -> dict[str, Operation]:
         order = dict.fromkeys(tensor.variable for tensor in self._listed if tensor.variable)
-        for chosen in itertools.product(*(self.choices[variable] for variable in order)):
-            yield dict(zip(order, chosen, strict=True))
-
-    def _with_dtypes(self, dtypes: Mapping[str, str]) -> Operation:
-        return replace(self, dtypes=dtypes, origin=self.origin or self)
+        every = itertools.product(*(self.choices[variable] for variable in order))
+        dtypes = (dict(zip(order, chosen, strict=True)) for chosen in every)
+        made = (replace(self, dtypes=one, origin=self.origin or self) for one in dtypes)
+        return {one.signature: one for one in made}
 
     def variant(
         self,
@@ -235,13 +235,10 @@ class Operation:
     ) -> Operation:
         """The operation with another choice: of dtypes (one of `signatures`), of inputs that are
         left out, of static parameters. ValueError for what there is not."""
-        chosen = self
-        if dtypes is not None:
-            if dtypes not in self.signatures:
-                known = ", ".join(self.signatures)
-                raise ValueError(f"{self.name}: no dtypes {dtypes!r}; known are {known}")
-            names = list(self._dtype_choices())[self.signatures.index(dtypes)]
-            chosen = self._with_dtypes(names)
+        if dtypes is not None and dtypes not in self._by_signature:
+            known = ", ".join(self.signatures)
+            raise ValueError(f"{self.name}: no dtypes {dtypes!r}; known are {known}")
+        chosen = self if dtypes is None else self._by_signature[dtypes]
         without, static = frozenset(without), dict(static or {})
         self._known("optional input", without, self.optional)
         self._known("static parameter", static, self.static)

@@ -102,13 +102,6 @@ def attention_delta_kernel(
 
 
 @triton.jit
-def sums_of(lse, delta, sizes, QUERIES: tl.constexpr):
-    """What was kept of each query, both [batches · heads, queries], in tiles [1, QUERIES]."""
-    shape = (sizes[0] * sizes[1], sizes[3])
-    return tiles_of(lse, shape, (1, QUERIES)), tiles_of(delta, shape, (1, QUERIES))
-
-
-@triton.jit
 def queries_that_see(first, sizes, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """The first block of queries that sees a key of the block from `first` on, and where those that
     see all of it begin."""
@@ -139,7 +132,8 @@ def attention_dk_dv_kernel(
     key_heads = heads // group
     q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
     dz_rows = tiles_of(dz_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
-    lse_rows, delta_rows = sums_of(lse_rows, delta_rows, sizes, QUERIES)
+    lse_rows = tiles_of(lse_rows, (batches * heads, queries), (1, QUERIES))
+    delta_rows = tiles_of(delta_rows, (batches * heads, queries), (1, QUERIES))
     k_rows = tiles_of(k_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
     v_rows = tiles_of(v_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
     dk_rows = tiles_of(dk_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
