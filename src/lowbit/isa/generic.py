@@ -232,7 +232,6 @@ def _loaded(pointer: Pointer, lanes: int) -> Type:
 
 
 def _load(call: Call, pointer: ir.Value, lanes: int) -> Any:
-    assert call.result is not None
     return call.builder.load(pointer, align=1, typ=call.result.llvm)
 
 
@@ -310,7 +309,6 @@ def _load_head_type(pointer: Pointer, count: Type, lanes: int) -> Type:
 
 def _load_head(call: Call, pointer: ir.Value, count: ir.Value, lanes: int) -> Any:
     vector = call.result
-    assert isinstance(vector, Vector)
     mask = _head_mask(call, lanes, count)
     one = ir.Constant(ir.IntType(32), 1)
     zeros = ir.Constant(vector.llvm, None)

@@ -24,11 +24,11 @@ Typing = Callable[..., "Type | None"]
 
 @dataclass(frozen=True)
 class Call:
-    """What `emit` is given: the ir.IRBuilder (untyped) and the types on both sides of one use."""
+    """What `emit` is given: the ir.IRBuilder and the types on both sides of one use, untyped."""
 
     builder: Any
     types: tuple[Any, ...]
-    result: Type | None
+    result: Any
 
     def intrinsic(self, name: str, *args: Any) -> Any:
         """Call the LLVM intrinsic `name` with `args`, declaring it in the module once."""
