@@ -45,11 +45,16 @@ class Layout:
     arrange: Callable[[Bytes, Bytes], tuple[Bytes, Bytes]]
 
 
-_lines = np.ascontiguousarray
 COLUMNS = Layout(
-    "bytes, a vector to a column", product_of_columns, lambda a, b: (_lines(a), _lines(b.T))
+    "bytes, a vector to a column",
+    product_of_columns,
+    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b.T)),
 )
-ROWS = Layout("bytes, a vector to a row", product_of_rows, lambda a, b: (_lines(a), _lines(b)))
+ROWS = Layout(
+    "bytes, a vector to a row",
+    product_of_rows,
+    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b)),
+)
 PACKED_ROWS = Layout(
     "two values to a byte, a vector to a row",
     product_of_packed_rows,

@@ -41,18 +41,3 @@ else:
     FloatOut = one_of("FloatOut", "float32", "bfloat16")
     Floats = one_of("Floats", "float32", "bfloat16", "float16")
     Halves = one_of("Halves", "bfloat16", "float16")
-
-__all__ = [
-    "Addend",
-    "AnyWeights",
-    "ByteWeights",
-    "Bytes",
-    "FloatOut",
-    "Floats",
-    "Halves",
-    "NibbleWeights",
-    "Operands",
-    "ScaledOut",
-    "operations",
-    "specified",
-]
