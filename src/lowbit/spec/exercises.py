@@ -6,44 +6,54 @@ names and order follow; each is stated for any shape. A size is a name in the an
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from jaxtyping import Float32, Int32
 
 from lowbit.registry import Registry
-from lowbit.spec import Array, Block, Operation, operation
+from lowbit.spec import Array, Operation, Sizes, operation
 
 exercises: Registry[Operation] = Registry("exercise")
 """By name, in the order of the course."""
 
 
-exercise = partial(operation, registry=exercises)
+def exercise(one: Operation) -> Operation:
+    """Make an exercise known by its name."""
+    return exercises.add(one.name, one)
+
 
 _WORD = 8
 """Nibbles in an int32, the lowest first."""
 
 
-def _all_of(name: str) -> Block:
-    """A block that holds all of a size: the smallest power of two that is not below it."""
-    return lambda sizes: 1 << (sizes[name] - 1).bit_length()
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
+    return 1 << (size - 1).bit_length()
 
 
-@exercise(exercise={"N0": 32}, blocks={"B0": _all_of("N0")}, special=True)
+def _all_of_n0(sizes: Sizes) -> int:
+    return next_power_of_2(sizes["N0"])
+
+
+def _all_of_n1(sizes: Sizes) -> int:
+    return next_power_of_2(sizes["N1"])
+
+
+@exercise
+@operation(exercise={"N0": 32}, blocks={"B0": _all_of_n0}, special=True)
 def add_constant(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, by one program."""
     return x + 10
 
 
-@exercise(exercise={"N0": 200}, blocks={"B0": 32}, special=True)
+@exercise
+@operation(exercise={"N0": 200}, blocks={"B0": 32}, special=True)
 def add_constant_blocks(x: Float32[np.ndarray, "N0"]) -> Float32[np.ndarray, "N0"]:
     """z_i = x_i + 10, a block to each program; the last block is ragged."""
     return x + 10
 
 
-@exercise(
-    exercise={"N0": 32, "N1": 32}, blocks={"B0": _all_of("N0"), "B1": _all_of("N1")}, special=True
-)
+@exercise
+@operation(exercise={"N0": 32, "N1": 32}, blocks={"B0": _all_of_n0, "B1": _all_of_n1}, special=True)
 def outer_add(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:
@@ -51,7 +61,8 @@ def outer_add(
     return x[None, :] + y[:, None]
 
 
-@exercise(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, special=True)
+@exercise
+@operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, special=True)
 def outer_add_blocks(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:
@@ -59,7 +70,8 @@ def outer_add_blocks(
     return x[None, :] + y[:, None]
 
 
-@exercise(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32})
+@exercise
+@operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32})
 def outer_mul_relu(
     x: Float32[np.ndarray, "N0"], y: Float32[np.ndarray, "N1"]
 ) -> Float32[np.ndarray, "N1 N0"]:
@@ -68,7 +80,8 @@ def outer_mul_relu(
     return np.where(product > 0, product, 0)
 
 
-@exercise(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, result="dx")
+@exercise
+@operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, result="dx")
 def mul_relu_backward(
     x: Float32[np.ndarray, "N1 N0"],
     y: Float32[np.ndarray, "N1"],
@@ -80,20 +93,23 @@ def mul_relu_backward(
     return np.where(positive, dz * y[:, None], 0)
 
 
-@exercise(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
+@exercise
+@operation(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
 def long_sum(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0"]:
     """z_i = Σ_j x_ij, a block of T at a time."""
     return x.sum(axis=1)
 
 
-@exercise(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
+@exercise
+@operation(exercise={"N0": 4, "T": 200}, summed=("T",), blocks={"B0": 1, "B1": 32})
 def long_softmax(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0 T"]:
     """z_ij = exp(x_ij) / Σ_k exp(x_ik), for rows of any magnitude."""
     shifted = np.exp(x - x.max(axis=1, keepdims=True))
     return shifted / shifted.sum(axis=1, keepdims=True)
 
 
-@exercise(exercise={"N0": 200, "T": 200}, summed=("T",), blocks={"B0": 32, "B1": 32})
+@exercise
+@operation(exercise={"N0": 200, "T": 200}, summed=("T",), blocks={"B0": 32, "B1": 32})
 def flash_attention(
     q: Float32[np.ndarray, "N0"],
     k: Float32[np.ndarray, "T"],
@@ -105,7 +121,8 @@ def flash_attention(
     return (weights @ v) / weights.sum(axis=1)
 
 
-@exercise(
+@exercise
+@operation(
     exercise={"N0": 4, "H": 8, "W": 8, "KH": 4, "KW": 4},
     summed=("KH", "KW"),
     blocks={"B0": 1, "B1": 16},
@@ -122,7 +139,8 @@ def conv2d(
     return total
 
 
-@exercise(
+@exercise
+@operation(
     exercise={"N2": 4, "N0": 32, "MID": 32, "N1": 32},
     summed=("MID",),
     blocks={"B0": 16, "B1": 16, "B2": 1, "B_MID": 16},
@@ -134,7 +152,8 @@ def batched_matmul(
     return x @ y
 
 
-@exercise(
+@exercise
+@operation(
     exercise={"N0": 32, "MID": 64, "N1": 32},
     summed=("MID",),
     multiple_of={"MID": 64},
