@@ -135,7 +135,8 @@ def test_lines_are_made_in_the_course_of_products(
     zeros = {"row_zero": np.full(1, FLIP, np.int32)} if signed else {}
     interpreted(
         micro, inputs["a"].view(np.uint8), pack(inputs["b"]), out, ring=ring, fused=True,
-        a_format=Bytes(signed, shared=True), epilogue=Epilogue(a_zero=signed, uniform=True), **zeros,
+        a_format=Bytes(signed, shared=True), epilogue=Epilogue(a_zero=signed, uniform=True),
+        **zeros,
     )  # fmt: skip
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message

@@ -50,6 +50,8 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+_SHORT = 8  # k, for which vectors have multiplied before tiles have stored their sums
+_LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
@@ -156,6 +158,8 @@ class Amx(MicroKernel):
         rows = query.m * query.digits
         if query.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+        if query.k <= _SHORT or rows * query.n * query.k < _LEAST_WORK:
+            return "the product takes less time than tiles need beside theirs"
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:

@@ -296,6 +296,7 @@ class _Items:
             row=index * self.shape.row_blocks * self.rows.block_outputs,
             rows=self.rows.count,
             panel=panel,
+            k_size=self.rows.k_size,
             k_blocks=self.rows.k_blocks,
             block_rows=self.rows.block_rows,
             block_bytes=self.rows.block_bytes,
