@@ -108,10 +108,27 @@ class Value:
         return f"<{self.type}>"
 
 
-class Register(Protocol):
-    """A variable of a kernel text: what `k.register(initial)` returns."""
+class Register:
+    """A variable of a kernel text: what `k.register(initial)` returns. It keeps its type."""
+
+    def __init__(self, initial: Value) -> None:
+        self._type = initial.type
+        self._put(initial)
 
     @property
-    def value(self) -> Value: ...
+    def value(self) -> Value:
+        return self._get()
+
     @value.setter
-    def value(self, new: Value) -> None: ...
+    def value(self, new: Value) -> None:
+        if new.type != self._type:
+            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
+        self._put(new)
+
+    # What machines differ in.
+
+    def _get(self) -> Value:
+        return self._value
+
+    def _put(self, new: Value) -> None:
+        self._value = new

@@ -187,10 +187,9 @@ def _prepared(
     )
     strides = stride * dtype.itemsize, dtype.itemsize
     out_dtype = "bfloat16" if bfloat16 else "float32"
-    return requests.floats(
-        (rows, in_features), strides, dtype, b, threads, None, activations, biased, False, None,
-        out_dtype,
-    ).prepared  # fmt: skip
+    left = (rows, in_features), strides, dtype
+    output = biased, False, None, out_dtype
+    return requests.floats(left, b, threads, None, activations, *output)[0]
 
 
 def _largest_pair(panels: Tensor) -> int:
