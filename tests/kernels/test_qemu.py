@@ -19,7 +19,7 @@ import pytest
 from lowbit.api import pack
 from lowbit.isa import neon
 from lowbit.isa.instruction import Instruction, Signature
-from lowbit.isa.types import Pointer, Type, Vector, element_of, s8, s64
+from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
@@ -292,9 +292,9 @@ def test_emission_and_meaning_agree(emulator: Emulator, instruction: Instruction
     emulated, interpreted = ([*(array.copy() for array in data), count] for _ in range(2))
     code = compiler.object_code(str(emit(text, list(types.values()), isa, "kernel")), isa)
     emulator.run(code, emulated)
-    machine, given = Interpreter(isa), zip(types.items(), interpreted, strict=True)
-    pointers = (machine.pointer(name, one, element_of(to)) for (name, to), one in given)
-    text(machine, *pointers)
+    machine, arrays = Interpreter(isa), zip(types, interpreted[:-1], vectors, strict=False)
+    pointers = [machine.pointer(name, one, vector.element) for name, one, vector in arrays]
+    text(machine, *pointers, machine.constant(count, s64))
     for ours, meant in zip(emulated, interpreted, strict=True):
         np.testing.assert_array_equal(ours, meant)
 
