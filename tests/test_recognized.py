@@ -323,7 +323,7 @@ def test_an_output_that_cannot_be_made() -> None:
 
 
 def test_the_number_of_threads_is_asked_each_time() -> None:
-    """Where more threads would serve, a call for as many as there are is recognized with PyTorch."""
+    """Where more would serve, a call for as many as there are is recognized with PyTorch."""
     torch = pytest.importorskip("torch")
     a, b = np.ones((1, 1000), np.uint8), lowbit.pack(np.ones((1000, 1000), np.int8))
     before = torch.get_num_threads()
