@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lowbit.bench.core.case import OURS
+from lowbit.bench.core.clock import quantiles
 from lowbit.bench.core.peak import Ceiling
 
 
@@ -138,6 +140,8 @@ class Record(msgspec.Struct, frozen=True):
     def from_json(cls, text: str) -> Record:
         """What `to_json` made. msgspec.ValidationError, a ValueError, for anything else."""
         plain = msgspec.json.decode(text)
+        if not isinstance(plain, dict) or "benchmarks" not in plain:
+            raise ValueError("this is no record; `lowbit bench SUITE --json FILE` writes one")
         return msgspec.convert({**plain, "rows": plain["benchmarks"]}, cls)
 
     def to_csv(self) -> str:
@@ -196,11 +200,19 @@ def groups(rows: Sequence[Row], *names: str) -> list[list[Row]]:
     return list(found.values())
 
 
-def mean_ratio(pairs: Sequence[tuple[float, Row]]) -> tuple[float, float, Row]:
-    """The geometric mean of ratios, the least of them, and whose that is."""
+def standing(pairs: Sequence[tuple[float, Row]]) -> tuple[dict[str, Any], Row]:
+    """Ratios in a few figures: how many `rows`, `geometric_mean`, tenth percentile `p10`, `worst`
+    and how many are `behind`, below 1; and whose the worst is."""
     worst, where = min(pairs, key=lambda pair: pair[0])
-    mean = math.exp(math.fsum(math.log(ratio) for ratio, _ in pairs) / len(pairs))
-    return mean, worst, where
+    ratios = [ratio for ratio, _ in pairs]
+    figures = {
+        "rows": len(ratios),
+        "geometric_mean": math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+        "p10": quantiles(np.array(ratios))[0],
+        "worst": worst,
+        "behind": sum(ratio < 1 for ratio in ratios),
+    }
+    return figures, where
 
 
 def thread_text(threads: int | None) -> str:

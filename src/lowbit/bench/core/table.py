@@ -52,6 +52,13 @@ def table(
     return made
 
 
+def markdown(columns: Sequence[tuple[str, bool]], lines: Sequence[Sequence[str]]) -> str:
+    """A table for a page; for each column its heading, and whether it is set to the right."""
+    rule = ["--:" if right else "---" for _, right in columns]
+    whole = ([heading for heading, _ in columns], rule, *lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in whole)
+
+
 def tables(
     rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool = True
 ) -> Iterator[RenderableType]:
@@ -113,7 +120,7 @@ def page(record: Record, *parts: RenderableType) -> Group:
     return Group(*header(record), *texts, *left_out(record))
 
 
-def header(record: Record) -> list[RenderableType]:
+def header(record: Record) -> list[Text]:
     """Machine, versions, and the measured limits."""
     where = record.context
     machine = f"{where['cpu']}, {where['isa']}" if "cpu" in where else where["gpu"]

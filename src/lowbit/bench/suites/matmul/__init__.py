@@ -36,6 +36,7 @@ class Matmul(Suite):
 
     shapes: tuple[str, ...] = option((), "Shapes MxK:KxN.", argument=True)
     suite: str | None = option(None, f"A set of shapes: {', '.join(SHAPES)}.", shown="none")
+    count: int = option(100, "How many shapes the set random draws, by the seed.")
     dtype: tuple[str, ...] = option(
         (),
         "Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...; may be repeated.",
@@ -56,14 +57,17 @@ class Matmul(Suite):
         # A single shape can have more time than a whole set.
         return Limits(seconds=4.0 if self.suite is None else 0.6)
 
-    def cases(self) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[Product]:
         if not self.shapes and self.suite is None:
             raise ValueError("give shapes MxK:KxN, or --suite NAME")
         wanted = dict.fromkeys(self.shapes, "")
         if self.suite is not None:
-            wanted |= {work.shape: work.name for work in works_of(self.suite)}
+            wanted |= {work.shape: work.name for work in works_of(self.suite, seed, self.count)}
         dtypes = self.dtype or (_INTEGERS if self.suite is None else _LAYERS)
         return [product(shape, d, work) for d in dtypes for shape, work in wanted.items()]
+
+    def settings(self) -> Mapping[str, Any]:
+        return {} if self.suite is None else {"set": self.suite}
 
     def implementations(self) -> Sequence[Implementation]:
         return (*super().implementations(), PlainRead())
@@ -128,8 +132,12 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _summaries(found: Sequence[dict[str, Any]]) -> Table:
-    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "worst", "which")
-    right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
+    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "p10", "worst", "which")
+    right = (
+        "rows where a peer leads",
+        "least % of peak, sizes from 1024",
+        "least % of read rate, M = 1",
+    )
     made = table.new_table(
         "lowbit against the best peer of each row",
         [*((heading, False) for heading in left), *((heading, True) for heading in right)],
@@ -138,8 +146,9 @@ def _summaries(found: Sequence[dict[str, Any]]) -> Table:
         shares = (one["large_peak_share"], one["read_share"])
         made.add_row(
             *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows")),
-            *(table.three_digits(one[name]) for name in ("geometric_mean", "worst")),
+            *(table.three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
             f"{one['worst_case']}, {one['worst_peer']}",
+            str(one["behind"]),
             *("" if part is None else table.format_known(part) for part in shares),
             style="bold" if one["dtypes"] == ALL else None,
         )
