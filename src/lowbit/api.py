@@ -18,6 +18,7 @@ from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import QTensor
 from lowbit.product import requests
 from lowbit.product.arguments import (
+    FLOATS,
     array,
     bytes_array,
     bytes_matrix,
@@ -25,14 +26,13 @@ from lowbit.product.arguments import (
     check_scaled,
     factor,
     flips,
-    float32_rows,
+    float_matrix,
     float_rows,
     output,
     per_column,
     per_element,
     per_row,
     real_dtype,
-    real_matrix,
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
@@ -79,20 +79,20 @@ def matmul(
         if (done := call(a, out, threads, isa)) is not None:
             return done
     left = a if type(a) is np.ndarray else array(a, "a")
-    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
+    packed = isinstance(b, PackedMatrix)
+    if left.ndim > 2 or (not packed and getattr(b, "ndim", 2) > 2):
         return _batched(a, b, out, threads, isa)
     read: tuple[Any, ...] = (left,)
-    if isinstance(b, PackedMatrix):
+    if packed:
         right = requests.panel_format(b, isa)
     else:  # for this one product, which takes less time than proving what its values allow
         values = bytes_matrix(b, "b")
         read, b = (left, values), pack_matrix(values, isa=isa)
         right = b.format
-    prepared = requests.integers(
-        left.shape, left.strides, left.dtype, right, threads_key(threads), isa
-    )
+    form = left.shape, left.strides, left.dtype
+    prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    zero = _flips(left, 1)
+    zero = flips(left, 1)
     prepared.into(left, b.addresses, result, None, zero)
     if _exact.ripe(b, prepared):
         checks = as_given(a, left, "a"), out_as_given(out, result), same(threads), same(isa)
@@ -119,11 +119,6 @@ def pack(
     """
     given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
-
-
-def _flips(left: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int32] | None:
-    """The zero points that signed left operands have once they are stored as unsigned ones."""
-    return flips(rows) if left.dtype == _INT8 else None
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -221,8 +216,8 @@ def _matmul_scaled(
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, uniform, bias is not None,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, a_zero_point is not None, uniform, bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
@@ -230,7 +225,7 @@ def _matmul_scaled(
     rows = 1 if uniform else prepared.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
-        zero = _flips(left, rows)
+        zero = flips(left, rows)
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
@@ -278,7 +273,7 @@ def linear_dynamic(
     for call in _dynamic.calls.get(id(b), ()):
         if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float32_rows(x, "x")
+    left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     rows = "symmetric" if symmetric else "dynamic"
@@ -319,7 +314,7 @@ def linear_weight_only(
     for call in _weight_only.calls.get(id(b), ()):
         if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float_rows(x, "x")
+    left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     if b.weight == "s8":
@@ -350,9 +345,9 @@ def _linear(
     """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
     calls b, and the check of the second argument there."""
     prepared, spec = requests.floats(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
-        out_dtype,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, activations, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
@@ -397,8 +392,8 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
-    left, right = real_matrix(a, "a"), real_matrix(b, "b")
-    added = None if c is None else real_matrix(c, "c")
+    left, right = float_matrix(a, "a", FLOATS), float_matrix(b, "b", FLOATS)
+    added = None if c is None else float_matrix(c, "c", FLOATS)
     factors = factor(alpha, "alpha"), factor(beta, "beta")
     dtype = None if out_dtype is None else real_dtype(out_dtype)
     if out is None:
@@ -406,7 +401,7 @@ def gemm(
         shape = left.shape[0], right.shape[1]
         result, returned = output(a, None, shape, dtype or _FLOAT32)
     else:
-        result = real_matrix(out, "out")
+        result = float_matrix(out, "out", FLOATS)
         if dtype is not None and dtype != result.dtype:
             raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
         if not result.flags.writeable:

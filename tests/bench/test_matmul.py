@@ -31,14 +31,14 @@ from lowbit.bench.core.table import (
     three_digits,
 )
 from lowbit.bench.peers.numpy_float import NumpyFloat
-from lowbit.bench.peers.own import Lowbit
+from lowbit.bench.peers.own import Lowbit, packed_weight
 from lowbit.bench.suites.matmul import Matmul
 from lowbit.bench.suites.matmul.problem import (
     SIGNATURES,
     Problem,
     product,
 )
-from lowbit.product.dispatch import active_kernel
+from lowbit.lab.explain.plan import prepared_of
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +178,10 @@ def test_record_holds_rows_and_context(record: Record) -> None:
     assert numpy.best_peer
     assert numpy.speedup() == numpy.ratios["lowbit"]
     assert ours.operations == 2 * 9 * 70 * 33
-    assert ours.runs_on == active_kernel()[1]
+    problem = Problem.make(product(SHAPE, "u8:s8:s32"))
+    plan = prepared_of(problem, packed_weight(problem), 1).plan
+    assert plan is not None
+    assert ours.runs_on == plan.isa.name
     assert record.context["seed"] == 7
     assert record.context["versions"]["numpy"] == np.__version__
 

@@ -91,14 +91,13 @@ def test_how_many_heads_take_turns() -> None:
     assert fast.section_of(gpu, 1, 5, 16, 16, True) == 5
 
 
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES[:4])
-def test_backward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool, together: bool) -> None:
+def test_backward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> None:
     q, k, v, dz = operands(shape, dtype)
     scale = shape[-1] ** -0.5
-    config = BackwardConfig(KeysConfig(32, 16, 4, 2, together), AttentionConfig(16, 32, 4, 2))
+    config = BackwardConfig(KeysConfig(32, 16, 4, 2), AttentionConfig(16, 32, 4, 2))
     with interpreter():
         z, lse = attention_kernels(q, k, v, causal, scale, CONFIG)
         got = attention_backward(q, k, v, z, lse, dz, causal, scale, config)
