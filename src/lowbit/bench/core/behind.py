@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from lowbit.bench.core import table
-from lowbit.bench.core.record import Record, Row, Spread, groups, standing, thread_text
+from lowbit.bench.core.record import Record, Row, Spread, groups, standing
 
 _TOP = """# Where a peer is ahead
 
@@ -33,15 +34,19 @@ def _section(link: str, record: Record) -> Iterator[str]:
     yield f"## {where.get('cpu') or where['gpu']}: {title}\n"
     measured = f"{where['date']}, seed {where['seed']}, commit {where['commit'] or 'not known'}"
     yield f"[Record]({link}) of {measured}: {table.header(record)[0]}.\n"
-    head: list[list[str]] = []
-    parts: list[str] = []
-    together = groups(record.rows, "operation", "dtypes", "weights", "threads")
-    for pairs in (found for rows in together for found in _paired(rows)):
-        place = _place(pairs[0][1])
+    head, parts, time = [], [], table.TIME.cell
+    several = map(_paired, groups(record.rows, "operation", "dtypes", "weights", "threads"))
+    for pairs in chain.from_iterable(several):
+        place = table.heading(pairs[0][1], "implementation", "operation", "dtypes")
         figures, _ = standing([(ratio.median, own) for ratio, own, _ in pairs])
         told = (table.three_digits(x) if isinstance(x, float) else str(x) for x in figures.values())
         head.append([place, *told])
-        if lines := [_line(*pair) for pair in pairs if pair[0].median < 1]:
+        lines = [
+            [own.case, time(own), peer.implementation, time(peer), table.format_ratio(ratio)]
+            for ratio, own, peer in pairs
+            if ratio.median < 1
+        ]
+        if lines:
             parts += [f"### {place}\n", table.markdown(_BEHIND, lines)]
     yield table.markdown(_HEAD, head)
     yield from parts
@@ -57,15 +62,3 @@ def _paired(rows: Sequence[Row]) -> list[list[tuple[Spread, Row, Row]]]:
         if own.ours and peer is not None and name in peer.ratios:
             found.setdefault(name, []).append((peer.ratios[name], own, peer))
     return [sorted(pairs, key=lambda pair: pair[0].median) for pairs in found.values()]
-
-
-def _place(own: Row) -> str:
-    threads = thread_text(own.threads) if own.threads else ""
-    weights = f"{own.weights} weights" if own.weights else ""
-    what = " ".join(filter(None, (own.implementation, own.operation, own.dtypes)))
-    return ", ".join(filter(None, (what, weights, threads)))
-
-
-def _line(ratio: Spread, own: Row, peer: Row) -> list[str]:
-    times = [table.TIME.cell(row) for row in (own, peer)]
-    return [own.case, times[0], peer.implementation, times[1], table.format_ratio(ratio)]

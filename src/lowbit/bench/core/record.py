@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,10 +138,8 @@ class Record(msgspec.Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str) -> Record:
         """What `to_json` made. msgspec.ValidationError, a ValueError, for anything else."""
-        plain = msgspec.json.decode(text)
-        if not isinstance(plain, dict) or "benchmarks" not in plain:
-            raise ValueError("this is no record; `lowbit bench SUITE --json FILE` writes one")
-        return msgspec.convert({**plain, "rows": plain["benchmarks"]}, cls)
+        plain = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.convert({**plain, "rows": plain.get("benchmarks")}, cls)
 
     def to_csv(self) -> str:
         """The rows as CSV text with a line of headings; times in seconds, nothing where a row has
@@ -204,15 +201,10 @@ def standing(pairs: Sequence[tuple[float, Row]]) -> tuple[dict[str, Any], Row]:
     """Ratios in a few figures: how many `rows`, `geometric_mean`, tenth percentile `p10`, `worst`
     and how many are `behind`, below 1; and whose the worst is."""
     worst, where = min(pairs, key=lambda pair: pair[0])
-    ratios = [ratio for ratio, _ in pairs]
-    figures = {
-        "rows": len(ratios),
-        "geometric_mean": math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
-        "p10": quantiles(np.array(ratios))[0],
-        "worst": worst,
-        "behind": sum(ratio < 1 for ratio in ratios),
-    }
-    return figures, where
+    ratios = np.array([ratio for ratio, _ in pairs])
+    mean, behind = float(np.exp(np.log(ratios).mean())), int((ratios < 1).sum())
+    figures = {"rows": len(pairs), "geometric_mean": mean, "p10": quantiles(ratios)[0]}
+    return figures | {"worst": worst, "behind": behind}, where
 
 
 def thread_text(threads: int | None) -> str:

@@ -64,13 +64,18 @@ def tables(
 ) -> Iterator[RenderableType]:
     """A table for each case, number of threads and state of the weights, with its notes."""
     for group in groups(rows, "operation", "case", "dtypes", "threads", "weights"):
-        first = group[0]
-        parts = [" ".join(filter(None, (first.operation, first.dtypes, first.case)))]
-        parts += [f"{first.weights} weights"] if first.weights else []
-        parts += [thread_text(first.threads)] if first.threads is not None else []
-        yield table(", ".join(parts), group, columns, by_time=by_time)
+        title = heading(group[0], "operation", "dtypes", "case")
+        yield table(title, group, columns, by_time=by_time)
         yield from notes(group)
         yield ""
+
+
+def heading(row: Row, *names: str) -> str:
+    """These fields of a row, the state of its weights and the number of threads."""
+    what = " ".join(filter(None, (getattr(row, name) for name in names)))
+    weights = f"{row.weights} weights" if row.weights else ""
+    threads = thread_text(row.threads) if row.threads is not None else ""
+    return ", ".join(filter(None, (what, weights, threads)))
 
 
 def ratio_columns(rows: Sequence[Row], name: Callable[[str], str] = str) -> list[Column]:

@@ -161,11 +161,7 @@ def means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         group = groups[key]
         figures, where = standing([(row.ratios[key[3]].median, row) for row in group])
         names = ("threads", "weights", "sizes", "ours", "implementation")
-        yield {
-            **dict(zip(names, key, strict=True)),
-            **figures,
-            "worst_shape": where.case,
-        }
+        yield {**dict(zip(names, key, strict=True)), **figures, "worst_shape": where.case}
 
 
 def _range(row: Row) -> str:

@@ -14,11 +14,11 @@ from lowbit.bench.core import table
 from lowbit.bench.core.case import Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import Record, Row, groups, thread_text
+from lowbit.bench.core.record import Record, Row, groups
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
-from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
+from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, works_of
 from lowbit.bench.suites.matmul.summary import ALL, summaries
 
 _INTEGERS = ("u8:s8:s32",)
@@ -50,7 +50,7 @@ class Matmul(Suite):
 
     @property
     def cold_by_default(self) -> bool:
-        return self.suite is not None
+        return self.suite not in (None, RANDOM)
 
     @property
     def limits(self) -> Limits:
@@ -113,8 +113,7 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
     the best peer's."""
     parts: list[RenderableType] = []
     for group in groups(rows, "threads", "dtypes", "weights"):
-        first = group[0]
-        title = f"{first.dtypes}, {first.weights} weights, {thread_text(first.threads)}"
+        title = table.heading(group[0], "dtypes")
         best = {row.case: row for row in group if row.best_peer}
         columns = (
             Column("work", lambda row: row.work, False),
@@ -132,12 +131,9 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _summaries(found: Sequence[dict[str, Any]]) -> Table:
-    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "p10", "worst", "which")
-    right = (
-        "rows where a peer leads",
-        "least % of peak, sizes from 1024",
-        "least % of read rate, M = 1",
-    )
+    left = ("threads", "dtypes", "weights", "rows", "a peer leads")
+    left = (*left, "geometric mean", "p10", "worst", "which")
+    right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
     made = table.new_table(
         "lowbit against the best peer of each row",
         [*((heading, False) for heading in left), *((heading, True) for heading in right)],
@@ -145,10 +141,9 @@ def _summaries(found: Sequence[dict[str, Any]]) -> Table:
     for one in found:
         shares = (one["large_peak_share"], one["read_share"])
         made.add_row(
-            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows")),
+            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
             *(table.three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
             f"{one['worst_case']}, {one['worst_peer']}",
-            str(one["behind"]),
             *("" if part is None else table.format_known(part) for part in shares),
             style="bold" if one["dtypes"] == ALL else None,
         )

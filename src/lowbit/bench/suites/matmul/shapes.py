@@ -138,9 +138,8 @@ def works_of(name: str, seed: int = 0, count: int = 100) -> tuple[Work, ...]:
         raise ValueError(f"no set of shapes is called {name!r}; known are {', '.join(SHAPES)}")
     if name == RANDOM:
         return _random(seed, count)
-    names = tuple(_MAKERS) if name == "all" else (name,)
     found: dict[str, Work] = {}
-    for one in names:
+    for one in _MAKERS if name == "all" else (name,):
         for work in _MAKERS[one]():
             found.setdefault(work.shape, Work(f"{one}: {work.name}", work.m, work.k, work.n))
     return tuple(found.values())
