@@ -35,7 +35,7 @@ class Sums(Suite):
 
     name: ClassVar[str] = "sums"
 
-    def cases(self):
+    def cases(self, seed=0):
         return [Case("row_sum", f"{self.rows}x40", sizes={"N": self.rows, "T": 40})]
 
     def make(self, case, seed):

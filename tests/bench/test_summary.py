@@ -56,6 +56,16 @@ def test_geometric_mean_and_worst_row() -> None:
     assert one["read_share"] is None
 
 
+def test_tenth_percentile_and_rows_where_a_peer_leads() -> None:
+    ratios = [0.5, 0.9, *(1.0 + i / 10 for i in range(9))]
+    rows = [row(f"{m}x8:8x8", "peer", ratio) for m, ratio in enumerate(ratios, start=1)]
+    # Faster than the peer, but no product; nor does it say that it were the best of them.
+    rows += [row("9x8:8x8", "plain read", 0.1, kind="limit", best_peer=False)]
+    (one,) = summaries(rows)
+    assert one["p10"] == pytest.approx(0.9)
+    assert (one["behind"], one["rows"], one["worst_peer"]) == (2, 11, "peer")
+
+
 def test_thread_counts_stand_alone_and_the_rest_is_summed_up() -> None:
     rows = []
     for threads in (1, 2):

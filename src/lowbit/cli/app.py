@@ -35,7 +35,7 @@ JsonFile = Annotated[
 Threads = Annotated[
     int | None, typer.Option(help="Threads for every implementation.", show_default="all")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of data, order and drawn shapes.")]
 
 
 def described(

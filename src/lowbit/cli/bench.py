@@ -1,10 +1,12 @@
-"""The commands `lowbit bench SUITE`, each made of the options of its suite."""
+"""The commands `lowbit bench SUITE`, each made of the options of its suite, and `behind`."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from dataclasses import MISSING, Field, replace
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -13,6 +15,7 @@ from typer.core import TyperGroup
 from lowbit.cli.app import (
     JsonFile,
     Seed,
+    command,
     described,
     group,
     one_line_errors,
@@ -31,18 +34,40 @@ class _Suites(TyperGroup):
         with one_line_errors():
             from lowbit.bench.core.suite import suites
 
-            return list(suites.names())
+            return [*super().list_commands(ctx), *suites.names()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+        known = super().get_command(ctx, cmd_name)
+        suite = known is None and cmd_name in self.list_commands(ctx)
+        return _command(cmd_name) if suite else known
 
 
-group(
+_bench = group(
     "bench",
     "Time lowbit against other libraries.",
     example="bench matmul 256x512:512x1024",
     cls=_Suites,
 )
+
+
+@command("behind", example="bench behind record.json --page docs/behind.md", within=_bench)
+def behind(
+    records: Annotated[list[str], typer.Argument(help="Files that --json of a suite wrote.")],
+    page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
+) -> None:
+    """Make a page, in Markdown, of every row in which a peer is ahead of lowbit."""
+    from lowbit.bench import Record
+    from lowbit.bench.core import behind
+
+    read: dict[str, Record] = {}
+    for path in records:
+        try:
+            record = Record.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        read[os.path.relpath(path, os.path.dirname(page))] = record
+    with opened(page) as stream:
+        print(behind.page(read), end="", file=stream)
 
 
 def _command(name: str) -> Any:

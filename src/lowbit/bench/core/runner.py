@@ -87,7 +87,7 @@ class _Run:
     def record(self) -> Record:
         suite, plan = self.suite, self.plan
         used = isa.active().name  # at once: one that cannot run here should be told before all
-        cases = suite.cases()
+        cases = suite.cases(plan.seed)
         entries = self._entries(cases)
         for threads in plan.threads if suite.ceiling else ():
             self.progress(f"measuring the peak, {thread_text(threads)}", _TRIAL_SHARE)

@@ -92,8 +92,8 @@ class Suite:
         """What of the options the record is to hold."""
         return {}
 
-    def cases(self) -> Sequence[Case]:
-        """At least one."""
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        """At least one. The seed is for cases that are drawn."""
         raise NotImplementedError
 
     def tried(self, case: Any) -> Case:

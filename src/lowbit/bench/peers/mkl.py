@@ -81,14 +81,16 @@ def _call(library: ctypes.CDLL, a: Array, packed: Array, n: int) -> Callable[[],
     """The product of a [M, K] with `packed` as a function that allocates its result."""
     m, k = a.shape
     offset = np.zeros(1, np.int32)
-    at = a.ctypes.data, packed.ctypes.data, offset.ctypes.data
+    at = [_POINTER(array.ctypes.data) for array in (a, packed, offset)]
+    compute, memory = library.cblas_gemm_s8u8s32_compute, _INT * (m * n)
+    # Made once: to convert numbers in each call takes longer than a small product.
+    sizes = map(_INT, (_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _ONE_OFFSET, m, n, k))
+    left, right = (at[0], _INT(k), _BYTE(0)), (at[1], _INT(n), _BYTE(0))
+    before, after = (*sizes, _FLOAT(1), *left, *right, _FLOAT(0)), (_INT(n), at[2])
 
     def call() -> Array:
         sums = np.empty((m, n), np.int32)
-        library.cblas_gemm_s8u8s32_compute(
-            *(_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _ONE_OFFSET, m, n, k, 1.0),
-            *(at[0], k, 0, at[1], n, 0, 0.0, sums.ctypes.data, n, at[2]),
-        )
+        compute(*before, memory.from_buffer(sums), *after)
         return sums
 
     # The addresses stand for arrays that must live as long as the call.

@@ -69,7 +69,7 @@ class Operators(Suite):
 
         return Cuda(self.device)
 
-    def cases(self) -> Sequence[OperatorCase]:
+    def cases(self, seed: int = 0) -> Sequence[OperatorCase]:
         from lowbit.bench.operators.registry import operators
 
         names = self.op or operators.names()

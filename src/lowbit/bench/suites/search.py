@@ -84,7 +84,7 @@ class Search(Suite):
     def settings(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in ("vectors", "dim", "bits", "k", "metric")}
 
-    def cases(self) -> Sequence[Case]:
+    def cases(self, seed: int = 0) -> Sequence[Case]:
         return [Case("search", f"batch {b}", sizes={"batch": b}) for b in self.batches]
 
     def implementations(self) -> Sequence[Implementation]:

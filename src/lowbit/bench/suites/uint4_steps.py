@@ -40,7 +40,7 @@ class Uint4Steps(Suite):
     distribution: ClassVar[str] = "uint4 uniform over 0 to 15"
     reads: ClassVar[bool] = False
 
-    def cases(self) -> Sequence[Case]:
+    def cases(self, seed: int = 0) -> Sequence[Case]:
         product(self.shape, "s8:s8:s32")  # which refuses what is too large, for sums or memory
         return [Case("matmul", self.shape, "u4:u4:s32", sizes=parse_shape(self.shape))]
 

@@ -13,7 +13,7 @@ from lowbit.bench.core import table
 from lowbit.bench.core.case import LIMIT, OURS, Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import Record, Row, mean_ratio
+from lowbit.bench.core.record import Record, Row, standing
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.suites.linear.problem import (
@@ -89,7 +89,7 @@ class Linear(Suite):
     def settings(self) -> Mapping[str, Any]:
         return {"group_size": self.group_size, "zero_points": self.zero_points}
 
-    def cases(self) -> Sequence[Layer]:
+    def cases(self, seed: int = 0) -> Sequence[Layer]:
         return [self._layer(text, parse_shape(text)) for text in dict.fromkeys(self.shapes)]
 
     def _layer(self, name: str, sizes: Mapping[str, int]) -> Layer:
@@ -159,15 +159,9 @@ def means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
     for key in sorted(groups, key=place):
         group = groups[key]
-        mean, worst, where = mean_ratio([(row.ratios[key[3]].median, row) for row in group])
+        figures, where = standing([(row.ratios[key[3]].median, row) for row in group])
         names = ("threads", "weights", "sizes", "ours", "implementation")
-        yield {
-            **dict(zip(names, key, strict=True)),
-            "rows": len(group),
-            "geometric_mean": mean,
-            "worst": worst,
-            "worst_shape": where.case,
-        }
+        yield {**dict(zip(names, key, strict=True)), **figures, "worst_shape": where.case}
 
 
 def _range(row: Row) -> str:

@@ -14,11 +14,11 @@ from lowbit.bench.core import table
 from lowbit.bench.core.case import Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import Record, Row, groups, thread_text
+from lowbit.bench.core.record import Record, Row, groups
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
-from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
+from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, works_of
 from lowbit.bench.suites.matmul.summary import ALL, summaries
 
 _INTEGERS = ("u8:s8:s32",)
@@ -36,6 +36,7 @@ class Matmul(Suite):
 
     shapes: tuple[str, ...] = option((), "Shapes MxK:KxN.", argument=True)
     suite: str | None = option(None, f"A set of shapes: {', '.join(SHAPES)}.", shown="none")
+    count: int = option(100, "How many shapes the set random draws, by the seed.")
     dtype: tuple[str, ...] = option(
         (),
         "Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...; may be repeated.",
@@ -49,21 +50,24 @@ class Matmul(Suite):
 
     @property
     def cold_by_default(self) -> bool:
-        return self.suite is not None
+        return self.suite not in (None, RANDOM)
 
     @property
     def limits(self) -> Limits:
         # A single shape can have more time than a whole set.
         return Limits(seconds=4.0 if self.suite is None else 0.6)
 
-    def cases(self) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[Product]:
         if not self.shapes and self.suite is None:
             raise ValueError("give shapes MxK:KxN, or --suite NAME")
         wanted = dict.fromkeys(self.shapes, "")
         if self.suite is not None:
-            wanted |= {work.shape: work.name for work in works_of(self.suite)}
+            wanted |= {work.shape: work.name for work in works_of(self.suite, seed, self.count)}
         dtypes = self.dtype or (_INTEGERS if self.suite is None else _LAYERS)
         return [product(shape, d, work) for d in dtypes for shape, work in wanted.items()]
+
+    def settings(self) -> Mapping[str, Any]:
+        return {} if self.suite is None else {"set": self.suite}
 
     def implementations(self) -> Sequence[Implementation]:
         return (*super().implementations(), PlainRead())
@@ -109,8 +113,7 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
     the best peer's."""
     parts: list[RenderableType] = []
     for group in groups(rows, "threads", "dtypes", "weights"):
-        first = group[0]
-        title = f"{first.dtypes}, {first.weights} weights, {thread_text(first.threads)}"
+        title = table.heading(group[0], "dtypes")
         best = {row.case: row for row in group if row.best_peer}
         columns = (
             Column("work", lambda row: row.work, False),
@@ -128,7 +131,8 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _summaries(found: Sequence[dict[str, Any]]) -> Table:
-    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "worst", "which")
+    left = ("threads", "dtypes", "weights", "rows", "a peer leads")
+    left = (*left, "geometric mean", "p10", "worst", "which")
     right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
     made = table.new_table(
         "lowbit against the best peer of each row",
@@ -137,8 +141,8 @@ def _summaries(found: Sequence[dict[str, Any]]) -> Table:
     for one in found:
         shares = (one["large_peak_share"], one["read_share"])
         made.add_row(
-            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows")),
-            *(table.three_digits(one[name]) for name in ("geometric_mean", "worst")),
+            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
+            *(table.three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
             f"{one['worst_case']}, {one['worst_peer']}",
             *("" if part is None else table.format_known(part) for part in shares),
             style="bold" if one["dtypes"] == ALL else None,

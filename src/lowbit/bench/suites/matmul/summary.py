@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lowbit.bench.core.peak import share
-from lowbit.bench.core.record import Row, groups, mean_ratio
+from lowbit.bench.core.record import Row, groups, standing
 
 ALL = "all"
 _LARGE = 1024
@@ -16,7 +16,7 @@ def summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """One for each thread count, output and state of the weights, and where it has several of
     these, one for the whole thread count. Without peers there is none.
 
-    geometric_mean and worst are of the ratios to the best peer of each row, the time of that peer
+    The figures of `standing` are of the ratios to the best peer of each row, the time of that peer
     over lowbit's (above 1: lowbit is faster). worst_case, worst_peer: where the worst is.
     large_peak_share: the least share of the int8 peak among rows of which M, N and K are 1024 or
     more; read_share: the least share of a plain read's rate among those of M = 1; None without
@@ -38,7 +38,7 @@ def _summary(rows: Sequence[Row], dtypes: str, weights: str) -> Iterator[dict[st
     ]
     if not best:
         return
-    mean, worst, where = mean_ratio(best)
+    figures, where = standing(best)
     ours = [row for row in rows if row.ours]
     peaks = (row.peak_share for row in ours if min(row.sizes.values()) >= _LARGE)
     reads = (share(row.limit_share.median) for row in ours if row.limit_share is not None)
@@ -46,9 +46,7 @@ def _summary(rows: Sequence[Row], dtypes: str, weights: str) -> Iterator[dict[st
         "threads": where.threads,
         "dtypes": dtypes,
         "weights": weights,
-        "rows": len(best),
-        "geometric_mean": mean,
-        "worst": worst,
+        **figures,
         "worst_case": f"{where.case} {where.dtypes} {where.weights}",
         "worst_peer": where.implementation,
         "large_peak_share": min((one for one in peaks if one is not None), default=None),
