@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 _LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(bfloat16)
+_REAL_DTYPES = {one.name: one for one in (_FLOAT32, _BFLOAT16)}
 _LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
 
 
@@ -40,11 +41,16 @@ def array(value: Any, name: str) -> Array:
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
-    if not value.dtype.isnative:
-        raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
+    check_native(value.dtype, name)
     return (
         value if type(value) is np.ndarray else np.asarray(value)
     )  # no subclass, whose indexing may mean something else
+
+
+def check_native(dtype: np.dtype[Any], name: str) -> None:
+    """Bytes must be in this machine's order."""
+    if not dtype.isnative:
+        raise TypeError(f"{name} has bytes in foreign order ({dtype}); convert it first")
 
 
 def viewed(tensor: Any) -> Array:
@@ -144,18 +150,18 @@ def in_rows(given: Array) -> Array:
     return given if apart and inner else np.ascontiguousarray(given)
 
 
-def real_matrix(value: Any, name: str) -> Array:
-    """A matrix of float32 or bfloat16, of any strides."""
-    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
-        return value
-    given = matrix(value, name)
-    if given.dtype not in (_FLOAT32, _BFLOAT16):
-        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it first")
-    return given
+def check_real(dtype: np.dtype[Any], name: str) -> None:
+    """Only float32 and bfloat16 will do."""
+    check_native(dtype, name)
+    if dtype not in (_FLOAT32, _BFLOAT16):
+        raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}; convert it first")
 
 
 def real_dtype(given: Any) -> np.dtype[Any]:
     """float32 or bfloat16, by its name, or as a type of NumPy, ml_dtypes or PyTorch."""
+    known = _REAL_DTYPES.get(given) if type(given) is str else None
+    if known is not None:
+        return known
     name = getattr(given, "__name__", str(given).split(".")[-1])
     for dtype in (_FLOAT32, _BFLOAT16):
         if dtype.name == name:
@@ -217,9 +223,8 @@ def output(
     """
     if out is None:
         fresh = empty(shape, dtype)
-        if type(like) is not np.ndarray and _is_torch(like):
-            return fresh, tensor_of(fresh)
-        return fresh, fresh
+        is_tensor = type(like) is not np.ndarray and _is_torch(like)
+        return fresh, tensor_of(fresh) if is_tensor else fresh
     target = array(out, "out")
     if target.shape != shape or target.dtype != dtype:
         raise ValueError(f"out must be {dtype} {shape}, got {target.dtype} {target.shape}")

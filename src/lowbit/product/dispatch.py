@@ -20,7 +20,7 @@ from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
 
 # Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
-_WORK_PER_THREAD = 1 << 20
+WORK_PER_THREAD = 1 << 20
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
 # Several items for each thread, so that one that lost its core does not hold up the others; but
@@ -87,7 +87,7 @@ def thread_count(m: int, n: int, k: int, wanted: int) -> int:
     """How many threads a product uses; `wanted` as `threads_key` gives it."""
     if wanted > 0:
         return min(wanted, _MOST_THREADS)
-    worth = m * n * k // _WORK_PER_THREAD
+    worth = m * n * k // WORK_PER_THREAD
     return 1 if worth < 2 else min(-wanted, worth)
 
 

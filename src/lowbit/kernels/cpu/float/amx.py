@@ -23,6 +23,7 @@ from lowbit.isa.amx import (
 from lowbit.isa.types import f32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     Left,
@@ -43,6 +44,7 @@ class TileMicro(FloatMicro):
     plain = False
     line = _UNITS
     quantum = 2 * _UNITS
+    in_registers = False
 
     def shapes(self) -> list[tuple[int, int]]:
         return [(2 * ROWS, 2), (ROWS, 4), (2 * ROWS, 1), (ROWS, 3), (ROWS, 2), (ROWS, 1)]
@@ -68,6 +70,7 @@ class TileMicro(FloatMicro):
         right: Right,
         units: Value,
         scratch: Value,
+        ahead: Ahead | None = None,
     ) -> list[list[Value]] | None:
         assert isinstance(left, PackedLeft)
         assert isinstance(right, PackedRight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import f32
@@ -12,6 +12,9 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.operand import Reader
 from lowbit.registry import Registry
+
+if TYPE_CHECKING:
+    from lowbit.kernels.cpu.float.ahead import Ahead
 
 M = TypeVar("M", bound="FloatMicro")
 
@@ -108,7 +111,8 @@ class FloatMicro(ABC):
 
     `pair`: a unit of K is two bfloat16. `plain`: it can read operands where they are. `line`:
     units of one row of the packed left operand that lie together. `quantum`: K is padded to so
-    many. `lanes`: float32 in a vector of accumulators.
+    many. `lanes`: float32 in a vector of accumulators. `in_registers`: whether a step's sums are
+    there at its end.
     """
 
     name: str
@@ -116,6 +120,7 @@ class FloatMicro(ABC):
     plain: bool = True
     line: int = 1
     quantum: int = 1
+    in_registers: bool = True
 
     def __init__(self, isa: InstructionSet) -> None:
         self.isa = isa
@@ -151,8 +156,9 @@ class FloatMicro(ABC):
         right: Right,
         units: Value,
         scratch: Value,
+        ahead: Ahead | None = None,
     ) -> list[list[Value]] | None:
-        """Emit the product of (rows, vectors) `sizes` over `units`.
+        """Emit the product of (rows, vectors) `sizes` over `units`, fetching what is `ahead`.
 
         Returns the sums [row][vector], or None if they are in `scratch`: float32, row by row.
         """

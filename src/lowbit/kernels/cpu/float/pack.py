@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.isa.generic import maximum, minimum, shuffle
+from lowbit.isa.generic import load_head, maximum, minimum, prefetch, shuffle
 from lowbit.isa.types import u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -122,6 +122,27 @@ def _transpose(k: Builder, source: Source, part: Part, lanes: int, end: Value) -
         if width % side:
             square(unit, width // side * side, width % side)
     return squares
+
+
+def copy_rows(
+    k: Builder,
+    source: Source,
+    to: Source,
+    block: Value,
+    rows: int,
+    units: tuple[Value, Value],
+    lanes: int,
+) -> None:
+    """Copy a block of rows over units from, to, contiguous along K, to the begin of `to`, which
+    has room for whole vectors; and fetch the rows of the next block meanwhile."""
+    (begin, end), depth = units, source.reader.depth
+    count = minimum(end * depth, source.depth) - begin * depth
+    for row in range(rows):
+        start, target = source.at(block * rows + row, begin), to.base + to.x_stride * row
+        following = source.at((block + 1) * rows + row, begin)
+        for at in k.range(0, count, lanes):
+            prefetch(following + at)
+            (target + at).store(load_head(start + at, count - at, lanes))
 
 
 def pack_lines(k: Builder, source: Source, part: Part, units: int) -> None:

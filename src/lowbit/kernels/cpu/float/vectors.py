@@ -24,6 +24,7 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, bf16, f32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Right, register
 
 _LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
@@ -56,8 +57,9 @@ class VectorMicro(FloatMicro):
         self.quantum = 2 if pair else 1
 
     def shapes(self) -> list[tuple[int, int]]:
-        free = self.isa.vector_registers - 1  # for the broadcast number
-        most = self.isa.vector_registers // 2
+        registers = self.isa.vector_registers
+        free = registers - 1 - registers // 16  # one for the broadcast number, a few to work with
+        most = registers // 2 - registers // 16
         return [
             (rows, vectors)
             for vectors in range(1, most + 1)
@@ -72,6 +74,7 @@ class VectorMicro(FloatMicro):
         right: Right,
         units: Value,
         scratch: Value,
+        ahead: Ahead | None = None,
     ) -> list[list[Value]] | None:
         rows, vectors = sizes
         products = rows * vectors
@@ -85,18 +88,27 @@ class VectorMicro(FloatMicro):
         whole = units // unroll * unroll
         for unit in k.range(0, whole, unroll):
             for u in range(unroll):
-                self._multiply(left, right, unit + u, sums[u % parts])
+                self._multiply(left, right, unit + u, sums[u % parts], ahead)
         if unroll > 1:
             for unit in k.range(whole, units):
-                self._multiply(left, right, unit, sums[0])
+                self._multiply(left, right, unit, sums[0], ahead)
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
 
-    def _multiply(self, left: Left, right: Right, unit: Value, sums: list[list[Register]]) -> None:
+    def _multiply(
+        self,
+        left: Left,
+        right: Right,
+        unit: Value,
+        sums: list[list[Register]],
+        ahead: Ahead | None,
+    ) -> None:
         """Add the products at one unit of K to every accumulator."""
+        if ahead is not None:
+            ahead.fetch(unit)
         columns = [right.vector(unit, which) for which in range(len(sums[0]))]
         for row, accumulators in enumerate(sums):
             a = left.one(unit, row).splat(self.lanes)

@@ -1,0 +1,109 @@
+"""What becomes of the sums of a step: alpha·sum + beta·c, rounded and stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowbit.isa.generic import load_head, minimum, select, store_head
+from lowbit.isa.types import bf16
+from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.shared.functions import canonical
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How sums become output: value = factors[0]·sum + factors[1]·source, if `reads`.
+
+    Goes to `out` if this is where the sum `ends`, else to `partial`. m, n: rows and columns that
+    there are.
+    """
+
+    source: Value
+    source_stride: Value
+    reads: Value
+    factors: tuple[Value, Value]
+    partial: Value
+    partial_stride: Value
+    out: Value
+    out_stride: Value
+    ends: Value
+    m: Value
+    n: Value
+
+
+def store_tile(
+    k: Builder,
+    finish: Finish,
+    place: tuple[Value, Value],
+    sizes: tuple[int, int],
+    sums: list[list[Value]] | None,
+    scratch: Value,
+    lanes: int,
+    ragged: bool,
+) -> None:
+    """Finish and store the sums of (rows, vectors) `sizes` at (row, column) `place`.
+
+    None: they are in scratch. `ragged`: the last vector may not be whole.
+    """
+    (row, _), (rows, vectors) = place, sizes
+    if sums is None:
+        line = vectors * lanes
+        for r in k.range(0, minimum(k.index(rows), finish.m - row)):
+            values = [(scratch + (r * line + v * lanes)).load(lanes) for v in range(vectors)]
+            _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
+        return
+    for _ in k.when(row + (rows - 1) < finish.m):
+        for r, values in enumerate(sums):
+            _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
+    for _ in k.when(finish.m < row + rows):
+        for r, values in enumerate(sums[:-1]):
+            for _ in k.when(row + r < finish.m):
+                _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
+
+
+def _store_row(
+    k: Builder,
+    finish: Finish,
+    place: tuple[Value, Value],
+    sums: list[Value],
+    lanes: int,
+    ragged: bool,
+) -> None:
+    """Finish and store a row of vectors."""
+    row, column = place
+    left = [None] * (len(sums) - 1)
+    left.append(finish.n - (column + (len(sums) - 1) * lanes) if ragged else None)
+    alpha, beta = (factor.splat(lanes) for factor in finish.factors)
+    source = finish.source + (row * finish.source_stride + column)
+    with k.scope():
+        totals = [k.register(value * alpha) for value in sums]
+        for _ in k.when(finish.reads):
+            for v, (total, count) in enumerate(zip(totals, left, strict=True)):
+                more = _load(source + v * lanes, count, lanes) * beta
+                total.value = total.value + more
+        values = [total.value for total in totals]
+    if finish.out.type == finish.partial.type:
+        target = finish.out + (row * finish.out_stride + column)
+        for v, (value, count) in enumerate(zip(values, left, strict=True)):
+            _store(canonical(value), target + v * lanes, count)
+        return
+    for _ in k.when(finish.ends):
+        target = finish.out + (row * finish.out_stride + column)
+        for v, (value, count) in enumerate(zip(values, left, strict=True)):
+            _store(value.to(bf16), target + v * lanes, count)
+    for _ in k.when(select(finish.ends, k.index(0), k.index(1)) > 0):
+        partial = finish.partial + (row * finish.partial_stride + column)
+        for v, (value, count) in enumerate(zip(values, left, strict=True)):
+            _store(value, partial + v * lanes, count)
+
+
+def _load(at: Value, count: Value | None, lanes: int) -> Value:
+    return at.load(lanes) if count is None else load_head(at, count, lanes)
+
+
+def _store(value: Value, at: Value, count: Value | None) -> None:
+    if count is None:
+        at.store(value)
+    else:
+        store_head(value, at, count)
