@@ -36,15 +36,27 @@ from lowbit.product.arguments import (
 from lowbit.product.dispatch import threads_key
 from lowbit.product.gemm import LITTLE, apart, prepare_gemm
 from lowbit.product.output import AnyPostOp, post_ops_tuple
+from lowbit.product.recognized import (
+    Check,
+    Recognized,
+    as_given,
+    constant,
+    out_as_given,
+    real,
+    same,
+    zero_point,
+)
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
 
 _INT32 = np.dtype(np.int32)
 _INT8 = np.dtype(np.int8)
 _FLOAT32 = np.dtype(np.float32)
-_ONE_ZERO = {type(None), int}  # types of zero points of a that are the same for all rows
+_NUMBERS = {type(None), int, float}  # types of scales and zero points that serve all rows
 _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
+
+_exact, _scaled, _dynamic, _weight_only = (Recognized() for _ in range(4))
 
 
 def matmul(
@@ -61,6 +73,9 @@ def matmul(
     that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
     machine lacks the instruction set.
     """
+    for call in _exact.calls.get(id(b), ()):
+        if (done := call(a, out, threads, isa)) is not None:
+            return done
     left = a if type(a) is np.ndarray else array(a, "a")
     if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
         return _batched(a, b, out, threads, isa)
@@ -75,7 +90,11 @@ def matmul(
         left.shape, left.strides, left.dtype, right, threads_key(threads), isa
     )
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    prepared.into(left, b.addresses, result, None, _flips(left))
+    zero = _flips(left, 1)
+    prepared.into(left, b.addresses, result, None, zero)
+    if _exact.ripe(b, prepared):
+        checks = as_given(a, left, "a"), out_as_given(out, result), same(threads), same(isa)
+        _exact.learn(b, b.addresses, prepared, checks, result, out is None, zero)
     return returned
 
 
@@ -100,9 +119,9 @@ def pack(
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
 
 
-def _flips(left: npt.NDArray[Any]) -> npt.NDArray[np.int32] | None:
+def _flips(left: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int32] | None:
     """The zero points that signed left operands have once they are stored as unsigned ones."""
-    return flips(left.shape[0]) if left.dtype == _INT8 else None
+    return flips(rows) if left.dtype == _INT8 else None
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -168,28 +187,67 @@ def matmul_scaled(
     Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape or is
     beyond float32, a post-operation is unknown, or its operand is missing.
     """
+    given = (a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
+             out_zero_point, out, threads, isa)  # fmt: skip
+    for call in _scaled.calls.get(id(b), ()):
+        if (done := call(*given)) is not None:
+            return done
+    return _matmul_scaled(b, *given)
+
+
+def _matmul_scaled(
+    b: PackedMatrix,
+    a: Any,
+    a_scale: Any,
+    a_zero_point: Any,
+    bias: Any,
+    residual: Any,
+    post_ops: Sequence[AnyPostOp] | None,
+    out_dtype: str,
+    out_scale: float | None,
+    out_zero_point: int,
+    out: Any,
+    threads: int | None,
+    isa: str | None,
+) -> Any:
+    """`matmul_scaled` of a call that is not recognized."""
     left = a if type(a) is np.ndarray else array(a, "a")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
+    wanted_zero_point = a_zero_point
     if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
         a_zero_point = None
+    uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
         left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, type(a_zero_point) in _ONE_ZERO, bias is not None,
+        isa, a_zero_point is not None, uniform, bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
     result, returned = output(a, out, prepared.shape, spec.storage, given)
-    rows = prepared.shape[0]
+    rows = 1 if uniform else prepared.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
-        zero = _flips(left)
+        zero = _flips(left, rows)
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
     prepared.into(left, b.addresses, result, scale, zero, added, beside, spec.parameters)
+    if _scaled.ripe(b, prepared):
+        number = real(a_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
+        dropped = a_zero_point is not wanted_zero_point
+        checks = (
+            as_given(a, left, "a"), number,
+            None if dropped else zero_point(a_zero_point, left.dtype, prepared),
+            as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
+            constant(post_ops), same(out_dtype), same(out_scale), same(out_zero_point),
+            out_as_given(out, result), same(threads), same(isa),
+        )  # fmt: skip
+        zero = zero if a_zero_point is None else None
+        _scaled.learn(b, b.addresses, prepared, checks, result, out is None, zero,
+                      spec.parameters)  # fmt: skip
     return returned
 
 
@@ -215,11 +273,15 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
+    for call in _dynamic.calls.get(id(b), ()):
+        if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
+            return done
     left = float32_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
-    activations = "symmetric" if symmetric else "dynamic"
-    return _linear(x, left, b, activations, bias, residual, post_ops, "float32", out, threads, isa)
+    rows = "symmetric" if symmetric else "dynamic"
+    known = _dynamic, b, same(symmetric)
+    return _linear(x, left, b, rows, bias, residual, post_ops, "float32", out, threads, isa, known)
 
 
 def linear_weight_only(
@@ -252,6 +314,9 @@ def linear_weight_only(
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
     the machine lacks the instruction set `isa`.
     """
+    for call in _weight_only.calls.get(id(b), ()):
+        if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
+            return done
     left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
@@ -260,8 +325,10 @@ def linear_weight_only(
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
+    known = _weight_only, b, same(out_dtype)
     b = b.grouped
-    return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa)
+    return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa,
+                   known)  # fmt: skip
 
 
 def _linear(
@@ -276,8 +343,10 @@ def _linear(
     out: Any,
     threads: int | None,
     isa: str | None,
+    known: tuple[Recognized, PackedMatrix, Check],
 ) -> Any:
-    """A linear layer of rows of floats."""
+    """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
+    calls b, and the check of the second argument there."""
     prepared, spec = requests.floats(
         left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
         isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
@@ -287,6 +356,15 @@ def _linear(
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(left, b.addresses, result, None, None, added, beside, spec.parameters)
+    recognized, given, second = known
+    if recognized.ripe(given, prepared):
+        checks = (
+            as_given(x, left, "a"), second, as_given(bias, added, "bias"),
+            as_given(residual, beside, "residual"), constant(post_ops), out_as_given(out, result),
+            same(threads), same(isa),
+        )  # fmt: skip
+        recognized.learn(given, b.addresses, prepared, checks, result, out is None, None,
+                         spec.parameters)  # fmt: skip
     return returned
 
 

@@ -30,7 +30,7 @@ def negate(k: Builder, x: S32Pointer, y: S32Pointer, n: Int, stride: Int) -> Non
 def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Program:
     """A new Program of the kernel, entered in either way."""
     if request.param != "compiled":
-        monkeypatch.setattr(entry, "_layout_is_known", lambda: False)
+        monkeypatch.setattr(entry, "layout_is_known", lambda: False)
     return Kernel(negate.text).program(get("generic"))
 
 
@@ -115,7 +115,7 @@ def test_a_wrong_number_of_arguments_is_refused(
 
 
 def test_the_fast_way_is_taken_here() -> None:
-    assert entry._layout_is_known()
+    assert entry.layout_is_known()
 
 
 @THREADS

@@ -93,15 +93,15 @@ def test_integer_product(
 
 
 @MICRO_KERNELS
-@pytest.mark.parametrize("one_zero", [False, True])
-def test_zero_points_of_rows(micro: MicroKernel, one_zero: bool) -> None:
+@pytest.mark.parametrize("uniform", [False, True])
+def test_zero_points_of_rows(micro: MicroKernel, uniform: bool) -> None:
     """One for all rows is read where the first is, and nowhere else."""
     rng = np.random.default_rng(4)
     a = rng.integers(0, 256, (19, 70), dtype=np.uint8)
     b = rng.integers(-64, 64, (70, 33), dtype=np.int8)
-    zeros = np.full(1, 77, np.int32) if one_zero else rng.integers(0, 256, 19, dtype=np.int32)
+    zeros = np.full(1, 77, np.int32) if uniform else rng.integers(0, 256, 19, dtype=np.int32)
     out = np.full((19, 33), 0x55555555, np.int32)
-    epilogue = Epilogue(a_zero=True, one_zero=one_zero)
+    epilogue = Epilogue(a_zero=True, uniform=uniform)
     interpreted(micro, a, pack(b), out, epilogue=epilogue, row_zero=zeros)
     exact = (a.astype(np.int64) - zeros[:, None]) @ b.astype(np.int64)
     np.testing.assert_array_equal(out, exact)

@@ -31,7 +31,7 @@ from lowbit.jit.compile import Loaded
 
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
-_HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
+HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
 _FACTS = 6  # words of a record before the slots
 
 # How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
@@ -62,7 +62,7 @@ def bound(
     It takes the varying ones in this order, and before them, for several threads, what
     `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    if not _layout_is_known():
+    if not layout_is_known():
         return _through_ctypes(loaded, threads, names, varying, fixed)
     words = [_word(fixed.get(name)) for name in names]
     places = [names.index(name) for name in varying]
@@ -110,9 +110,12 @@ def _through_ctypes(
 
 @cache
 def _entry() -> tuple[Callable[..., Any], int]:
-    """PyCFunction_NewEx, and the address of the description of the compiled function."""
-    loaded = load(_NAME, get("generic"), lambda: _IR, _HEADER)
-    method = _Method(_NAME.encode(), loaded.address, _FASTCALL, None)
+    return method_of(_NAME, load(_NAME, get("generic"), lambda: _IR, HEADER))
+
+
+def method_of(name: str, loaded: Loaded) -> tuple[Callable[..., Any], int]:
+    """PyCFunction_NewEx, and the address of the description of a compiled function."""
+    method = _Method(name.encode(), loaded.address, _FASTCALL, None)
     _kept.extend((loaded, method))
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
@@ -122,11 +125,11 @@ def _entry() -> tuple[Callable[..., Any], int]:
 
 _kept: list[Any] = []  # code and its description must live as long as the process
 
-_BYTES_AT, _TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
+BYTES_AT, TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
 
 
 @cache
-def _layout_is_known() -> bool:
+def layout_is_known() -> bool:
     """Whether arrays, bytes and tuples hold their content where the compiled function looks."""
     if sys.implementation.name != "cpython":
         return False
@@ -134,10 +137,10 @@ def _layout_is_known() -> bool:
     text, memory = b"sixteen bytes...", np.zeros((4, 6), np.uint8)
     views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], memory.view(np.uint16)[0]
     return (
-        all(word(id(view) + _HEADER).value == _address(view) for view in views)
-        and word(id(memory) + _HEADER - 8).value == id(np.ndarray)
-        and ctypes.string_at(id(text) + _BYTES_AT, len(text)) == text
-        and word(id(pair := (text, memory)) + _TUPLE_AT).value == id(text)
+        all(word(id(view) + HEADER).value == _address(view) for view in views)
+        and word(id(memory) + HEADER - 8).value == id(np.ndarray)
+        and ctypes.string_at(id(text) + BYTES_AT, len(text)) == text
+        and word(id(pair := (text, memory)) + TUPLE_AT).value == id(text)
         and pair[1] is memory
     )
 
@@ -158,9 +161,9 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 define ptr @{_NAME}(ptr %self, ptr %args, i64 %given) {{
 entry:
-  %bytes_at = getelementptr i8, ptr %self, i64 {_TUPLE_AT}
+  %bytes_at = getelementptr i8, ptr %self, i64 {TUPLE_AT}
   %bytes = load ptr, ptr %bytes_at
-  %record = getelementptr i8, ptr %bytes, i64 {_BYTES_AT}
+  %record = getelementptr i8, ptr %bytes, i64 {BYTES_AT}
   %threads_at = getelementptr i64, ptr %record, i64 1
   %words_at = getelementptr i64, ptr %record, i64 2
   %count_at = getelementptr i64, ptr %record, i64 3
@@ -195,12 +198,12 @@ next:
 look:
   %value_at = getelementptr ptr, ptr %values, i64 %i
   %value = load ptr, ptr %value_at
-  %type_at = getelementptr i8, ptr %value, i64 {_HEADER - 8}
+  %type_at = getelementptr i8, ptr %value, i64 {HEADER - 8}
   %type = load ptr, ptr %type_at
   %is_array = icmp eq ptr %type, %array
   br i1 %is_array, label %from_array, label %other
 from_array:
-  %data_at = getelementptr i8, ptr %value, i64 {_HEADER}
+  %data_at = getelementptr i8, ptr %value, i64 {HEADER}
   %data = load i64, ptr %data_at
   br label %store
 other:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from lowbit.jit.emit import emit
 from lowbit.jit.entry import bound
 from lowbit.jit.interpret import Interpreter, interpret
 from lowbit.jit.memory import Access
+from lowbit.jit.recognize import Check, Fresh, recognizer
 
 
 class Program:
@@ -54,6 +55,23 @@ class Program:
         if thread_count == 1:
             return call
         return lambda *arguments: call(threads.runner(), *arguments)
+
+    def recognizer(
+        self,
+        words: Mapping[str, int],
+        scratch: Mapping[str, int],
+        scratch_bytes: int,
+        checks: Sequence[Check],
+        fresh: Fresh | None,
+        kept: Any = None,
+    ) -> Callable[..., Any] | None:
+        """This program, in one thread, behind a comparison of arguments: see jit.recognize.
+
+        `kept` lives as long as what is returned.
+        """
+        return recognizer(
+            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept
+        )
 
     def __call__(self, thread_count: int, *arguments: Any) -> None:
         """Run with one argument for each parameter, in order."""

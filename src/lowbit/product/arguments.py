@@ -19,7 +19,7 @@ from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
-_LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
+LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(bfloat16)
 _REAL_DTYPES = {one.name: one for one in (_FLOAT32, _BFLOAT16)}
@@ -248,7 +248,7 @@ _WITHOUT_MEMORY = {type(None), float, int}  # to ask for these alone takes less 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """A new array; MemoryError, saying how large it would be, if there cannot be one."""
     size = math.prod(shape) * dtype.itemsize
-    return np.empty(shape, dtype) if size < _LARGE else aligned_empty(shape, dtype)
+    return np.empty(shape, dtype) if size < LARGE else aligned_empty(shape, dtype)
 
 
 def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> None:
@@ -288,7 +288,7 @@ def per_row(value: Any, rows: int, name: str) -> Array:
     return each
 
 
-_flips: Array = np.zeros(0, np.int32)
+_flips: Array = np.full(1, FLIP, np.int32)
 
 
 def flips(rows: int) -> Array:

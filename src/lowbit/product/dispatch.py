@@ -91,6 +91,12 @@ def thread_count(m: int, n: int, k: int, wanted: int) -> int:
     return 1 if worth < 2 else min(-wanted, worth)
 
 
+def is_alone(product: Product) -> bool:
+    """Whether a product uses one thread, however many there will be."""
+    wanted = product.threads if product.threads > 0 else -_MOST_THREADS
+    return thread_count(product.m, product.n, product.k, wanted) == 1
+
+
 def plan(product: Product) -> Plan:
     """The plan for a product, of at least one row, column and k."""
     query = product.query

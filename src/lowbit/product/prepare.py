@@ -5,6 +5,7 @@ Everything but addresses is decided, compiled and bound once; `prepare` keeps wh
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import host
+from lowbit.jit.recognize import MOST_SCRATCH, Check, Fresh
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
-from lowbit.product.dispatch import Plan, plan
+from lowbit.product.dispatch import Plan, is_alone, plan
 from lowbit.product.product import Product
 
 # An array, its address, or None where it is not used.
@@ -37,6 +39,8 @@ class PreparedProduct:
     `streaming`, the same product prepared so.
     """
 
+    small = False  # and in one thread, whatever the number of threads: see `recognizer`
+
     def __init__(self, product: Product) -> None:
         self.product = product
         self.shape = product.m, product.n
@@ -53,6 +57,13 @@ class PreparedProduct:
         large = product.m * product.n * product.out_bytes > host.caches()["L2"]
         if large and not product.streams and self._nothing is None:
             self.streaming = prepare(product._replace(streams=True))
+        self.small = (
+            not large
+            and self._nothing is None
+            and is_alone(product)
+            and len(self._chunks) == 1
+            and self._scratch <= MOST_SCRATCH
+        )
 
     def _bind(self, product: Product, plan: Plan) -> None:
         """Get the machine code, and give it what no call changes."""
@@ -66,27 +77,26 @@ class PreparedProduct:
             fused=plan.fused,
         )
         row_stride, stride = product.a_strides
-        self._call = program.bind(
-            plan.threads,
-            _VARYING,
-            a_row_stride=row_stride,
-            a_stride=stride,
-            n=product.n,
-            k_size=product.k,
-            block_rows=plan.block_rows,
-            item_steps=plan.item_steps,
-            item_panels=plan.item_panels,
-            private_bytes=plan.private_bytes,
-        )
-        self.plan = plan
+        self._fixed = {
+            "a_row_stride": row_stride,
+            "a_stride": stride,
+            "n": product.n,
+            "k_size": product.k,
+            "block_rows": plan.block_rows,
+            "item_steps": plan.item_steps,
+            "item_panels": plan.item_panels,
+            "private_bytes": plan.private_bytes,
+        }
+        self._program, self.plan = program, plan
+        self._call = program.bind(plan.threads, _VARYING, **self._fixed)
         # Of the scratch: packed rows, each thread's own, then zero points, sums, scales of rows.
         grouping = product.a.grouping
         entries = group_count(grouping, product.k) if grouping else 1
         self._private = plan.packed_bytes
-        self._zero = self._private + plan.threads * plan.private_bytes
-        self._sum = self._zero + 4 * plan.chunk_rows
-        self._scale = self._sum + 4 * plan.chunk_rows * entries
-        self._scratch = self._scale + 4 * plan.chunk_rows * entries
+        self.zero_at = self._private + plan.threads * plan.private_bytes
+        self._sum = self.zero_at + 4 * plan.chunk_rows
+        self.scale_at = self._sum + 4 * plan.chunk_rows * entries
+        self._scratch = self.scale_at + 4 * plan.chunk_rows * entries
         self._makes_rows = product.a.made
         self._chunks = range(0, product.m, plan.chunk_rows)
         self._a_bytes = product.a.element.bytes * product.a_strides[0]
@@ -127,15 +137,43 @@ class PreparedProduct:
         for first in self._chunks:
             rows = min(self._chunks.step, self.shape[0] - first)
             if self._makes_rows:
-                scale, zero = start + self._scale, start + self._zero
+                scale, zero = start + self.scale_at, start + self.zero_at
             self._call(a, start, scale, zero, start + self._sum, panels, sums, zeros, scales, bias,
                        residual, parameters, out, out_stride, rows,
                        start + self._private)  # fmt: skip
             if rows < self.shape[0]:
                 a, out = _moved(a, rows * self._a_bytes), _moved(out, rows * row_bytes)
-                scale, zero = _moved(scale, 4 * rows), _moved(zero, 4 * rows)
+                if not self.product.a.uniform:
+                    scale, zero = _moved(scale, 4 * rows), _moved(zero, 4 * rows)
                 residual = _moved(residual, 4 * rows * self.shape[1])
         del memory  # until here nothing else may use it
+
+    def recognizer(
+        self,
+        right: tuple[int, int, int, int],
+        checks: Sequence[Check],
+        fresh: Fresh | None,
+        out_stride: int,
+        zero: Address = None,
+        parameters: npt.NDArray[np.float32] | None = None,
+    ) -> Callable[..., Any] | None:
+        """What recognizes calls like one that was run, and runs them: see jit.recognize.
+
+        Only for `small` products. right, out_stride, zero, parameters: as given to `run`. Numbers
+        that are the scale and zero point of all rows belong at `scale_at` and `zero_at`.
+        """
+        panels, sums, zeros, scales = right
+        words = dict(
+            self._fixed, m=self.shape[0], out_stride=out_stride, panels=panels, column_sum=sums,
+            column_zero=zeros, column_scale=scales, parameters=_number(parameters),
+        )  # fmt: skip
+        scratch = {"packed": 0, "private": self._private, "row_sum": self._sum,
+                   "row_scale": self.scale_at, "row_zero": self.zero_at}  # fmt: skip
+        if zero is not None:
+            words["row_zero"] = _number(zero)
+            del scratch["row_zero"]
+        kept = parameters, zero
+        return self._program.recognizer(words, scratch, self._scratch, checks, fresh, kept)
 
     def into(
         self,

@@ -71,5 +71,5 @@ class Product(NamedTuple):
             out=self.output,
             streams=self.streams,
             scales=scales,
-            one_zero=self.a.one_zero,
+            uniform=self.a.uniform,
         )

@@ -84,9 +84,9 @@ def integers(
     return left.product(_bytes(left, b, False, True, False), b, threads, isa, _SUMS)
 
 
-def _bytes(left: Left, b: PanelFormat, shifted: bool, one_zero: bool, centred: bool) -> Bytes:
+def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bool) -> Bytes:
     """Rows of bytes that go with b. `shifted`, `centred`: a zero point is taken from a's, from b's
-    values first; `one_zero`: the same from all rows of a."""
+    values first; `uniform`: scale and zero point are the same for all rows of a."""
     check_matrix(left.shape, "a")
     check_bytes(left.dtype, "a")
     check_inner(left.shape, (b.k, b.n))
@@ -96,7 +96,7 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, one_zero: bool, centred: b
             "lowbit.linear_dynamic or lowbit.linear_weight_only"
         )
     check_k(b.k, left.dtype.name, b.dtype, (shifted, centred))
-    return Bytes(left.dtype == np.int8, shifted, left.steps[1] == 1, one_zero)
+    return Bytes(left.dtype == np.int8, shifted, left.steps[1] == 1, uniform)
 
 
 def _given(biased: bool, residual: bool) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def scaled(
     threads: int,
     isa: str | None,
     shifted: bool,
-    one_zero: bool,
+    uniform: bool,
     biased: bool,
     residual: bool,
     post_ops: tuple[AnyPostOp, ...] | None,
@@ -120,10 +120,10 @@ def scaled(
     out_scale: float | None,
     out_zero_point: int,
 ) -> Call:
-    """The product of quantized bytes; `shifted`: zero points of a are given; `one_zero`: one for
-    all rows."""
+    """The product of quantized bytes; `shifted`: zero points of a are given; `uniform`:
+    scale and zero point are the same for all rows."""
     left = Left(shape, strides, dtype)
-    rows = _bytes(left, b, shifted, one_zero, b.centred)
+    rows = _bytes(left, b, shifted, uniform, b.centred)
     given = _given(biased, residual)
     output = OutputSpec.of(given, post_ops, out_dtype, out_scale, out_zero_point)
     return Call(left.product(rows, b, threads, isa, output), output)

@@ -24,7 +24,7 @@ class Bytes(InputFormat):
     signed: bool = False
     shifted: bool = False  # whether zero points are given
     contiguous: bool = True
-    uniform: bool = False  # whether all rows have the same zero point
+    uniform: bool = False  # whether all rows have the same scale and zero point
 
     @property
     def element(self) -> Scalar:
@@ -33,10 +33,6 @@ class Bytes(InputFormat):
     @property
     def zero_points(self) -> bool:
         return self.shifted or self.signed
-
-    @property
-    def one_zero(self) -> bool:
-        return self.uniform
 
     @property
     def made(self) -> bool:

@@ -44,7 +44,7 @@ class InputFormat(ABC):
     """How rows are made. It keys the code; subclasses are frozen dataclasses.
 
     `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
-    `one_zero`: and all of them the same, so that it is applied to columns, not to each row.
+    `uniform`: scale and zero point of all rows are the first, which is then applied to columns.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
     as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
     """
@@ -56,7 +56,7 @@ class InputFormat(ABC):
     @abstractmethod
     def zero_points(self) -> bool: ...
     @property
-    def one_zero(self) -> bool:
+    def uniform(self) -> bool:
         return False
 
     @property

@@ -36,12 +36,12 @@ class Epilogue(NamedTuple):
     """What the epilogue does. It keys the code.
 
     `a_zero`, `b_zero`: the left operand has zero points per row, the right one per column;
-    `one_zero`: those of all rows are the first. With the output "s32" nothing else happens.
-    Otherwise sums become float32, are multiplied by their row's, then by their column's scale, go
-    through `post_ops` in order, by name, and are stored as `out`: "f32", "bf16", quantized to "u8"
-    or "s8", or as "max8", the greatest float32 of each 8 columns, two for a panel, where columns
-    that do not exist count as −∞. `streams`: past the caches, for outputs that these could not
-    hold; the output's rows then begin at multiples of a cache line, 64 bytes.
+    `uniform`: scales and zero points of all rows are the first. With the output "s32" nothing else
+    happens. Otherwise sums become float32, are multiplied by their row's, then by their column's
+    scale, go through `post_ops` in order, by name, and are stored as `out`: "f32", "bf16",
+    quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8 columns, two for a
+    panel, where columns that do not exist count as −∞. `streams`: past the caches, for outputs that
+    these could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
@@ -53,7 +53,7 @@ class Epilogue(NamedTuple):
     out: str = "s32"
     streams: bool = False
     scales: str = "both"
-    one_zero: bool = False
+    uniform: bool = False
 
 
 def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> Store:
@@ -61,10 +61,13 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
     scales = "none" if epilogue.out == "s32" else epilogue.scales
     kind = f32 if epilogue.scales == "row" else s32
     column_sum = (at.column_sum.cast(kind) + column).load(lanes) if epilogue.a_zero else None
-    if column_sum is not None and epilogue.one_zero:
+    if column_sum is not None and epilogue.uniform:
         column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
     column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
     column_scale = (at.column_scale + column).load(lanes) if scales == "both" else None
+    first_scale = None
+    if epilogue.uniform and scales != "none":
+        first_scale = at.row_scale.load().splat(lanes)
     *applied, convert = _after(k, epilogue, at, column, lanes)
     left = at.columns - column
     target = at.out.cast(OUTPUTS[epilogue.out])
@@ -73,13 +76,16 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
         value = accumulators
         if column_sum is not None:
             shift = column_sum
-            if not epilogue.one_zero:
+            if not epilogue.uniform:
                 shift = (at.row_zero + row).load().to(kind).splat(lanes) * column_sum
             value = value - shift
         if column_zero is not None:
             value = value - (at.row_sum + row).load().splat(lanes) * column_zero
         if scales != "none":
-            value = value.to(f32) * (at.row_scale + row).load().splat(lanes)
+            scale = first_scale
+            if scale is None:
+                scale = (at.row_scale + row).load().splat(lanes)
+            value = value.to(f32) * scale
         if column_scale is not None:
             value = value * column_scale
         for apply in applied:

@@ -1,0 +1,126 @@
+"""Calls that were made before in the same way, which machine code recognizes: see jit.recognize."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same
+from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.numerics import int_format
+from lowbit.product.arguments import LARGE
+from lowbit.product.prepare import PreparedProduct
+from lowbit.weights.panels import PackedMatrix
+
+_MOST = 8  # ways to call with one right operand that are told apart
+
+
+@dataclass
+class _Seen:
+    """What is known of the calls with one right operand."""
+
+    operand: weakref.ref[PackedMatrix]
+    last: PreparedProduct | None = None
+    attempts: int = 0
+
+
+class Recognized:
+    """Of one public function: for each right operand, by its identity, the calls recognized.
+
+    `calls` holds callables that take all other arguments, in order, and return the result, or None
+    where a call is another. They live as long as the operand.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, tuple[Callable[..., Any], ...]] = {}
+        self._seen: dict[int, _Seen] = {}
+
+    def ripe(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
+        """Whether this call should be learned: if the last one with b was prepared alike."""
+        if not prepared.small:
+            return False
+        key = id(b)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(weakref.ref(b, partial(self._forget, key)))
+        if seen.last is prepared:
+            return seen.attempts < _MOST
+        seen.last = prepared
+        return False
+
+    def _forget(self, key: int, _: Any) -> None:
+        self.calls.pop(key, None)
+        self._seen.pop(key, None)
+
+    def learn(
+        self,
+        b: PackedMatrix,
+        right: tuple[int, int, int, int],
+        prepared: PreparedProduct,
+        checks: Sequence[Check | None],
+        result: npt.NDArray[Any],
+        fresh: bool,
+        zero: npt.NDArray[np.int32] | None = None,
+        parameters: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Recognize such a call, if it can be: one check for each argument but b, and none that is
+        None. `right`, `zero`, `parameters`: what the product
+        was given; `result`: where it wrote; `fresh`: it made that itself."""
+        key = id(b)
+        self._seen[key].attempts += 1
+        known = [check for check in checks if check is not None]
+        if len(known) < len(checks):
+            return
+        make = np.empty if result.nbytes < LARGE else aligned_empty
+        made = Fresh(make, (result.shape, result.dtype), "out") if fresh else None
+        stride = result.strides[0] // result.itemsize
+        call = prepared.recognizer(right, known, made, stride, zero, parameters)
+        if call is not None:
+            self.calls[key] = (*self.calls.get(key, ()), call)
+
+
+def as_given(value: Any, used: Any, slot: str) -> Check | None:
+    """The check of an operand that is absent, or an array whose memory the kernel reads itself."""
+    if value is None:
+        return Same(None)
+    return Array(value, slot) if used is value else None
+
+
+def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
+    """The check of an output whose memory the kernel writes itself, or that is made anew."""
+    if out is None:
+        return Same(None)
+    in_rows = result.shape[1] == 1 or result.strides[1] == result.itemsize
+    whole = result.strides[0] % result.itemsize == 0
+    return Array(out, "out", written=True) if out is result and in_rows and whole else None
+
+
+def same(value: Any) -> Check:
+    """The check of a number, a name or nothing: that it is the same object."""
+    return Same(value)
+
+
+def constant(post_ops: Any) -> Check | None:
+    """The check of post-operations, unless these can change."""
+    return Same(post_ops) if post_ops is None or type(post_ops) is tuple else None
+
+
+def real(value: Any, prepared: PreparedProduct) -> Check | None:
+    """The check of a scale that is a number."""
+    return Real(prepared.scale_at) if type(value) is float else None
+
+
+def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> Check | None:
+    """The check of a zero point that is a number, of bytes of this type, or absent."""
+    if type(value) is not int:
+        return Same(None) if value is None else None
+    limits = int_format(dtype.name)
+    shift = FLIP if limits.signed else 0
+    return Integer(prepared.zero_at, limits.qmin, limits.qmax, shift)

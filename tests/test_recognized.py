@@ -1,0 +1,322 @@
+"""Calls that were made before in the same way: recognized, the same results, and never wrongly."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit import api
+from lowbit.isa import get
+from lowbit.isa.types import Int, S32Pointer, s32
+from lowbit.jit import entry, recognize
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.jit.recognize import Fresh, Same
+
+RNG = np.random.default_rng(5)
+M, K, N = 5, 70, 32
+BYTES = {
+    "uint8": RNG.integers(0, 256, (M, K), dtype=np.uint8),
+    "int8": RNG.integers(-128, 128, (M, K), dtype=np.int8),
+}
+FLOATS = RNG.standard_normal((M, K)).astype(np.float32)
+WEIGHT = RNG.standard_normal((K, N)).astype(np.float32)
+BIAS = RNG.standard_normal(N).astype(np.float32)
+RESIDUAL = RNG.standard_normal((M, N)).astype(np.float32)
+
+Call = Callable[..., Any]
+
+
+def learned(table: api.Recognized, b: lowbit.PackedMatrix) -> int:
+    return len(table.calls.get(id(b), ()))
+
+
+def int8() -> lowbit.PackedMatrix:
+    return lowbit.pack(lowbit.quantize(WEIGHT, "int8", axis=1))
+
+
+def int4() -> lowbit.PackedMatrix:
+    return lowbit.pack(lowbit.quantize(WEIGHT, "int4", axis=1, group_axis=0, group_size=32))
+
+
+def refused(call: Call, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "matmul": ("matmul", "uint8", {}),
+    "matmul, signed": ("matmul", "int8", {"threads": 1}),
+    "scaled": ("matmul_scaled", "uint8", {"a_scale": 0.3, "a_zero_point": 7}),
+    "scaled, signed": ("matmul_scaled", "int8", {"a_scale": 0.3, "a_zero_point": -7}),
+    "scaled, no zero point": ("matmul_scaled", "int8", {"a_scale": 0.3}),
+    "scaled by rows": ("matmul_scaled", "uint8", {"a_scale": np.arange(M, dtype=np.float32)}),
+    "all operands": (
+        "matmul_scaled",
+        "uint8",
+        {"a_scale": 0.3, "bias": BIAS, "residual": RESIDUAL, "post_ops": ("bias", "residual")},
+    ),
+    "quantized output": (
+        "matmul_scaled",
+        "uint8",
+        {
+            "a_scale": 0.3,
+            "post_ops": (lowbit.Clamp(-1, 5),),
+            "out_dtype": "uint8",
+            "out_scale": 0.1,
+            "out_zero_point": 3,
+        },
+    ),
+    "bfloat16": ("matmul_scaled", "uint8", {"a_scale": 0.3, "out_dtype": "bfloat16"}),
+    "dynamic": ("linear_dynamic", "float32", {"bias": BIAS}),
+    "symmetric": ("linear_dynamic", "float32", {"symmetric": True}),
+    "weight only": ("linear_weight_only", "float32", {"residual": RESIDUAL}),
+}
+TABLES = {
+    "matmul": api._exact,
+    "matmul_scaled": api._scaled,
+    "linear_dynamic": api._dynamic,
+    "linear_weight_only": api._weight_only,
+}
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new", "out"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_recognized_call_gives_the_same_bits(way: str, given: bool) -> None:
+    name, dtype, options = WAYS[way]
+    function: Call = getattr(lowbit, name)
+    b, other = (int4() if name == "linear_weight_only" else int8() for _ in range(2))
+    first = FLOATS if dtype == "float32" else BYTES[dtype]
+    expected = [function(x, other, **options) for x in (first, first[::-1].copy())]
+    table = TABLES[name]
+    out = np.empty_like(expected[0]) if given else None
+    for _ in range(3):
+        function(first, b, out=out, **options)
+    assert learned(table, b) == 1
+    for x, right in zip((first, first[::-1].copy()), expected, strict=True):
+        if out is not None:
+            out[...] = 77
+        result = function(x, b, out=out, **options)
+        assert out is None or result is out
+        assert result.dtype == right.dtype
+        assert result.tobytes() == right.tobytes()
+    assert learned(table, b) == 1
+
+
+def prepared_twice(**options: Any) -> tuple[lowbit.PackedMatrix, Call]:
+    """A packed matrix, and matmul_scaled with it, which recognizes calls with these options."""
+    b = int8()
+
+    def call(a: Any = BYTES["uint8"], **more: Any) -> Any:
+        return lowbit.matmul_scaled(a, b, **{"a_scale": 0.5, **options, **more})
+
+    call(), call()
+    assert learned(api._scaled, b) == 1
+    return b, call
+
+
+def test_numbers_are_read_anew() -> None:
+    _, call = prepared_twice(a_zero_point=3)
+    real = BYTES["uint8"].astype(np.float64)
+    columns = lowbit.quantize(WEIGHT, "int8", axis=1).dequantize().astype(np.float64)
+    for scale, zero in ((0.25, 0), (-2.0, 255), (1e-3, 128)):
+        result = call(a_scale=scale, a_zero_point=zero)
+        np.testing.assert_allclose(result, scale * ((real - zero) @ columns), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "match"),
+    [
+        ({"a_zero_point": 256}, ValueError, "between 0 and 255"),
+        ({"a_zero_point": -1}, ValueError, "between 0 and 255"),
+        ({"a_zero_point": 1 << 70}, (ValueError, OverflowError), "."),
+        ({"a_zero_point": 1.5}, TypeError, "integers"),
+        ({"a_scale": 1e39}, ValueError, "float32"),
+        ({"a_scale": "1"}, TypeError, "real numbers"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"threads": True}, ValueError, "threads"),
+        ({"out_dtype": "float16"}, ValueError, "float16"),
+        ({"bias": BIAS[:3]}, ValueError, "bias"),
+        ({"isa": "none"}, ValueError, "none"),
+        ({"a": BYTES["uint8"][:, :-1]}, ValueError, "69"),
+        ({"a": BYTES["uint8"].astype(np.int16)}, TypeError, "int16"),
+        ({"a": BYTES["uint8"].ravel()}, ValueError, "two dimensions"),
+    ],
+)
+def test_bad_arguments_are_refused_as_ever(
+    more: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    _, call = prepared_twice(a_zero_point=3)
+    refused(lambda: call(**more), error, match)
+
+
+def test_numbers_of_other_kinds_are_taken_as_ever() -> None:
+    _, call = prepared_twice(a_zero_point=3)
+    expected = call()
+    for scale in (np.float32(0.5), np.float64(0.5), np.full(M, 0.5, np.float32)):
+        for zero in (np.int64(3), np.full(M, 3)):
+            assert call(a_scale=scale, a_zero_point=zero).tobytes() == expected.tobytes()
+    assert np.isnan(call(a_scale=float("nan"))).all()
+    assert call(a_scale=1).tobytes() == call(a_scale=1.0).tobytes()
+
+
+def test_other_arrays_are_told_apart() -> None:
+    _, call = prepared_twice()
+    a = BYTES["uint8"]
+    wide = np.zeros((M, 2 * K), np.uint8)
+    wide[:, ::2] = a
+    for view in (a[:3], wide[:, ::2], np.asfortranarray(a), a[::-1], a.astype(np.int8)):
+        expected = lowbit.matmul_scaled(view, int8(), a_scale=0.5)
+        for _ in range(4):
+            assert call(view).tobytes() == expected.tobytes()
+
+
+class Subclass(np.ndarray):
+    """An array of another type."""
+
+
+def test_subclasses_and_masked_arrays_are_not_recognized() -> None:
+    _, call = prepared_twice()
+    expected = call()
+    assert type(call(BYTES["uint8"].view(Subclass))) is not Subclass
+    assert call(BYTES["uint8"].view(Subclass)).tobytes() == expected.tobytes()
+    refused(lambda: call(np.ma.masked_equal(BYTES["uint8"], 3)), TypeError, "NumPy array")
+
+
+def test_outputs_are_checked_each_time() -> None:
+    b = int8()
+    memory = np.zeros(M * K + 4 * M * N + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    a = memory[start : start + M * K].reshape(M, K)
+    a[...] = BYTES["uint8"]
+
+    def out(offset: int) -> Any:
+        part = memory[start + offset : start + offset + 4 * M * N]
+        return part.view(np.float32).reshape(M, N)
+
+    def call(target: Any) -> Any:
+        return lowbit.matmul_scaled(a, b, a_scale=0.5, out=target)
+
+    apart = np.empty((M, N), np.float32)
+    expected = call(apart).copy()
+    call(apart)
+    assert learned(api._scaled, b) == 1
+    for offset in (0, 4, M * K - 2):
+        refused(lambda at=offset: call(out(at)), ValueError, "shares memory")
+    assert call(out(-(-M * K // 4) * 4)).tobytes() == expected.tobytes()
+    apart.flags.writeable = False
+    refused(lambda: call(apart), ValueError, "read-only")
+    for wrong in (np.empty((M, N + 1), np.float32), np.empty((M, N), np.float64)):
+        refused(lambda at=wrong: call(at), ValueError, "out must be")
+    rows = np.zeros((M, 2 * N), np.float32)
+    for _ in range(3):
+        call(rows[:, :N])
+        call(rows[:, N:])
+    assert rows[:, :N].tobytes() == rows[:, N:].tobytes() == expected.tobytes()
+
+
+def test_post_operations_that_can_change_are_not_recognized() -> None:
+    b = int8()
+    steps = ["relu"]
+    for _ in range(4):
+        lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps)
+    assert learned(api._scaled, b) == 0
+    steps.clear()
+    assert lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps).min() < 0
+
+
+def test_a_bias_is_read_anew() -> None:
+    bias = BIAS.copy()
+    _, call = prepared_twice(bias=bias)
+    before = call()
+    bias += 1
+    np.testing.assert_allclose(call(), before + 1, rtol=1e-4, atol=1e-4)
+
+
+def test_a_zero_point_that_K_is_too_long_for_is_not_recognized() -> None:
+    """Zeros are as good as none there; other numbers must be refused."""
+    k = 100_000
+    a, b = np.full((1, k), 100, np.int8), lowbit.pack(lowbit.quantize(np.ones((k, 1))))
+    for _ in range(4):
+        lowbit.matmul_scaled(a, b, a_scale=1.0, a_zero_point=0)
+    refused(lambda: lowbit.matmul_scaled(a, b, a_scale=1.0, a_zero_point=9), ValueError, "overflow")
+
+
+def test_what_is_known_goes_with_the_operand() -> None:
+    b, call = prepared_twice()
+    key = id(b)
+    assert key in api._scaled.calls
+    del b, call
+    gc.collect()
+    assert key not in api._scaled.calls
+    assert key not in api._scaled._seen
+
+
+def test_no_more_than_some_ways_are_learned() -> None:
+    b = int8()
+    for rows in range(1, 30):
+        for _ in range(3):
+            lowbit.matmul(np.ones((rows, K), np.uint8), b)
+    assert 0 < learned(api._exact, b) <= 8
+
+
+def test_large_products_and_several_threads_are_not_recognized() -> None:
+    b = lowbit.pack(RNG.integers(-128, 128, (2048, 512), dtype=np.int8))
+    a = RNG.integers(0, 256, (512, 2048), dtype=np.uint8)
+    for _ in range(3):
+        lowbit.matmul(a, b, threads=2)
+    assert learned(api._exact, b) == 0
+
+
+def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recognize, "layout_is_known", lambda: False)
+    b = int8()
+    expected = lowbit.matmul(BYTES["uint8"], b)
+    for _ in range(3):
+        assert lowbit.matmul(BYTES["uint8"], b).tobytes() == expected.tobytes()
+    assert learned(api._exact, b) == 0
+
+
+def test_the_layout_is_known_here() -> None:
+    assert entry.layout_is_known()
+    assert recognize._arrays_are_known()
+
+
+def test_bfloat16_rows() -> None:
+    b = int4()
+    x = FLOATS.astype(ml_dtypes.bfloat16)
+    expected = lowbit.linear_weight_only(x, b)
+    for _ in range(3):
+        assert lowbit.linear_weight_only(x, b).tobytes() == expected.tobytes()
+    assert learned(api._weight_only, b) == 1
+
+
+@kernel
+def fill(k: Builder, y: S32Pointer, value: Int) -> None:
+    """y[0] = value."""
+    y.store(value.to(s32))
+
+
+def test_an_output_that_cannot_be_made() -> None:
+    """The error of what makes it comes through."""
+
+    def make(size: int) -> Any:
+        if size > 1:
+            raise MemoryError(f"{size} are too many")
+        return np.empty(size, np.int32)
+
+    program = fill.program(get("generic"))
+    for size in (1, 2):
+        call = program.recognizer({"value": 7}, {}, 0, [Same(None)], Fresh(make, (size,), "y"))
+        assert call is not None
+        assert call(3) is None
+        if size == 1:
+            assert call(None).tolist() == [7]
+        else:
+            refused(lambda call=call: call(None), MemoryError, "2 are too many")
