@@ -34,7 +34,7 @@ from lowbit.product.arguments import (
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
-from lowbit.product.gemm import LITTLE, apart, prepare_gemm
+from lowbit.product.gemm import LITTLE, apart, learn, prepare_gemm, recognized
 from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.recognized import (
     Check,
@@ -395,8 +395,13 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
+    if type(a) is type(b) is np.ndarray:
+        for call in recognized.calls.get((a.shape, b.shape), ()):
+            if (done := call(a, b, c, alpha, beta, out, out_dtype, threads, isa)) is not None:
+                return done
     left = a if type(a) is np.ndarray else array(a, "a")
     right = b if type(b) is np.ndarray else array(b, "b")
+    given, wanted = (alpha, beta), (out, threads)
     added = c if c is None or type(c) is np.ndarray else array(c, "c")
     if not (type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
         alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
@@ -421,4 +426,5 @@ def gemm(
     else:
         result, out = output(a, None, prepared.shape, dtype)
     prepared.run(left, right, added, result, alpha, beta)
+    learn(prepared, a, b, c, *given, wanted[0], result, out_dtype, wanted[1], isa)
     return out

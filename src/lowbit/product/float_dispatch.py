@@ -162,13 +162,15 @@ def plan(product: FloatProduct) -> FloatPlan:
     if not _reads_plainly(product, micro, packing, rows):
         micro, plain_right = packing, False
         rows, vectors = cut(micro, m, n)
-    plain_left = not micro.pair and product.a_along == "k"
+    tiles = not micro.in_registers  # they take rows packed, or copied beside each other
+    plain_left = product.a_along == "k" and (tiles or not micro.pair)
     width, element = vectors * micro.lanes, 2 if micro.pair else 4
     row_blocks, panels = blocks(m, rows), blocks(n, width)
     if plain_right:
         cut_k = _streamed(product)
     else:
-        cut_k = _packed(product, rows, width, element, plain_left and panels >= _GROUP_PANELS)
+        groups = plain_left and (tiles or panels >= _GROUP_PANELS)
+        cut_k = _packed(product, rows, width, element, groups, tiles)
     # Scratch for a packed left operand; a long one is served in chunks, a block of K deep or more.
     chunk_rows, chunk_depth, packed_bytes = m, k, 0
     if not plain_left:
@@ -222,7 +224,9 @@ def _streamed(product: FloatProduct) -> _Blocks:
     return _Blocks(_STREAMS, host.read_ahead() // 4 if size > _FAR_CACHES * cache else 0)
 
 
-def _packed(product: FloatProduct, rows: int, width: int, element: int, groups: bool) -> _Blocks:
+def _packed(
+    product: FloatProduct, rows: int, width: int, element: int, groups: bool, tiles: bool
+) -> _Blocks:
     """Blocks of K where panels of the right operand are packed.
 
     Over a block the rows of a step stay in the nearest cache, and a panel is a small part of the
@@ -230,9 +234,10 @@ def _packed(product: FloatProduct, rows: int, width: int, element: int, groups: 
     that the output is passed by in rows.
     """
     m, n, k, caches = product.m, product.n, product.k, host.caches()
-    grouped = groups and (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
+    large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
+    grouped = groups and (tiles or (large and m * width * 4 > 2 * caches["L1d"]))
     panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
-    k_block = _even(k, min(panel // (width * element), caches["L1d"] // 2 // (rows * element)))
+    k_block = _even(k, min(panel // (width * element), caches["L1d"] * 2 // 3 // (rows * element)))
     if not grouped:
         return _Blocks(k_block, LINE)
     return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)

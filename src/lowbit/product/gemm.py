@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
+from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
@@ -29,6 +30,7 @@ from lowbit.product.arguments import (
 from lowbit.product.dispatch import WORK_PER_THREAD, thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
+from lowbit.product.float_recognized import OneCall, RecognizedGemms
 from lowbit.product.prepare import KEPT
 
 Array = npt.NDArray[Any]
@@ -47,9 +49,37 @@ class PreparedGemm(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def one_call(self) -> OneCall | None: ...
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
     ) -> None: ...
+
+
+recognized = RecognizedGemms()
+
+
+def learn(
+    prepared: PreparedGemm,
+    a: Any,
+    b: Any,
+    c: Any,
+    alpha: float,
+    beta: float,
+    out: Any,
+    result: Array,
+    *options: Any,
+) -> None:
+    """Let a call be recognized from now on, if it was so little work that this is worth it.
+
+    out: None if `result` was made for it. options: the arguments after `out`.
+    """
+    one = prepared.one_call
+    arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
+    if one is None or c is not None or beta or not arrays:
+        return
+    if a.size * b.shape[1] < LITTLE:
+        recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options))
 
 
 def apart(
@@ -163,6 +193,7 @@ class _Scaling:
 
     shape: tuple[int, ...]
     adds: bool
+    one_call: None = None
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -190,6 +221,7 @@ class _Detour:
     copies_c: bool
     by_columns: bool
     copies_out: bool
+    one_call: None = None
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -229,19 +261,21 @@ class _Dots:
             kind=product.kind,
             out_kind=product.out.kind,
         )
-        self._call = program.bind(
-            product.threads,
-            ("a", "b", "c", "out", "alpha", "beta"),
-            a_row_stride=product.a.steps[0],
-            b_column_stride=product.b.steps[1],
-            c_stride=product.c.steps[0] if product.c else 0,
-            out_stride=product.out.steps[0],
-            m=product.m,
-            n=product.n,
-            k_size=product.k,
-            item_blocks=plan.item_blocks,
-            reads_c=int(self._reads_c),
-        )
+        fixed = {
+            "a_row_stride": product.a.steps[0],
+            "b_column_stride": product.b.steps[1],
+            "c_stride": product.c.steps[0] if product.c else 0,
+            "out_stride": product.out.steps[0],
+            "m": product.m,
+            "n": product.n,
+            "k_size": product.k,
+            "item_blocks": plan.item_blocks,
+            "reads_c": int(self._reads_c),
+        }
+        varying = ("a", "b", "c", "out", "alpha", "beta")
+        self._call = program.bind(product.threads, varying, **fixed)
+        single = product.threads == 1 and not self._reads_c
+        self.one_call = OneCall(program, fixed, {}, 0, swapped) if single else None
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -255,6 +289,7 @@ class _Part(NamedTuple):
     """One call of `float_product`, and where its part of each operand begins, in bytes."""
 
     call: Callable[..., None]
+    fixed: dict[str, int]
     a: int
     b: int
     c: int
@@ -276,11 +311,19 @@ class _Blocked:
         self._keeps_sums = product.out.kind == "bf16" and product.k > min(
             plan.k_block, plan.chunk_depth
         )
-        self._parts = _parts(product, plan, self._keeps_sums)
+        program, self._parts = _parts(product, plan, self._keeps_sums)
         self._private = -(-plan.packed_bytes // LINE) * LINE
         self._scratch = self._private + product.threads * plan.private_bytes
         self._call = self._parts[0].call
-        self._simple = len(self._parts) == 1 and not (self._scratch or self._keeps_sums)
+        whole = len(self._parts) == 1 and not self._keeps_sums
+        self._simple = whole and not self._scratch
+        single = whole and product.threads == 1 and not self._reads_c
+        offsets = {"packed_a": 0, "private": self._private}
+        self.one_call = (
+            OneCall(program, self._parts[0].fixed, offsets, self._scratch, swapped)
+            if single
+            else None
+        )
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -291,14 +334,15 @@ class _Blocked:
             c = None
         factors = _PLAIN if alpha == 1 and not beta else (_bits(alpha), _bits(beta))
         if self._simple:
-            self._call(a, b, None, None, c, out, out, *factors)
+            self._call(a, b, None, None, c, None, out, *factors)
             return
         memory, packed = workspace.reserve(self._scratch)
-        sums = np.empty(self._sums, np.float32) if self._keeps_sums else out
+        sums = np.empty(self._sums, np.float32) if self._keeps_sums else None
         for part in self._parts:
             part.call(
                 _moved(a, part.a), _moved(b, part.b), packed, packed + self._private,
-                None if c is None else _moved(c, part.c), _moved(sums, part.partial),
+                None if c is None else _moved(c, part.c),
+                None if sums is None else _moved(sums, part.partial),
                 _moved(out, part.out), *factors,
             )  # fmt: skip
         del memory  # until here nothing else may use it
@@ -309,7 +353,7 @@ def _moved(array: Array, distance: int) -> Array | int:
     return array.__array_interface__["data"][0] + distance if distance else array
 
 
-def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> list[_Part]:
+def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Program, list[_Part]]:
     """The calls that make up a product."""
     a, b, c, out, _, threads = product
     m, n, k = product.m, product.n, product.k
@@ -324,36 +368,36 @@ def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> list[_Pa
     )
     parts = []
     for row, first in pairs(range(0, m, plan.chunk_rows), range(0, k, plan.chunk_depth)):
-        call = program.bind(
-            threads,
-            _VARYING,
-            private_bytes=plan.private_bytes,
-            group_panels=plan.group_panels,
-            a_row_stride=a.steps[0],
-            a_stride=a.steps[1],
-            b_column_stride=b.steps[1],
-            b_stride=b.steps[0],
-            c_stride=c.steps[0] if c else 0,
-            partial_stride=n if keeps_sums else out.steps[0],
-            out_stride=out.steps[0],
-            m=min(plan.chunk_rows, m - row),
-            n=n,
-            k_size=min(plan.chunk_depth, k - first),
-            k_block=plan.k_block,
-            item_blocks=plan.item_blocks,
-            item_panels=plan.item_panels,
-            reads_c=int(c is not None),
-            first=int(first == 0),
-            last=int(first + plan.chunk_depth >= k),
-        )
+        fixed = {
+            "private_bytes": plan.private_bytes,
+            "group_panels": plan.group_panels,
+            "a_row_stride": a.steps[0],
+            "a_stride": a.steps[1],
+            "b_column_stride": b.steps[1],
+            "b_stride": b.steps[0],
+            "c_stride": c.steps[0] if c else 0,
+            "partial_stride": n,
+            "out_stride": out.steps[0],
+            "m": min(plan.chunk_rows, m - row),
+            "n": n,
+            "k_size": min(plan.chunk_depth, k - first),
+            "k_block": plan.k_block,
+            "item_blocks": plan.item_blocks,
+            "item_panels": plan.item_panels,
+            "reads_c": int(c is not None),
+            "first": int(first == 0),
+            "last": int(first + plan.chunk_depth >= k),
+        }
+        call = program.bind(threads, _VARYING, **fixed)
         at_out = row * out.strides[0]
         part = _Part(
             call,
+            fixed,
             a=row * a.strides[0] + first * a.strides[1],
             b=first * b.strides[0],
             c=row * c.strides[0] if c else 0,
-            partial=row * n * 4 if keeps_sums else at_out,
+            partial=row * n * 4 if keeps_sums else 0,
             out=at_out,
         )
         parts.append(part)
-    return parts
+    return program, parts

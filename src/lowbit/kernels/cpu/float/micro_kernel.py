@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -66,11 +67,13 @@ class PackedLeft:
 
 @dataclass(frozen=True)
 class PlainLeft:
-    """Rows where they are: a pointer to each one's first element."""
+    """Rows where they are: a pointer to each one's first element. `apart`: elements from one to
+    the next, where they were copied."""
 
     reader: Reader
     rows: list[Value]
     stride: Value
+    apart: Value | None = None
 
     def one(self, unit: Value, row: int) -> Value:
         at = self.rows[row] + unit * self.reader.depth * self.stride
@@ -104,6 +107,15 @@ class PlainRight:
         at = self.base + (unit * self.reader.depth * self.stride + which * self.lanes)
         left = self.left if which == self.masked else None
         return self.reader.across(at, self.stride, self.lanes, left)
+
+
+class Passing(NamedTuple):
+    """Where a step leaves its sums, float32, row by row, and what it does meanwhile: `some`
+    finishes a few rows of the step before, `rest` what is left of them."""
+
+    scratch: Value
+    some: Callable[[], None]
+    rest: Callable[[], None]
 
 
 class FloatMicro(ABC):
@@ -155,12 +167,12 @@ class FloatMicro(ABC):
         left: Left,
         right: Right,
         units: Value,
-        scratch: Value,
         ahead: Ahead | None = None,
-    ) -> list[list[Value]] | None:
+        passing: Passing | None = None,
+    ) -> list[list[Value]]:
         """Emit the product of (rows, vectors) `sizes` over `units`, fetching what is `ahead`.
 
-        Returns the sums [row][vector], or None if they are in `scratch`: float32, row by row.
+        Returns the sums [row][vector]; or nothing, if they go to scratch, of which `passing` tells.
         """
 
 

@@ -9,6 +9,7 @@ from lowbit.isa.types import u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.operand import Reader, transposed
+from lowbit.kernels.cpu.shared.layout import LINE
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,10 @@ def copy_rows(
     block: Value,
     rows: int,
     units: tuple[Value, Value],
-    lanes: int,
 ) -> None:
-    """Copy a block of rows over units from, to, contiguous along K, to the begin of `to`, which
-    has room for whole vectors; and fetch the rows of the next block meanwhile."""
-    (begin, end), depth = units, source.reader.depth
+    """Copy a block of rows over units from, to, contiguous along K, to the begin of `to`, with
+    zeros up to a whole cache line; and fetch the rows of the next block meanwhile."""
+    (begin, end), depth, lanes = units, source.reader.depth, LINE // source.reader.bytes
     count = minimum(end * depth, source.depth) - begin * depth
     for row in range(rows):
         start, target = source.at(block * rows + row, begin), to.base + to.x_stride * row

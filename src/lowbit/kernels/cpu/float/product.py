@@ -10,6 +10,7 @@ cannot be read where it is was packed before, in a parallel region of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lowbit.isa.generic import minimum, select
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
@@ -23,14 +24,17 @@ from lowbit.kernels.cpu.float.micro_kernel import (
     Left,
     PackedLeft,
     PackedRight,
+    Passing,
     PlainLeft,
     PlainRight,
     Right,
 )
 from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
 from lowbit.kernels.cpu.float.pack import Part, Source, copy_rows, pack_lines, pack_units
-from lowbit.kernels.cpu.float.store import Finish, store_tile
+from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
 from lowbit.kernels.cpu.shared.layout import LINE
+
+_ROWS_IN_PASSING = 4  # finished for each 32 k; more would outlast the products
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -86,16 +90,19 @@ def float_product(
     b_source = _source(k, right, micro, b, (b_stride, b_column_stride), (n, k_size))
     depth = a_source.reader.depth
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
-    scratch = k.local(f32, 1 if micro.in_registers else shape.rows * shape.vectors * micro.lanes)
+    pending = None
+    if not micro.in_registers:
+        pending = Pending(k, k.local(f32, shape.rows * shape.vectors * micro.lanes))
     packed = packed_a.cast(u32), mine.cast(u32)
     copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
     work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
-                 units, k_block // depth, scratch)  # fmt: skip
+                 units, k_block // depth, pending)  # fmt: skip
     sizes = _ceil(m, shape.rows), _ceil(n, shape.vectors * micro.lanes)
     if left.packed:
         _pack_left(k, work, sizes[0])
     target = out.cast(f32 if out_kind == "f32" else bf16)
-    calls = _Calls(c, c_stride, reads_c, partial, partial_stride, target, out_stride,
+    sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
+    calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride,
                    (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
     micro.begin(k)
     _items(k, work, calls, sizes, (item_blocks, item_panels, group_panels))
@@ -167,7 +174,7 @@ class _Work:
     copied: Source
     units: Value
     block_units: Value
-    scratch: Value
+    pending: Pending | None
 
 
 @dataclass(frozen=True)
@@ -224,7 +231,7 @@ def _multiply(
     whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
     for block in k.range(*rows):
         if work.left.copied:
-            copy_rows(k, work.sources[0], work.copied, block, shape.rows, (unit, end), lanes)
+            copy_rows(k, work.sources[0], work.copied, block, shape.rows, (unit, end))
         left = _left(work, block, unit)
 
         def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
@@ -235,7 +242,22 @@ def _multiply(
             step(panel, shape.vectors)
         if shape.tail:
             for _ in k.when(whole < columns[1]):
+                _drain(k, work, finish, shape.vectors)
                 step(whole, shape.tail)
+                _drain(k, work, finish, shape.tail)
+    _drain(k, work, finish, shape.vectors)
+
+
+def _ragged(shape: FloatShape, vectors: int) -> bool:
+    """Whether of a step of so many vectors, the last in a row, the last may not be whole."""
+    return shape.ragged and vectors == (shape.tail or vectors)
+
+
+def _drain(k: Builder, work: _Work, finish: Finish, vectors: int) -> None:
+    """Finish what waits of a step of so many vectors."""
+    if work.pending is not None:
+        ragged = _ragged(work.shape, vectors)
+        work.pending.finish(k, finish, vectors, work.micro.lanes, ragged)
 
 
 def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
@@ -273,18 +295,22 @@ def _step(
     shape, lanes, (block, panel) = work.shape, work.micro.lanes, place
     row, column = block * shape.rows, panel * (shape.vectors * lanes)
     units = minimum(work.block_units, work.units - unit)
-    # Of the last step in a row of them the last vector may not be whole.
-    ragged = shape.ragged and vectors == (shape.tail or vectors)
+    ragged, pending = _ragged(shape, vectors), work.pending
     if work.right.packed:
         right: Right = PackedRight(packed, shape.vectors * lanes, lanes)
     else:
         right = _plain_right(work, column, unit, vectors, vectors - 1 if ragged else None)
-    ahead = _ahead(work, place, unit, right, vectors)
+    ahead, passing = _ahead(work, place, unit, right, vectors), None
+    if pending is not None:
+        rest = partial(pending.finish, k, finish, vectors, lanes, ragged)
+        passing = Passing(pending.scratch, partial(rest, rows=_ROWS_IN_PASSING), rest)
     with k.scope():
-        sums = work.micro.step(k, (shape.rows, vectors), left, right, units, work.scratch, ahead)
+        sums = work.micro.step(k, (shape.rows, vectors), left, right, units, ahead, passing)
+    if pending is not None:
+        pending.put(finish, (row, column), shape.rows)
+        return
     with k.scope():  # the accumulators have become plain values
-        store_tile(k, finish, (row, column), (shape.rows, vectors), sums, work.scratch, lanes,
-                   ragged)  # fmt: skip
+        store_tile(k, finish, (row, column), sums, lanes, ragged)
 
 
 def _left(work: _Work, block: Value, unit: Value) -> Left:
@@ -294,8 +320,8 @@ def _left(work: _Work, block: Value, unit: Value) -> Left:
     if work.left.copied:
         source = work.copied
         starts = [source.base + source.x_stride * row for row in range(rows)]
-    else:
-        starts = [source.at(block * rows + row, unit) for row in range(rows)]
+        return PlainLeft(source.reader, starts, source.stride, source.x_stride)
+    starts = [source.at(block * rows + row, unit) for row in range(rows)]
     return PlainLeft(source.reader, starts, source.stride)
 
 

@@ -36,30 +36,59 @@ def store_tile(
     k: Builder,
     finish: Finish,
     place: tuple[Value, Value],
-    sizes: tuple[int, int],
-    sums: list[list[Value]] | None,
-    scratch: Value,
+    sums: list[list[Value]],
     lanes: int,
     ragged: bool,
 ) -> None:
-    """Finish and store the sums of (rows, vectors) `sizes` at (row, column) `place`.
+    """Finish and store sums [row][vector] at (row, column) `place`.
 
-    None: they are in scratch. `ragged`: the last vector may not be whole.
+    `ragged`: the last vector may not be whole.
     """
-    (row, _), (rows, vectors) = place, sizes
-    if sums is None:
-        line = vectors * lanes
-        for r in k.range(0, minimum(k.index(rows), finish.m - row)):
-            values = [(scratch + (r * line + v * lanes)).load(lanes) for v in range(vectors)]
-            _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
-        return
+    (row, column), rows = place, len(sums)
     for _ in k.when(row + (rows - 1) < finish.m):
         for r, values in enumerate(sums):
-            _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
+            _store_row(k, finish, (row + r, column), values, lanes, ragged)
     for _ in k.when(finish.m < row + rows):
         for r, values in enumerate(sums[:-1]):
             for _ in k.when(row + r < finish.m):
-                _store_row(k, finish, (row + r, place[1]), values, lanes, ragged)
+                _store_row(k, finish, (row + r, column), values, lanes, ragged)
+
+
+class Pending:
+    """The sums of the step before, row by row in scratch: they are finished in passing, a few rows
+    at a time, while the next step is multiplied."""
+
+    def __init__(self, k: Builder, scratch: Value) -> None:
+        self.scratch = scratch
+        self._row, self._column, self._done, self._count = (
+            k.register(k.index(0)) for _ in range(4)
+        )
+
+    def put(self, finish: Finish, place: tuple[Value, Value], rows: int) -> None:
+        """Scratch holds now what belongs there."""
+        row, self._column.value = place
+        self._row.value = row
+        self._count.value = minimum(row.machine.constant(rows, row.type), finish.m - row)
+        self._done.value = row.machine.constant(0, row.type)
+
+    def finish(
+        self,
+        k: Builder,
+        finish: Finish,
+        vectors: int,
+        lanes: int,
+        ragged: bool,
+        rows: int | None = None,
+    ) -> None:
+        """Finish and store so many rows more, as far as there are; None: all."""
+        done, end = self._done.value, self._count.value
+        last = end if rows is None else minimum(done + rows, end)
+        line = vectors * lanes
+        for r in k.range(done, last):
+            values = [(self.scratch + (r * line + v * lanes)).load(lanes) for v in range(vectors)]
+            place = self._row.value + r, self._column.value
+            _store_row(k, finish, place, values, lanes, ragged)
+        self._done.value = last
 
 
 def _store_row(

@@ -25,10 +25,11 @@ from lowbit.isa.types import Vector, bf16, f32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.ahead import Ahead
-from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Right, register
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Passing, Right, register
 
 _LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
 _UNROLLED = 32  # products that a turn of the loop should hold, so that its control costs little
+_MOST_ROWS = 13  # each has a pointer, for which a register is wanted too
 
 Combine = Callable[[Value, Value, Value], Value]
 
@@ -63,7 +64,7 @@ class VectorMicro(FloatMicro):
         return [
             (rows, vectors)
             for vectors in range(1, most + 1)
-            for rows in range(1, (free - vectors) // vectors + 1)
+            for rows in range(1, min((free - vectors) // vectors, _MOST_ROWS) + 1)
         ]
 
     def step(
@@ -73,9 +74,9 @@ class VectorMicro(FloatMicro):
         left: Left,
         right: Right,
         units: Value,
-        scratch: Value,
         ahead: Ahead | None = None,
-    ) -> list[list[Value]] | None:
+        passing: Passing | None = None,
+    ) -> list[list[Value]]:
         rows, vectors = sizes
         products = rows * vectors
         # Few accumulators would wait for each other: give each several partial sums.
