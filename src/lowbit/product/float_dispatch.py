@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.float.micro_kernel import (
     float_micro_kernels,
 )
 from lowbit.kernels.cpu.float.operand import Operand
-from lowbit.kernels.cpu.float.vectors import VectorMicro
+from lowbit.kernels.cpu.float.vectors import LATENCY, VectorMicro
 from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import LINE, blocks
 from lowbit.product.float_product import FloatProduct
@@ -26,6 +26,7 @@ from lowbit.product.float_product import FloatProduct
 # What a load of the left and of the right operand, which comes from further away, costs beside the
 # products that hide it, in units of a product.
 _LEFT_LOAD, _RIGHT_LOAD = 0.1, 0.2
+_STEP = 1.0  # what a step costs beside its loop, for each unit of K, in the same units
 _PLAIN_BLOCKS = 4  # blocks of rows up to which the right operand is not worth packing
 # Columns along K are not worth packing up to so many rows, if K is so many times as large (folding
 # the sums must be worth it).
@@ -34,7 +35,6 @@ _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which
 _STREAMS = 32  # rows of the right operand read side by side where it comes from afar
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
 _GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
-_NEAR_CACHES = 2  # nearest caches full of a right operand that is not worth packing
 _FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
 _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
 _SCRATCH_PART = 4  # the part of the third-level cache that packed operands may take: a quarter
@@ -124,8 +124,9 @@ def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
         rows, vectors = sizes
 
         def step(count: int) -> float:
-            hidden = _LEFT_LOAD * rows + _RIGHT_LOAD * count
-            return (max(rows * count, rows + count) + hidden) if count else 0.0
+            hidden = _LEFT_LOAD * rows + _RIGHT_LOAD * count + _STEP
+            waits = 2 * LATENCY / VectorMicro.parts(rows * count) if micro.in_registers else 0
+            return (max(rows * count, rows + count, waits) + hidden) if count else 0.0
 
         whole, tail = divmod(all_vectors, vectors)
         return blocks(m, rows) * (whole * step(vectors) + step(tail)), -vectors
@@ -183,7 +184,8 @@ def plan(product: FloatProduct) -> FloatPlan:
     item_blocks, item_panels = _items(
         (row_blocks, panels), (rows, width), least, product.threads, cut_k
     )
-    private_bytes = 0 if plain_right else cut_k.group_panels * cut_k.k_block * width * element
+    group_panels = min(cut_k.group_panels, item_panels)
+    private_bytes = 0 if plain_right else group_panels * cut_k.k_block * width * element
     if cut_k.grouped:
         private_bytes += rows * (cut_k.k_block * product.item_bytes + LINE)
     return FloatPlan(
@@ -193,7 +195,7 @@ def plan(product: FloatProduct) -> FloatPlan:
         right=Operand(product.kind, product.b_along, packed=not plain_right),
         ahead=cut_k.ahead,
         k_block=cut_k.k_block,
-        group_panels=cut_k.group_panels,
+        group_panels=group_panels,
         item_blocks=item_blocks,
         item_panels=item_panels,
         chunk_rows=chunk_rows,
@@ -211,7 +213,7 @@ def _reads_plainly(
         return False
     if not packing.plain:
         return product.m <= _ROWS_BESIDE_TILES
-    near = product.k * product.n * product.item_bytes <= _NEAR_CACHES * host.caches()["L1d"]
+    near = product.k * product.n * product.item_bytes <= host.caches()["L1d"]
     row_blocks = blocks(product.m, rows)
     return row_blocks <= 1 or (packing is plain and (near or row_blocks <= _PLAIN_BLOCKS))
 

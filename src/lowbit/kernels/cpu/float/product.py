@@ -90,34 +90,27 @@ def float_product(
     b_source = _source(k, right, micro, b, (b_stride, b_column_stride), (n, k_size))
     depth = a_source.reader.depth
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
-    pending = None
-    if not micro.in_registers:
-        pending = Pending(k, k.local(f32, shape.rows * shape.vectors * micro.lanes))
+    tile = shape.rows * shape.vectors * micro.lanes
+    pending = None if micro.in_registers else Pending(k, k.local(f32, tile))
     packed = packed_a.cast(u32), mine.cast(u32)
     copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
     work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
                  units, k_block // depth, pending)  # fmt: skip
-    sizes = _ceil(m, shape.rows), _ceil(n, shape.vectors * micro.lanes)
-    if left.packed:
-        _pack_left(k, work, sizes[0])
     target = out.cast(f32 if out_kind == "f32" else bf16)
     sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
     calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride,
                    (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
-    micro.begin(k)
-    _items(k, work, calls, sizes, (item_blocks, item_panels, group_panels))
-    micro.end(k)
+    _items(k, work, calls, (item_blocks, item_panels, group_panels))
 
 
-def _items(
-    k: Builder,
-    work: _Work,
-    calls: _Calls,
-    sizes: tuple[Value, Value],
-    item: tuple[Value, Value, Value],
-) -> None:
-    """All items: of so many blocks of rows and panels in all, so many in each, in groups."""
-    (blocks, panels), (item_blocks, item_panels, group) = sizes, item
+def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value]) -> None:
+    """All items: of so many blocks of rows by so many panels, in groups of panels."""
+    item_blocks, item_panels, group = item
+    blocks = _ceil(work.sources[0].extent, work.shape.rows)
+    panels = _ceil(work.sources[1].extent, work.shape.vectors * work.micro.lanes)
+    if work.left.packed:
+        _pack_left(k, work, blocks)
+    work.micro.begin(k)
     across = _ceil(panels, item_panels)
     for number in k.parallel(_ceil(blocks, item_blocks) * across):
         row, column = number // across * item_blocks, number % across * item_panels
@@ -128,6 +121,7 @@ def _items(
             for first in k.range(column, end, group):
                 columns = first, minimum(first + group, end)
                 _multiply(k, work, finish, rows, columns, panels, unit)
+    work.micro.end(k)
 
 
 def _source(

@@ -101,8 +101,9 @@ def _store_row(
 ) -> None:
     """Finish and store a row of vectors."""
     row, column = place
-    left = [None] * (len(sums) - 1)
-    left.append(finish.n - (column + (len(sums) - 1) * lanes) if ragged else None)
+    left: list[Value | None] = [None] * len(sums)
+    if ragged:
+        left[-1] = finish.n - (column + (len(sums) - 1) * lanes)
     alpha, beta = (factor.splat(lanes) for factor in finish.factors)
     source = finish.source + (row * finish.source_stride + column)
     with k.scope():

@@ -27,7 +27,7 @@ from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Passing, Right, register
 
-_LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
+LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
 _UNROLLED = 32  # products that a turn of the loop should hold, so that its control costs little
 _MOST_ROWS = 13  # each has a pointer, for which a register is wanted too
 
@@ -67,6 +67,11 @@ class VectorMicro(FloatMicro):
             for rows in range(1, min((free - vectors) // vectors, _MOST_ROWS) + 1)
         ]
 
+    @staticmethod
+    def parts(products: int) -> int:
+        """Partial sums that each of few accumulators has, which would wait for each other."""
+        return max(p for p in (1, 2, 4) if p == 1 or p * products <= 2 * LATENCY)
+
     def step(
         self,
         k: Builder,
@@ -79,8 +84,7 @@ class VectorMicro(FloatMicro):
     ) -> list[list[Value]]:
         rows, vectors = sizes
         products = rows * vectors
-        # Few accumulators would wait for each other: give each several partial sums.
-        parts = max(p for p in (1, 2, 4) if p == 1 or p * products <= 2 * _LATENCY)
+        parts = self.parts(products)
         unroll = max(u for u in (parts, 4, 2, 1) if u == parts or u * products <= _UNROLLED)
         zero = k.zeros(f32, self.lanes)
         sums = [
