@@ -17,7 +17,7 @@ from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, quantize, quantize_rows
 from lowbit.spec.operations.products import matmul
@@ -34,7 +34,7 @@ def interpreted(
     m, k = a.shape
     lines = blocks(k, LINE)
     shape, block_rows = micro.shape(KernelQuery(m, b.N, k))
-    shape = replace(shape, span=extra.pop("span", 0))
+    shape = replace(shape, span=extra.pop("span", 0), ring=extra.pop("ring", 0))
     step_rows = block_rows * shape.row_blocks
     private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
     a_format = extra.pop("a_format", Bytes())
@@ -115,6 +115,29 @@ def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) ->
     inputs = case.inputs(seed=2)
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("ring", [4, 8])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("sizes", [(70, 20, 700), (33, 16, 1000), (7, 60, 130), (3, 1, 65)])
+def test_lines_are_made_in_the_course_of_products(
+    sizes: tuple[int, int, int], signed: bool, ring: int
+) -> None:
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="s8:s8:s32")
+    inputs = case.inputs(seed=3)
+    if not signed:
+        case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+        inputs["a"] = inputs["a"].view(np.uint8)
+    out = np.full(sizes[:2], 0x55555555, np.int32)
+    zeros = {"row_zero": np.full(1, FLIP, np.int32)} if signed else {}
+    interpreted(
+        micro, inputs["a"].view(np.uint8), pack(inputs["b"]), out, ring=ring, fused=True,
+        a_format=Bytes(signed, shared=True), epilogue=Epilogue(a_zero=signed, uniform=True),
+        **zeros,
+    )  # fmt: skip
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message
 

@@ -14,7 +14,7 @@ from lowbit.lab import check, view
 from lowbit.lab.backends.backend import backend_of, backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
-from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.program import Grid, Program
 from lowbit.spec.exercises import add_constant_blocks
 
@@ -33,24 +33,21 @@ class Pointer:
     memory: Memory
     name: str
 
-    def _at(self, index: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    def _at(self, index: int) -> Lanes:
         tensor = self.memory.tensors[self.name]
-        return tensor, np.array([index * tensor.itemsize]), np.ones(1, bool)
+        return Lanes(tensor, np.array([index * tensor.itemsize]))
 
     def load(self, index: int) -> Any:
-        tensor, offsets, active = self._at(index)
-        return self.memory.load(tensor, offsets, active, np.zeros(1, tensor.dtype), False)[0]
+        lanes = self._at(index)
+        return self.memory.load(lanes, np.zeros(1, lanes.tensor.dtype))[0]
 
     def store(self, index: int, value: Any) -> None:
-        tensor, offsets, active = self._at(index)
-        self.memory.store(tensor, offsets, active, np.array([value], tensor.dtype), False)
+        lanes = self._at(index)
+        self.memory.store(lanes, np.array([value], lanes.tensor.dtype))
 
 
-@dataclass(frozen=True)
 class ScalarKernel(KernelBackend):
     """Runs them in Python."""
-
-    function: Callable[..., None]
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
@@ -58,23 +55,9 @@ class ScalarKernel(KernelBackend):
 
     @classmethod
     def of(cls, kernel: Any) -> Self:
-        return cls(kernel.function)
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.function
-
-    @property
-    def description(self) -> str:
-        return "Python"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(map(Parameter, list(inspect.signature(self.function).parameters)[1:]))
-
-    @property
-    def machinery(self) -> tuple[str, ...]:
-        return ()
+        names = list(inspect.signature(kernel.function).parameters)[1:]
+        parameters = tuple(map(Parameter, names))
+        return cls(text=kernel.function, description="Python", parameters=parameters)
 
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
@@ -85,7 +68,7 @@ class ScalarKernel(KernelBackend):
         }
         for program in programs:
             memory.begin(program)
-            self.function(program[0], **given)
+            self.text(program[0], **given)
 
 
 def add(i: int, x: Pointer, z: Pointer, N0: int) -> None:

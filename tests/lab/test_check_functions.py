@@ -19,8 +19,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 from triton.runtime.jit import KernelInterface  # noqa: E402
+from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from lowbit.cli import app  # noqa: E402
+from lowbit.kernels.triton.fast import launch  # noqa: E402
 from lowbit.lab import check, interpreter, trace_kernel  # noqa: E402
 from lowbit.lab.check.operators import check_gpu, functions  # noqa: E402
 from lowbit.lab.run.bfloat16 import rounded_bits  # noqa: E402
@@ -288,6 +290,20 @@ def test_a_softmax_may_be_0_where_it_would_be_denormal() -> None:
 def test_what_does_not_fit_is_refused(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@triton.jit
+def copy_through_a_descriptor(x, z_ptr, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(z_ptr + i[:, None] * B + i[None, :], x.load([0, 0]))
+
+
+def test_the_interpreter_takes_descriptors() -> None:
+    x, z = torch.randn(16, 16), torch.empty(16, 16)
+    descriptor = TensorDescriptor.from_tensor(x, [16, 16])
+    with interpreter():
+        launch.launch(copy_through_a_descriptor, (1, 1, 1), {"x": descriptor, "z_ptr": z, "B": 16})
+    assert torch.equal(x, z)
 
 
 def test_only_a_kernel_can_be_shown() -> None:

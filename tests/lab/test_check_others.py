@@ -146,6 +146,11 @@ ATOMIC_ADD = "cuda.atomic.add(z, cuda.blockIdx.x, x[cuda.blockIdx.x, j])"
     [
         ("    i = cuda.grid(1)\n    if i < N0:\n        z[i] = x[i] + 10", ADD, None),
         (
+            "    i = cuda.grid(1)\n    if i < N0:\n        z[i] = x[i] + 10",
+            {**ADD, "parameters": "N0, z, x"},
+            None,
+        ),
+        (
             "    i = cuda.grid(1)\n    if i <= N0:\n        z[i] = x[i] + 10",
             ADD,
             "out-of-bounds-store",

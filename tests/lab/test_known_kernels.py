@@ -46,7 +46,7 @@ def test_a_wrong_kernel_is_caught_and_named(
     finding = next(f for f in result.findings if f.kind == finds)
     assert finding.sizes
     if line is not None:
-        function = TritonKernel.of(kernel).function
+        function = TritonKernel.of(kernel).text
         lines, first = inspect.getsourcelines(function)
         places = [f.place for f in result.findings if f.kind == finds]
         shown = [lines[place.line - first] for place in places if place is not None]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check_file
-from lowbit.lab.check.run import check_request
-from lowbit.lab.exercises.exercise import Exercise, course, find
+from lowbit.lab.check.cases import check_request
+from lowbit.lab.exercises.course import Exercise, course, find
 from lowbit.lab.exercises.file import starter, teaching
 from lowbit.lab.exercises.progress import Progress, Standing, folder
 from lowbit.lab.source import load, request_of_file

@@ -50,7 +50,7 @@ def check(
     shown = _Shown(every)
     results: list[CheckResult] = []
     with refusing(), opened(json_file) as stream:
-        from lowbit.lab.check.named import check_what
+        from lowbit.lab.check.run import check_what
 
         with shown.progress:
             for result in check_what(what, device, stop=not every, tell=shown.tell):

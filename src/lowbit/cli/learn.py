@@ -16,7 +16,7 @@ from rich.text import Text
 from lowbit.cli.app import command, refuse, refusing
 
 if TYPE_CHECKING:
-    from lowbit.lab.exercises.exercise import Exercise
+    from lowbit.lab.exercises.course import Exercise
     from lowbit.lab.exercises.progress import Progress, Standing
 
 _WIDTH = 88  # of running text, in columns
@@ -90,7 +90,7 @@ def _learn(
     what: str | None, number: int | None, chosen: list[str], folder: Path | None, sure: bool
 ) -> bool:
     """Do what was asked for; whether that went well. sure: what the option may be refused for."""
-    from lowbit.lab.exercises.exercise import find
+    from lowbit.lab.exercises.course import find
     from lowbit.lab.exercises.progress import Progress
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
@@ -110,7 +110,7 @@ def _learn(
 
 
 def _list(progress: Progress) -> None:
-    from lowbit.lab.exercises.exercise import course
+    from lowbit.lab.exercises.course import course
     from lowbit.lab.exercises.progress import Standing
 
     known = progress.read()
@@ -128,7 +128,7 @@ def _list(progress: Progress) -> None:
 
 
 def _next(known: dict[str, Standing]) -> str:
-    from lowbit.lab.exercises.exercise import course
+    from lowbit.lab.exercises.course import course
     from lowbit.lab.exercises.progress import Standing
 
     for exercise in course:

@@ -9,29 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# At once, since folders are called like these two: importing one later would take the name.
 from lowbit.lab.check.run import check, check_file
+from lowbit.lab.report import CheckResult, Finding
+from lowbit.lab.run.trace import Access
+from lowbit.lab.view.page import View
 from lowbit.lab.view.run import view
+from lowbit.lab.view.trace import Trace, trace_kernel
 
 if TYPE_CHECKING:
-    from lowbit.lab.backends.interpreter import interpreter
+    from lowbit.lab.backends.host import interpreter
     from lowbit.lab.backends.kinds.cpu import CpuKernel
-    from lowbit.lab.report import CheckResult, Finding
-    from lowbit.lab.run.trace import Access, Trace
-    from lowbit.lab.view.page import View
-    from lowbit.lab.view.trace import trace_kernel
 
-# Loaded when first used: some need PyTorch.
-_HOMES = {
-    "Access": "run.trace",
-    "CheckResult": "report",
-    "CpuKernel": "backends.kinds.cpu",
-    "Finding": "report",
-    "Trace": "run.trace",
-    "View": "view.page",
-    "interpreter": "backends.interpreter",
-    "trace_kernel": "view.trace",
-}
+# Loaded when first used: they need PyTorch and LLVM.
+_HOMES = {"CpuKernel": "backends.kinds.cpu", "interpreter": "backends.host"}
 
 __all__ = [
     "Access",

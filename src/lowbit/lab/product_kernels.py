@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,9 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, padded_k
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.lab.run.bind import Packed
-from lowbit.spec import Array, Sizes
+from lowbit.lab.run.tensor import POISON
+from lowbit.spec import Sizes
 from lowbit.spec.operations.products import matmul
-
-_POISON = 0xA5
-_ITEM = {"item_steps": 2, "item_panels": 2}
-
-
-def _panels(b: Array) -> Array:
-    return lowbit.pack(b).panels.view(np.int8)
 
 
 @cache
@@ -43,33 +38,31 @@ def product_kernels() -> dict[str, Request]:
 
 
 def _request(micro: MicroKernel) -> Request:
-    def block_rows(sizes: Sizes) -> int:
-        return micro.shape(KernelQuery(sizes["M"], sizes["N"], sizes["K"]))[1]
+    def query(sizes: Mapping[str, int]) -> KernelQuery:
+        return KernelQuery(sizes["M"], sizes["N"], sizes["K"])
 
     def step_bytes(sizes: Sizes) -> int:
-        shape, rows = micro.shape(KernelQuery(sizes["M"], sizes["N"], sizes["K"]))
+        shape, rows = micro.shape(query(sizes))
         return rows * shape.row_blocks * padded_k(sizes["K"])
 
     def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
-        shape, _ = micro.shape(KernelQuery(numbers["m"], numbers["n"], numbers["k_size"]))
+        asked = KernelQuery(numbers["m"], numbers["n"], numbers["k_size"])
         fixed = {"a_format": Bytes(), "epilogue": Epilogue(), "fused": True}
-        return {"micro": micro, "shape": shape, **fixed}
+        return {"micro": micro, "shape": micro.shape(asked)[0], **fixed}
 
-    def private(sizes: Sizes) -> Array:
-        return np.full(step_bytes(sizes), _POISON, np.uint8)
-
-    known = {"a", "panels", "out", "m", "n"}
-    unused = {name: None for name in product.types if name not in known}
+    # What is not named here is the operation's, by its name (a, out, m, n), or of no use.
+    unused = {name: None for name in product.types if name not in ("a", "out", "m", "n")}
     given = {
-        "panels": Packed("b", _panels),
         **unused,
-        **_ITEM,
-        "a_row_stride": lambda sizes: sizes["K"],
+        "panels": Packed("b", lambda b: lowbit.pack(b).panels.view(np.int8)),
+        "item_steps": 2,
+        "item_panels": 2,
+        "a_row_stride": itemgetter("K"),
         "a_stride": 1,
-        "out_stride": lambda sizes: sizes["N"],
-        "k_size": lambda sizes: sizes["K"],
-        "block_rows": block_rows,
-        "private": private,
+        "out_stride": itemgetter("N"),
+        "k_size": itemgetter("K"),
+        "block_rows": lambda sizes: micro.shape(query(sizes))[1],
+        "private": lambda sizes: np.full(step_bytes(sizes), POISON, np.uint8),
         "private_bytes": step_bytes,
     }
     kernel = CpuKernel(product, micro.isa.name, static)

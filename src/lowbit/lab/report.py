@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -47,7 +48,8 @@ class Finding:
     kind: a key of TITLES. index: of the element, or for an access outside of the tensor its
     distance from the first element, in elements. masked: whether the access has a mask. sizes,
     fill and layout: the case; more: in how many further cases the same was seen. device:
-    "interpreter" or "cuda". kernel: the one that did it, where a function launches several.
+    "interpreter", "cuda", or for a function on a CPU the instruction set. kernel: the one that did
+    it, where a function launches several.
     """
 
     kind: str
@@ -72,6 +74,17 @@ class Finding:
     def title(self) -> str:
         """The kind in words."""
         return TITLES[self.kind]
+
+    @property
+    def case(self) -> str:
+        """Where it was seen, in words."""
+        sizes = ", ".join(f"{name}={size}" for name, size in (self.sizes or {}).items())
+        parts = [sizes, f"{self.fill} data" if self.fill else "", self.layout or ""]
+        known = "; ".join(part for part in parts if part)
+        device = "" if self.device == "interpreter" else f"on {self.device}"
+        cases = "case" if self.more == 1 else "cases"
+        more = f"and in {self.more} more {cases}" if self.more else ""
+        return " ".join(part for part in (device, f"with {known}" if known else "", more) if part)
 
     def __str__(self) -> str:
         where = f" in {self.kernel}" if self.kernel else ""
@@ -111,37 +124,29 @@ class CheckResult:
         return tuple(dict.fromkeys(f.kind for f in self.findings if f.severity == "error"))
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def lines(self) -> list[str]:
-        """The report in plain lines."""
         cases = f"{self.cases} case{'' if self.cases == 1 else 's'}"
         outcome = f"right in {cases}" if self.ok else f"wrong; {cases} tried"
         where = f"{' and '.join(self.devices)}, {self.backend}"
         lines = [f"{self.kernel} ({self.operation}): {outcome} on {where}"]
         for finding in self.findings:
             lines.append(f"  {finding.severity}: {finding}")
-            case = _case(finding)
-            if case:
-                lines.append(f"      {case}")
-        return [*lines, *(f"  note: {note}" for note in self.notes)]
+            if finding.case:
+                lines.append(f"      {finding.case}")
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        text = Text()
-        for number, line in enumerate(self.lines()):
-            style = "bold green" if self.ok else "bold red"
-            if number:
-                start = line.lstrip().partition(":")[0]
-                style = {"error": "red", "warning": "yellow"}.get(start, "dim")
-            text.append(("\n" if number else "") + line, style)
+        head, *rest = str(self).splitlines()
+        text = Text(head, "bold green" if self.ok else "bold red")
+        for line in rest:
+            start = line.lstrip().partition(":")[0]
+            text.append(f"\n{line}", {"error": "red", "warning": "yellow"}.get(start, "dim"))
         return text
 
     def _repr_html_(self) -> str:
         colour = "#1a7f37" if self.ok else "#cf222e"
-        head, *rest = (html.escape(line) for line in self.lines())
-        body = "\n".join(rest)
+        head, _, body = html.escape(str(self)).partition("\n")
         view = self.viewer()._repr_html_() if self.viewer is not None else ""
         return f'<p style="color:{colour}"><b>{head}</b></p><pre>{body}</pre>{view}'
 
@@ -152,18 +157,8 @@ class CheckResult:
         return json.dumps(_plain(plain), indent=2, allow_nan=False)
 
 
-def _case(finding: Finding) -> str:
-    sizes = ", ".join(f"{name}={size}" for name, size in (finding.sizes or {}).items())
-    parts = [sizes, f"{finding.fill} data" if finding.fill else "", finding.layout or ""]
-    cases = "case" if finding.more == 1 else "cases"
-    more = f"and in {finding.more} more {cases}" if finding.more else ""
-    known = "; ".join(part for part in parts if part)
-    device = "" if finding.device == "interpreter" else f"on {finding.device}"
-    return " ".join(part for part in (device, f"with {known}" if known else "", more) if part)
-
-
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}

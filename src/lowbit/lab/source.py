@@ -23,22 +23,17 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from lowbit.lab.backends.backend import Request, backend_of, is_kernel
+from lowbit.lab.backends.backend import Request, backend_of, backends
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
 from lowbit.spec import Operation
 
-PRODUCT = "product:"
-"""What the names of lowbit's products on CPUs begin with; the instruction set follows."""
-
-OPERATOR = "gpu:"
-"""What the names of the operators on tensors begin with."""
-
-FUNCTION = "cpu:"
-"""What the names of the functions on CPUs begin with."""
+PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
+"""What names begin with: of lowbit's products on CPUs, of operators on tensors, of functions on
+CPUs."""
 
 _SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
@@ -92,9 +87,10 @@ def load(path: Path) -> ModuleType:
 
 def _only_kernel(module: ModuleType, path: Path) -> Any:
     def own(value: Any) -> bool:
-        if isinstance(value, (Operation, type, ModuleType)) or not is_kernel(value):
+        if isinstance(value, (Operation, type, ModuleType, FunctionType)):
             return False
-        return getattr(value, "__module__", module.__name__) == module.__name__
+        known = any(backend.takes(value) for backend in backends)
+        return known and getattr(value, "__module__", module.__name__) == module.__name__
 
     found = {name: value for name, value in vars(module).items() if own(value)}
     if len(found) != 1:
@@ -169,30 +165,24 @@ def in_simulator(
 
     Raises what the action raises; RuntimeError if the process stops.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "result"
-        command = [sys.executable, "-m", "lowbit.lab.worker", action]
-        environment = {**os.environ, _SIMULATOR: "1"}
-        said = Path(folder) / "stderr"
-        with (
-            said.open("wb") as errors,
-            subprocess.Popen(
-                [*command, str(path), str(answer), json.dumps(options)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            ) as process,
-        ):
-            assert process.stdout is not None
-            for line in process.stdout:
+    command = [sys.executable, "-m", "lowbit.lab.worker", action, str(path), json.dumps(options)]
+    environment = {**os.environ, _SIMULATOR: "1"}
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            # Written by our own worker. Tuples are the arguments of `tell`, until the outcome.
+            while isinstance(result := pickle.load(process.stdout), tuple):
                 if tell is not None:
-                    tell(*json.loads(line))
-        if not answer.exists():
-            lines = said.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-            raise RuntimeError(f"the process that checks {path} stopped: {lines[-1]}")
-        # Written by our own worker, in a folder that only this user can write to.
-        result = pickle.loads(answer.read_bytes())
+                    tell(*result)
+        except (EOFError, pickle.UnpicklingError):
+            process.wait()
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it said nothing"
+            raise RuntimeError(f"the process that checks {path} stopped: {last}") from None
     if isinstance(result, Exception):
         raise result
     return result

@@ -119,7 +119,8 @@ def plan(product: Product) -> Plan:
     item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
     private_bytes = 0
     if fused:  # the rows of a step
-        private_bytes += step_rows * product.row_bytes
+        held = shape.ring if shape.ring and product.by_lines else query.k_blocks
+        private_bytes += step_rows * product.a.digits * LINE * held
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     if shape.span:

@@ -53,6 +53,11 @@ class Product(NamedTuple):
         return OUTPUTS[self.output].bytes
 
     @property
+    def by_lines(self) -> bool:
+        """Whether lines of rows can be made one by one: without sums, which rows have as wholes."""
+        return self.a.by_lines and not self.epilogue.b_zero
+
+    @property
     def query(self) -> KernelQuery:
         """What the micro-kernels are asked."""
         b = self.b

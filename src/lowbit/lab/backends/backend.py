@@ -1,7 +1,7 @@
 """One protocol for every kind of kernel: what takes it, binds it to an operation, and runs it on
 memory that sees every access.
 
-A kind is a file of this folder: a class under `@backends.register(...)` that says which kernels it
+A kind is a file of `kinds/`: a class under `@backends.register(...)` that says which kernels it
 takes and makes a Subject of one. Kernels with pointers for parameters have most of it from
 `KernelBackend`.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 from lowbit.lab.report import Severity
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.registry import Registry
-from lowbit.spec import Array, Case, Operation, Sizes, from_function
+from lowbit.spec import Case, Operation, Sizes, from_function
 
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]
 
@@ -37,7 +37,7 @@ class Request:
     seed: int = 0
     given: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    @property
+    @cached_property
     def operation(self) -> Operation:
         """The operation that the specification states. TypeError if it is none."""
         if not callable(self.spec):
@@ -69,99 +69,70 @@ PLAIN = Way()
 class Subject(ABC):
     """A kernel bound to an operation: everything that a run needs besides a case.
 
-    output: the input that the kernel replaces by the result. initial: what the result is filled
-    with before it starts, None for poison.
+    name: what reports call it. description: what runs it, with its version. text: the function as
+    it was written; None if this launches kernels, and is none whose steps can be shown. on_gpu:
+    whether `start` can run it. slow: whether the exercise is tried with one kind of data only.
+    any_sizes: whether it is known how many programs there are at all sizes.
     """
 
-    operation: Operation
-    seed: int = 0
-    output: str | None = None
-    initial: float | None = None
+    request: Request
+    name: str
+    description: str
+    text: Callable[..., None] | None = None
+    on_gpu: bool = False
+    slow: bool = False
+    any_sizes: bool = True
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """What reports call it."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What runs it, with its version."""
+    def operation(self) -> Operation:
+        return self.request.operation
 
     @abstractmethod
     def cases(self) -> tuple[list[Case], list[str]]:
         """What to try it on, and what to tell about the choice."""
 
     @abstractmethod
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors, those that are passed to it."""
 
     @abstractmethod
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
         """Run it once."""
 
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    @abstractmethod
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         """Run it on a GPU on these torch tensors, by their names; returns the result's."""
-        raise NotImplementedError
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether `start` can do it."""
-        return False
-
-    @property
-    def slow(self) -> bool:
-        """Whether the exercise is tried with one kind of data only."""
-        return False
 
     def variants(self) -> list[tuple[str, Subject, Severity]]:
         """The same with other block sizes, in words; and how bad it is if that goes wrong."""
         return []
-
-    @property
-    def text(self) -> Callable[..., None]:
-        """The function as it was written. TypeError if this is no single kernel."""
-        raise TypeError(
-            f"{self.name} is a function of tensors; only a single kernel can be shown: give one "
-            "that it launches"
-        )
-
-    @property
-    def single(self) -> bool:
-        """Whether this is a single kernel, whose steps can be shown."""
-        return False
-
-    @property
-    def any_sizes(self) -> bool:
-        """Whether it is known how many programs there are at all sizes."""
-        return True
 
     def grid_at(self, sizes: Sizes) -> Grid:
         """The programs that there are at these sizes."""
         return (1, 1, 1)
 
 
-class Backend(ABC):
-    """What runs kernels of one kind.
+class Backend(Protocol):
+    """What takes kernels of one kind.
 
     needs_grid: whether somebody has to say how many programs there are.
     """
 
-    needs_grid: ClassVar[bool] = True
+    needs_grid: ClassVar[bool]
 
     @classmethod
-    @abstractmethod
     def takes(cls, kernel: Any) -> bool:
         """Whether this is a kernel of the kind. It must not need what the kind needs to run."""
+        ...
 
     @classmethod
-    @abstractmethod
     def bind(cls, request: Request) -> Subject:
         """Bind a kernel that it takes. ValueError or TypeError if the request does not fit, and
         what the lack of a package or a GPU raises."""
+        ...
 
 
-backends: Registry[type[Backend]] = Registry("backend", "lowbit.lab.backends")
+backends: Registry[type[Backend]] = Registry("backend", "lowbit.lab.backends.kinds")
 """By the name of the kind."""
 
 
@@ -174,10 +145,3 @@ def backend_of(kernel: Any) -> type[Backend]:
         f"cannot check {kernel!r}; give a function under triton.jit or numba.cuda.jit, a lowbit "
         "kernel, or a function of tensors that launches kernels"
     )
-
-
-def is_kernel(value: Any) -> bool:
-    """Whether this is a single kernel of some kind, and no function that launches some."""
-    if isinstance(value, FunctionType):
-        return False
-    return any(backend.takes(value) for backend in backends)

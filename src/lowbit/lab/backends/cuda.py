@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ import numpy as np
 from lowbit.lab.backends.backend import Subject
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run
-from lowbit.lab.run.tensor import CheckedTensor, array_of, unwritten
-from lowbit.spec import Array, Case
+from lowbit.lab.run.outcome import Run, Trial
+from lowbit.lab.run.tensor import CheckedTensor, array_of, tensor_of, unwritten
+from lowbit.spec import Array
 
 _GUARD = 4096
 _PATTERN = 0x5A
@@ -28,38 +27,37 @@ def wanted(device: str | None, subject: Subject) -> bool:
         return False
     try:
         import torch
+
+        available = torch.cuda.is_available()
     except ModuleNotFoundError:
         available = False
-    else:
-        available = torch.cuda.is_available()
     if device == "cuda" and not available:
         raise RuntimeError("there is no GPU that PyTorch can use; check with device cpu")
     return available
 
 
-def run_on_gpu(subject: Subject, case: Case, inputs: Mapping[str, Array]) -> Run:
+def run_on_gpu(subject: Subject, trial: Trial) -> Run:
     """Run it on the GPU. The memory knows of bytes that were changed around or between the elements
     of a tensor, and of nothing else."""
     import torch
 
-    fresh = subject.tensors(case, inputs)
+    sizes, fresh = trial.case.sizes, subject.tensors(trial)
     memory = Memory(fresh)
     held = {tensor.name: _guarded(tensor) for tensor in fresh}
-    output = unwritten(subject.operation.result, case.sizes)
+    output = unwritten(subject.operation.result, sizes)
     try:
-        result = subject.start(case, {one.name: _view(held[one.name], one) for one in fresh})
+        result = subject.start(sizes, {one.name: _view(held[one.name], one) for one in fresh})
         torch.cuda.synchronize()
     except Exception as error:  # what Triton's compiler or the driver raises has no common kind
         text = str(error).strip().splitlines() or ["without a message"]
         crash = Finding("crash", f"{type(error).__name__}: {text[0]}", device="cuda")
-        return Run(memory, output, crash, False)
+        return Run(trial, memory, output, crash, False)
     for tensor in fresh:
         if _overwritten(held[tensor.name].cpu().numpy(), tensor):
             message = f"bytes around or between the elements of {tensor.name} were changed"
             memory.note(Finding("guard-overwritten", message, tensor=tensor.name, device="cuda"))
-    values = array_of(result)
-    output.fill(values)
-    return Run(memory, output, None, False)
+    output = tensor_of(output.type, array_of(result), "contiguous", "output")
+    return Run(trial, memory, output, None, False)
 
 
 def _guarded(tensor: CheckedTensor) -> Any:

@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -32,11 +33,10 @@ from lowbit.lab.backends.kinds.triton import TritonKernel
 from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.program import Program, grid_of, programs_of
-from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of
+from lowbit.lab.run.outcome import shuffled
+from lowbit.lab.run.program import grid_of, programs_of
+from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of, tensor_of
 from lowbit.spec import TensorType
-
-Order = Callable[[list[Program]], list[Program]]
 
 _FRESH = {
     f"aten::{name}"
@@ -106,12 +106,12 @@ class _Held:
 
 
 class Host(Poisoning):
-    """A run of a function of CPU tensors. `memory` takes down what is found; `order` says in which
-    order the programs of a launch run."""
+    """A run of a function of CPU tensors. `memory` takes down what is found; with a seed, the
+    programs of a launch run in another order."""
 
-    def __init__(self, memory: Memory, order: Order) -> None:
+    def __init__(self, memory: Memory, seed: int | None) -> None:
         super().__init__()
-        self.memory, self._order = memory, order
+        self.memory, self._seed = memory, seed
         self.several = False
         self._held: dict[int, _Held] = {}
 
@@ -131,9 +131,7 @@ class Host(Poisoning):
     def output(self, result: Tensor, type_: TensorType) -> CheckedTensor:
         """What a function returned, with what is known of each element."""
         held = self._of(result)
-        values = array_of(result)
-        strides = [stride // values.itemsize for stride in np.empty_like(values, order="C").strides]
-        output = CheckedTensor(type_, values, strides, "output")
+        output = tensor_of(type_, array_of(result), "contiguous", "output")
         output.initialised = held.tensor.initialised
         elements = held.elements(result).reshape(-1)
         output.writer[:] = held.tensor.writer[elements]
@@ -148,8 +146,7 @@ class Host(Poisoning):
     def done(self, schema: Any, args: Any, named: Mapping[str, Any], result: Any) -> None:
         copies = schema.name in _COPIES or _is_view(schema)
         silent = copies or schema.name.endswith("_like") or schema.name.startswith("aten::new_")
-        written: list[Tensor] = []
-        read: list[Tensor] = []
+        written, read = list[Tensor](), list[Tensor]()
         values = {**dict(zip((a.name for a in schema.arguments), args, strict=False)), **named}
         for argument in schema.arguments:
             tensors = [one for one in tree_iter(values.get(argument.name)) if _on_cpu(one)]
@@ -165,20 +162,11 @@ class Host(Poisoning):
     def _hold(self, tensor: Tensor, initialised: bool) -> _Held:
         """Take memory in: with the elements of this tensor where it is all of them, else whole."""
         storage = tensor.untyped_storage()
-        count = storage.nbytes() // tensor.element_size()
         shape, strides = tuple(tensor.shape), tensor.stride()
         if initialised or tensor.storage_offset():
-            shape, strides = (count,), (1,)
-        dtype = dtype_of(tensor)
-        values = np.empty(shape, _numpy_dtype(dtype, tensor.element_size()))
-        checked = CheckedTensor(
-            TensorType("", dtype, tuple(map(str, shape))),
-            values,
-            strides,
-            "both",
-            initialised,
-            _bytes(storage),
-        )
+            shape, strides = (storage.nbytes() // tensor.element_size(),), (1,)
+        memory = _bytes(storage.data_ptr(), storage.nbytes())
+        checked = _in_place("", tensor, shape, strides, memory, initialised)
         self._held[storage._cdata] = held = _Held(checked, storage, None)
         return held
 
@@ -211,8 +199,7 @@ class Host(Poisoning):
 
     def _found(self, kind: str, held: _Held, element: Any, what: str) -> None:
         index = held.tensor.index(int(element))
-        name = held.own or "a temporary tensor"
-        message = f"{name}{list(index)} {what}"
+        message = f"{held.own or 'a temporary tensor'}{list(index)} {what}"
         place = self.memory.here()
         self.memory.note(Finding(kind, message, tensor=held.own, index=index, place=place))
 
@@ -233,7 +220,17 @@ class Host(Poisoning):
         """Run a kernel on tensors on the CPU, with all parameters by name."""
         launched = TritonKernel.of(kernel)
         taken: dict[int, CheckedTensor] = {}
-        values = {name: self._taken(name, one, taken) for name, one in arguments.items()}
+
+        def take(name: str, tensor: Tensor) -> TensorArgument:
+            """The memory of a tensor is called as an input, or as its first parameter."""
+            held = self._of(tensor)
+            if _key(tensor) not in taken:
+                held.tensor.name = held.own or name
+                taken[_key(tensor)] = held.tensor
+            offset = int(tensor.storage_offset()) * tensor.element_size()
+            return TensorArgument(held.tensor.name, offset, dtype_of(tensor))
+
+        values = {name: _argument(name, one, take) for name, one in arguments.items()}
         dims = grid_of(grid)
         programs = programs_of(dims)
         self.several |= len(programs) > 1
@@ -241,27 +238,53 @@ class Host(Poisoning):
         memory.tensors = {one.name: one for one in taken.values()}
         memory.kernel = launched.name
         memory.barrier()
-        launched.run(memory, values, self._order(programs), dims)
+        launched.run(memory, values, shuffled(programs, self._seed), dims)
         memory.barrier()
         memory.kernel = memory.running = None
 
-    def _taken(self, name: str, value: Any, taken: dict[int, CheckedTensor]) -> Any:
-        """An argument as the interpreter takes it; the memory of tensors goes into `taken`, by
-        the address of what holds it, under the name of an input, or of its first parameter."""
-        if isinstance(value, tuple):
-            return tuple(self._taken(name, one, taken) for one in value)
-        if hasattr(value, "block_shape"):
-            descriptor = copy.copy(value)
-            descriptor.base = self._taken(name, value.base, taken)
-            return descriptor
-        if not isinstance(value, Tensor):
-            return value
-        held = self._of(value)
-        if _key(value) not in taken:
-            held.tensor.name = held.own or name
-            taken[_key(value)] = held.tensor
-        offset = int(value.storage_offset()) * value.element_size()
-        return TensorArgument(taken[_key(value)].name, offset, dtype_of(value))
+
+def _argument(name: str, value: Any, take: Callable[[str, Tensor], TensorArgument]) -> Any:
+    """An argument as Triton's interpreter takes it: `take` says what stands for its tensors."""
+    if isinstance(value, tuple):
+        return tuple(_argument(name, one, take) for one in value)
+    if hasattr(value, "block_shape"):
+        descriptor = copy.copy(value)
+        descriptor.base = _argument(name, value.base, take)
+        return descriptor
+    return take(name, value) if isinstance(value, Tensor) else value
+
+
+@contextlib.contextmanager
+def interpreter() -> Iterator[None]:
+    """Within it, the functions of `lowbit.torch.functional` run their kernels on CPU tensors in
+    Triton's interpreter. An access out of bounds, or a race between programs, raises AssertionError
+    with what and where.
+
+    ModuleNotFoundError or RuntimeError if Triton is missing or of an unknown version.
+    """
+    with launch.running(run_checked):
+        yield
+
+
+def run_checked(kernel: Any, grid: Sequence[int], arguments: Mapping[str, Any]) -> None:
+    """Run a kernel on torch tensors on the CPU. AssertionError if something is wrong with it."""
+    launched = TritonKernel.of(kernel)
+    memory = Memory([], machinery=launched.machinery)
+
+    def take(name: str, tensor: Tensor) -> TensorArgument:
+        shape, strides = tuple(tensor.shape), tensor.stride()
+        last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+        size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+        held = _bytes(tensor.data_ptr(), size)
+        memory.tensors[name] = _in_place(name, tensor, shape, strides, held, True)
+        return TensorArgument(name)
+
+    values = {name: _argument(name, one, take) for name, one in arguments.items()}
+    dims = grid_of(grid)
+    launched.run(memory, values, programs_of(dims), dims)
+    wrong = [str(one) for one in memory.findings if one.severity == "error"]
+    if wrong:
+        raise AssertionError(f"{launched.name}: " + "; ".join(wrong))
 
 
 @contextlib.contextmanager
@@ -284,11 +307,8 @@ def _launches(run: launch.Runner) -> Iterator[None]:
 
         return start
 
-    KernelInterface.__getitem__ = at_grid
-    try:
+    with patch.object(KernelInterface, "__getitem__", at_grid):
         yield
-    finally:
-        KernelInterface.__getitem__ = original
 
 
 def arguments_of_launch(
@@ -297,37 +317,40 @@ def arguments_of_launch(
     """All parameters by name: given, of the first configuration, or by default; without what is
     for the compiler. TypeError if one is missing."""
     launched = TritonKernel.of(kernel)
-    names = [parameter.name for parameter in launched.parameters]
-    given = {**dict(zip(names, args, strict=False)), **launched.constants}
-    given |= {name: value for name, value in named.items() if name in names}
-    given = launched.decided({**given})
-    defaults = {
-        name: p.default
-        for name, p in inspect.signature(launched.function).parameters.items()
-        if p.default is not inspect.Parameter.empty
-    }
-    missing = [name for name in names if name not in given and name not in defaults]
+    signature = inspect.signature(launched.text)
+    known = {name: value for name, value in named.items() if name in signature.parameters}
+    bound = signature.bind_partial(*args, **{**launched.constants, **known})
+    bound.apply_defaults()
+    given = launched.decided(bound.arguments)
+    missing = [name for name in signature.parameters if name not in given]
     if missing:
         raise TypeError(f"{launched.name} is launched without {', '.join(missing)}")
-    return {name: given.get(name, defaults.get(name)) for name in names}
+    return {name: given[name] for name in signature.parameters}
 
 
-def _numpy_dtype(dtype: str, size: int) -> np.dtype[Any]:
-    """That of the elements where NumPy has it, else of as many bytes."""
+def _in_place(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int, ...],
+    strides: Sequence[int],
+    memory: NDArray[np.uint8],
+    initialised: bool,
+) -> CheckedTensor:
+    """Memory of torch as a tensor of the checker, with elements like those of `tensor`."""
+    name_of_dtype = dtype_of(tensor)
     try:
-        return np.dtype(dtype)
-    except TypeError:
-        return np.dtype(f"u{size}")
+        dtype = np.dtype(name_of_dtype)
+    except TypeError:  # NumPy has none that is called so
+        dtype = np.dtype(f"u{tensor.element_size()}")
+    type_ = TensorType(name, name_of_dtype, tuple(map(str, shape)))
+    return CheckedTensor(type_, np.empty(shape, dtype), strides, "both", initialised, memory)
 
 
-def _bytes(storage: torch.UntypedStorage) -> NDArray[np.uint8]:
-    """The memory itself."""
-    if not storage.nbytes():
+def _bytes(address: int, size: int) -> NDArray[np.uint8]:
+    """Memory at an address. Not through torch, whose operations are watched."""
+    if not size:
         return np.empty(0, np.uint8)
-    # Not through torch, whose operations are watched.
-    return np.ctypeslib.as_array(
-        (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
-    )
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 def _key(tensor: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -10,30 +10,47 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from lowbit.lab.backends.backend import PLAIN, Backend, GridLike, Request, Subject, Way
+from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way
 from lowbit.lab.report import Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
+from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
 from lowbit.lab.run.program import Grid, Program, grid_of, programs_of
-from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, strides_of, tensor_of
-from lowbit.spec import Array, Block, Case, Sizes, TensorType, cases_of
+from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, tensor_of
+from lowbit.spec import Case, Sizes, TensorType, cases_of
 
 _AXES = 3
 
 
-@dataclass(frozen=True)
-class KernelBackend(Backend):
+@dataclass(frozen=True, kw_only=True)
+class KernelBackend(ABC):
     """A kernel of some kind, not bound to anything yet, and how it is run on a Memory.
 
-    constants: values that the kernel has with it; alternatives: others that it says are as good.
-    slow: whether a step takes so long that few cases must do.
+    text: the function as it was written. description: what runs it, with its version. machinery:
+    the folders whose frames are not a kernel's text. constants: values that the kernel has with it;
+    alternatives: others that it says are as good. on_gpu: whether `start` launches it. slow:
+    whether a step takes so long that few cases must do.
     """
 
-    constants: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
-    alternatives: tuple[Mapping[str, Any], ...] = field(default=(), kw_only=True)
+    text: Callable[..., None]
+    description: str
+    parameters: tuple[Parameter, ...]
+    machinery: tuple[str, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    on_gpu: bool = False
 
+    needs_grid: ClassVar[bool] = True
     slow: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        return self.text.__name__
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, kernel: Any) -> bool:
+        """As `Backend` says."""
 
     @classmethod
     @abstractmethod
@@ -41,41 +58,11 @@ class KernelBackend(Backend):
         """The kernel without its decorators. RuntimeError or ModuleNotFoundError, with what to do,
         if it cannot be run here."""
 
-    @property
-    @abstractmethod
-    def text(self) -> Callable[..., None]:
-        """The function as it was written."""
-
-    @property
-    def name(self) -> str:
-        """The kernel's name."""
-        return self.text.__name__
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What runs it, with its version."""
-
-    @property
-    @abstractmethod
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The kernel's parameters."""
-
-    @property
-    @abstractmethod
-    def machinery(self) -> tuple[str, ...]:
-        """The folders whose frames are not a kernel's text."""
-
     @abstractmethod
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
         """Run these programs in this order. Whatever the kernel raises comes out as it is."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether `start` launches it."""
-        return False
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         """Launch it on a GPU, on torch tensors and numbers."""
@@ -92,14 +79,15 @@ class KernelBackend(Backend):
         kernel = cls.of(request.kernel)
         given = {**kernel.constants, **request.given}
         return KernelSubject(
-            operation=operation,
-            seed=request.seed,
-            output=output,
-            initial=initial,
+            request=request,
+            name=kernel.name,
+            description=kernel.description,
+            text=kernel.text,
+            on_gpu=kernel.on_gpu,
+            slow=kernel.slow,
+            any_sizes=callable(request.grid),
             kernel=kernel,
             binding=bind(kernel.parameters, operation, given, output),
-            grid=request.grid,
-            given=request.given,
         )
 
 
@@ -109,43 +97,13 @@ class KernelSubject(Subject):
 
     kernel: KernelBackend
     binding: Binding
-    grid: GridLike
-    given: Mapping[str, Block | float]
-
-    @property
-    def name(self) -> str:
-        return self.kernel.name
-
-    @property
-    def description(self) -> str:
-        return self.kernel.description
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.kernel.text
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.kernel.on_gpu
-
-    @property
-    def slow(self) -> bool:
-        return self.kernel.slow
-
-    @property
-    def single(self) -> bool:
-        return True
-
-    @property
-    def any_sizes(self) -> bool:
-        return callable(self.grid)
 
     def cases(self) -> tuple[list[Case], list[str]]:
-        strided = bool(self.binding.takes_strides)
+        strided, blocks = bool(self.binding.takes_strides), tuple(self.binding.blocks.values())
         # A thousand blocks take too long in a slow one.
-        cases = cases_of(self.operation, self.binding.blocks, strided, not self.slow)
-        fixed = any(isinstance(value, int) and value > 1 for value in self.given.values())
-        if callable(self.grid) or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
+        cases = cases_of(self.operation, blocks, strided, not self.slow)
+        fixed = any(isinstance(n, int) and n > 1 for n in self.request.given.values())
+        if self.any_sizes or not (fixed or prod(self.grid_at(cases[0].sizes)) > 1):
             return cases, []
         exercise = cases[0].sizes
         few = [case for case in cases if case.sizes == exercise]
@@ -154,25 +112,24 @@ class KernelSubject(Subject):
     def variants(self) -> list[tuple[str, Subject, Severity]]:
         """Block sizes that the kernel says are as good; or, where nobody has said which, all of
         them doubled, for a warning."""
-        if not callable(self.grid):
+        if not self.any_sizes:
             return []
         doubled = {name: 2 * size for name, size in self.binding.free_blocks.items()}
         choices: list[tuple[Mapping[str, Any], Severity]] = [
-            (numbers, "error") for numbers in self.kernel.alternatives
+            *((numbers, "error") for numbers in self.kernel.alternatives),
+            *([(doubled, "warning")] if doubled else []),
         ]
-        if doubled:
-            choices.append((doubled, "warning"))
         made: list[tuple[str, Subject, Severity]] = []
         for numbers, severity in choices:
-            binding = replace(self.binding, numbers={**self.binding.numbers, **numbers})
+            binding = replace(self.binding, sources={**self.binding.sources, **numbers})
             words = ", ".join(f"{name}={size}" for name, size in numbers.items())
             made.append((words, replace(self, binding=binding), severity))
         return made
 
     def grid_at(self, sizes: Sizes) -> Grid:
         """The grid at these sizes. ValueError if it is none."""
-        numbers = self.binding.numbers_at(sizes)
-        wanted = self.grid(numbers) if callable(self.grid) else self.grid
+        grid, numbers = self.request.grid, self.binding.numbers_at(sizes)
+        wanted = grid(numbers) if callable(grid) else grid
         several = isinstance(wanted, (tuple, list, np.ndarray))
         dims: list[Any] = list(wanted) if several else [wanted]
         if not 1 <= len(dims) <= _AXES or any(
@@ -184,61 +141,58 @@ class KernelSubject(Subject):
             )
         return grid_of(dims)
 
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
         """Fresh tensors that hold the inputs, and the result's."""
-        result, strided = self.operation.result, self.binding.takes_strides
-        tensors: list[CheckedTensor] = []
+        case = trial.case
+        strided, initial = self.binding.takes_strides, self.request.initial
         packed = {one.name: (name, one.pack) for name, one in self.binding.packed.items()}
+        tensors: list[CheckedTensor] = []
         for type_ in self.operation.inputs:
+            values = trial.inputs[type_.name]
+            layout = case.layout if type_.name in strided else "contiguous"
+            role = "both" if type_.name == self.request.output else "input"
             if type_.name in packed:
                 name, pack = packed[type_.name]
-                values = pack(inputs[type_.name])
+                values = pack(values)
                 type_ = TensorType(name, values.dtype.name, tuple(map(str, values.shape)))
-                tensors.append(tensor_of(type_, values, "contiguous", "input"))
-                continue
-            role = "both" if type_.name == self.output else "input"
-            layout = case.layout if type_.name in strided else "contiguous"
-            tensors.append(tensor_of(type_, inputs[type_.name], layout, role))
-        if self.output is None:
-            shape = result.shape(case.sizes)
-            strides = strides_of(shape, case.layout if result.name in strided else "contiguous")
-            filled = np.full(shape, self.initial or 0, storage_dtype(result.dtype))
-            tensors.append(
-                CheckedTensor(result, filled, strides, "output", self.initial is not None)
-            )
+            tensors.append(tensor_of(type_, values, layout, role))
+        if self.request.output is None:
+            result = self.operation.result
+            layout = case.layout if result.name in strided else "contiguous"
+            filled = np.full(result.shape(case.sizes), initial or 0, storage_dtype(result.dtype))
+            tensors.append(tensor_of(result, filled, layout, "output", initial is not None))
         return tensors
 
     @property
     def _result(self) -> str:
         """The name of the tensor that the result is in."""
-        return self.output or self.operation.result.name
+        return self.request.output or self.operation.result.name
 
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
         strides = {name: tensor.stride() for name, tensor in tensors.items()}
-        arguments = self.binding.arguments(case.sizes, strides)
+        arguments = self.binding.arguments(sizes, strides)
         values = {
             name: tensors[value.name] if isinstance(value, TensorArgument) else value
             for name, value in arguments.items()
         }
-        self.kernel.start(values, self.grid_at(case.sizes))
+        self.kernel.start(values, self.grid_at(sizes))
         return tensors[self._result]
 
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
-        tensors = self.tensors(case, inputs)
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
+        tensors, sizes = self.tensors(trial), trial.case.sizes
         memory = Memory(
             tensors,
             machinery=self.kernel.machinery,
             recorder=way.recorder,
             poisoned=way.poisoned,
-            most_steps=most_steps(case.sizes),
+            most_steps=most_steps(sizes),
         )
-        strides = {one.name: one.strides for one in tensors}
-        arguments = self.binding.arguments(case.sizes, strides)
-        grid = self.grid_at(case.sizes)
+        arguments = self.binding.arguments(sizes, {one.name: one.strides for one in tensors})
+        grid = self.grid_at(sizes)
         programs = programs_of(grid)
         crash = None
         try:
             self.kernel.run(memory, arguments, shuffled(programs, way.seed), grid)
         except Exception as error:  # a kernel may raise anything
             crash = crash_of(error, memory)
-        return Run(memory, memory.tensors[self._result], crash, len(programs) > 1)
+        return Run(trial, memory, memory.tensors[self._result], crash, len(programs) > 1)

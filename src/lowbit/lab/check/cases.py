@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -11,29 +11,32 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.backends import cuda
-from lowbit.lab.backends.backend import Subject, Way
+from lowbit.lab.backends.backend import Request, Subject, Way
 from lowbit.lab.report import CheckResult, Finding, Tell
 from lowbit.lab.run.judge import first_index, judge, wrong_values
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.view.run import view_subject
-from lowbit.spec import SPECIAL, Array, Case, Expected
+from lowbit.spec import SPECIAL, Case
 
 # A run that takes more is not repeated with every kind of data.
 _SLOW = 100_000
+_FEW_FILLS, _FEW_SIZES = ("normal", "large", "nan"), 5
 
 
-def check_subject(
-    subject: Subject,
-    device: str | None,
-    cases: Sequence[Case],
-    notes: Sequence[str] = (),
+def check_request(
+    request: Request,
+    device: str | None = None,
     *,
+    few: bool = False,
     stop: bool = False,
     tell: Tell | None = None,
 ) -> CheckResult:
-    """The outcome of these cases, the exercise first. Raises as `check` does."""
+    """The outcome of all cases, the exercise first, or of a few. Otherwise as `check`."""
+    subject = request.bound()
+    cases, notes = subject.cases()
+    if few:
+        cases = _few(cases)
     on_gpu = cuda.wanted(device, subject)
-    notes = list(notes)
     found = _check_cases(subject, cases, on_gpu, notes, stop, tell)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
@@ -41,19 +44,26 @@ def check_subject(
         # What is wrong with plain numbers says more.
         findings = [f for f in findings if f.kind != "special-values"]
     else:
-        findings += other_blocks(subject, cases)
+        findings += _other_blocks(subject, cases)
     if any(f.kind.startswith("out-of-bounds") for f in findings) and on_gpu:
         notes.append("cases that leave a tensor were not run on the GPU")
     return CheckResult(
         subject.name,
         subject.operation.name,
         subject.description,
-        tuple(_merged(findings)),
+        tuple(merged(findings)),
         len(found),
         ("interpreter", "cuda") if on_gpu else ("interpreter",),
         tuple(notes),
-        partial(view_subject, subject, shown) if subject.single else None,
+        partial(view_subject, subject, shown) if subject.text else None,
     )
+
+
+def _few(cases: list[Case]) -> list[Case]:
+    """Some data at the exercise's sizes, and a few other sizes."""
+    exercise = [case for case in cases if case.sizes == cases[0].sizes and case.fill in _FEW_FILLS]
+    others = [case for case in cases if case.sizes != cases[0].sizes]
+    return exercise + others[:_FEW_SIZES]
 
 
 def _check_cases(
@@ -94,40 +104,34 @@ def _check_case(
 ) -> tuple[list[Finding], int]:
     """One case, and how many steps it took; if thorough, once more in another order and with
     poison in undefined lanes."""
-    inputs = case.inputs(subject.seed)
-    expected = case.expect(inputs, subject.seed)
-    run = subject.run(case, inputs)
-    findings = [run.crash] if run.crash else judge(case, inputs, run, expected)
+    run = subject.run(Trial.of(case, subject.request.seed))
+    findings = [run.crash] if run.crash else judge(run)
     findings = [*run.memory.findings, *findings]
     if not run.crash and case.fill not in SPECIAL:
         if thorough or run.memory.atomics:
-            findings += _again(subject, case, inputs, run, expected)
+            findings += _again(subject, run)
         outside = any(f.kind.startswith("out-of-bounds") for f in findings)
         if on_gpu and not outside:
-            findings += _on_gpu(subject, case, inputs, run, expected)
+            findings += _on_gpu(subject, run)
     layout = f"{case.layout} tensors" if case.layout != "contiguous" else None
     sizes = dict(case.sizes)
     placed = [replace(f, sizes=sizes, fill=case.fill, layout=layout) for f in findings]
     return placed, run.memory.steps
 
 
-def _on_gpu(
-    subject: Subject, case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected
-) -> list[Finding]:
+def _on_gpu(subject: Subject, run: Run) -> list[Finding]:
     """Compare a run on the GPU with the reference and with the interpreter's."""
-    other = cuda.run_on_gpu(subject, case, inputs)
+    other = cuda.run_on_gpu(subject, run.trial)
     if other.crash:
         return [other.crash]
-    findings = list(other.memory.findings)
-    wrong = expected.wrong(other.result)
+    findings, wrong = list(other.memory.findings), other.wrong
     if wrong.any():
-        alike = expected.wrong(run.result)[wrong].all()
-        kind = "wrong-values" if alike else "device-disagrees"
-        findings.append(replace(wrong_values(kind, other, expected, wrong), device="cuda"))
+        kind = "wrong-values" if run.wrong[wrong].all() else "device-disagrees"
+        findings.append(replace(wrong_values(kind, other, wrong), device="cuda"))
     return findings
 
 
-def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
+def _other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
     """What goes wrong first in each variant of what is subject."""
     few = [case for case in cases if case.fill == "normal" and case.layout == "contiguous"][:3]
     findings: list[Finding] = []
@@ -140,38 +144,25 @@ def other_blocks(subject: Subject, cases: Sequence[Case]) -> list[Finding]:
     return findings
 
 
-def _again(
-    subject: Subject,
-    case: Case,
-    inputs: Mapping[str, Array],
-    run: Run,
-    expected: Expected,
-) -> list[Finding]:
-    order = subject.seed if run.several else None
-    other = subject.run(case, inputs, Way(order, poisoned=True))
+def _again(subject: Subject, run: Run) -> list[Finding]:
+    order = subject.request.seed if run.several else None
+    other = subject.run(run.trial, Way(order, poisoned=True))
     if other.crash:
         return [other.crash]
     if other.same_as(run):
         return []
     findings: list[Finding] = []
-    plain = subject.run(case, inputs, Way(order)) if run.several else run
+    plain = subject.run(run.trial, Way(order)) if run.several else run
     differs = ~((plain.result == run.result) | (np.isnan(plain.result) & np.isnan(run.result)))
     if differs.any():
         index = first_index(differs)
         name, values = run.output.name, (run.result[index], plain.result[index])
         message = f"{name}{list(index)} is {values[0]:.9g} in order and {values[1]:.9g} shuffled"
         # Atomic float additions may round differently; both results must be right all the same.
-        rounding = run.memory.atomics and not expected.wrong(plain.result).any()
+        rounding = run.memory.atomics and not plain.wrong.any()
         kind = "rounding-order" if rounding else "order-dependent"
-        findings.append(
-            Finding(
-                kind,
-                message,
-                "warning" if rounding else "error",
-                tensor=name,
-                index=index,
-            )
-        )
+        severity = "warning" if rounding else "error"
+        findings.append(Finding(kind, message, severity, tensor=name, index=index))
     if other.memory.undefined and not other.same_as(plain):
         findings.append(
             Finding(
@@ -185,7 +176,7 @@ def _again(
     return findings
 
 
-def _merged(findings: Sequence[Finding]) -> list[Finding]:
+def merged(findings: Sequence[Finding]) -> list[Finding]:
     """The first of each kind, tensor and line, errors first, with how often it was seen."""
     first: dict[tuple[Any, ...], Finding] = {}
     for finding in findings:

@@ -11,14 +11,14 @@ import numpy as np
 
 import lowbit
 from lowbit import isa as instruction_sets
+from lowbit.lab.check.cases import merged
 from lowbit.lab.check.cpu_functions import CpuFunction, cpu_functions, numba_functions
 from lowbit.lab.report import CheckResult, Finding, Tell
+from lowbit.lab.run.tensor import POISON
 from lowbit.lab.source import FUNCTION
 from lowbit.spec import Array, Case, edge_cases, fill_cases
 
-_POISON = 0xA5
 _THREADS = 3
-_ONCE = "once"  # instead of the name of a set, for what exists once
 
 
 def functions() -> dict[str, CpuFunction]:
@@ -50,16 +50,13 @@ def check_function(
     """Check a function: all fills, and sizes one off those that kernels like."""
     spec, title = function.operation, FUNCTION + function.name
     cases = [*fill_cases(spec), *edge_cases(spec, rounds=2)]
-    found: dict[tuple[str, str], Finding] = {}
+    found: list[Finding] = []
     tried = 0
     for tried, case in enumerate(cases, 1):
-        for run, finding in _case(function, case):
-            seen = found.get((finding.kind, run))
-            found[finding.kind, run] = replace(seen, more=seen.more + 1) if seen else finding
-        first = next(iter(found.values()), None)
+        found += _case(function, case)
         if tell is not None:
-            tell(title, tried, len(cases), None if first is None else str(first))
-        if first is not None and stop:
+            tell(title, tried, len(cases), str(found[0]) if found else None)
+        if found and stop:
             break
     sets = f"lowbit {lowbit.__version__} for {', '.join(instruction_sets.available())}"
     left = len(cases) - tried
@@ -67,28 +64,26 @@ def check_function(
         title,
         spec.name,
         sets if function.compiled else "Numba",
-        tuple(found.values()),
+        tuple(merged(found)),
         tried,
         ("cpu",),
         (f"{left} more cases were not tried",) if left else (),
     )
 
 
-def _case(function: CpuFunction, case: Case) -> Iterator[tuple[str, Finding]]:
+def _case(function: CpuFunction, case: Case) -> Iterator[Finding]:
     """What is wrong with a case, and with which instruction set: each is run with one thread and
     with several, which must give the same bits, as all sets must where the function says so."""
     inputs = case.inputs()
     expected, name = case.expect(inputs), case.operation.result.name
     bits: dict[str, bytes] = {}
-    for run in instruction_sets.available() if function.compiled else (_ONCE,):
-        findings: list[Finding] = []
-        for how in _runs(run):
-            try:
-                out, wrong = _run(function, case, inputs, how)
-            except Exception as error:  # it is the function's fault, for the case is a legal one
-                lines = str(error).splitlines() or ["without a message"]
-                findings.append(Finding("crash", f"{type(error).__name__}: {lines[0]}"))
-                break
+    for run, how in _runs(function):
+        try:
+            out, wrong = _run(function, case, inputs, how)
+        except Exception as error:  # it is the function's fault, for the case is a legal one
+            lines = str(error).splitlines() or ["without a message"]
+            wrong = [Finding("crash", f"{type(error).__name__}: {lines[0]}")]
+        else:
             verdict = expected.check(out)
             if not verdict.ok:
                 wrong.append(Finding("wrong-values", verdict.message, tensor=name))
@@ -96,15 +91,19 @@ def _case(function: CpuFunction, case: Case) -> Iterator[tuple[str, Finding]]:
             if out.tobytes() != bits.setdefault(key, out.tobytes()):
                 other = f"other bits than with one thread{'' if key else ', or on another set'}"
                 wrong.append(Finding("order-dependent", f"{how} gives {other}", tensor=name))
-            findings += wrong
-        for one in findings:
-            message = f"{run}: {one.message} ({case})"
-            place = {"sizes": case.sizes, "fill": case.fill, "device": "cpu"}
-            yield run, replace(one, message=message, **place)
+        for one in wrong:
+            message = f"{one.message} ({case})"
+            yield replace(one, message=message, sizes=case.sizes, fill=case.fill, device=run)
 
 
-def _runs(isa: str) -> list[dict[str, Any]]:
-    return [{}] if isa == _ONCE else [{"isa": isa, "threads": n} for n in (1, _THREADS)]
+def _runs(function: CpuFunction) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a function is called with, and what that is called."""
+    if not function.compiled:
+        yield "cpu", {}
+        return
+    for isa in instruction_sets.available():
+        for threads in (1, _THREADS):
+            yield isa, {"isa": isa, "threads": threads}
 
 
 def _run(
@@ -114,7 +113,7 @@ def _run(
     name, findings = case.operation.result.name, list[Finding]()
     rows, columns = case.shape(name)
     storage = case.dtype(name).storage
-    whole = np.full((rows + 2, (columns + 7) * storage.itemsize), _POISON, np.uint8)
+    whole = np.full((rows + 2, (columns + 7) * storage.itemsize), POISON, np.uint8)
     inside = np.zeros(whole.shape, bool)
     inside[1:-1, 3 * storage.itemsize : (3 + columns) * storage.itemsize] = True
     out = whole.view(storage)[1:-1, 3 : 3 + columns]
@@ -125,6 +124,6 @@ def _run(
             findings.append(Finding("input-written", f"{one} was changed", tensor=one))
     if not isinstance(result, np.ndarray) or not np.shares_memory(result, out):
         findings.append(Finding("wrong-result", "it does not return `out`", tensor=name))
-    if (whole[~inside] != _POISON).any():
+    if (whole[~inside] != POISON).any():
         findings.append(Finding("out-of-bounds-store", f"around {name}", tensor=name))
     return out, findings

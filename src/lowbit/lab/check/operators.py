@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lowbit.lab.backends.backend import Request
-from lowbit.lab.check.cases import check_subject
+from lowbit.lab.check.cases import check_request
 from lowbit.lab.report import CheckResult
 from lowbit.lab.source import OPERATOR
-from lowbit.spec import Case
 from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
@@ -19,11 +16,7 @@ if TYPE_CHECKING:
 
     from lowbit.torch.registration import Specified
 
-# What a function is tried on once it has been tried on all: these data, and so many other sizes.
-_FILLS, _OTHERS = ("normal", "large", "nan"), 5
 
-
-@cache
 def functions() -> Mapping[str, Specified]:
     """The functions that have a specification, by its name, in the order of the specifications.
 
@@ -39,8 +32,7 @@ def functions() -> Mapping[str, Specified]:
             f"{unknown[0]} is the name of no operation in lowbit.spec.operations; write one, or "
             "correct the name given to @specified"
         )
-    ordered = {n: known[n] for n in operations.names() if n in known}
-    return MappingProxyType(ordered)
+    return {n: known[n] for n in operations.names() if n in known}
 
 
 def check_gpu(
@@ -51,7 +43,6 @@ def check_gpu(
 
     ValueError, with the names that there are, for an unknown name; otherwise as `check`.
     """
-
     known = functions()
     if name is not None and name not in known:
         listed = ", ".join(OPERATOR + one for one in known)
@@ -61,18 +52,10 @@ def check_gpu(
         function = known[one].function
         for operation in operations.get(one).variants():
             given = {**known[one].given, **operation.static}
-            subject = Request(function, operation, given=given).bound()
-            cases, notes = subject.cases()
-            if function in tried:
-                cases = _few(cases)
+            result = check_request(
+                Request(function, operation, given=given), device, few=function in tried, **how
+            )
             tried.add(function)
-            result = check_subject(subject, device, cases, notes, **how)
             chosen = [f"{name}={value}" for name, value in operation.static.items()]
             title = ", ".join([one, operation.result.dtype, *chosen])
             yield replace(result, kernel=OPERATOR + one, operation=title)
-
-
-def _few(cases: list[Case]) -> list[Case]:
-    exercise = [case for case in cases if case.sizes == cases[0].sizes and case.fill in _FILLS]
-    others = [case for case in cases if case.sizes != cases[0].sizes]
-    return exercise + others[:_OTHERS]

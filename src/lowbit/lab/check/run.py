@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.lab.backends.backend import GridLike, Request
-from lowbit.lab.check.cases import check_subject
+from lowbit.lab.check.cases import check_request
 from lowbit.lab.report import CheckResult, Tell
-from lowbit.lab.run.triton import triton_modules
-from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
+from lowbit.lab.source import (
+    FUNCTION,
+    OPERATOR,
+    blamed,
+    in_simulator,
+    needs_simulator,
+    request_named,
+    request_of_file,
+)
 from lowbit.lab.view.run import view_file
 from lowbit.spec import Operation
 
@@ -53,14 +60,6 @@ def check(
     return check_request(request, device, stop=stop, tell=tell)
 
 
-def check_request(
-    request: Request, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
-) -> CheckResult:
-    """`check` of what is asked for."""
-    subject = request.bound()
-    return check_subject(subject, device, *subject.cases(), stop=stop, tell=tell)
-
-
 def check_file(
     path: Path, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
 ) -> CheckResult:
@@ -79,18 +78,24 @@ def check_file(
         return check_request(request, device, stop=stop, tell=tell)
 
 
-def check_named(name: str, device: str | None = None, **how: Any) -> CheckResult:
-    """Check a kernel of lowbit; `how` as `check` takes it.
-
-    ValueError, with the names that there are, for another name.
+def check_what(what: str, device: str | None = None, **how: Any) -> Iterator[CheckResult]:
+    """Check a file, a kernel of lowbit, an operator `gpu:NAME`, a function `cpu:NAME`, or all of a
+    kind: `all` (teaching kernels), `gpu`, `cpu`. One result after the other, as they come; `how` as
+    `check` takes it. ValueError, with the names that there are, for another name.
     """
-    return check_request(request_named(name), device, **how)
+    kind, colon, name = what.partition(":")
+    if f"{kind}:" == OPERATOR:
+        from lowbit.lab.check.operators import check_gpu
 
+        yield from check_gpu(name if colon else None, device, **how)
+    elif f"{kind}:" == FUNCTION:
+        from lowbit.lab.check.cpu import check_cpu
 
-def check_all(device: str | None = None, **how: Any) -> Iterator[CheckResult]:
-    """Check the teaching kernel of each of the twelve operations; `how` as `check` takes it."""
-    from lowbit.kernels.triton.registry import teaching_kernels
+        yield from check_cpu(name if colon else None, **how)
+    elif what.endswith(".py"):
+        yield check_file(Path(what), device, **how)
+    else:
+        from lowbit.spec.exercises import exercises
 
-    triton_modules()
-    for name in teaching_kernels():
-        yield check_named(name, device, **how)
+        for one in exercises.names() if what == "all" else (what,):
+            yield check_request(request_named(one), device, **how)

@@ -8,58 +8,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 
-from lowbit.lab.exercises.exercise import Exercise
+from lowbit.lab.exercises.course import Exercise
+from lowbit.lab.run.program import first_line
 from lowbit.spec import exercises
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A module's text, and the statement that makes each of its names."""
-
-    lines: list[str]
-    makers: dict[str, ast.stmt]
-
-    @classmethod
-    def of(cls, text: str) -> _Source:
-        makers: dict[str, ast.stmt] = {}
-        for statement in ast.parse(text).body:
-            if isinstance(statement, ast.FunctionDef):
-                # A bare name makes a thing known to lowbit, and says nothing about it.
-                facts = [d for d in statement.decorator_list if not isinstance(d, ast.Name)]
-                statement.decorator_list = facts
-            for name in _made(statement):
-                makers[name] = statement
-        return cls(text.splitlines(), makers)
-
-    def text(self, first: int, last: int) -> str:
-        """The lines from `first` to `last`, counted from 1."""
-        return "\n".join(self.lines[first - 1 : last])
-
-    def text_of(self, statement: ast.stmt) -> str:
-        """A statement with its decorators."""
-        decorators = getattr(statement, "decorator_list", [])
-        first = min([statement.lineno, *(d.lineno for d in decorators)])
-        return self.text(first, statement.end_lineno or first)
-
-
-def _made(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.FunctionDef):
-        return [statement.name]
-    if isinstance(statement, ast.Assign):
-        return [target.id for target in statement.targets if isinstance(target, ast.Name)]
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in statement.names]
-    return []
-
-
-@cache
-def _exercises() -> _Source:
-    return _Source.of(inspect.getsource(exercises))
 
 
 @dataclass(frozen=True)
@@ -77,36 +32,34 @@ class Teaching:
 def teaching(exercise: Exercise) -> Teaching:
     """The teaching kernel of an exercise, from its source."""
     file = resources.files("lowbit.kernels.triton.exercises") / f"{exercise.name}.py"
-    source = _Source.of(file.read_text(encoding="utf-8"))
-    name = f"{exercise.name}_kernel"
-    function = source.makers[name]
+    source, name = file.read_text(encoding="utf-8"), f"{exercise.name}_kernel"
+    function = next(s for s in ast.parse(source).body if getattr(s, "name", "") == name)
     assert isinstance(function, ast.FunctionDef)
     teaches, jit = function.decorator_list
     assert isinstance(teaches, ast.Call)
     grid = next(k.value for k in teaches.keywords if k.arg == "grid")
     assert isinstance(grid, ast.Lambda)
-    docstring = function.body[0]
-    last = function.end_lineno or function.lineno
-    signature = source.text(function.lineno, docstring.lineno - 1)
+    docstring, *body = function.body
+    signature = _lines(source, function.lineno, docstring.lineno - 1)
     return Teaching(
-        source.text(jit.lineno, last),
+        _lines(source, jit.lineno, function.end_lineno),
         signature.replace(name, "kernel"),
-        source.text((docstring.end_lineno or docstring.lineno) + 1, last),
+        _lines(source, body[0].lineno, function.end_lineno),
         ast.unparse(grid.body).replace("'", '"'),
     )
+
+
+def _lines(source: str, first: int, last: int | None) -> str:
+    """The lines from `first` to `last`, counted from 1."""
+    return "\n".join(source.splitlines()[first - 1 : last])
 
 
 def starter(exercise: Exercise) -> str:
     """The text of the file that an exercise begins with; `lowbit check` takes it as it is."""
     kernel = teaching(exercise)
-    statements = _needed(exercise.name)
     sizes, blocks = exercise.operation.exercise, exercise.operation.blocks
     taken = {n: b for n, b in blocks.items() if f"{n}: tl.constexpr" in kernel.signature}
-    specification = "\n\n\n".join(
-        _exercises().text_of(s)
-        for s in statements
-        if not isinstance(s, (ast.Import, ast.ImportFrom))
-    )
+    specification, imports = _specification(exercise.name)
     return _TEMPLATE.format(
         number=exercise.number,
         name=exercise.name,
@@ -114,47 +67,45 @@ def starter(exercise: Exercise) -> str:
         idea=exercise.idea,
         sizes=_listed(sizes),
         blocks=_listed({n: b(sizes) if callable(b) else b for n, b in taken.items()}),
-        third_party=_imports(statements, lowbit=False),
-        own=_imports(statements, lowbit=True),
+        third_party="\n".join(line for line in imports if "from lowbit" not in line),
+        own="\n".join(line for line in imports if "from lowbit" in line),
         specification=specification,
         signature=kernel.signature,
         grid=kernel.grid,
     )
 
 
-def _needed(name: str) -> list[ast.stmt]:
-    """The statements of exercises.py that an operation is made of, as they follow each other."""
-    makers = _exercises().makers
-    wanted, found = [name], dict[str, ast.stmt]()
+def _specification(name: str) -> tuple[str, list[str]]:
+    """The statements of exercises.py that an operation is made of, and the imports they need."""
+    source = inspect.getsource(exercises)
+    makers: dict[str, ast.FunctionDef | ast.Assign] = {}
+    imports: list[ast.ImportFrom] = []
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.FunctionDef):
+            makers[statement.name] = statement
+        elif isinstance(statement, ast.Assign):
+            names = [target for target in statement.targets if isinstance(target, ast.Name)]
+            makers |= {name.id: statement for name in names}
+        elif isinstance(statement, ast.ImportFrom):
+            imports.append(statement)
+    wanted, found, used = [name], dict[int, str](), set[str]()
     while wanted:
         maker = makers[wanted.pop()]
-        if isinstance(maker, (ast.Import, ast.ImportFrom)):
-            continue
-        found |= dict.fromkeys(_made(maker), maker)
-        wanted += [n for n in _names(maker) if n in makers and n not in found]
-    used = {n for maker in found.values() for n in _names(maker)}
-    imports = {
-        n: m for n, m in makers.items() if n in used and isinstance(m, (ast.Import, ast.ImportFrom))
-    }
-    return sorted({*found.values(), *imports.values()}, key=lambda statement: statement.lineno)
-
-
-def _names(tree: ast.AST) -> list[str]:
-    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-
-
-def _imports(statements: Iterable[ast.stmt], *, lowbit: bool) -> str:
-    """The lines that import what the other statements use; with `lowbit` those from lowbit."""
-    listed = list(statements)
-    used = {n for s in listed if not isinstance(s, ast.ImportFrom) for n in _names(s)}
+        if isinstance(maker, ast.FunctionDef):
+            # A bare name makes a thing known to lowbit, and says nothing about it.
+            facts = [one for one in maker.decorator_list if not isinstance(one, ast.Name)]
+            maker.decorator_list = facts
+        first = first_line(maker)
+        found[first] = _lines(source, first, maker.end_lineno)
+        names = {node.id for node in ast.walk(maker) if isinstance(node, ast.Name)}
+        wanted += [name for name in names - used if name in makers]
+        used |= names
     lines: list[str] = []
-    for statement in listed:
-        if not isinstance(statement, ast.ImportFrom) or statement.module is None:
-            continue
-        names = sorted((a.name for a in statement.names if a.name in used), key=_import_order)
-        if statement.module.startswith("lowbit") == lowbit and names:
-            lines.append(f"from {statement.module} import {', '.join(names)}")
-    return "\n".join(lines)
+    for one in imports:
+        names = sorted({alias.name for alias in one.names} & used, key=_import_order)
+        if names:
+            lines.append(f"from {one.module} import {', '.join(names)}")
+    return "\n\n\n".join(found[first] for first in sorted(found)), lines
 
 
 def _import_order(name: str) -> tuple[bool, str]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lowbit.lab.backends.kinds.triton import TritonKernel
-from lowbit.lab.check.run import check_request
-from lowbit.lab.exercises.exercise import Exercise
+from lowbit.lab.check.cases import check_request
+from lowbit.lab.exercises.course import Exercise
 from lowbit.lab.exercises.file import starter
 from lowbit.lab.exercises.progress import Progress, Standing
 from lowbit.lab.report import CheckResult

@@ -106,6 +106,14 @@ class Progress:
             self._warn(f"the progress was damaged ({reason}) and starts afresh; it is now {aside}")
 
 
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "file": (str, type(None)),
+    "tries": (int,),
+    "solved": (bool,),
+    "hints": (int,),
+}
+
+
 def _parsed(data: Any) -> dict[str, Standing]:
     """ValueError, with what is wrong, if it is not what `update` writes."""
     if not isinstance(data, dict) or data.get("version") != _VERSION:
@@ -113,19 +121,10 @@ def _parsed(data: Any) -> dict[str, Standing]:
     exercises = data.get("exercises")
     if not isinstance(exercises, dict):
         raise ValueError("it has no exercises")
-    return {str(name): _exercise(name, values) for name, values in exercises.items()}
-
-
-def _exercise(name: str, values: Any) -> Standing:
-    wanted: Mapping[str, tuple[type, ...]] = {
-        "file": (str, type(None)),
-        "tries": (int,),
-        "solved": (bool,),
-        "hints": (int,),
-    }
-    if not isinstance(values, dict) or set(values) != set(wanted):
-        raise ValueError(f"{name} should have {', '.join(wanted)}")
-    for key, types in wanted.items():
-        if type(values[key]) not in types:
-            raise ValueError(f"{key} of {name} is {values[key]!r}")
-    return Standing(**values)
+    for name, values in exercises.items():
+        types = (
+            {key: type(value) for key, value in values.items()} if isinstance(values, dict) else {}
+        )
+        if types.keys() != _FIELDS.keys() or any(types[n] not in _FIELDS[n] for n in types):
+            raise ValueError(f"{name} is {values!r}")
+    return {name: Standing(**values) for name, values in exercises.items()}

@@ -155,6 +155,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
         call = Lowbit().prepare(problem, plan.threads).call
         taken = interleave({"lowbit": [call]}, _LIMITS)["lowbit"]
     m, k = case.sizes["M"], case.sizes["K"]
+    wants_proof = dispatch.wants_proof(instruction_sets.active().name)
     return Explanation(
         operation=case.spec.name,
         shape=case.name,
@@ -167,15 +168,11 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
         left=_operand(problem.a.nbytes, _packed_rows(product, plan) * padded_k(k), m * k),
         right=_operand(problem.b.nbytes, packed.panels.nbytes, problem.b.size),
         beside_right_bytes=packed.nbytes - packed.panels.nbytes,
-        largest_pair=packed.largest_pair if _proof_is_wanted() else None,
+        largest_pair=packed.largest_pair if wants_proof else None,
         ceiling=ceiling,
         prediction=_predict(problem, product, plan, packed, ceiling),
         measured=Spread(*quantiles(taken.seconds)),
     )
-
-
-def _proof_is_wanted() -> bool:
-    return dispatch.wants_proof(instruction_sets.active().name)
 
 
 def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> PreparedProduct:

@@ -7,9 +7,10 @@ the like the stride of an axis of x, in elements; a constexpr a block size.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from lowbit.spec import Array, Block, Operation, Sizes, TensorType
 
@@ -44,62 +45,69 @@ class Packed:
     pack: Callable[[Array], Array]
 
 
+class Stride(NamedTuple):
+    """Stands for the stride of one axis of a tensor, in elements."""
+
+    name: str
+    axis: int
+
+
 @dataclass(frozen=True)
 class Binding:
     """How the parameters of one kernel get their values from an operation.
 
-    `tensors` and `strides` map parameters to tensors, and to tensors and axes; the rest are
-    numbers: `given` by the caller, sizes, or block sizes. `proposed` names the numbers that neither
-    the caller nor the kernel gave.
+    sources: for each parameter, in their order, a TensorArgument, a Stride, a function of the
+    sizes, or the value itself. proposed: the block sizes that neither caller nor kernel gave.
     """
 
     operation: Operation
-    tensors: Mapping[str, str]
-    strides: Mapping[str, tuple[str, int]]
-    sizes: Mapping[str, str]
-    numbers: Mapping[str, Block | float]
+    sources: Mapping[str, Any]
     proposed: frozenset[str] = frozenset()
     packed: Mapping[str, Packed] = field(default_factory=dict[str, Packed])
 
     @property
+    def blocks(self) -> dict[str, int]:
+        """The block sizes that are fixed numbers, by parameter."""
+        return {p: n for p, n in self.sources.items() if isinstance(n, int) and n > 1}
+
+    @property
     def free_blocks(self) -> dict[str, int]:
         """The block sizes, by parameter, that might be others as well."""
-        numbers = {name: self.numbers[name] for name in self.numbers if name in self.proposed}
-        return {name: n for name, n in numbers.items() if isinstance(n, int) and n > 1}
+        return {p: n for p, n in self.blocks.items() if p in self.proposed}
 
     @property
     def takes_strides(self) -> tuple[str, ...]:
         """The tensors of which the kernel takes every stride."""
-        types = {t.name: t for t in (*self.operation.inputs, self.operation.result)}
-        given = set(self.strides.values())
+        given = [source for source in self.sources.values() if isinstance(source, Stride)]
+        passed = {s.name for s in self.sources.values() if isinstance(s, TensorArgument)}
         return tuple(
-            name
-            for name in self.tensors.values()
-            if name in types
-            and types[name].dims
-            and all((name, a) in given for a in range(len(types[name].dims)))
+            type_.name
+            for type_ in (*self.operation.inputs, self.operation.result)
+            if type_.name in passed
+            and type_.dims
+            and all((type_.name, axis) in given for axis in range(len(type_.dims)))
         )
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The block sizes that are fixed numbers."""
-        return tuple(n for n in self.numbers.values() if isinstance(n, int) and n > 1)
 
     def arguments(
         self, sizes: Sizes, strides: Mapping[str, Sequence[int]]
     ) -> dict[str, TensorArgument | Any]:
         """The arguments at these sizes, by parameter."""
-        return {
-            **{p: TensorArgument(name) for p, name in self.tensors.items()},
-            **{p: strides[name][axis] for p, (name, axis) in self.strides.items()},
-            **{p: sizes[name] for p, name in self.sizes.items()},
-            **{p: n(sizes) if callable(n) else n for p, n in self.numbers.items()},
-        }
+
+        def value(source: Any) -> Any:
+            if isinstance(source, Stride):
+                return strides[source.name][source.axis]
+            return source(sizes) if callable(source) else source
+
+        return {name: value(source) for name, source in self.sources.items()}
 
     def numbers_at(self, sizes: Sizes) -> dict[str, Any]:
         """What a grid is made from: all sizes, and every parameter that is a number."""
-        resolved = {p: n(sizes) if callable(n) else n for p, n in self.numbers.items()}
-        return {**sizes, **{p: sizes[name] for p, name in self.sizes.items()}, **resolved}
+        numbers = {
+            name: source
+            for name, source in self.sources.items()
+            if not isinstance(source, (TensorArgument, Stride))
+        }
+        return {**sizes, **replace(self, sources=numbers).arguments(sizes, {})}
 
 
 def bind(
@@ -122,62 +130,50 @@ def bind(
         )
     pointers = _pointer_names(operation, output)
     packed = {name: one for name, one in given.items() if isinstance(one, Packed)}
-    tensors: dict[str, str] = {}
-    strides: dict[str, tuple[str, int]] = {}
-    sizes: dict[str, str] = {}
-    numbers: dict[str, Block | float] = {}
+    known = {**pointers, **operation.static, **given, **{p: TensorArgument(p) for p in packed}}
+    sources: dict[str, Any] = {}
     proposed: set[str] = set()
     for parameter in parameters:
-        name = parameter.name
-        size = _size_named(name, operation)
-        if name in packed:
-            tensors[name] = name
-        elif name in given:
-            numbers[name] = given[name]
-        elif name in operation.static:
-            numbers[name] = operation.static[name]
-        elif name in pointers:
-            tensors[name] = pointers[name]
-        elif (stride := _stride_named(name, operation)) is not None:
-            strides[name] = stride
-        elif size is not None:
-            sizes[name] = size
-        elif parameter.constant or parameter.default is not None:
-            numbers[name] = operation.blocks.get(name, _or_default(parameter.default))
-            if parameter.default is None:
+        name, default = parameter.name, parameter.default
+        found = _stride_named(name, operation) or _size_named(name, operation)
+        if name in known:
+            sources[name] = known[name]
+        elif found is not None:
+            sources[name] = found
+        elif parameter.constant or default is not None:
+            usual = _DEFAULT_BLOCK if default is None else default
+            sources[name] = operation.blocks.get(name, usual)
+            if default is None:
                 proposed.add(name)
         else:
             raise ValueError(_not_understood(name, operation, pointers))
     needed = output or operation.result.name
-    if needed not in tensors.values():
+    if not any(isinstance(s, TensorArgument) and s.name == needed for s in sources.values()):
         raise ValueError(
             f"no parameter of the kernel is the result; name it {needed}_ptr"
             f"{'' if output or needed == 'z' else ' or z_ptr'}, or pass output= with the input "
             "that the result replaces"
         )
-    return Binding(operation, tensors, strides, sizes, numbers, frozenset(proposed), packed)
+    return Binding(operation, sources, frozenset(proposed), packed)
 
 
-def _or_default(default: Any) -> Any:
-    return _DEFAULT_BLOCK if default is None else default
-
-
-def _pointer_names(operation: Operation, output: str | None) -> dict[str, str]:
+def _pointer_names(operation: Operation, output: str | None) -> dict[str, TensorArgument]:
     names = {t.name: t.name for t in operation.inputs}
     if output is None:
         result = operation.result.name
         names = {result: result, "z": result, "out": result, "output": result, **names}
-    return {**{f"{name}_ptr": tensor for name, tensor in names.items()}, **names}
+    names = {**{f"{name}_ptr": tensor for name, tensor in names.items()}, **names}
+    return {name: TensorArgument(tensor) for name, tensor in names.items()}
 
 
-def _size_named(name: str, operation: Operation) -> str | None:
-    if name in operation.names:
-        return name
+def _size_named(name: str, operation: Operation) -> Block | None:
     alike = [size for size in operation.names if size.lower() == name.lower()]
-    return alike[0] if len(alike) == 1 else None
+    if name in operation.names:
+        alike = [name]
+    return itemgetter(alike[0]) if len(alike) == 1 else None
 
 
-def _stride_named(name: str, operation: Operation) -> tuple[str, int] | None:
+def _stride_named(name: str, operation: Operation) -> Stride | None:
     tensors: dict[str, TensorType] = {t.name: t for t in operation.inputs}
     tensors = {"z": operation.result, operation.result.name: operation.result, **tensors}
     for prefix, tensor in tensors.items():
@@ -186,11 +182,11 @@ def _stride_named(name: str, operation: Operation) -> tuple[str, int] | None:
         either = rf"(?:stride_{prefix}|{prefix}_stride)_?(\w+)"
         found = re.fullmatch(either, name)
         if found and found[1].lower() in axes:
-            return tensor.name, axes[found[1].lower()]
+            return Stride(tensor.name, axes[found[1].lower()])
     return None
 
 
-def _not_understood(name: str, operation: Operation, pointers: Mapping[str, str]) -> str:
+def _not_understood(name: str, operation: Operation, pointers: Iterable[str]) -> str:
     tensors = ", ".join(p for p in pointers if p.endswith("_ptr"))
     return (
         f"the parameter {name!r} is not understood; a tensor is one of {tensors}, a size one of "

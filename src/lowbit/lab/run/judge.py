@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from lowbit.lab.report import Finding
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
 from lowbit.lab.run.tensor import NOBODY
-from lowbit.spec import SPECIAL, Array, Case, Expected
+from lowbit.spec import SPECIAL, Array
 
 # What no function of a number takes for the same: an even one, a ReLU, a limit.
 _IN_PLACE_OF_NAN = (1.0, 100.0, -100.0)
 
 
-def judge(case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected) -> list[Finding]:
+def judge(run: Run) -> list[Finding]:
     """Elements that were never written, and wrong values among the others."""
     output = run.output
     findings: list[Finding] = []
@@ -31,74 +30,62 @@ def judge(case: Case, inputs: Mapping[str, Array], run: Run, expected: Expected)
                 Finding("unwritten", message, tensor=output.name, index=index, count=count)
             )
     got = run.result
-    wrong = expected.wrong(got) & ~unwritten
+    wrong = run.wrong & ~unwritten
     strange = np.zeros(output.shape, bool)
-    lenience = Lenience.of(case, inputs, expected)
-    if lenience is not None:
-        wrong &= ~lenience.free
-        strange = wrong & lenience.strange(got)
+    free = _forgiven(run.trial)
+    if free is not None:
+        wrong &= ~free
+        # A warning only: where the largest numbers overflow, an infinity is as good as a NaN.
+        strange = wrong & (np.isnan(got) | (np.isinf(got) & (run.trial.case.fill == "largest")))
     for kind, where in (("wrong-values", wrong & ~strange), ("special-values", strange)):
         if where.any():
-            findings.append(wrong_values(kind, run, expected, where))
+            findings.append(wrong_values(kind, run, where))
     return findings
 
 
-@dataclass(frozen=True, eq=False)
-class Lenience:
-    """What is forgiven where the data is special. free: the elements that may be anything.
-    overflows: whether an infinity is forgiven as a NaN is: it gives a warning."""
+def _forgiven(trial: Trial) -> Array | None:
+    """The elements that may be anything, where the data is special. None if all is judged.
 
-    free: Array
-    overflows: bool
+    A right kernel may leave out what the reference multiplies by zero, multiply by the zeros of a
+    mask, and add up in another order. So infinities may end as anything where the reference ends as
+    NaN; a NaN has to come out where the result depends on the number in its place; and numbers that
+    are too large for the reference in float32 are for a kernel too.
+    """
+    case, expected = trial.case, trial.expected
+    operation, exact = case.operation, case.exact(trial.inputs)
+    if case.fill not in SPECIAL or operation.special:
+        return None
 
-    @classmethod
-    def of(cls, case: Case, inputs: Mapping[str, Array], expected: Expected) -> Lenience | None:
-        """For the data of a case. None if all is judged.
+    def reference(change: Callable[[Array], Array], names: Sequence[str]) -> Array:
+        with np.errstate(all="ignore"):
+            given = {n: change(a) if n in names else a for n, a in exact.items()}
+            return np.asarray(operation(**given))
 
-        A right kernel may leave out what the reference multiplies by zero, multiply by the zeros
-        of a mask, and add up in another order. So infinities may end as anything where the
-        reference ends as NaN; a NaN has to come out where the result depends on the number in its
-        place; and numbers that are too large for the reference in float32 are for a kernel too.
-        """
-        operation, exact = case.operation, case.exact(inputs)
-        if case.fill not in SPECIAL or operation.special:
-            return None
+    def constant(names: Sequence[str]) -> Array:
+        first, *others = (
+            reference(lambda a, x=x: np.where(np.isnan(a), x, a), names) for x in _IN_PLACE_OF_NAN
+        )
+        return np.logical_and.reduce([first == other for other in others])
 
-        def reference(change: Callable[[Array], Array], names: Sequence[str]) -> Array:
-            with np.errstate(all="ignore"):
-                given = {n: change(a) if n in names else a for n, a in exact.items()}
-                return np.asarray(operation(**given))
-
-        def constant(names: Sequence[str]) -> Array:
-            first, *others = (
-                reference(lambda a, x=x: np.where(np.isnan(a), x, a), names)
-                for x in _IN_PLACE_OF_NAN
-            )
-            return np.logical_and.reduce([first == other for other in others])
-
-        floats = [tensor.name for tensor in operation.inputs if tensor.is_float]
-        free = np.isnan(expected.reference)
-        if case.fill == "nan":
-            free &= np.logical_or.reduce([constant(n) for n in (floats, *([n] for n in floats))])
-        elif case.fill == "largest" and all(t.dtype != "float64" for t in operation.inputs):
-            narrow = reference(lambda a: a.astype(np.float32), floats)
-            free |= expected.wrong(narrow.astype(np.float64))
-        return cls(free, case.fill == "largest")
-
-    def strange(self, got: Array) -> Array:
-        """The elements whose value, if it is wrong, is a warning only."""
-        return np.isnan(got) | (np.isinf(got) & self.overflows)
+    floats = [tensor.name for tensor in operation.inputs if tensor.is_float]
+    free = np.isnan(expected.reference)
+    if case.fill == "nan":
+        free &= np.logical_or.reduce([constant(n) for n in (floats, *([n] for n in floats))])
+    elif case.fill == "largest" and all(t.dtype != "float64" for t in operation.inputs):
+        narrow = reference(lambda a: a.astype(np.float32), floats)
+        free |= expected.wrong(narrow.astype(np.float64))
+    return free
 
 
-def wrong_values(kind: str, run: Run, expected: Expected, wrong: Array) -> Finding:
+def wrong_values(kind: str, run: Run, wrong: Array) -> Finding:
     """The finding that a run's result has wrong elements."""
     index = first_index(wrong)
-    output, memory = run.output, run.memory
+    output, memory, expected = run.output, run.memory, run.trial.expected
     element = int(np.argmax(wrong))
     writer = int(output.writer[element])
-    program = memory.programs[writer] if writer >= 0 else None
+    begun = memory.begun[writer] if writer >= 0 else None
     value, wanted = run.result[index].item(), expected.reference[index].item()
-    by = f", written by program {list(program)}" if program is not None else ""
+    by = f", written by program {list(begun.program)}" if begun else ""
     budget = expected.budget[index].item()
     within = f" within {budget:.3g}" if budget and np.isfinite(budget) else ""
     count = int(wrong.sum())
@@ -112,12 +99,12 @@ def wrong_values(kind: str, run: Run, expected: Expected, wrong: Array) -> Findi
         "warning" if kind == "special-values" else "error",
         tensor=output.name,
         index=index,
-        program=program,
+        program=begun and begun.program,
         place=memory.place_of(output, element),
         expected=wanted,
         got=value,
         count=count,
-        kernel=memory.kernel_of(writer) if writer >= 0 else None,
+        kernel=begun and begun.kernel,
     )
 
 

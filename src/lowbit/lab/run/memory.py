@@ -5,10 +5,10 @@ wrong with it. All backends touch memory through this.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +17,58 @@ from lowbit.lab.report import Finding
 from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison
-from lowbit.lab.run.trace import Access, Block, Computation, Kind
+from lowbit.lab.run.trace import Access, Block, Computation, Kind, Step
 from lowbit.spec import Array
 
 # Instead of the number of a program: more than one; somebody whose access is in order with every
 # later one, because it was atomic.
 _SEVERAL, _SETTLED = -2, -3
 _LAB = str(Path(__file__).parent.parent)
+_OUTSIDE: Mapping[Kind, str] = {
+    "load": "out-of-bounds-load",
+    "store": "out-of-bounds-store",
+    "atomic": "out-of-bounds-store",
+}
 
 
 class EndlessError(RuntimeError):
     """A program has taken more steps than any sensible one takes."""
+
+
+@dataclass(eq=False)
+class Lanes:
+    """Where the lanes of one access go: byte offsets from a tensor's first element. active: those
+    that its mask lets, all if None; masked: whether there is a mask.
+
+    elements: the element that each active lane touches, -1 for none; outside: the active lanes that
+    touch none. A Memory fills them in.
+    """
+
+    tensor: CheckedTensor
+    offsets: NDArray[np.int64]
+    active: Any = None
+    masked: bool = False
+    elements: NDArray[np.int64] = field(init=False)
+    outside: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.active is None:
+            self.active = np.ones(self.offsets.shape, bool)
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """The active lanes that touch an element."""
+        return self.elements >= 0
+
+
+class Begun(NamedTuple):
+    """A program that has begun, perhaps only from a barrier on: see `Memory.begin`. kernel: the
+    name of its kernel, where there are several."""
+
+    program: Program
+    kernel: str | None
+    group: int
+    epoch: int
 
 
 class Memory:
@@ -39,7 +80,7 @@ class Memory:
 
     `atomics` and `undefined` say whether there were atomic operations, and masked lanes that were
     given no other value. `kernel` is set to the name of the one that runs, where there are several,
-    and `running` is the program.
+    and `running` is the program; `begun` are all programs, by their numbers.
     """
 
     def __init__(
@@ -51,23 +92,18 @@ class Memory:
         poisoned: bool = False,
         most_steps: int | None = None,
     ) -> None:
-        self.steps, self._begun, self._most_steps = 0, 0, most_steps
+        self.steps, self._steps_before, self._most_steps = 0, 0, most_steps
         self.tensors = {tensor.name: tensor for tensor in tensors}
-        self.recorder = recorder
-        self.programs: list[Program] = []
-        self.poisoned = poisoned
-        self.atomics = False
-        self.undefined = False
+        self.recorder, self.poisoned = recorder, poisoned
         self.machinery = (_LAB, *machinery)
-        self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
-        self._synchronised: set[int] = set()
-        self._groups: list[int] = []
-        self._epochs: list[int] = []
-        self._ordered = 0
+        self.atomics = self.undefined = False
+        self.begun: list[Begun] = []
         self.number = 0
         self.running: Program | None = None
         self.kernel: str | None = None
-        self._kernels: list[str | None] = []
+        self._found: dict[tuple[str, str | None, Place | None], Finding] = {}
+        self._synchronised: set[int] = set()
+        self._ordered = 0
         self._places: dict[Place | None, int] = {}
 
     @property
@@ -78,7 +114,7 @@ class Memory:
     @property
     def program(self) -> Program:
         """The program that runs now."""
-        return self.programs[self.number]
+        return self.begun[self.number].program
 
     def begin(self, program: Program, group: int | None = None, epoch: int = 0) -> int:
         """A program starts, and gets a number; it runs until another begins or resumes.
@@ -86,85 +122,63 @@ class Memory:
         Programs of one group are in order with each other if their epochs differ: the threads of
         a block before and after a barrier. Without a group a program is in order with none.
         """
-        self.number, self.running = len(self.programs), program
-        self._begun = self.steps
-        self.programs.append(program)
-        self._kernels.append(self.kernel)
-        self._groups.append(-1 - self.number if group is None else group)
-        self._epochs.append(epoch)
+        self.number, self.running = len(self.begun), program
+        self._steps_before = self.steps
+        alone = -1 - self.number
+        self.begun.append(Begun(program, self.kernel, alone if group is None else group, epoch))
         return self.number
 
     def resume(self, number: int) -> None:
         """The program of this number goes on."""
-        self.number, self.running = number, self.programs[number]
+        self.number, self.running = number, self.begun[number].program
 
     def step(self) -> None:
         """Count a step of what runs the kernel. EndlessError if a program has taken too many."""
         self.steps += 1
-        if self._most_steps is not None and self.steps - self._begun > self._most_steps:
+        if self._most_steps is not None and self.steps - self._steps_before > self._most_steps:
             raise EndlessError(f"after {self._most_steps:,} steps it still runs; does a loop end?")
 
     def barrier(self) -> None:
         """Everything so far is in order with everything that follows."""
-        self._ordered = len(self.programs)
+        self._ordered = len(self.begun)
         for tensor in self.tensors.values():
             tensor.reader[:] = NOBODY
 
-    def kernel_of(self, number: int) -> str | None:
-        """The name of the kernel whose program has this number, where there are several."""
-        return self._kernels[number]
-
     def _unordered(self, others: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of these accesses, by their programs, may come before or after one made now."""
-        unordered = (others >= self._ordered) & (others != self.number)
-        for other in np.unique(others[unordered]):
-            together = self._groups[other] == self._groups[self.number]
-            if together and self._epochs[other] != self._epochs[self.number]:
-                unordered[others == other] = False
         if self.number in self._synchronised:
-            unordered[:] = False
+            return np.zeros(others.shape, bool)
+        unordered = (others >= self._ordered) & (others != self.number)
+        mine = self.begun[self.number]
+        for number in np.unique(others[unordered]):
+            other = self.begun[number]
+            if other.group == mine.group and other.epoch != mine.epoch:
+                unordered[others == number] = False
         return unordered
 
-    def load(
-        self,
-        tensor: CheckedTensor,
-        offsets: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        other: Array,
-        masked: bool,
-    ) -> Array:
+    def load(self, lanes: Lanes, other: Array) -> Array:
         """Read the active lanes; the rest, and those outside, keep `other` and get poison."""
         values = other.copy()
-        elements, outside = self._locate("load", tensor, offsets, active, other.dtype, masked)
-        good = elements >= 0
-        values[good] = tensor.read(offsets[good], other.dtype)
-        values[outside] = poison(other.dtype)
-        self._note_reads(tensor, elements[good])
-        self._recorded("load", tensor, offsets, elements, active, outside, values, masked)
+        self._reach("load", lanes, other.dtype)
+        good = lanes.good
+        values[good] = lanes.tensor.read(lanes.offsets[good], other.dtype)
+        values[lanes.outside] = poison(other.dtype)
+        self._note_reads(lanes.tensor, lanes.elements[good])
+        self._recorded("load", lanes, values)
         return values
 
-    def store(
-        self,
-        tensor: CheckedTensor,
-        offsets: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        values: Array,
-        masked: bool,
-    ) -> None:
+    def store(self, lanes: Lanes, values: Array) -> None:
         """Write the active lanes that lie inside."""
-        elements, outside = self._locate("store", tensor, offsets, active, values.dtype, masked)
-        good = elements >= 0
-        if tensor.role == "input" and good.any():
-            self.find("input-written", tensor, elements[good][0], "is an input")
-        self._note_writes(tensor, elements[good], offsets[good], values[good])
-        tensor.write(offsets[good], values[good])
-        self._recorded("store", tensor, offsets, elements, active, outside, values, masked)
+        self._reach("store", lanes, values.dtype)
+        good = lanes.good
+        offsets, written = lanes.offsets[good], values[good]
+        self._note_writes(lanes.tensor, lanes.elements[good], offsets, written)
+        lanes.tensor.write(offsets, written)
+        self._recorded("store", lanes, values)
 
     def update(
         self,
-        tensor: CheckedTensor,
-        offsets: NDArray[np.int64],
-        active: NDArray[np.bool_],
+        lanes: Lanes,
         values: Array,
         combine: Callable[[Any, Any], Any],
         *,
@@ -175,24 +189,21 @@ class Memory:
         Returns the old values; `values` are those that the trace shows. exchange: what is left does
         not depend on the old value, so that this may be an element's first.
         """
-        dtype = values.dtype
-        elements, outside = self._locate("atomic", tensor, offsets, active, dtype, True)
-        good = elements >= 0
-        if tensor.role == "input" and good.any():
-            self.find("input-written", tensor, elements[good][0], "is an input")
+        tensor, dtype = lanes.tensor, values.dtype
+        self._reach("atomic", lanes, dtype)
         self.atomics = True
         self._synchronised.add(self.number)
-        old = np.zeros(offsets.shape, dtype)
-        fresh = elements[good]
+        old = np.zeros(lanes.offsets.shape, dtype)
+        fresh = lanes.elements[lanes.good]
         if not tensor.initialised and not exchange:
             self._unwritten(tensor, fresh)
-        for lane in zip(*np.nonzero(good), strict=True):
-            where = offsets[lane].reshape(1)
+        for lane in zip(*np.nonzero(lanes.good), strict=True):
+            where = lanes.offsets[lane].reshape(1)
             old[lane] = tensor.read(where, dtype)[0]
             tensor.write(where, np.asarray([combine(old[lane], lane)], dtype))
         tensor.writer[fresh] = _SETTLED
         tensor.place[fresh] = self.place()
-        self._recorded("atomic", tensor, offsets, elements, active, outside, values, True)
+        self._recorded("atomic", lanes, values)
         return old
 
     def here(self) -> Place | None:
@@ -220,58 +231,35 @@ class Memory:
         """An access to an index that the tensor does not have; `value`, an array of one, is what
         is stored there or loaded instead."""
         where = f"{tensor.name}{list(index)}"
-        self._outside(kind, tensor, index, False, f"the shape {list(tensor.shape)}", where)
-        offset = sum(i * step for i, step in zip(index, tensor.strides, strict=True))
-        lane = np.array([offset * tensor.itemsize])
-        yes, nowhere = np.ones(1, bool), np.full(1, -1)
-        self._recorded(kind, tensor, lane, nowhere, yes, yes, value, False)
+        steps = zip(index, tensor.strides, strict=True)
+        lanes = Lanes(tensor, np.array([sum(i * step for i, step in steps) * tensor.itemsize]))
+        lanes.elements, lanes.outside = np.full(1, -1), np.ones(1, bool)
+        self._outside(kind, lanes, index, f"the shape {list(tensor.shape)}", where)
+        self._recorded(kind, lanes, value)
 
     def outside_of_all(self, kind: Kind, lanes: int, masked: bool) -> None:
         """An access through an address that is near no tensor."""
         message = f"{lanes} lanes of a {kind} go to an address that belongs to no tensor"
-        self._note_outside(kind, message, masked)
+        self._blame(_OUTSIDE[kind], message, masked=masked)
 
     def _outside(
-        self,
-        kind: Kind,
-        tensor: CheckedTensor,
-        index: tuple[int, ...],
-        masked: bool,
-        has: str,
-        where: str,
+        self, kind: Kind, lanes: Lanes, index: tuple[int, ...], has: str, where: str
     ) -> None:
-        verb = "reads" if kind == "load" else "writes"
-        message = f"{tensor.name} has {has}; program {list(self.program)} {verb} {where}"
-        self._note_outside(kind, message, masked, tensor=tensor.name, index=index)
+        verb, name = "reads" if kind == "load" else "writes", lanes.tensor.name
+        message = f"{name} has {has}; program {list(self.program)} {verb} {where}"
+        self._blame(_OUTSIDE[kind], message, masked=lanes.masked, tensor=name, index=index)
 
-    def _note_outside(self, kind: Kind, message: str, masked: bool, **about: Any) -> None:
-        self.note(
-            Finding(
-                f"out-of-bounds-{'load' if kind == 'load' else 'store'}",
-                message,
-                program=self.program,
-                place=self.here(),
-                masked=masked,
-                **about,
-            )
-        )
-
-    def find(
-        self, kind: str, tensor: CheckedTensor, element: int, what: str, *, warn: bool = False
+    def _find(
+        self, kind: str, tensor: CheckedTensor, element: int, what: str, **about: Any
     ) -> None:
         """Note a finding about an element; `what` completes "tensor[index] ..."."""
         index = tensor.index(int(element))
-        self.note(
-            Finding(
-                kind,
-                f"{tensor.name}{list(index)} {what} (program {list(self.program)})",
-                severity="warning" if warn else "error",
-                tensor=tensor.name,
-                index=index,
-                program=self.program,
-                place=self.here(),
-            )
-        )
+        message = f"{tensor.name}{list(index)} {what} (program {list(self.program)})"
+        self._blame(kind, message, tensor=tensor.name, index=index, **about)
+
+    def _blame(self, kind: str, message: str, **about: Any) -> None:
+        """Note a finding about the line that runs now."""
+        self.note(Finding(kind, message, program=self.program, place=self.here(), **about))
 
     def note(self, finding: Finding) -> None:
         """Take down a finding; of each kind the first for a tensor and a line."""
@@ -280,28 +268,23 @@ class Memory:
         seen = self._found.get(key)
         self._found[key] = replace(seen, count=seen.count + 1) if seen else finding
 
-    def _locate(
-        self,
-        kind: Kind,
-        tensor: CheckedTensor,
-        offsets: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        dtype: np.dtype[Any],
-        masked: bool,
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _reach(self, kind: Kind, lanes: Lanes, dtype: np.dtype[Any]) -> None:
+        """Find the elements that lanes of this dtype touch, and whether they may."""
         self.step()
-        elements, outside = tensor.locate(offsets, active, dtype.itemsize)
+        tensor, offsets = lanes.tensor, lanes.offsets
+        lanes.elements, outside = tensor.locate(offsets, lanes.active, dtype.itemsize)
+        lanes.outside = outside
         if outside.any():
             distance = int(offsets[outside].reshape(-1)[0]) // tensor.itemsize
             gap = 0 <= distance * tensor.itemsize < tensor.elements.owner.size
-            mask = "its mask lets it" if masked else "it has no mask"
+            mask = "its mask lets it" if lanes.masked else "it has no mask"
             where = (
                 f"at element offset {distance}{', between its rows' if gap else ''} "
                 f"({int(outside.sum())} of {outside.size} lanes; {mask})"
             )
-            has = f"{tensor.count} elements"
-            self._outside(kind, tensor, (distance,), masked, has, where)
-        return elements, outside
+            self._outside(kind, lanes, (distance,), f"{tensor.count} elements", where)
+        if kind != "load" and tensor.role == "input" and lanes.good.any():
+            self._find("input-written", tensor, lanes.elements[lanes.good][0], "is an input")
 
     def _note_reads(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
         if tensor.role == "input" or not elements.size:
@@ -312,19 +295,20 @@ class Memory:
         foreign = self._unordered(writer)
         if foreign.any():
             first = int(np.argmax(foreign))
-            other = list(self.programs[int(writer[first])])
-            self.find(
-                "read-of-other", tensor, elements[first], f"is read, and written by program {other}"
-            )
+            what = f"is read, and written by program {self._named(writer[first])}"
+            self._find("read-of-other", tensor, elements[first], what)
         reader = tensor.reader[elements]
         alone = (reader != _SEVERAL) & ~self._unordered(reader)
         tensor.reader[elements] = np.where(alone, self.number, _SEVERAL)
+
+    def _named(self, number: Any) -> list[int]:
+        return list(self.begun[int(number)].program)
 
     def _unwritten(self, tensor: CheckedTensor, elements: NDArray[np.int64]) -> None:
         unwritten = tensor.writer[elements] == NOBODY
         if unwritten.any():
             first = elements[int(np.argmax(unwritten))]
-            self.find("unwritten-read", tensor, first, "is read before anything is written to it")
+            self._find("unwritten-read", tensor, first, "is read before anything is written to it")
 
     def _note_writes(
         self,
@@ -335,53 +319,33 @@ class Memory:
     ) -> None:
         if not elements.size:
             return
-        self._conflict_of_lanes(tensor, elements, offsets, values)
+        _, one, group = np.unique(offsets, return_index=True, return_inverse=True)
+        differ = ~_same_bits(values[one][group.reshape(-1)], values)
+        if differ.any():
+            element = elements[int(np.argmax(differ))]
+            self._find("lane-conflict", tensor, element, "gets different values from its lanes")
         writer, reader = tensor.writer[elements], tensor.reader[elements]
         foreign = self._unordered(writer)
         if foreign.any():
             same = _same_bits(tensor.read(offsets, values.dtype), values)
             wrong = foreign & ~same
             first = int(np.argmax(wrong if wrong.any() else foreign))
-            other = list(self.programs[int(writer[first])])
-            kind = "write-conflict" if wrong.any() else "written-twice"
-            what = f"is written by program {other} too"
-            self.find(kind, tensor, elements[first], what, warn=not wrong.any())
+            what = f"is written by program {self._named(writer[first])} too"
+            if wrong.any():
+                self._find("write-conflict", tensor, elements[first], what)
+            else:
+                self._find("written-twice", tensor, elements[first], what, severity="warning")
         # Who the several were is not known; after a barrier they may all lie before it.
-        several = self._epochs[self.number] == 0 and self.number not in self._synchronised
+        several = not self.begun[self.number].epoch and self.number not in self._synchronised
         raced = self._unordered(reader) | ((reader == _SEVERAL) & several)
         if raced.any():
             first = elements[int(np.argmax(raced))]
-            self.find("read-of-other", tensor, first, "is written, and read by another program")
+            self._find("read-of-other", tensor, first, "is written, and read by another program")
         tensor.writer[elements] = self.number
         tensor.place[elements] = self.place()
 
-    def _conflict_of_lanes(
-        self,
-        tensor: CheckedTensor,
-        elements: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        values: Array,
-    ) -> None:
-        _, first, group = np.unique(offsets, return_index=True, return_inverse=True)
-        if first.size == offsets.size:
-            return
-        group = group.reshape(-1)
-        wrong = ~_same_bits(values[first][group], values)
-        if wrong.any():
-            element = elements[int(np.argmax(wrong))]
-            self.find("lane-conflict", tensor, element, "gets different values from its lanes")
-
-    def _recorded(
-        self,
-        kind: Kind,
-        tensor: CheckedTensor,
-        offsets: NDArray[np.int64],
-        elements: NDArray[np.int64],
-        active: NDArray[np.bool_],
-        outside: NDArray[np.bool_],
-        values: Array,
-        masked: bool,
-    ) -> None:
+    def _recorded(self, kind: Kind, lanes: Lanes, values: Array) -> None:
+        tensor = lanes.tensor
         # What is not of the operation, as a block's shared array, is not shown.
         if self.recorder is None or self.tensors.get(tensor.name) is not tensor:
             return
@@ -391,11 +355,11 @@ class Memory:
             self.program,
             0,
             self.here(),
-            masked,
-            elements.copy(),
-            active.copy(),
-            outside.copy(),
-            offsets // tensor.itemsize,
+            lanes.masked,
+            lanes.elements.copy(),
+            lanes.active.copy(),
+            lanes.outside.copy(),
+            lanes.offsets // tensor.itemsize,
             values.copy(),
             tensor.type.dtype if values.dtype == tensor.dtype else str(values.dtype),
             values.dtype.itemsize,
@@ -404,7 +368,7 @@ class Memory:
 
     def computed(
         self,
-        kind: Literal["product", "reduction", "scan", "instruction", "assignment"],
+        kind: Step,
         name: str,
         operands: Sequence[Block] = (),
         result: Block | None = None,

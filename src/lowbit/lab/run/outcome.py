@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,7 +14,7 @@ from lowbit.lab.run.memory import EndlessError, Memory
 from lowbit.lab.run.program import Place, Program
 from lowbit.lab.run.tensor import CheckedTensor, widened
 from lowbit.lab.run.unsupported import UnsupportedError
-from lowbit.spec import Array, Sizes
+from lowbit.spec import Array, Case, Expected, Sizes
 
 # What a program may take, in steps of an interpreter: this much for each element of the space of
 # all sizes, and this much besides.
@@ -21,9 +22,24 @@ _STEPS_OF_ONE, _STEPS = 100, 50_000
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What a run left behind. `several`: whether there were programs to shuffle."""
+class Trial:
+    """A case with its data, and what has to come of it."""
 
+    case: Case
+    inputs: Mapping[str, Array]
+    expected: Expected
+
+    @classmethod
+    def of(cls, case: Case, seed: int) -> Trial:
+        inputs = case.inputs(seed)
+        return cls(case, inputs, case.expect(inputs, seed))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run of a trial left behind. `several`: whether there were programs to shuffle."""
+
+    trial: Trial
     memory: Memory
     output: CheckedTensor
     crash: Finding | None
@@ -33,6 +49,11 @@ class Run:
     def result(self) -> Array:
         """The result in float64, int64 or bool."""
         return widened(self.output.values, self.output.type.dtype)
+
+    @property
+    def wrong(self) -> Array:
+        """The elements of the result that miss the reference."""
+        return self.trial.expected.wrong(self.result)
 
     def same_as(self, other: Run) -> bool:
         """Whether both left the same bits, NaN aside."""
@@ -62,13 +83,10 @@ def cause_of(error: BaseException) -> BaseException:
 
 def last_line(error: BaseException, machinery: Sequence[str]) -> Place | None:
     """The last line that took part in an error and is no machinery's."""
-    place, frame = None, error.__traceback__
-    while frame is not None:
-        file = frame.tb_frame.f_code.co_filename
-        if not file.startswith(tuple(machinery)):
-            place = Place(file, frame.tb_lineno)
-        frame = frame.tb_next
-    return place
+    walked = traceback.walk_tb(error.__traceback__)
+    places = [Place(frame.f_code.co_filename, line) for frame, line in walked]
+    own = [place for place in places if not place.file.startswith(tuple(machinery))]
+    return own[-1] if own else None
 
 
 def crash_of(error: Exception, memory: Memory) -> Finding:

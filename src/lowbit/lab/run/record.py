@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.isa.instruction_set import InstructionSet
 from lowbit.lab.run.program import Program
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import (
@@ -17,7 +18,6 @@ from lowbit.lab.run.trace import (
     Change,
     Computation,
     Event,
-    Machine,
     Register,
     Traffic,
 )
@@ -34,17 +34,13 @@ class Recorder:
         self.events: list[Event] = []
         self.registers: list[Register] = []
         self.changes: list[Change] = []
-        self.traffic: dict[str, Traffic] = {}
-        self.machine: Machine | None = None
+        self._traffic: dict[str, Traffic] = {}
+        self.machine: InstructionSet | None = None
         self.dropped = 0
         self._room = limit
         self._steps: Counter[Program] = Counter()
         # The arrays are kept, since the number of one that is gone may be given to another.
         self._loaded: dict[int, tuple[NDArray[Any], int]] = {}
-
-    def step(self, program: Program) -> int:
-        """How many events a program has had."""
-        return self._steps[program]
 
     def access(self, tensor: CheckedTensor, access: Access, values: NDArray[Any]) -> None:
         """Note an access; its step is filled in. values: the array that the kernel goes on with,
@@ -55,7 +51,7 @@ class Recorder:
 
     def computation(self, made: Computation) -> None:
         """Note a computation; its step and the loads that its blocks come from are filled in."""
-        blocks = tuple(self._sourced(block) for block in made.operands)
+        blocks = tuple(map(self._sourced, made.operands))
         size = sum(block.values.size for block in blocks)
         self._add(replace(made, operands=blocks), size)
 
@@ -99,11 +95,15 @@ class Recorder:
             block, values=block.values.copy(), source=found[1] if found else block.source
         )
 
+    def traffic_of(self, tensor: CheckedTensor) -> Traffic:
+        """What all programs together did to a tensor."""
+        if tensor.name not in self._traffic:
+            reads, writes = np.zeros((2, tensor.count), np.int64)
+            self._traffic[tensor.name] = Traffic(reads, writes)
+        return self._traffic[tensor.name]
+
     def _count(self, tensor: CheckedTensor, access: Access) -> None:
-        traffic = self.traffic.get(tensor.name)
-        if traffic is None:
-            zeros = np.zeros((2, tensor.count), np.int64)
-            traffic = self.traffic[tensor.name] = Traffic(zeros[0], zeros[1])
+        traffic = self.traffic_of(tensor)
         touched = _touched(tensor, access)
         if access.kind != "store":
             np.add.at(traffic.reads, touched, 1)

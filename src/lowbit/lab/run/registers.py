@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -17,7 +16,7 @@ from lowbit.jit.interpret import Variable
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Place
 from lowbit.lab.run.record import Recorder, block
-from lowbit.lab.run.trace import Block, Machine, Register
+from lowbit.lab.run.trace import Block, Register
 
 
 class RegisterWatch:
@@ -29,7 +28,7 @@ class RegisterWatch:
         self._tiles: dict[int, int] = {}
         self._loads: dict[int, int | None] = {}  # the event that each tile was loaded by
         self._names: dict[Place, tuple[list[str], bool]] = {}
-        recorder.machine = Machine(isa.name, isa.vector_registers, isa.vector_bytes, isa.tiles)
+        recorder.machine = isa
 
     def variable(self, initial: Value) -> Variable:
         """A new variable of the text, named as its line names it."""
@@ -122,16 +121,7 @@ def _differs(state: TileState, data: np.ndarray, rows: int) -> bool:
 def _assigned_at(place: Place) -> tuple[list[str], bool]:
     """The names that the statement around a line assigns to, and whether it makes several values
     of one name."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(place.file)))
-    except SyntaxError:
-        tree = ast.Module([], [])
-    found: ast.Assign | ast.AnnAssign | ast.Return | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return)):
-            around = node.lineno <= place.line <= (node.end_lineno or 0)
-            if around and (found is None or node.lineno >= found.lineno):
-                found = node
+    found = place.around(ast.Assign, ast.AnnAssign, ast.Return)
     if found is None or isinstance(found, ast.Return):
         return ["register"], found is not None
     target = found.targets[0] if isinstance(found, ast.Assign) else found.target

@@ -61,11 +61,6 @@ class CheckedTensor:
         used = self.storage[: self.elements.owner.size]
         return used.view(self.dtype)[self.slots].reshape(self.shape)
 
-    def fill(self, values: Array) -> None:
-        """Set all elements, at once and by nobody."""
-        self.write(self.slots * self.itemsize, np.ascontiguousarray(values).reshape(-1))
-        self.initialised = True
-
     def index(self, element: int) -> tuple[int, ...]:
         """The index of an element, given in C order."""
         return tuple(int(i) for i in np.unravel_index(element, self.shape)) if self.shape else ()
@@ -93,17 +88,18 @@ class CheckedTensor:
         self.storage[where] = np.ascontiguousarray(values).reshape(-1, 1).view(np.uint8)
 
 
-def tensor_of(type_: TensorType, values: Array, layout: Layout, role: Role) -> CheckedTensor:
-    """A fresh tensor that holds these values, in this layout."""
+def tensor_of(
+    type_: TensorType, values: Array, layout: Layout, role: Role, initialised: bool = True
+) -> CheckedTensor:
+    """A fresh tensor that holds these values, or nothing yet, in this layout."""
     stored = values.view(storage_dtype(type_.dtype))
-    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role)
+    return CheckedTensor(type_, stored, strides_of(values.shape, layout), role, initialised)
 
 
 def unwritten(type_: TensorType, sizes: Sizes) -> CheckedTensor:
     """A result that was never written."""
     values = np.zeros(type_.shape(sizes), storage_dtype(type_.dtype))
-    strides = strides_of(values.shape, "contiguous")
-    return CheckedTensor(type_, values, strides, "output", initialised=False)
+    return tensor_of(type_, values, "contiguous", "output", initialised=False)
 
 
 def array_of(tensor: Any) -> Array:

@@ -1,18 +1,17 @@
-"""What a kernel did to memory, access by access: what a view of it draws."""
+"""What a kernel does to memory and registers, step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowbit.lab.report import Finding
 from lowbit.lab.run.program import Place, Program
 
 Kind = Literal["load", "store", "atomic"]
+Step = Literal["product", "reduction", "scan", "instruction", "assignment"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,23 +64,13 @@ class Computation:
     "instruction": one that works on tiles; "assignment": a register gets a new value, `result`.
     """
 
-    kind: Literal["product", "reduction", "scan", "instruction", "assignment"]
+    kind: Step
     name: str
     program: Program
     step: int
     place: Place | None
     operands: tuple[Block, ...]
     result: Block | None
-
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The shape of the first operand."""
-        return self.operands[0].values.shape
-
-    @property
-    def right(self) -> tuple[int, ...]:
-        """The shape of the second operand."""
-        return self.operands[1].values.shape
 
 
 Event = Access | Computation
@@ -107,16 +96,6 @@ class Change:
     values: NDArray[Any] | None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a lowbit kernel has at its disposal: registers of so many bytes, and tiles."""
-
-    name: str
-    vector_registers: int
-    vector_bytes: int
-    tiles: int
-
-
 @dataclass(eq=False)
 class Traffic:
     """What all programs together did to one tensor.
@@ -130,85 +109,3 @@ class Traffic:
     loaded: int = 0
     stored: int = 0
     outside: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class TracedTensor:
-    """A tensor of the traced run: its shape, strides in elements, and what it is for.
-
-    before, after: the elements around the run, as they are stored (bfloat16 as uint16); an output
-    without initial values is None before, and `written` says which elements have a value after.
-    expected, wrong: of the result, the reference in float64 or int64 and where it is missed.
-    least_bytes: what has to be moved at least, each element once.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    role: Literal["input", "output"]
-    itemsize: int
-    least_bytes: int
-    before: NDArray[Any] | None
-    after: NDArray[Any]
-    written: NDArray[np.bool_]
-    traffic: Traffic
-    expected: NDArray[Any] | None = None
-    wrong: NDArray[np.bool_] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """What a kernel did at one set of sizes, in the order in which it happened.
-
-    findings: what a check says of this run. dropped: how many events happened after the last one
-    that was recorded; the traffic of the tensors counts them all the same. registers, changes,
-    machine: of lowbit's CPU kernels.
-    """
-
-    kernel: str
-    operation: str
-    backend: str
-    sizes: Mapping[str, int]
-    fill: str
-    grid: tuple[int, ...]
-    tensors: tuple[TracedTensor, ...]
-    events: tuple[Event, ...]
-    registers: tuple[Register, ...]
-    changes: tuple[Change, ...]
-    machine: Machine | None
-    findings: tuple[Finding, ...]
-    dropped: int
-    source: str
-    first_line: int
-    file: str
-
-    @property
-    def accesses(self) -> tuple[Access, ...]:
-        """The events that touch memory."""
-        return tuple(event for event in self.events if isinstance(event, Access))
-
-    @property
-    def products(self) -> tuple[Computation, ...]:
-        """The multiplications of two blocks."""
-        found = (event for event in self.events if isinstance(event, Computation))
-        return tuple(event for event in found if event.kind == "product")
-
-    @property
-    def least_bytes(self) -> int:
-        """Each input read once and the output written once."""
-        return sum(tensor.least_bytes for tensor in self.tensors)
-
-    def bytes(self, kind: Kind) -> int:
-        """The bytes of all recorded accesses of this kind."""
-        return sum(access.bytes for access in self.accesses if access.kind == kind)
-
-    def reads(self, tensor: str) -> NDArray[np.int64]:
-        """How often each element of a tensor is read, in the tensor's shape.
-
-        KeyError if there is no such tensor.
-        """
-        found = {t.name: t for t in self.tensors}
-        if tensor not in found:
-            raise KeyError(f"no tensor {tensor!r}; there are {', '.join(found)}")
-        return found[tensor].traffic.reads.reshape(found[tensor].shape)

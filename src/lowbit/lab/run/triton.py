@@ -8,7 +8,6 @@ when they are called, and everything is put back. Pointers are numbers of no rea
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import operator
@@ -17,30 +16,26 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.lab.run.bfloat16 import Bfloat16
-from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.language import Transformer, counting, logic, truth
-from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import cause_of, last_line
-from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.record import block
-from lowbit.lab.run.tensor import CheckedTensor, poison
-from lowbit.lab.run.trace import Block, Kind
-from lowbit.lab.run.unsupported import UnsupportedError, refusals
+from lowbit.lab.run.tensor import poison
+from lowbit.lab.run.trace import Block, Kind, Step
+from lowbit.lab.run.unsupported import refusals
 from lowbit.registry.extras import install
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
-_SPAN, _START = 1 << 40, 1 << 39
+SPAN, START = 1 << 40, 1 << 39
 _LOCK = threading.Lock()
-_RUNNER = "Triton's interpreter"
+RUNNER = "Triton's interpreter"
 _EXTRA = "triton.language.extra"
 
 
@@ -65,19 +60,13 @@ def triton_modules() -> tuple[Any, Any, Any]:
         import triton.language as tl
         from triton.runtime import interpreter
 
-        _look_up(triton, _OF_TRITON)
-        _look_up(interpreter, _OF_INTERPRETER)
+        operator.attrgetter(*_OF_TRITON)(triton)
+        operator.attrgetter(*_OF_INTERPRETER)(interpreter)
     except (ImportError, AttributeError) as error:
         raise RuntimeError(
             f"{known}; this is {triton.__version__}, but another one inside ({error}): {fitting}"
         ) from None
     return triton, tl, interpreter
-
-
-def _look_up(module: Any, names: Sequence[str]) -> None:
-    """AttributeError if a name, perhaps with dots, is missing."""
-    for name in names:
-        operator.attrgetter(name)(module)
 
 
 # What is used of Triton's internals, which may change with any version.
@@ -100,84 +89,13 @@ _OF_INTERPRETER = (
 )
 
 
-def run_programs(
-    function: Callable[..., None],
-    memory: Memory,
-    arguments: Mapping[str, Any],
-    constants: Collection[str],
-    programs: Sequence[Program],
-    grid: Grid,
-) -> None:
-    """Run the text of a jitted function: these programs, in this order, of a grid of three
-    dimensions. `constants`: the parameters that are fixed at compile time.
-
-    Whatever the kernel raises comes out as it is; UnsupportedError if the interpreter is at fault.
-    """
-    with _interpreted(memory) as rewritten:
-        tl, interpreter = triton_modules()[1:]
-        values = {
-            name: value if name in constants else _converted(value, memory, interpreter, tl)
-            for name, value in arguments.items()
-        }
-        text = rewritten(function)
-        interpreter.interpreter_builder.set_grid_dim(*grid)
-        for program in programs:
-            memory.begin(program)
-            interpreter.interpreter_builder.set_grid_idx(*program)
-            try:
-                text(**values)
-            except Exception as error:
-                _raise_unsupported(error, memory, interpreter)
-                raise
-
-
-def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
-    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, the
-    function of the language is none that it replaces, or no line of the kernel takes part."""
-    error = cause_of(raised)
-    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
-    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
-    if isinstance(error, NotImplementedError) or missing or unknown:
-        why = "it is part of the language for a GPU only" if unknown else str(error)
-        made = UnsupportedError(f"{_RUNNER} cannot run this line: {why}")
-        raise made.with_traceback(error.__traceback__)
-    if last_line(error, memory.machinery) is None:
-        version = triton_modules()[0].__version__
-        raise UnsupportedError(
-            f"Triton {version} is another one inside than the checker knows: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
-    if isinstance(value, TensorArgument):
-        number = list(memory.tensors).index(value.name)
-        dtype = value.dtype or memory.tensors[value.name].type.dtype
-        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
-        address = np.array([number * _SPAN + _START + value.offset], np.uint64)
-        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
-    if isinstance(value, tuple):
-        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
-    if hasattr(value, "block_shape"):
-        # A descriptor made by the host (triton.tools.tensor_descriptor).
-        value = copy.copy(value)
-        value.base = _converted(value.base, memory, interpreter, tl)
-        return interpreter._implicit_cvt(value)
-    if isinstance(value, float):
-        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
-        return tl.tensor(handle, tl.float32)
-    return interpreter._implicit_cvt(value)
-
-
 @contextlib.contextmanager
-def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
+def interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]]:
     """Within it, Triton's language computes on NumPy and its memory is `memory`.
 
     Yields what turns the text of a jitted function into one that Python can run.
     """
     triton, tl, interpreter = triton_modules()
-    from triton.runtime.jit import JITFunction
-
     texts: dict[Any, Callable[..., Any]] = {}
     count = counting(tl, interpreter)
     names = {**logic(tl.tensor), "range": count}
@@ -201,28 +119,11 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
         interpreting = triton.knobs.runtime.interpret
         scope = interpreter._patch_lang(visible)
         try:
-            # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
-            scope.set_attr(tl.tensor, "__index__", _index_of_scalar)
-            scope.set_attr(tl.tensor, "__bool__", truth(memory.machinery))
-            scope.set_attr(tl, "range", count)
-            # It makes a dict of all dtypes at every operation.
-            scope.set_attr(interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype))
-            # Each integer addition is made a second time in 64 bits to look for overflow, and what
-            # that finds is thrown away without `debug`.
-            options = dataclasses.replace(builder.options, sanitize_overflow=False)
-            scope.set_attr(builder, "options", options)
-            # The second is what triton.jit makes under TRITON_INTERPRET=1.
-            for jitted in (JITFunction, interpreter.InterpretedFunction):
-                scope.set_attr(jitted, "__call__", call)
-            for module in _extra_modules(tl):
-                for name, refusal in refusals(vars(module), _EXTRA, _RUNNER).items():
-                    scope.set_attr(module, name, refusal)
+            for holder, name, value in _replaced(tl, interpreter, memory, call, count):
+                scope.set_attr(holder, name, value)
             for ops in (interpreter.ReduceOps, interpreter.ScanOps):
                 scope.set_attr(ops, "apply_impl", accesses.folded(ops))
             triton.knobs.runtime.interpret = True
-            # Every operation makes one of these.
-            made = interpreter.TensorHandle.__post_init__
-            scope.set_attr(interpreter.TensorHandle, "__post_init__", _counted(made, memory))
             vars(builder).update(patched)
             yield rewritten
         finally:
@@ -230,6 +131,38 @@ def _interpreted(memory: Memory) -> Iterator[Callable[[Any], Callable[..., Any]]
                 vars(builder).pop(name, None)
             triton.knobs.runtime.interpret = interpreting
             scope.restore()
+
+
+def _replaced(
+    tl: Any, interpreter: Any, memory: Memory, call: Callable[..., Any], count: Callable[..., Any]
+) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced besides memory while kernels are interpreted: of what, by which name."""
+    from triton.runtime.jit import JITFunction
+
+    # Triton 3.6 converts an array of one element, which NumPy 2.4 does no more.
+    yield tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.reshape(-1)[0])
+    yield tl.tensor, "__bool__", truth(memory.machinery)
+    yield tl, "range", count
+    # It makes a dict of all dtypes at every operation.
+    yield interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype)
+    # Each integer addition is made a second time in 64 bits to look for overflow, and what that
+    # finds is thrown away without `debug`.
+    builder = interpreter.interpreter_builder
+    yield builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False)
+    # The second is what triton.jit makes under TRITON_INTERPRET=1.
+    yield JITFunction, "__call__", call
+    yield interpreter.InterpretedFunction, "__call__", call
+    for module in _extra_modules(tl):
+        for name, refusal in refusals(vars(module), _EXTRA, RUNNER).items():
+            yield module, name, refusal
+    # Every operation makes one of these.
+    made = interpreter.TensorHandle.__post_init__
+
+    def counted(handle: Any) -> None:
+        memory.step()
+        made(handle)
+
+    yield interpreter.TensorHandle, "__post_init__", counted
 
 
 @cache
@@ -254,31 +187,16 @@ def _extra_modules(tl: Any) -> list[types.ModuleType]:
     return [*imported, *held, *(one for one in inner if isinstance(one, types.ModuleType))]
 
 
-def _counted(made: Callable[[Any], None], memory: Memory) -> Callable[[Any], None]:
-    def counted(handle: Any) -> None:
-        memory.step()
-        made(handle)
-
-    return counted
-
-
-def _index_of_scalar(tensor: Any) -> int:
-    return int(tensor.handle.data.reshape(-1)[0])
-
-
 def _copy(function: Any, names: Mapping[str, Any]) -> Any:
     """The function with globals of its own: these, and what the rewriter fills them with."""
     seen = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return types.FunctionType(
         function.__code__,
-        {**seen, **refusals(seen, _EXTRA, _RUNNER), **names},
+        {**seen, **refusals(seen, _EXTRA, RUNNER), **names},
         function.__name__,
         function.__defaults__,
         function.__closure__,
     )
-
-
-_Part = tuple[CheckedTensor, NDArray[np.int64], NDArray[np.bool_]]
 
 
 class _Accesses:
@@ -292,9 +210,7 @@ class _Accesses:
     def folded(self, folds: Any) -> Callable[..., Any]:
         """What replaces the method apply_impl of ReduceOps or ScanOps: the same, and recorded."""
         original = folds.apply_impl
-        kind: Literal["reduction", "scan"] = (
-            "reduction" if folds is self._interpreter.ReduceOps else "scan"
-        )
+        kind: Step = "reduction" if folds is self._interpreter.ReduceOps else "scan"
 
         def apply(ops: Any, blocks: Any) -> Any:
             made = original(ops, blocks)
@@ -327,16 +243,15 @@ class _Accesses:
             **self._bfloat16.methods(),
         }
 
-    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[_Part]:
+    def _parts(self, ptr: Any, active: Any, kind: Kind, masked: bool) -> Iterator[Lanes]:
         """The lanes of each tensor that active lanes point to; for none active, of the first."""
         addresses = np.asarray(ptr.data).astype(np.uint64)
-        numbers = addresses // np.uint64(_SPAN)
+        numbers = addresses // np.uint64(SPAN)
         for number in np.unique(numbers[active]) if active.any() else numbers.reshape(-1)[:1]:
             lanes = active & (numbers == number)
             if number < len(self._tensors):
-                start = int(number) * _SPAN + _START
-                offsets = addresses.astype(np.int64) - start
-                yield self._tensors[int(number)], offsets, lanes
+                offsets = addresses.astype(np.int64) - (int(number) * SPAN + START)
+                yield Lanes(self._tensors[int(number)], offsets, lanes, masked)
             elif lanes.any():
                 self._memory.outside_of_all(kind, int(lanes.sum()), masked)
 
@@ -350,52 +265,38 @@ class _Accesses:
             values = np.broadcast_to(other.data, shape).astype(dtype)
         masked, active = mask is not None, _active(mask, shape)
         self._memory.undefined |= other is None and not active.all()
-        for tensor, offsets, lanes in self._parts(ptr, active, "load", masked):
-            values = self._memory.load(tensor, offsets, lanes, values, masked)
+        for lanes in self._parts(ptr, active, "load", masked):
+            values = self._memory.load(lanes, values)
         return self._interpreter.TensorHandle(values, element)
 
     def _store(self, ptr: Any, value: Any, mask: Any) -> None:
         dtype = self._interpreter._get_np_dtype(ptr.get_element_ty())
         shape = np.shape(ptr.data)
         values = np.broadcast_to(value.data, shape).astype(dtype)
-        masked = mask is not None
-        for tensor, offsets, lanes in self._parts(ptr, _active(mask, shape), "store", masked):
-            self._memory.store(tensor, offsets, lanes, values, masked)
+        for lanes in self._parts(ptr, _active(mask, shape), "store", mask is not None):
+            self._memory.store(lanes, values)
 
-    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        name = str(op).rpartition(".")[2]
-        combine = _COMBINE[name]
-        shape = np.shape(ptr.data)
-        values = np.broadcast_to(value.data, shape)
-        active, exchange = _active(mask, shape), name == "XCHG"
-        old = self._update(ptr, values, active, lambda o, i: combine(o, values[i]), exchange)
-        return self._interpreter.TensorHandle(old, value.dtype.scalar)
+    def _rmw(self, op: Any, ptr: Any, value: Any, mask: Any, *_: Any) -> Any:
+        name, shape = str(op).rpartition(".")[2], np.shape(ptr.data)
+        combine, values = _COMBINE[name], np.broadcast_to(value.data, shape)
+        return self._update(ptr, value, mask, lambda o, i: combine(o, values[i]), name == "XCHG")
 
-    def _cas(self, ptr: Any, compared: Any, value: Any, sem: Any, scope: Any) -> Any:
+    def _cas(self, ptr: Any, compared: Any, value: Any, *_: Any) -> Any:
         shape = np.shape(ptr.data)
-        values = np.broadcast_to(value.data, shape)
-        wanted = np.broadcast_to(compared.data, shape)
-        old = self._update(
-            ptr,
-            values,
-            np.ones(shape, bool),
-            lambda o, i: values[i] if o == wanted[i] else o,
-        )
-        return self._interpreter.TensorHandle(old, compared.dtype.scalar)
+        values, wanted = (np.broadcast_to(one.data, shape) for one in (value, compared))
+        return self._update(ptr, value, None, lambda o, i: values[i] if o == wanted[i] else o)
 
     def _update(
-        self,
-        ptr: Any,
-        values: Any,
-        active: Any,
-        combine: Callable[..., Any],
-        exchange: bool = False,
+        self, ptr: Any, value: Any, mask: Any, combine: Callable[..., Any], exchange: bool = False
     ) -> Any:
-        old = np.zeros(values.shape, values.dtype)
-        for tensor, offsets, lanes in self._parts(ptr, active, "atomic", True):
-            read = self._memory.update(tensor, offsets, lanes, values, combine, exchange=exchange)
-            old = np.where(lanes, read, old)
-        return old
+        """An atomic operation; returns the old values."""
+        shape = np.shape(ptr.data)
+        values = np.broadcast_to(value.data, shape)
+        old = np.zeros(shape, values.dtype)
+        for lanes in self._parts(ptr, _active(mask, shape), "atomic", True):
+            read = self._memory.update(lanes, values, combine, exchange=exchange)
+            old = np.where(lanes.active, read, old)
+        return self._interpreter.TensorHandle(old, value.dtype.scalar)
 
     def _clamp(self, value: Any, low: Any, high: Any, propagate: Any) -> Any:
         keeps = str(propagate).rpartition(".")[2] == "ALL"
@@ -422,15 +323,15 @@ def _block(handle: Any) -> Block:
 
 
 _COMBINE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "ADD": lambda old, new: old + new,
-    "FADD": lambda old, new: old + new,
-    "MIN": lambda old, new: min(old, new),
-    "UMIN": lambda old, new: min(old, new),
-    "MAX": lambda old, new: max(old, new),
-    "UMAX": lambda old, new: max(old, new),
-    "AND": lambda old, new: old & new,
-    "OR": lambda old, new: old | new,
-    "XOR": lambda old, new: old ^ new,
+    "ADD": operator.add,
+    "FADD": operator.add,
+    "MIN": min,
+    "UMIN": min,
+    "MAX": max,
+    "UMAX": max,
+    "AND": operator.and_,
+    "OR": operator.or_,
+    "XOR": operator.xor,
     "XCHG": lambda old, new: new,
 }
 

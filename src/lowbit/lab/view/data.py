@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from lowbit.jit.memory import offsets_of
 from lowbit.lab.report import Finding
-from lowbit.lab.run.program import Place, Program
-from lowbit.lab.run.tensor import widened
-from lowbit.lab.run.trace import Access, Block, Computation, Event, Trace, TracedTensor
+from lowbit.lab.run.program import Place, Program, first_line
+from lowbit.lab.run.record import Recorder
+from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
+from lowbit.lab.run.trace import Access, Block, Computation, Event
+from lowbit.lab.view.trace import Trace
 
 SCHEMA = "lowbit-view-2"
 
@@ -26,47 +28,45 @@ _AXES: Mapping[int, list[list[Any]]] = {
     3: [["program", 3]],
     6: [["block", 3], ["thread", 3]],
 }
+_OF_FINDING = ("kind", "title", "severity", "message", "tensor")
+_MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
 # Larger integers are no JavaScript numbers.
 _EXACT = 2**53
 
 
-def view_data(trace: Trace, doc: str, notes: Sequence[str]) -> dict[str, Any]:
-    """Everything about a trace in dicts, lists, numbers and strings. doc: what the operation is."""
-    places = [event.place for event in trace.events]
-    sources = _Sources(trace, [place for place in places if place is not None])
+def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
+    """Everything about a trace in dicts, lists, numbers and strings."""
+    subject, case, recorder = trace.subject, trace.run.trial.case, trace.recorder
+    sources = _Sources(trace)
     order: dict[Program, int] = {}
     for event in trace.events:
         order.setdefault(event.program, len(order))
-    offsets = {tensor.name: _elements_at(tensor) for tensor in trace.tensors}
+    tensors = trace.run.memory.tensors
+    offsets = {name: _elements_at(tensor) for name, tensor in tensors.items()}
     return {
         "schema": SCHEMA,
-        "kernel": trace.kernel,
-        "operation": trace.operation,
-        "doc": doc,
-        "backend": trace.backend,
-        "sizes": dict(trace.sizes),
-        "fill": trace.fill,
+        "kernel": subject.name,
+        "operation": subject.operation.name,
+        "doc": subject.operation.doc,
+        "backend": subject.description,
+        "sizes": dict(case.sizes),
+        "fill": case.fill,
         "grid": list(trace.grid),
-        "notes": [*notes, *_cut(trace)],
-        "dropped": trace.dropped,
+        "notes": [*notes, *_cut(recorder)],
+        "dropped": recorder.dropped,
         "findings": [_finding(finding, sources) for finding in trace.findings],
-        "tensors": [_tensor(tensor) for tensor in trace.tensors],
+        "tensors": [_tensor(tensor, trace) for tensor in tensors.values()],
         "program_axes": _AXES.get(len(next(iter(order), ())), []),
         "programs": [list(program) for program in order],
         "events": [_event(event, order, sources, offsets) for event in trace.events],
-        "machine": None if trace.machine is None else vars(trace.machine),
+        "machine": recorder.machine and {n: getattr(recorder.machine, n) for n in _MACHINE},
         "registers": [
             {"name": r.name, "type": r.type, "slots": r.slots, "line": sources.line(r.place)}
-            for r in trace.registers
+            for r in recorder.registers
         ],
         "changes": [
-            {
-                "event": change.event,
-                "register": change.register,
-                "shape": None if change.values is None else list(change.values.shape),
-                "values": None if change.values is None else numbers(change.values),
-            }
-            for change in trace.changes
+            {"event": change.event, "register": change.register, **_shaped(change.values)}
+            for change in recorder.changes
         ],
         "sources": sources.listed,
     }
@@ -88,54 +88,51 @@ def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
     return [n if abs(n) <= _EXACT else str(n) for n in plain]
 
 
-def _cut(trace: Trace) -> list[str]:
-    if not trace.dropped:
+def _cut(recorder: Recorder) -> list[str]:
+    if not recorder.dropped:
         return []
     return [
-        f"The steps end after the first {len(trace.events):,}: {trace.dropped:,} more were not "
-        "recorded. Heat maps and totals count all of them."
+        f"The steps end after the first {len(recorder.events):,}: {recorder.dropped:,} more were "
+        "not recorded. Heat maps and totals count all of them."
     ]
 
 
-def _tensor(tensor: TracedTensor) -> dict[str, Any]:
-    traffic = tensor.traffic
+def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
+    run, dtype = trace.run, tensor.type.dtype
+    is_result = tensor is run.output
+    before, traffic = trace.fresh[tensor.name], trace.recorder.traffic_of(tensor)
+    wrong = run.wrong if is_result else np.zeros(0, bool)
+    known = zip(numbers(tensor.values, dtype), tensor.writer != NOBODY, strict=True)
     return {
         "name": tensor.name,
-        "dtype": tensor.dtype,
+        "dtype": dtype,
         "shape": list(tensor.shape),
         "strides": list(tensor.strides),
-        "role": tensor.role,
+        "role": "output" if is_result else "input",
         "itemsize": tensor.itemsize,
-        "before": None if tensor.before is None else numbers(tensor.before, tensor.dtype),
-        "after": _after(tensor),
-        "expected": None if tensor.expected is None else _expected(tensor),
-        "wrong": [] if tensor.wrong is None else np.flatnonzero(tensor.wrong).tolist(),
+        "before": numbers(before.values, dtype) if before.initialised else None,
+        "after": [value if before.initialised or written else None for value, written in known],
+        "expected": _expected(run.trial.expected.reference, tensor) if is_result else None,
+        "wrong": np.flatnonzero(wrong).tolist(),
         "reads": traffic.reads.tolist(),
         "writes": traffic.writes.tolist(),
         "loaded_bytes": traffic.loaded,
         "stored_bytes": traffic.stored,
-        "least_bytes": tensor.least_bytes,
+        "least_bytes": trace.least_bytes_of(tensor),
         "outside_lanes": traffic.outside,
     }
 
 
-def _after(tensor: TracedTensor) -> list[Any]:
-    values = numbers(tensor.after, tensor.dtype)
-    written = tensor.written.reshape(-1)
-    return [value if there else None for value, there in zip(values, written, strict=True)]
-
-
-def _expected(tensor: TracedTensor) -> list[Any]:
+def _expected(reference: NDArray[Any], result: CheckedTensor) -> list[Any]:
     """The reference to the digits that the result's dtype has."""
-    assert tensor.expected is not None
-    if tensor.dtype == "bfloat16" or tensor.dtype.startswith("float"):
-        kept = np.float64 if tensor.dtype == "float64" else np.float32
-        with np.errstate(over="ignore"):
-            return numbers(tensor.expected.astype(kept))
-    return numbers(tensor.expected)
+    if not result.type.is_float:
+        return numbers(reference)
+    kept = np.float64 if result.type.dtype == "float64" else np.float32
+    with np.errstate(over="ignore"):
+        return numbers(reference.astype(kept))
 
 
-def _elements_at(tensor: TracedTensor) -> dict[int, int]:
+def _elements_at(tensor: CheckedTensor) -> dict[int, int]:
     """The element at each offset in memory."""
     at = offsets_of(tensor.shape, tensor.strides)
     return {offset: element for element, offset in enumerate(at.reshape(-1).tolist())}
@@ -165,14 +162,13 @@ def _access(access: Access, elements: Mapping[int, int]) -> dict[str, Any]:
     out = np.flatnonzero(access.outside).tolist()
     return {
         "tensor": access.tensor,
-        "shape": list(access.elements.shape),
         "has_mask": access.masked,
         "itemsize": access.itemsize,
         "bytes": access.bytes,
         "elements": access.elements.reshape(-1).tolist(),
         "masked": [[lane, elements.get(offsets[lane], -1)] for lane in idle],
         "outside": [[lane, offsets[lane]] for lane in out],
-        "values": numbers(access.values, access.dtype),
+        **_shaped(access.values, access.dtype),
     }
 
 
@@ -185,21 +181,19 @@ def _computation(made: Computation) -> dict[str, Any]:
 
 
 def _block(block: Block) -> dict[str, Any]:
-    return {
-        "shape": list(block.values.shape),
-        "source": block.source,
-        "values": numbers(block.values, block.dtype),
-    }
+    return {"source": block.source, **_shaped(block.values, block.dtype)}
+
+
+def _shaped(values: NDArray[Any] | None, dtype: str | None = None) -> dict[str, Any]:
+    if values is None:
+        return {"shape": None, "values": None}
+    return {"shape": list(values.shape), "values": numbers(values, dtype)}
 
 
 def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
     return {
-        "kind": finding.kind,
-        "title": finding.title,
-        "severity": finding.severity,
-        "message": finding.message,
-        "tensor": finding.tensor,
-        "program": None if finding.program is None else list(finding.program),
+        **{name: getattr(finding, name) for name in _OF_FINDING},
+        "program": finding.program and list(finding.program),
         "line": sources.line(finding.place),
     }
 
@@ -207,13 +201,15 @@ def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
 class _Sources:
     """The texts that the page shows: the kernel's, and functions elsewhere that it called."""
 
-    def __init__(self, trace: Trace, places: Sequence[Place]) -> None:
+    def __init__(self, trace: Trace) -> None:
         self.listed: list[dict[str, Any]] = []
         self._files: list[str] = []
-        self._add(trace.file, trace.first_line, trace.source.splitlines())
-        for place in (*places, *(f.place for f in trace.findings if f.place is not None)):
-            if self.line(place) is None:
-                self._add(place.file, *_function_at(place))
+        assert trace.subject.text is not None
+        file = trace.subject.text.__code__.co_filename
+        self._add(file, trace.first_line, trace.source.splitlines())
+        for one in (*trace.events, *trace.findings):
+            if one.place is not None and self.line(one.place) is None:
+                self._add(one.place.file, *_function_at(one.place))
 
     def line(self, place: Place | None) -> list[int] | None:
         """Which text, and which line of its file; None if it is in none."""
@@ -232,15 +228,7 @@ class _Sources:
 
 def _function_at(place: Place) -> tuple[int, list[str]]:
     """The first line and the lines of the innermost function around a line, else the line alone."""
-    lines = linecache.getlines(place.file)
-    first, last = place.line, place.line
-    try:
-        tree = ast.parse("".join(lines))
-    except SyntaxError:
-        tree = ast.Module([], [])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if start <= place.line <= (node.end_lineno or 0):
-                first, last = start, node.end_lineno or last
+    lines, found = linecache.getlines(place.file), place.around(ast.FunctionDef)
+    first = first_line(found) if found else place.line
+    last = (found and found.end_lineno) or place.line
     return first, textwrap.dedent("".join(lines[first - 1 : last])).splitlines() or [""]

@@ -89,7 +89,7 @@ def view_subject(
         if smaller is None or _elements(subject.operation, shown.sizes) <= _MOST_ELEMENTS:
             _refuse_huge(subject.operation, shown.sizes)
             trace = trace_of(subject, shown, limit)
-            if smaller is None or not trace.dropped:
+            if smaller is None or not trace.recorder.dropped:
                 break
         shown = replace(shown, sizes=smaller)
     if shown.sizes != exercise:
@@ -97,7 +97,7 @@ def view_subject(
         notes.append(f"Shrunk, to show all steps: the exercise has {was}.")
     if shown.layout != "contiguous":
         notes.append(f"The tensors are {shown.layout}.")
-    return View(view_data(trace, subject.operation.doc, notes))
+    return View(view_data(trace, notes))
 
 
 def _sizes(operation: Operation, given: Sizes) -> dict[str, int]:

@@ -3,20 +3,86 @@
 from __future__ import annotations
 
 import inspect
-import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject, Way
+from lowbit.lab.report import Finding
 from lowbit.lab.run.judge import judge
-from lowbit.lab.run.outcome import Run
+from lowbit.lab.run.outcome import Run, Trial
+from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
-from lowbit.lab.run.trace import Trace, TracedTensor, Traffic
-from lowbit.spec import Block, Case, Expected, Operation, Sizes
+from lowbit.lab.run.trace import Access, Computation, Event, Kind
+from lowbit.spec import Block, Case, Operation, Sizes
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a kernel did at one set of sizes.
+
+    run: what it left behind; recorder: what happened, in its order; fresh: the tensors as they were
+    before, by name. findings: what a check says of this run. source: the kernel's text, empty where
+    Python cannot find it, and first_line the number of its first line.
+    """
+
+    subject: Subject
+    run: Run
+    recorder: Recorder
+    fresh: Mapping[str, CheckedTensor]
+    findings: tuple[Finding, ...]
+    source: str
+    first_line: int
+
+    @property
+    def grid(self) -> Grid:
+        """How many programs there were on each axis."""
+        return self.subject.grid_at(self.run.trial.case.sizes)
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The steps of all programs, as far as they were recorded."""
+        return self.recorder.events
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """The events that touch memory."""
+        return tuple(event for event in self.events if isinstance(event, Access))
+
+    @property
+    def products(self) -> tuple[Computation, ...]:
+        """The multiplications of two blocks."""
+        found = (event for event in self.events if isinstance(event, Computation))
+        return tuple(event for event in found if event.kind == "product")
+
+    def least_bytes_of(self, tensor: CheckedTensor) -> int:
+        """Each element once; twice in an input that the result replaces."""
+        replaced = tensor.name == self.subject.request.output
+        return tensor.count * tensor.itemsize * (2 if replaced else 1)
+
+    @property
+    def least_bytes(self) -> int:
+        """Each input read once and the output written once."""
+        return sum(map(self.least_bytes_of, self.fresh.values()))
+
+    def bytes(self, kind: Kind) -> int:
+        """The bytes of all recorded accesses of this kind."""
+        return sum(access.bytes for access in self.accesses if access.kind == kind)
+
+    def reads(self, tensor: str) -> NDArray[np.int64]:
+        """How often each element of a tensor is read, in the tensor's shape.
+
+        KeyError if there is no such tensor.
+        """
+        if tensor not in self.fresh:
+            raise KeyError(f"no tensor {tensor!r}; there are {', '.join(self.fresh)}")
+        one = self.fresh[tensor]
+        return self.recorder.traffic_of(one).reads.reshape(one.shape)
 
 
 def trace_kernel(
@@ -51,73 +117,25 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
     A kernel that stops with an error leaves what it did until then, and the error as a finding.
     TypeError if it is none, but a function that launches some.
     """
-    source, first_line = _source(subject)
-    recorder = Recorder(limit)
-    inputs = case.inputs(subject.seed)
-    expected = case.expect(inputs, subject.seed)
-    run = subject.run(case, inputs, Way(recorder=recorder))
-    fresh = subject.tensors(case, inputs)
-    given = {tensor.name: tensor.values for tensor in fresh if tensor.role != "output"}
-    ending = [run.crash] if run.crash else judge(case, inputs, run, expected)
-    return Trace(
-        kernel=subject.name,
-        operation=subject.operation.name,
-        backend=subject.description,
-        sizes=case.sizes,
-        fill=case.fill,
-        grid=subject.grid_at(case.sizes),
-        tensors=tuple(
-            _traced(subject, run, tensor, given.get(tensor.name), expected)
-            for tensor in run.memory.tensors.values()
-        ),
-        events=tuple(recorder.events),
-        registers=tuple(recorder.registers),
-        changes=tuple(recorder.changes),
-        machine=recorder.machine,
-        findings=(*run.memory.findings, *ending),
-        dropped=recorder.dropped,
-        source=source,
-        first_line=first_line,
-        file=subject.text.__code__.co_filename,
-    )
-
-
-def _traced(
-    subject: Subject, run: Run, tensor: CheckedTensor, given: Any, expected: Expected
-) -> TracedTensor:
-    assert run.memory.recorder is not None
-    is_result = tensor is run.output
-    replaced = is_result and subject.output is not None
-    nothing = np.zeros((2, tensor.count), np.int64)
-    before = given
-    if given is None and subject.initial is not None:
-        before = np.full(tensor.shape, subject.initial, tensor.dtype)
-    written = (tensor.writer != -1).reshape(tensor.shape)
-    if before is not None:
-        written = np.ones(tensor.shape, bool)
-    return TracedTensor(
-        name=tensor.name,
-        dtype=tensor.type.dtype,
-        shape=tensor.shape,
-        strides=tensor.strides,
-        role="output" if is_result else "input",
-        itemsize=tensor.itemsize,
-        # What is replaced by the result is read and written.
-        least_bytes=math.prod(tensor.shape) * tensor.itemsize * (2 if replaced else 1),
-        before=before,
-        after=tensor.values,
-        written=written,
-        traffic=run.memory.recorder.traffic.get(tensor.name, Traffic(nothing[0], nothing[1])),
-        expected=expected.reference if is_result else None,
-        wrong=expected.wrong(run.result) if is_result else None,
-    )
-
-
-def _source(subject: Subject) -> tuple[str, int]:
-    """The kernel's text and the number of its first line; empty where Python cannot find it."""
     text = subject.text
+    if text is None:
+        raise TypeError(
+            f"{subject.name} is a function of tensors; only a single kernel can be shown: give one "
+            "that it launches"
+        )
     try:
-        lines, first = inspect.getsourcelines(text)
+        lines, first_line = inspect.getsourcelines(text)
     except (OSError, TypeError):
-        return "", 1
-    return textwrap.dedent("".join(lines)), first
+        lines, first_line = [], 1
+    recorder, trial = Recorder(limit), Trial.of(case, subject.request.seed)
+    run = subject.run(trial, Way(recorder=recorder))
+    ending = [run.crash] if run.crash else judge(run)
+    return Trace(
+        subject,
+        run,
+        recorder,
+        {tensor.name: tensor for tensor in subject.tensors(trial)},
+        (*run.memory.findings, *ending),
+        textwrap.dedent("".join(lines)),
+        first_line,
+    )

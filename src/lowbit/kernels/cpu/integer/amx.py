@@ -50,7 +50,10 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
+_SHORT = 8  # k, for which vectors have multiplied before tiles have stored their sums
+_LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
+_AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
 
@@ -133,6 +136,15 @@ def _span(query: KernelQuery) -> int:
     return blocks(query.k_blocks, blocks(query.k_blocks, most))
 
 
+def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
+    """Of 64 k of a block of rows. Lines that are made in passing lie beside those of the other
+    blocks, and in a ring."""
+    lines = step.block_rows * LINE
+    if step.make_lines is None:
+        return step.block_bytes * which + block * lines
+    return ((block & (shape.ring - 1)) * shape.row_blocks + which) * lines
+
+
 @micro_kernel("amx")
 class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
@@ -146,20 +158,27 @@ class Amx(MicroKernel):
         rows = query.m * query.digits
         if query.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+        if query.k <= _SHORT or rows * query.n * query.k < _LEAST_WORK:
+            return "the product takes less time than tiles need beside theirs"
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         m, k_blocks, digits, grouping = query.m, query.k_blocks, query.digits, query.grouping
         most = ROWS // digits  # rows of the output in a block
-        row_blocks, panels = (1, 4) if m <= most else (2, 2)
+        wide = blocks(query.n, PANEL)
+        row_blocks, panels = (1, min(4, wide)) if m <= most else (2, min(2, wide))
         rows = blocks(m, row_blocks * blocks(m, row_blocks * most))
         if grouping:  # all rows, in the course of each group
             interleave = blocks(row_blocks * rows, min(grouping.size // LINE, k_blocks))
         else:
             interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
         nearest = query.k_blocks * LINE * (query.n + row_blocks * rows * digits)
-        stays = nearest <= host.caches()["L1d"]
-        shape = Shape(0, row_blocks, panels, interleave, span=_span(query), stays=stays)
+        nearest_cache = host.caches()["L1d"]
+        stays = nearest <= nearest_cache
+        # Rows that meet all panels in one step are not read again.
+        large = query.k_blocks * LINE * row_blocks * rows * digits > nearest_cache // 2
+        ring = _RING if wide == panels and large else 0
+        shape = Shape(0, row_blocks, panels, interleave, span=_span(query), stays=stays, ring=ring)
         return shape, rows * digits
 
     def begin(
@@ -216,7 +235,12 @@ class Amx(MicroKernel):
         """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
         self._start(k, step, tiles)
+        if step.make_lines:
+            for block in k.range(0, _AHEAD):
+                step.make_lines(block)
         for block in k.range(*k_blocks):
+            if step.make_lines:
+                step.make_lines(block + _AHEAD)
             self._multiply(k, shape, step, tiles, block)
             if panels < shape.panels and step.groups is None:
                 continue  # nothing is left of the step before
@@ -269,8 +293,7 @@ class Amx(MicroKernel):
         b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride, dot = k.index(LINE), tdpbusd if step.groups is None else tdpbsud
         for d, a_tile in enumerate(a_tiles):
-            offset = step.block_bytes * d + block * step.block_rows * LINE
-            tileloadd(a_tile, step.a + offset, stride)
+            tileloadd(a_tile, step.a + _packed_at(shape, step, block, d), stride)
         load = tileloadd if shape.stays else tileloaddt1
         for p in range(len(tiles[0])):
             b_tile = b_tiles[p % len(b_tiles)]

@@ -53,12 +53,13 @@ class Step:
 
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
-    `block_rows` rows each). K takes `k_blocks` blocks of 64. Of the rows from `row` on, those
-    before `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators of
-    one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
-    output has a row of bytes for each digit in the block, and what is stored are totals, float32.
-    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
-    for the next span.
+    `block_rows` rows each). K, `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on,
+    those before `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators
+    of one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of
+    the output has a row of bytes for each digit in the block, and what is stored are totals,
+    float32. `span`, where the shape has one: the blocks of K that are multiplied now, and where
+    sums wait for the next span. `make_lines(block)`, where the shape has a ring: emits the making
+    of the lines that belong there, of one block of 64 k, if there is such a block.
     """
 
     a: Value
@@ -66,6 +67,7 @@ class Step:
     row: Value
     rows: Value
     panel: Value
+    k_size: Value
     k_blocks: Value
     block_rows: Value
     block_bytes: Value
@@ -73,6 +75,7 @@ class Step:
     columns: Columns
     groups: Groups | None = None
     span: Span | None = None
+    make_lines: Callable[[Value], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,9 @@ class Shape:
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all
     steps of an item are multiplied before the next span; 0: of all, step by step. `stays`: all
-    panels fit into the nearest cache beside the rows of a step.
+    panels fit into the nearest cache beside the rows of a step. `ring`: where lines of
+    rows can be made in passing and each is needed once, of how many blocks of 64 k they are kept;
+    0: lines are made beforehand.
     """
 
     rows: int
@@ -107,6 +112,7 @@ class Shape:
     ahead: int = 0
     span: int = 0
     stays: bool = False
+    ring: int = 0
 
     @property
     def step_sums(self) -> int:

@@ -7,14 +7,16 @@ next, and the output is written row by row. What happens inside, along K, is the
 Packing brings each row of the left operand into lines of 64 bytes, and quantizes it where it comes
 as float32. Where that is done once for all (`fused` false), it is a parallel region of its own,
 with a barrier behind it. Otherwise each thread packs the rows of a step just before it multiplies
-them, into memory of its own that never leaves the nearest caches; rows are then packed once for
-each item beside them, which is cheaper than the way through memory. Panels of nibbles become panels
+them, or in the course of their first products, into memory of its own that never leaves the nearest
+caches; rows are then packed once for each item beside them, which is cheaper than the way through
+memory. Panels of nibbles become panels
 of bytes in such memory too, once for each item.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lowbit.isa.generic import minimum
@@ -131,6 +133,10 @@ class _Rows:
         return self.block_rows // self.format.digits
 
     @property
+    def by_lines(self) -> bool:
+        return self.format.by_lines and not self.wants_sums
+
+    @property
     def block_bytes(self) -> Value:
         """Of a packed block."""
         return self.k_blocks * self.block_rows * LINE
@@ -148,6 +154,19 @@ class _Rows:
             )
             with k.scope():
                 self.format.pack(k, row, self._facts(r))
+
+    def pack_lines(
+        self, k: Builder, first: Value, count: Value, block: Value, target: Value
+    ) -> None:
+        """Pack 64 k of `count` rows from `first` on, as far as there are rows."""
+        source = self.a + (first * self.row_stride + block * LINE)
+        left = self.k_size - block * LINE
+        rows = minimum(count, self.count - first)
+        for whole in (True, False):
+            for _ in k.when(left > LINE - 1 if whole else left < LINE):
+                for r in k.range(0, rows):
+                    line = self.format.line(source + r * self.row_stride, None if whole else left)
+                    (target + r * LINE).store(line)
 
     def _facts(self, r: Value) -> RowFacts:
         """Where what is made beside row r goes."""
@@ -238,12 +257,23 @@ class _Items:
             unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, self.weight)
         return target
 
+    @property
+    def _by_lines(self) -> bool:
+        return self.fused and self.shape.ring > 0 and self.rows.by_lines
+
+    def _make_lines(self, k: Builder, index: Value, block: Value) -> None:
+        """Pack 64 k of the rows of a step, in the course of its products."""
+        rows = self.rows.block_rows * self.shape.row_blocks
+        target = self.private + (block & (self.shape.ring - 1)) * (rows * LINE)
+        for _ in k.when(block < self.rows.k_blocks):
+            self.rows.pack_lines(k, index * rows, rows, block, target)
+
     def _rows_of(self, k: Builder, index: Value) -> Value:
-        """Where the packed rows of a step are."""
+        """Where the packed rows of a step are, or will be."""
         count, size = self.shape.row_blocks, self.rows.block_bytes
         if not self.fused:
             return self.packed + index * count * size
-        for block in range(count):
+        for block in range(count if not self._by_lines else 0):
             first = (index * count + block) * self.rows.block_outputs
             self.rows.pack(k, first, self.private + size * block)
         return self.private
@@ -266,6 +296,7 @@ class _Items:
             row=index * self.shape.row_blocks * self.rows.block_outputs,
             rows=self.rows.count,
             panel=panel,
+            k_size=self.rows.k_size,
             k_blocks=self.rows.k_blocks,
             block_rows=self.rows.block_rows,
             block_bytes=self.rows.block_bytes,
@@ -273,6 +304,7 @@ class _Items:
             columns=self.columns,
             groups=self.rows.groups,
             span=span,
+            make_lines=partial(self._make_lines, k, index) if self._by_lines else None,
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)

@@ -84,7 +84,7 @@ class VectorKernel(MicroKernel):
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         places = [(p, at) for p in range(panels) for at in self.offsets]
         parts = self._parts(shape, step, len(places))
-        pairs = step.k_blocks * (_QUADS // 2)
+        pairs = (step.k_size + (2 * QUAD - 1)) // (2 * QUAD)
         if step.groups is None:
             with k.scope():
                 sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))

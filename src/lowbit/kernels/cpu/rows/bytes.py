@@ -24,7 +24,7 @@ class Bytes(InputFormat):
     signed: bool = False
     shifted: bool = False  # whether zero points are given
     contiguous: bool = True
-    uniform: bool = False  # whether all rows have the same scale and zero point
+    shared: bool = False  # whether all rows have the same scale and zero point
 
     @property
     def element(self) -> Scalar:
@@ -35,12 +35,24 @@ class Bytes(InputFormat):
         return self.shifted or self.signed
 
     @property
+    def uniform(self) -> bool:
+        return self.shared
+
+    @property
     def made(self) -> bool:
         return False
 
     @property
     def copied(self) -> bool:
         return True
+
+    @property
+    def by_lines(self) -> bool:
+        return self.contiguous
+
+    def line(self, source: Value, left: Value | None) -> Value:
+        values = source.load(LINE) if left is None else load_head(source, left, LINE)
+        return values ^ (FLIP if self.signed else 0)
 
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         flip = FLIP if self.signed else 0

@@ -68,6 +68,11 @@ class InputFormat(ABC):
         return False
 
     @property
+    def by_lines(self) -> bool:
+        """Whether a row's lines of 64 bytes can be made one by one, by `line`."""
+        return False
+
+    @property
     def grouping(self) -> Grouping | None:
         return None
 
@@ -79,6 +84,11 @@ class InputFormat(ABC):
     @abstractmethod
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         """Emit the work on one row. Lines behind its end are filled."""
+
+    def line(self, source: Value, left: Value | None) -> Value:
+        """The line of a row that begins at `source`, without facts: 64 bytes, of which only `left`
+        are in the row, if that is given. What is behind them does not matter."""
+        raise NotImplementedError
 
 
 def across(vector: Value, combine: Callable[[Value, Value], Value]) -> Value:

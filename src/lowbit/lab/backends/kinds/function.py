@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from lowbit.lab.backends.backend import PLAIN, Backend, Request, Subject, Way, backends
+from lowbit.lab.backends.backend import PLAIN, Request, Subject, Way, backends
 from lowbit.lab.report import Finding
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import Run, crash_of, most_steps, shuffled
+from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps
 from lowbit.lab.run.tensor import CheckedTensor, dtype_of, tensor_of, unwritten
 from lowbit.lab.run.triton import triton_modules
-from lowbit.spec import Array, Case, Operation, cases_of
+from lowbit.spec import Case, Operation, Sizes, cases_of
 
 
 @backends.register("function")
-class FunctionBackend(Backend):
-    """Functions: their parameters are the operation's inputs, and what is given by name."""
+@dataclass(frozen=True, kw_only=True)
+class FunctionSubject(Subject):
+    """A function whose parameters are the operation's inputs, and what is given by name."""
 
     needs_grid = False
 
@@ -32,18 +33,84 @@ class FunctionBackend(Backend):
     def bind(cls, request: Request) -> FunctionSubject:
         """ValueError if a parameter is no input, is not given, and has no default; and for a value
         that no parameter takes."""
-        function = request.kernel
+        name = request.kernel.__name__
         if (request.grid, request.output, request.initial) != (1, None, None):
             raise ValueError(
-                f"{function.__name__} is a function of tensors, which launches its kernels itself: "
+                f"{name} is a function of tensors, which launches its kernels itself: "
                 "leave out grid, output and initial (a kernel needs @triton.jit)"
             )
-        operation = request.operation
-        _refuse_unfitting(function, operation, request.given)
-        triton_modules()
-        return FunctionSubject(
-            operation=operation, seed=request.seed, function=function, given=dict(request.given)
+        _refuse_unfitting(request.kernel, request.operation, request.given)
+        triton = triton_modules()[0]
+        import torch
+
+        runner = f"Triton {triton.__version__}, PyTorch {torch.__version__}"
+        return cls(request=request, name=name, description=runner, on_gpu=True)
+
+    def cases(self) -> tuple[list[Case], list[str]]:
+        blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]
+        return cases_of(self.operation, blocks, True, True), []
+
+    def tensors(self, trial: Trial) -> list[CheckedTensor]:
+        return [
+            tensor_of(type_, trial.inputs[type_.name], trial.case.layout, "input")
+            for type_ in self.operation.inputs
+        ]
+
+    def start(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
+        from lowbit.lab.backends.host import Poisoning
+
+        with Poisoning():
+            return self._called(sizes, tensors)
+
+    def _called(self, sizes: Sizes, tensors: Mapping[str, Any]) -> Any:
+        import torch
+
+        given = self.request.given.items()
+        others = {name: one(sizes) if callable(one) else one for name, one in given}
+        result = self.request.kernel(**tensors, **others)
+        if not isinstance(result, torch.Tensor):
+            raise TypeError(
+                f"{self.name} returned a {type(result).__name__}; return one tensor, the result"
+            )
+        return result
+
+    def run(self, trial: Trial, way: Way = PLAIN) -> Run:
+        import torch
+
+        from lowbit.lab.backends.host import Host
+
+        sizes = trial.case.sizes
+        files = [triton_modules()[0].__file__, torch.__file__]
+        machinery = [str(Path(file).parent) for file in files if file is not None]
+        memory = Memory(
+            [],
+            machinery=(*machinery, "<string>"),
+            poisoned=way.poisoned,
+            most_steps=most_steps(sizes),
         )
+        host = Host(memory, way.seed)
+        given = {one.name: host.give(one) for one in self.tensors(trial)}
+        output = unwritten(self.operation.result, sizes)
+        try:
+            with host.running():
+                result = self._called(sizes, given)
+            crash = self._unlike(result, output)
+            if crash is None:
+                output = host.output(result, self.operation.result)
+        except Exception as error:  # a function may raise anything
+            crash = crash_of(error, memory)
+        return Run(trial, memory, output, crash, host.several)
+
+    def _unlike(self, result: Any, wanted: CheckedTensor) -> Finding | None:
+        """The finding that a result has another shape or dtype."""
+        dtype = dtype_of(result)
+        if (dtype, tuple(result.shape)) == (wanted.type.dtype, wanted.shape):
+            return None
+        message = (
+            f"{self.name} returns {dtype} {list(result.shape)}; {self.operation.name} is "
+            f"{wanted.type.dtype} {list(wanted.shape)}"
+        )
+        return Finding("wrong-result", message, tensor=wanted.name)
 
 
 def _refuse_unfitting(
@@ -66,91 +133,3 @@ def _refuse_unfitting(
                 f"({', '.join(inputs)}); name the inputs like these and give others their "
                 f"value: check(..., {parameter.name}=...)"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionSubject(Subject):
-    """A function, bound to an operation."""
-
-    function: Callable[..., Any]
-    given: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-    @property
-    def description(self) -> str:
-        import torch
-
-        return f"Triton {triton_modules()[0].__version__}, PyTorch {torch.__version__}"
-
-    @property
-    def on_gpu(self) -> bool:
-        return True
-
-    def cases(self) -> tuple[list[Case], list[str]]:
-        blocks = [block for block in self.operation.blocks.values() if isinstance(block, int)]
-        return cases_of(self.operation, blocks, True, True), []
-
-    def tensors(self, case: Case, inputs: Mapping[str, Array]) -> list[CheckedTensor]:
-        return [
-            tensor_of(type_, inputs[type_.name], case.layout, "input")
-            for type_ in self.operation.inputs
-        ]
-
-    def start(self, case: Case, tensors: Mapping[str, Any]) -> Any:
-        from lowbit.lab.backends.host import Poisoning
-
-        with Poisoning():
-            return self._called(case, tensors)
-
-    def _called(self, case: Case, tensors: Mapping[str, Any]) -> Any:
-        import torch
-
-        others = {
-            n: value(case.sizes) if callable(value) else value for n, value in self.given.items()
-        }
-        result = self.function(**tensors, **others)
-        if not isinstance(result, torch.Tensor):
-            raise TypeError(
-                f"{self.name} returned a {type(result).__name__}; return one tensor, the result"
-            )
-        return result
-
-    def run(self, case: Case, inputs: Mapping[str, Array], way: Way = PLAIN) -> Run:
-        import torch
-
-        from lowbit.lab.backends.host import Host
-
-        files = [triton_modules()[0].__file__, torch.__file__]
-        machinery = [str(Path(file).parent) for file in files if file is not None]
-        memory = Memory(
-            [],
-            machinery=(*machinery, "<string>"),
-            poisoned=way.poisoned,
-            most_steps=most_steps(case.sizes),
-        )
-        host = Host(memory, lambda programs: shuffled(programs, way.seed))
-        given = {one.name: host.give(one) for one in self.tensors(case, inputs)}
-        output = unwritten(self.operation.result, case.sizes)
-        try:
-            with host.running():
-                result = self._called(case, given)
-            crash = self._unlike(result, output)
-            if crash is None:
-                output = host.output(result, self.operation.result)
-        except Exception as error:  # a function may raise anything
-            crash = crash_of(error, memory)
-        return Run(memory, output, crash, host.several)
-
-    def _unlike(self, result: Any, wanted: CheckedTensor) -> Finding | None:
-        """The finding that a result has another shape or dtype."""
-        dtype = dtype_of(result)
-        if (dtype, tuple(result.shape)) == (wanted.type.dtype, wanted.shape):
-            return None
-        message = (
-            f"{self.name} returns {dtype} {list(result.shape)}; {self.operation.name} is "
-            f"{wanted.type.dtype} {list(wanted.shape)}"
-        )
-        return Finding("wrong-result", message, tensor=wanted.name)

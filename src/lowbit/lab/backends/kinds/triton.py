@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -9,16 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
-from lowbit.lab.run.bind import Parameter
+from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Memory
+from lowbit.lab.run.outcome import cause_of, last_line
 from lowbit.lab.run.program import Grid, Program
-from lowbit.lab.run.triton import run_programs, triton_modules
+from lowbit.lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
+from lowbit.lab.run.unsupported import UnsupportedError
 
 
 @backends.register("Triton")
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TritonKernel(KernelBackend):
     """A Triton kernel without its decorators.
 
@@ -26,7 +31,6 @@ class TritonKernel(KernelBackend):
     others, `heuristics` the functions of triton.heuristics; `jitted` is what triton.jit made.
     """
 
-    function: Callable[..., None]
     heuristics: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     jitted: Any
 
@@ -46,25 +50,26 @@ class TritonKernel(KernelBackend):
                 heuristics |= kernel.values
             jitted, kernel = kernel, kernel.fn
         first, *others = configurations or [{}]
-        return cls(kernel, heuristics, jitted, constants=first, alternatives=tuple(others))
-
-    @property
-    def text(self) -> Callable[..., None]:
-        return self.function
-
-    @property
-    def description(self) -> str:
-        return f"Triton {triton_modules()[0].__version__}"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(
-            Parameter(
-                p.name,
-                "constexpr" in str(p.annotation),
-                None if p.default is inspect.Parameter.empty else p.default,
-            )
-            for p in inspect.signature(self.function).parameters.values()
+        triton = triton_modules()[0]
+        return cls(
+            text=kernel,
+            description=f"Triton {triton.__version__}",
+            parameters=tuple(
+                Parameter(
+                    p.name,
+                    "constexpr" in str(p.annotation),
+                    None if p.default is inspect.Parameter.empty else p.default,
+                )
+                for p in inspect.signature(kernel).parameters.values()
+            ),
+            # The second is where the methods are that dataclasses make.
+            machinery=(str(Path(triton.__file__).parent), "<string>"),
+            constants=first,
+            alternatives=tuple(others),
+            # Under TRITON_INTERPRET=1 it is made to be interpreted, on a GPU's tensors too.
+            on_gpu=type(jitted).__name__ != "InterpretedFunction",
+            heuristics=heuristics,
+            jitted=jitted,
         )
 
     def decided(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,22 +79,66 @@ class TritonKernel(KernelBackend):
             made[name] = choose(made)
         return made
 
-    @property
-    def machinery(self) -> tuple[str, ...]:
-        # The second is where the methods are that dataclasses make.
-        return (str(Path(triton_modules()[0].__file__).parent), "<string>")
-
     def run(
         self, memory: Memory, arguments: Mapping[str, Any], programs: Sequence[Program], grid: Grid
     ) -> None:
-        constants = {p.name for p in self.parameters if p.constant}
-        decided = self.decided(arguments)
-        run_programs(self.function, memory, decided, constants, programs, grid)
-
-    @property
-    def on_gpu(self) -> bool:
-        # Under TRITON_INTERPRET=1 it is made to be interpreted, on a GPU's tensors too.
-        return type(self.jitted).__name__ != "InterpretedFunction"
+        """UnsupportedError if the interpreter is at fault."""
+        constants, given = {p.name for p in self.parameters if p.constant}, self.decided(arguments)
+        tl, interpreter = triton_modules()[1:]
+        builder = interpreter.interpreter_builder
+        with interpreted(memory) as rewritten:
+            values = {
+                name: value if name in constants else _converted(value, memory, interpreter, tl)
+                for name, value in given.items()
+            }
+            text = rewritten(self.text)
+            builder.set_grid_dim(*grid)
+            for program in programs:
+                memory.begin(program)
+                builder.set_grid_idx(*program)
+                try:
+                    text(**values)
+                except Exception as error:
+                    _raise_unsupported(error, memory, interpreter)
+                    raise
 
     def start(self, arguments: Mapping[str, Any], grid: Grid) -> None:
         self.jitted[grid](**self.decided(arguments))
+
+
+def _raise_unsupported(raised: BaseException, memory: Memory, interpreter: Any) -> None:
+    """UnsupportedError if the interpreter is at fault: it refuses, it has no such operation, the
+    function of the language is none that it replaces, or no line of the kernel takes part."""
+    error = cause_of(raised)
+    missing = isinstance(error, AttributeError) and error.obj is interpreter.interpreter_builder
+    unknown = isinstance(error, ValueError) and "`_semantic` argument" in str(error)
+    if isinstance(error, NotImplementedError) or missing or unknown:
+        why = "it is part of the language for a GPU only" if unknown else str(error)
+        made = UnsupportedError(f"{RUNNER} cannot run this line: {why}")
+        raise made.with_traceback(error.__traceback__)
+    if last_line(error, memory.machinery) is None:
+        version = triton_modules()[0].__version__
+        raise UnsupportedError(
+            f"Triton {version} is another one inside than the checker knows: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _converted(value: Any, memory: Memory, interpreter: Any, tl: Any) -> Any:
+    if isinstance(value, TensorArgument):
+        number = list(memory.tensors).index(value.name)
+        dtype = value.dtype or memory.tensors[value.name].type.dtype
+        pointer = tl.pointer_type(tl.int1 if dtype == "bool" else getattr(tl, dtype))
+        address = np.array([number * SPAN + START + value.offset], np.uint64)
+        return tl.tensor(interpreter.TensorHandle(address, pointer), pointer)
+    if isinstance(value, tuple):
+        return tl.tuple([_converted(one, memory, interpreter, tl) for one in value])
+    if hasattr(value, "block_shape"):
+        # A descriptor made by the host (triton.tools.tensor_descriptor).
+        value = copy.copy(value)
+        value.base = _converted(value.base, memory, interpreter, tl)
+        return interpreter._implicit_cvt(value)
+    if isinstance(value, float):
+        handle = interpreter.TensorHandle(np.array([value], np.float32), tl.float32)
+        return tl.tensor(handle, tl.float32)
+    return interpreter._implicit_cvt(value)

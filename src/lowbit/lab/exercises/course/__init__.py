@@ -1,1 +1,0 @@
-"""What the course says about each operation of `lowbit.spec.exercises`."""
