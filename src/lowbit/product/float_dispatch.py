@@ -239,7 +239,8 @@ def _packed(
     large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
     grouped = groups and (tiles or (large and m * width * 4 > 2 * caches["L1d"]))
     panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
-    k_block = _even(k, min(panel // (width * element), caches["L1d"] * 2 // 3 // (rows * element)))
+    near = caches["L1d"] * 7 // 8 if tiles else caches["L1d"] // 2
+    k_block = _even(k, min(panel // (width * element), near // (rows * element)))
     if not grouped:
         return _Blocks(k_block, LINE)
     return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)

@@ -37,6 +37,7 @@ Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
 LITTLE = 2 * WORK_PER_THREAD  # multiply-adds below which one thread does it all
+_MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _FLOAT32 = np.dtype(np.float32)
 
@@ -313,7 +314,10 @@ class _Blocked:
         )
         program, self._parts = _parts(product, plan, self._keeps_sums)
         self._private = -(-plan.packed_bytes // LINE) * LINE
-        self._scratch = self._private + product.threads * plan.private_bytes
+        self._sums_at = self._private + product.threads * plan.private_bytes
+        sums = 4 * product.m * product.n if self._keeps_sums else 0
+        self._in_scratch = sums <= _MOST_SUMS
+        self._scratch = self._sums_at + (sums if self._in_scratch else 0)
         self._call = self._parts[0].call
         whole = len(self._parts) == 1 and not self._keeps_sums
         self._simple = whole and not self._scratch
@@ -337,19 +341,23 @@ class _Blocked:
             self._call(a, b, None, None, c, None, out, *factors)
             return
         memory, packed = workspace.reserve(self._scratch)
-        sums = np.empty(self._sums, np.float32) if self._keeps_sums else None
+        sums: Array | int = packed + self._sums_at
+        if not self._in_scratch:
+            sums = np.empty(self._sums, np.float32)
         for part in self._parts:
             part.call(
                 _moved(a, part.a), _moved(b, part.b), packed, packed + self._private,
                 None if c is None else _moved(c, part.c),
-                None if sums is None else _moved(sums, part.partial),
+                _moved(sums, part.partial),
                 _moved(out, part.out), *factors,
             )  # fmt: skip
         del memory  # until here nothing else may use it
 
 
-def _moved(array: Array, distance: int) -> Array | int:
-    """The place so many bytes behind an array's first element."""
+def _moved(array: Array | int, distance: int) -> Array | int:
+    """The place so many bytes behind an array's first element, or an address."""
+    if isinstance(array, int):
+        return array + distance
     return array.__array_interface__["data"][0] + distance if distance else array
 
 

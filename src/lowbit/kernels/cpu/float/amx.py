@@ -114,7 +114,7 @@ def _rows_of(k: Builder, left: Left, unit: Value, block: int) -> tuple[Value, Va
         return left.base + (unit * left.rows + block * ROWS * _UNITS), k.index(ROW_BYTES)
     assert isinstance(left, PlainLeft)
     assert left.apart is not None
-    start = left.rows[block * ROWS] + unit * left.reader.depth
+    start = left.rows[0] + (left.apart * (block * ROWS) + unit * left.reader.depth)
     return start, left.apart * left.reader.bytes
 
 

@@ -67,8 +67,8 @@ class PackedLeft:
 
 @dataclass(frozen=True)
 class PlainLeft:
-    """Rows where they are: a pointer to each one's first element. `apart`: elements from one to
-    the next, where they were copied."""
+    """Rows where they are: a pointer to each one's first element, or to that of the first, and
+    how many elements `apart` they are."""
 
     reader: Reader
     rows: list[Value]

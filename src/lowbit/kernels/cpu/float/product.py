@@ -34,6 +34,7 @@ from lowbit.kernels.cpu.float.pack import Part, Source, copy_rows, pack_lines, p
 from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
 from lowbit.kernels.cpu.shared.layout import LINE
 
+_PANELS_PER_COPY = 8  # from which on rows are copied for tiles
 _ROWS_IN_PASSING = 4  # finished for each 32 k; more would outlast the products
 
 
@@ -224,9 +225,7 @@ def _multiply(
             pack_units(k, work.sources[1], Part(panel * width, width, unit, end, target), lanes)
     whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
     for block in k.range(*rows):
-        if work.left.copied:
-            copy_rows(k, work.sources[0], work.copied, block, shape.rows, (unit, end))
-        left = _left(work, block, unit)
+        left = _left(k, work, block, (unit, end), columns[1] - columns[0])
 
         def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
             packed = work.packed[1] + (panel - columns[0]) * panel_units
@@ -307,16 +306,27 @@ def _step(
         store_tile(k, finish, (row, column), sums, lanes, ragged)
 
 
-def _left(work: _Work, block: Value, unit: Value) -> Left:
-    rows, source = work.shape.rows, work.sources[0]
+def _left(k: Builder, work: _Work, block: Value, units: tuple[Value, Value], panels: Value) -> Left:
+    """A block of rows over units from, to, which so many panels will meet."""
+    rows, source, copied, unit = work.shape.rows, work.sources[0], work.copied, units[0]
     if work.left.packed:
         return PackedLeft(work.packed[0] + (block * work.units + unit) * rows, rows)
-    if work.left.copied:
-        source = work.copied
-        starts = [source.base + source.x_stride * row for row in range(rows)]
-        return PlainLeft(source.reader, starts, source.stride, source.x_stride)
-    starts = [source.at(block * rows + row, unit) for row in range(rows)]
-    return PlainLeft(source.reader, starts, source.stride)
+    if not work.left.copied:
+        starts = [source.at(block * rows + row, unit) for row in range(rows)]
+        return PlainLeft(source.reader, starts, source.stride)
+    if work.micro.in_registers:
+        copy_rows(k, source, copied, block, rows, units)
+        starts = [copied.base + copied.x_stride * row for row in range(rows)]
+        return PlainLeft(source.reader, starts, source.stride)
+    # Tiles take whole rows, whole units, from anywhere: for a few panels as they lie.
+    start, apart = k.register(copied.base), k.register(copied.x_stride)
+    whole = (block * rows + (rows - 1) < source.extent) & (panels < _PANELS_PER_COPY)
+    for _ in k.when(whole & (units[1] * source.reader.depth < source.depth + 1)):
+        start.value, apart.value = source.at(block * rows, unit), source.x_stride
+    for _ in k.when(apart.value.equals(copied.x_stride)):
+        copy_rows(k, source, copied, block, rows, units)
+        start.value = copied.base
+    return PlainLeft(source.reader, [start.value], source.stride, apart.value)
 
 
 def _plain_right(
