@@ -160,7 +160,7 @@ def plan(product: FloatProduct) -> FloatPlan:
     micro, plain_right = _serving(product, "plain"), True
     rows, vectors = cut(micro, m, n)
     packing = _serving(product, "packed")
-    if not _reads_plainly(product, micro, packing, rows):
+    if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes):
         micro, plain_right = packing, False
         rows, vectors = cut(micro, m, n)
     tiles = not micro.in_registers  # they take rows packed, or copied beside each other
@@ -206,16 +206,17 @@ def plan(product: FloatProduct) -> FloatPlan:
 
 
 def _reads_plainly(
-    product: FloatProduct, plain: FloatMicro, packing: FloatMicro, rows: int
+    product: FloatProduct, plain: FloatMicro, packing: FloatMicro, rows: int, width: int
 ) -> bool:
     """Whether the right operand is read where it is: it is small, or meets few blocks of rows."""
     if product.b_along != "x":
         return False
     if not packing.plain:
         return product.m <= _ROWS_BESIDE_TILES
-    near = product.k * product.n * product.item_bytes <= host.caches()["L1d"]
+    near = product.k * product.n * product.item_bytes <= host.caches()["L1d"] * 3 // 2
+    most = _PLAIN_BLOCKS * (4 if product.n <= width else 1)  # a single panel lies as if packed
     row_blocks = blocks(product.m, rows)
-    return row_blocks <= 1 or (packing is plain and (near or row_blocks <= _PLAIN_BLOCKS))
+    return row_blocks <= 1 or (packing is plain and (near or row_blocks <= most))
 
 
 def _streamed(product: FloatProduct) -> _Blocks:
@@ -239,7 +240,7 @@ def _packed(
     large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
     grouped = groups and (tiles or (large and m * width * 4 > 2 * caches["L1d"]))
     panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
-    near = caches["L1d"] * 7 // 8 if tiles else caches["L1d"] // 2
+    near = caches["L1d"] * 7 // 8
     k_block = _even(k, min(panel // (width * element), near // (rows * element)))
     if not grouped:
         return _Blocks(k_block, LINE)

@@ -34,8 +34,8 @@ from lowbit.kernels.cpu.float.pack import Part, Source, copy_rows, pack_lines, p
 from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
 from lowbit.kernels.cpu.shared.layout import LINE
 
-_PANELS_PER_COPY = 8  # from which on rows are copied for tiles
-_ROWS_IN_PASSING = 4  # finished for each 32 k; more would outlast the products
+_PANELS_PER_COPY = 16  # from which on rows are copied for tiles
+_ROWS_IN_PASSING = 2  # finished for each 32 k; more would outlast the products
 
 
 def _ceil(a: Value, b: Value | int) -> Value:

@@ -29,7 +29,7 @@ from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Passing, Rig
 
 LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
 _UNROLLED = 32  # products that a turn of the loop should hold, so that its control costs little
-_MOST_ROWS = 13  # each has a pointer, for which a register is wanted too
+_MOST_ROWS = 8  # each has a pointer, for which a register is wanted too
 
 Combine = Callable[[Value, Value, Value], Value]
 
