@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lowbit.isa.generic import prefetch
 from lowbit.isa.value import Value
-from lowbit.kernels.cpu.float.micro_kernel import PlainRight
+from lowbit.kernels.cpu.float.micro_kernel import PackedRight, PlainRight
 from lowbit.kernels.cpu.float.pack import Source
 from lowbit.kernels.cpu.shared.layout import LINE
 
@@ -31,6 +31,21 @@ class Beside:
     def fetch(self, unit: Value) -> None:
         right = self.right
         at = right.base + (unit * right.reader.depth * right.stride + self.elements)
+        for which in range(self.vectors):
+            prefetch(at + which * right.lanes)
+
+
+@dataclass(frozen=True)
+class Along:
+    """What follows in a packed panel, so many units on."""
+
+    right: PackedRight
+    vectors: int
+    units: int
+
+    def fetch(self, unit: Value) -> None:
+        right = self.right
+        at = right.base + (unit + self.units) * right.width
         for which in range(self.vectors):
             prefetch(at + which * right.lanes)
 

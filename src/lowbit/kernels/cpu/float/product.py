@@ -17,7 +17,7 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.float.ahead import Ahead, Beside, NextPanel
+from lowbit.kernels.cpu.float.ahead import Ahead, Along, Beside, NextPanel
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
@@ -35,6 +35,7 @@ from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
 from lowbit.kernels.cpu.shared.layout import LINE
 
 _PANELS_PER_COPY = 16  # from which on rows are copied for tiles
+_UNITS_AHEAD = 16  # of a packed panel that comes from the second-level cache
 _ROWS_IN_PASSING = 2  # finished for each 32 k; more would outlast the products
 
 
@@ -344,6 +345,8 @@ def _ahead(
     """What fetches, unit by unit, what is to be read later: with a packed panel a part of the next
     one where it lies, which the steps of a panel share; else what lies further along the rows."""
     source, ahead, (block, panel) = work.sources[1], work.ahead, place
+    if work.left.copied and isinstance(right, PackedRight) and work.micro.in_registers:
+        return Along(right, vectors, _UNITS_AHEAD)
     if not ahead or not source.along:
         return None
     if isinstance(right, PlainRight):
