@@ -47,9 +47,9 @@ class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
 
     A call computes up to `chunk_rows` (whole blocks, but for the last) over up to `chunk_depth` of
-    K, with scratch of `packed_bytes`, and of `private_bytes` for each thread. `ahead`: how far the
-    right operand is fetched beforehand, in bytes of its rows; 0: not at all; if it is packed, the
-    next panel. `group_panels`: panels that meet all rows of an item before the next do.
+    K, with scratch of `packed_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
+    right operand that is not packed is fetched beforehand, in bytes of its rows; 0: not at all.
+    `group_panels`: panels that meet all rows of an item before the next do.
     """
 
     micro: FloatMicro
@@ -243,7 +243,7 @@ def _packed(
     near = caches["L1d"] * 7 // 8
     k_block = _even(k, min(panel // (width * element), near // (rows * element)))
     if not grouped:
-        return _Blocks(k_block, LINE)
+        return _Blocks(k_block)
     return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)
 
 

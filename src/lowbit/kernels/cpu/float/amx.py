@@ -97,8 +97,6 @@ class TileMicro(FloatMicro):
                 for d, a_tile in enumerate(a_tiles):
                     tdpbf16ps(sums[d][v], a_tile, b_tile)
             passing.some()
-            for u in range(_UNITS if ahead is not None else 0):
-                ahead.fetch(unit + u)  # type: ignore[union-attr]
         passing.rest()
         line = vectors * self.lanes
         for d, tiles in enumerate(sums):

@@ -1,8 +1,7 @@
 """The frame of float matrix products: pack what is worth packing, multiply, finish, store.
 
-K is cut into blocks. Over one of them a panel of the right operand is packed for a thread alone,
-just before the item's rows, which stay in the second-level cache, pass by it; meanwhile the next
-panel is fetched. The first block of K leaves alpha·sum + beta·c, the later ones add alpha·sum to
+K is cut into blocks. Over one of them a panel of the right operand, or a group of panels, is packed
+for a thread alone, just before the item's rows pass by. The first block of K leaves alpha·sum + beta·c, the later ones add alpha·sum to
 it; in which order is fixed by the shape, never by the number of threads. A left operand that
 cannot be read where it is was packed before, in a parallel region of its own.
 """
@@ -17,7 +16,7 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.float.ahead import Ahead, Along, Beside, NextPanel
+from lowbit.kernels.cpu.float.ahead import Ahead, Along, Beside
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
@@ -294,7 +293,7 @@ def _step(
         right: Right = PackedRight(packed, shape.vectors * lanes, lanes)
     else:
         right = _plain_right(work, column, unit, vectors, vectors - 1 if ragged else None)
-    ahead, passing = _ahead(work, place, unit, right, vectors), None
+    ahead, passing = _ahead(work, right, vectors), None
     if pending is not None:
         rest = partial(pending.finish, k, finish, vectors, lanes, ragged)
         passing = Passing(pending.scratch, partial(rest, rows=_ROWS_IN_PASSING), rest)
@@ -339,17 +338,11 @@ def _plain_right(
     return PlainRight(source.reader, start, source.stride, lanes, masked, left)
 
 
-def _ahead(
-    work: _Work, place: tuple[Value, Value], unit: Value, right: Right, vectors: int
-) -> Ahead | None:
-    """What fetches, unit by unit, what is to be read later: with a packed panel a part of the next
-    one where it lies, which the steps of a panel share; else what lies further along the rows."""
-    source, ahead, (block, panel) = work.sources[1], work.ahead, place
-    if work.left.copied and isinstance(right, PackedRight) and work.micro.in_registers:
+def _ahead(work: _Work, right: Right, vectors: int) -> Ahead | None:
+    """What fetches, unit by unit, what is to be read later: of a packed panel, or further along the
+    rows of an operand that is read where it is."""
+    if isinstance(right, PackedRight):
         return Along(right, vectors, _UNITS_AHEAD)
-    if not ahead or not source.along:
-        return None
-    if isinstance(right, PlainRight):
-        return Beside(right, vectors, ahead // source.reader.bytes)
-    width = work.shape.vectors * work.micro.lanes
-    return NextPanel(source, (panel + 1) * width, width, unit, block)
+    assert isinstance(right, PlainRight)
+    ahead = work.ahead // right.reader.bytes
+    return Beside(right, vectors, ahead) if ahead else None
