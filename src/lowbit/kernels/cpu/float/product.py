@@ -1,9 +1,10 @@
 """The frame of float matrix products: pack what is worth packing, multiply, finish, store.
 
 K is cut into blocks. Over one of them a panel of the right operand, or a group of panels, is packed
-for a thread alone, just before the item's rows pass by. The first block of K leaves alpha·sum + beta·c, the later ones add alpha·sum to
-it; in which order is fixed by the shape, never by the number of threads. A left operand that
-cannot be read where it is was packed before, in a parallel region of its own.
+for a thread alone, just before the item's rows pass by. The first block of K leaves
+alpha·sum + beta·c, the later ones add alpha·sum to it; in which order is fixed by the shape, never
+by the number of threads. A left operand that cannot be read where it is was packed before, in a
+parallel region of its own.
 """
 
 from __future__ import annotations
