@@ -275,7 +275,7 @@ def test_large_products_and_several_threads_are_not_recognized() -> None:
 
 
 def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognize, "layout_is_known", lambda: False)
+    monkeypatch.setattr(recognize, "_arrays_are_known", lambda: False)
     b = int8()
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):

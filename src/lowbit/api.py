@@ -17,14 +17,13 @@ from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import QTensor
 from lowbit.product import requests
 from lowbit.product.arguments import (
+    FLOATS,
     array,
     bytes_array,
     bytes_matrix,
     check_scaled,
-    empty,
     factor,
     flips,
-    float32_rows,
     float_rows,
     output,
     per_column,
@@ -77,20 +76,20 @@ def matmul(
         if (done := call(a, out, threads, isa)) is not None:
             return done
     left = a if type(a) is np.ndarray else array(a, "a")
-    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
+    packed = isinstance(b, PackedMatrix)
+    if left.ndim > 2 or (not packed and getattr(b, "ndim", 2) > 2):
         return _batched(a, b, out, threads, isa)
     read: tuple[Any, ...] = (left,)
-    if isinstance(b, PackedMatrix):
+    if packed:
         right = requests.panel_format(b, isa)
     else:  # for this one product, which takes less time than proving what its values allow
         values = bytes_matrix(b, "b")
         read, b = (left, values), pack_matrix(values, isa=isa)
         right = b.format
-    prepared = requests.integers(
-        left.shape, left.strides, left.dtype, right, threads_key(threads), isa
-    )
+    form = left.shape, left.strides, left.dtype
+    prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    zero = _flips(left, 1)
+    zero = flips(left, 1)
     prepared.into(left, b.addresses, result, None, zero)
     if _exact.ripe(b, prepared):
         checks = as_given(a, left, "a"), out_as_given(out, result), same(threads), same(isa)
@@ -117,11 +116,6 @@ def pack(
     """
     given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
-
-
-def _flips(left: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int32] | None:
-    """The zero points that signed left operands have once they are stored as unsigned ones."""
-    return flips(rows) if left.dtype == _INT8 else None
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -219,8 +213,8 @@ def _matmul_scaled(
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, uniform, bias is not None,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, a_zero_point is not None, uniform, bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
@@ -228,7 +222,7 @@ def _matmul_scaled(
     rows = 1 if uniform else prepared.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
-        zero = _flips(left, rows)
+        zero = flips(left, rows)
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
@@ -276,7 +270,7 @@ def linear_dynamic(
     for call in _dynamic.calls.get(id(b), ()):
         if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float32_rows(x, "x")
+    left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     rows = "symmetric" if symmetric else "dynamic"
@@ -317,7 +311,7 @@ def linear_weight_only(
     for call in _weight_only.calls.get(id(b), ()):
         if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float_rows(x, "x")
+    left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     if b.weight == "s8":
@@ -348,9 +342,9 @@ def _linear(
     """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
     calls b, and the check of the second argument there."""
     prepared, spec = requests.floats(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
-        out_dtype,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, activations, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
@@ -421,8 +415,6 @@ def gemm(
     )  # fmt: skip
     if result is not None:
         added = apart(left, right, added, result, alpha, beta)
-    elif left is a:
-        result = out = empty(prepared.shape, dtype)
     else:
         result, out = output(a, None, prepared.shape, dtype)
     prepared.run(left, right, added, result, alpha, beta)

@@ -18,7 +18,6 @@ from lowbit.cli.app import (
     one_line_errors,
     opened,
     output,
-    progress,
     thread_counts,
 )
 
@@ -46,34 +45,6 @@ group(
 )
 
 
-def _common(
-    threads: Annotated[
-        str | None,
-        typer.Option(
-            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
-        ),
-    ] = None,
-    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
-    cold: Annotated[
-        bool | None,
-        typer.Option("--cold/--no-cold", help="Time with weights from memory as well."),
-    ] = None,
-    seed: Seed = 0,
-    noise: Annotated[
-        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
-    ] = 0.01,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(help="Stop in any case after these seconds for a table, or a row of a set."),
-    ] = None,
-    json_file: JsonFile = None,
-    csv_file: Annotated[
-        str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
-    ] = None,
-) -> None:
-    """What every suite is asked."""
-
-
 def _command(name: str) -> Any:
     """The command of a suite: its own options, then those of all."""
     from lowbit.bench.core.suite import fields, suites
@@ -81,8 +52,8 @@ def _command(name: str) -> Any:
     suite = suites.get(name)
     types = get_type_hints(suite)
     own = [_parameter(one, types[one.name]) for one in fields(suite)]
-    has = {"threads": suite.threaded, "cold": suite.colds}
-    common = inspect.signature(_common, eval_str=True).parameters.values()
+    has = {"suite": False, "threads": suite.threaded, "cold": suite.colds}
+    common = inspect.signature(_run, eval_str=True).parameters.values()
     parameters = [*own, *(one for one in common if has.get(one.name, True))]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
@@ -118,21 +89,37 @@ def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
 
 def _run(
     suite: Any,
-    *,
-    peers: bool,
-    seed: int,
-    noise: float,
-    time_limit: float | None,
-    json_file: str | None,
-    csv_file: str | None,
-    threads: str | None = "1",
-    cold: bool | None = False,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
+        ),
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
+    cold: Annotated[
+        bool | None,
+        typer.Option("--cold/--no-cold", help="Time with weights from memory as well."),
+    ] = None,
+    seed: Seed = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Stop in any case after these seconds for a table, or a row of a set."),
+    ] = None,
+    json_file: JsonFile = None,
+    csv_file: Annotated[
+        str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
+    ] = None,
 ) -> None:
+    """Run a suite, with what every suite is asked."""
     from lowbit.bench import Plan, run
+    from lowbit.bench.core.progress import progress
 
     limits = replace(suite.limits, noise=noise)
     plan = Plan(
-        threads=thread_counts(threads),
+        threads=thread_counts(threads) if suite.threaded else (1,),
         peers=peers,
         cold=suite.cold_by_default if cold is None else cold,
         seed=seed,

@@ -29,7 +29,7 @@ from lowbit.isa import get
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
-from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT, layout_is_known, method_of
+from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT, method_of
 from lowbit.numerics.float32 import BEYOND
 
 _NAME = "lowbit_recognize"
@@ -126,7 +126,7 @@ def recognizer(
     arrays = [check.like for check in checks if isinstance(check, Array)]
     if scratch_bytes > MOST_SCRATCH or any(one.ndim > _MOST_AXES for one in arrays):
         return None
-    if not layout_is_known() or not _arrays_are_known():
+    if not _arrays_are_known():
         return None
     places = {name: place for place, name in enumerate(names)}
     made = (id(fresh.make), id(fresh.arguments), places[fresh.slot]) if fresh else (0, 0, 0)

@@ -22,12 +22,12 @@ from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.product.arguments import (
+    check_float,
     check_inner,
     check_matrix,
     check_no_overlap,
-    check_real,
 )
-from lowbit.product.dispatch import WORK_PER_THREAD, thread_count
+from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
 from lowbit.product.float_recognized import OneCall, RecognizedGemms
@@ -36,7 +36,7 @@ from lowbit.product.prepare import KEPT
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
-LITTLE = 2 * WORK_PER_THREAD  # multiply-adds below which one thread does it all
+LITTLE = 1 << 21  # multiply-adds below which one thread does it all
 _MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _FLOAT32 = np.dtype(np.float32)
@@ -149,7 +149,7 @@ def _checked_shape(given: dict[str, Facts]) -> tuple[int, int]:
 def _check_matrix(name: str, one: Layout) -> None:
     """A matrix must have two dimensions, a type that is known, and whole elements as strides."""
     check_matrix(one.shape, name)
-    check_real(one.dtype, name)
+    check_float(one.dtype, name)
     if any(stride % one.dtype.itemsize for stride in one.strides):
         raise ValueError(
             f"{name} has strides of {one.strides} bytes, no multiples of its elements' size: "

@@ -195,22 +195,14 @@ class _Turn:
         self.cpu_seconds.append((cpu_end - cpu_start) / self.per_sample)
 
     @property
-    def known(self) -> float:
-        return median_noise(np.array(self.seconds))
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.seconds))
+    def samples(self) -> Samples:
+        seconds, cpu_seconds = np.array(self.seconds), np.array(self.cpu_seconds)
+        return Samples(self.name, seconds, cpu_seconds, self.per_sample)
 
     @property
     def cost(self) -> float:
         """Seconds that a sample takes, with those until the threads that it used are asleep."""
-        return self.median * self.per_sample + self.settling
-
-    def samples(self) -> Samples:
-        return Samples(
-            self.name, np.array(self.seconds), np.array(self.cpu_seconds), self.per_sample
-        )
+        return self.samples.median * self.per_sample + self.settling
 
 
 def interleave(
@@ -254,21 +246,22 @@ def interleave(
                 on_round(min(used, 1.0))
             if limits.whole:
                 continue
-            if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
+            noise = max(turn.samples.noise for turn in going)
+            if rounds >= limits.least_rounds and noise <= limits.noise:
                 break
             if rounds == 1:
                 going = _hopeful(turns, limits)
             if rounds == _STRAGGLER_ROUNDS:
                 total = sum(turn.cost for turn in turns)
                 going = [t for t in going if t.cost <= _STRAGGLER_SHARE * total] or going
-        return {turn.name: turn.samples() for turn in turns}
+        return {turn.name: turn.samples for turn in turns}
 
 
 def _hopeful(turns: Sequence[_Turn], limits: Limits) -> list[_Turn]:
     """Those that can be among the fastest two, or are quick enough to be timed all the same."""
-    second = sorted(turn.median for turn in turns)[min(1, len(turns) - 1)]
+    second = sorted(turn.samples.median for turn in turns)[min(1, len(turns) - 1)]
     part = limits.seconds / (len(turns) * limits.least_rounds)
-    return [turn for turn in turns if turn.median <= _HOPELESS * second or turn.cost <= part]
+    return [t for t in turns if t.samples.median <= _HOPELESS * second or t.cost <= part]
 
 
 def paired_ratio(slower: Samples, faster: Samples) -> tuple[float, float, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -193,6 +194,13 @@ def groups(rows: Sequence[Row], *names: str) -> list[list[Row]]:
     for row in rows:
         found.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     return list(found.values())
+
+
+def mean_ratio(pairs: Sequence[tuple[float, Row]]) -> tuple[float, float, Row]:
+    """The geometric mean of ratios, the least of them, and whose that is."""
+    worst, where = min(pairs, key=lambda pair: pair[0])
+    mean = math.exp(math.fsum(math.log(ratio) for ratio, _ in pairs) / len(pairs))
+    return mean, worst, where
 
 
 def thread_text(threads: int | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -105,6 +105,12 @@ GBS = Column("GB/s", lambda row: three_digits(row.gbs))
 PEAK = Column("% of peak", peak_share)
 ERROR = Column("error", lambda row: "" if row.error is None else format_error(row.error))
 READ = Column("% of read rate", limit_share, when=_limited)
+
+
+def page(record: Record, *parts: RenderableType) -> Group:
+    """All of a record as text: the machine, the suite's own parts, and what did not run."""
+    texts = (Text(part) if isinstance(part, str) else part for part in parts)
+    return Group(*header(record), *texts, *left_out(record))
 
 
 def header(record: Record) -> list[RenderableType]:

@@ -25,9 +25,6 @@ class Lowbit(Implementation):
     name = "lowbit"
     kind = OURS
 
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
-
     def runs_on(self, case: Product) -> str | None:
         query = FloatQuery(case.dtypes.split(":")[0])
         return consider(float_micro_kernels(), instruction_sets.active(), query)[-1].isa.name
@@ -43,14 +40,8 @@ class NumpyGemm(NumpyFloat):
     """NumPy's product of float32."""
 
     name = "numpy"
-
-    def available(self, case: Any) -> str | None:
-        if case.dtypes != "f32:f32:f32":
-            return f"NumPy's BLAS multiplies float32 and float64, not {case.dtypes}"
-        return super().available(case)
-
-    def note(self, case: Any) -> str:
-        return ""
+    remark = ""
+    takes = ("f32:f32:f32",)
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         return Ready(partial(np.matmul, problem.a, problem.b))

@@ -13,11 +13,11 @@ from importlib import metadata
 
 import numpy as np
 
-from lowbit.bench.core.case import Implementation, Ready, implementation
-from lowbit.bench.peers.torch_products import sums_note
+from lowbit.bench.core.case import Ready, implementation
+from lowbit.bench.peers.torch_products import SumsOnly
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.jit.workspace import aligned_empty
-from lowbit.registry.extras import absent, install
+from lowbit.registry.extras import install
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
@@ -46,27 +46,21 @@ def _library() -> ctypes.CDLL:
 
 
 @implementation("matmul")
-class MklIntegers(Implementation):
+class MklIntegers(SumsOnly):
     """`cblas_gemm_s8u8s32_compute` on packed weights."""
 
     name = "MKL s8u8s32"
     isolated = True
+    needs = ("torch",)  # whose threads it shares
+    takes = ("u8:s8",)
+    package = "MKL", "mkl"
 
     def available(self, case: Product) -> str | None:
-        if not case.dtypes.startswith("u8:s8:"):
-            return f"multiplies u8 by s8 only, not {case.dtypes}"
         try:
             metadata.version("mkl")
         except metadata.PackageNotFoundError:
             return f"mkl is not installed; {install('peers')}"
-        # It shares the threads of PyTorch.
-        return absent("torch")
-
-    def library(self) -> tuple[str, str]:
-        return "MKL", metadata.version("mkl")
-
-    def note(self, case: Product) -> str:
-        return sums_note(case)
+        return super().available(case)
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch  # noqa: F401 - loads the OpenMP runtime

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
+from lowbit.bench.core import case, table
 from lowbit.bench.core.case import OURS, Case, Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    GOPS,
-    IMPLEMENTATION,
-    RUNS_ON,
-    SPREAD,
-    TIME,
-    header,
-    left_out,
-    new_table,
-    ratio_columns,
-    tables,
-    three_digits,
-)
 from lowbit.bench.suites.matmul.problem import parse_shape
-from lowbit.bench.suites.matmul.summary import Summary, summarize
+from lowbit.bench.suites.matmul.summary import summaries
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
 from lowbit.spec.operations.products import gemm
@@ -74,7 +61,7 @@ class Product(Case):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(case.Problem):
     """A product with its data, in the dtypes of the case; bfloat16 is ml_dtypes'."""
 
     case: Product
@@ -94,32 +81,22 @@ class Problem:
         return cls(case, **inputs)
 
     @cached_property
+    def stated(self) -> Stated:
+        return self.case.stated
+
+    @cached_property
     def expected(self) -> Expected:
         """Reference and budget of the specification."""
-        return self.case.stated.expect({"a": self.a, "b": self.b})
+        return self.stated.expect({"a": self.a, "b": self.b})
 
-    @property
-    def operations(self) -> int:
-        return self.case.stated.operations
-
-    @property
-    def bytes(self) -> int:
-        return self.case.stated.bytes_moved
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.b.nbytes
-
-    def error(self, result: Array) -> float:
-        """The largest difference from float64, as a share of the largest element."""
-        wanted = self.expected.reference
-        largest = float(np.max(np.abs(wanted))) or 1.0
-        return float(np.max(np.abs(result.astype(np.float64) - wanted))) / largest
+    @cached_property
+    def ideal(self) -> Array:
+        return self.expected.reference
 
     def wrong(self, one: Implementation, result: Array) -> str | None:
         """Only lowbit's own must be within the budget of the specification."""
         if one.kind != OURS:
-            return None
+            return super().wrong(one, result)
         verdict = self.expected.check(result)
         return None if verdict.ok else verdict.message
 
@@ -180,19 +157,14 @@ class Gemm(Suite):
         return Problem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
-        return [asdict(one) for one in summarize(rows)]
+        return list(summaries(rows))
 
     def render(self, record: Record) -> RenderableType:
-        columns = [IMPLEMENTATION, RUNS_ON, TIME, SPREAD, GOPS, ERROR]
-        parts = [*header(record), ""]
-        parts += tables(record.rows, [*columns, *ratio_columns(record.rows)])
-        summaries = [Summary(**one) for one in record.summary]
-        if summaries:
-            headings = ("threads", "dtypes", "shapes", "geometric mean", "worst", "which")
-            made = new_table("lowbit against the best peer", [(one, False) for one in headings])
-            for one in summaries:
-                figures = three_digits(one.geometric_mean), three_digits(one.worst)
-                which = f"{one.worst_case.split()[0]}, {one.worst_peer}"
-                made.add_row(str(one.threads), one.dtypes, str(one.rows), *figures, which)
-            parts += [made, ""]
-        return Group(*parts, *left_out(record))
+        shown = table.tables(record.rows, self.columns(record.rows))
+        names = ("threads", "dtypes", "rows", "geometric_mean", "worst", "worst_case", "worst_peer")
+        headings = [(name.replace("_", " "), False) for name in names]
+        made = table.new_table("lowbit against the best peer of each shape", headings)
+        for one in record.summary:
+            cells = (one[name] for name in names)
+            made.add_row(*(table.three_digits(x) if type(x) is float else str(x) for x in cells))
+        return table.page(record, *shown, *([made, ""] if record.summary else []))

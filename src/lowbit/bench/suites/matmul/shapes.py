@@ -6,7 +6,6 @@ channels times kernel area, N = output channels. Equal products stand once, unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -98,7 +97,7 @@ def _square() -> list[Work]:
     return [Work(f"{size} cubed", size, size, size) for size in (128, 256, 512, 1024, 2048)]
 
 
-_MAKERS: Mapping[str, Callable[[], list[Work]]] = {
+_MAKERS = {
     "seed": _seed,
     "resnet34": _resnet34,
     "vit_b16": _vit_b16,

@@ -50,8 +50,9 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 _FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
-_SHORT = 8  # k, for which vectors have multiplied before tiles have stored their sums
-_LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
+# Cycles to configure tiles and release them; to load one, as long as to multiply it by so many
+# rows. And k of one row by 16 columns that vectors multiply in a cycle.
+SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
@@ -150,6 +151,7 @@ class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
 
     name = "amx"
+    per_cycle = 512
 
     def refuses(self, query: KernelQuery) -> str:
         grouping = query.grouping
@@ -158,8 +160,12 @@ class Amx(MicroKernel):
         rows = query.m * query.digits
         if query.weight != "s8" and rows <= _FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
-        if query.k <= _SHORT or rows * query.n * query.k < _LEAST_WORK:
-            return "the product takes less time than tiles need beside theirs"
+        if query.weight == "s8" and grouping is None:
+            panels = blocks(query.n, PANEL)
+            tiles = SETUP + panels * (rows + query.k_blocks * max(rows, _LOAD))
+            vectors = panels * rows * blocks(query.k, _PER_CYCLE)
+            if vectors <= tiles:
+                return f"tiles would take some {tiles:,} cycles, and vectors {vectors:,}"
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
