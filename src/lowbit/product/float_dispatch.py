@@ -40,6 +40,9 @@ _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a pa
 _SCRATCH_PART = 4  # the part of the third-level cache that packed operands may take: a quarter
 _K_UNIT = 32  # blocks of K are multiples of it: every quantum divides it
 _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
+_WORK_PER_ITEM = 1 << 22  # multiply-adds, so that taking an item costs little beside it
+# Rows whose products take as long as packing what they meet, and columns, as copying it.
+_PACKED_ROWS, _COPIED_COLUMNS = 5, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +184,7 @@ def plan(product: FloatProduct) -> FloatPlan:
         packed_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
         row_blocks = blocks(min(chunk_rows, m), rows)
     least = blocks(_STREAM_BYTES, width * product.item_bytes) if plain_right else 1
-    item_blocks, item_panels = _items(
-        (row_blocks, panels), (rows, width), least, product.threads, cut_k
-    )
+    item_blocks, item_panels = _items((row_blocks, panels), (rows, width), least, product, cut_k)
     group_panels = min(cut_k.group_panels, item_panels)
     private_bytes = 0 if plain_right else group_panels * cut_k.k_block * width * element
     if cut_k.grouped:
@@ -254,28 +255,31 @@ def _even(k: int, most: int) -> int:
 
 
 def _items(
-    count: tuple[int, int], size: tuple[int, int], least: int, threads: int, cut_k: _Blocks
+    count: tuple[int, int], size: tuple[int, int], least: int, product: FloatProduct, cut_k: _Blocks
 ) -> tuple[int, int]:
     """(blocks of rows, panels) of an item of work; `count` and `size` of blocks and of panels.
 
-    An item packs its columns, so it should have many rows, and the other way round; but no more
-    than half of the second-level cache holds. `least`: panels of an item.
+    Items are such that the threads, of which each takes one after another, are done soonest; one
+    packs its columns and copies its rows, which many rows and columns share. Large products have
+    several for each thread. `least`: panels of an item.
     """
-    (row_blocks, panels), (rows, width) = count, size
-    most = panels
+    (row_blocks, panels), (rows, width), threads = count, size, product.threads
     down = 1
-    if not cut_k.grouped:
+    if not cut_k.grouped:  # the rows stay in half of the second-level cache
         down = blocks(row_blocks, max(1, host.caches()["L2"] // 2 // (cut_k.k_block * 4 * rows)))
     if threads == 1:
-        return blocks(row_blocks, down), most
-    wanted = _ITEMS_PER_THREAD * threads
-    cuts = []
-    for across in range(1, max(1, panels // least) + 1):
-        item = blocks(row_blocks, max(down, min(row_blocks, blocks(wanted, across))))
-        across_item = blocks(panels, across)
-        items = blocks(row_blocks, item) * blocks(panels, across_item)
-        short = max(0, wanted - items)
-        cuts.append((short, 1 / (item * rows) + 1 / (across_item * width), item, across_item))
-        if across >= wanted:
-            break
-    return min(cuts)[2:]
+        return blocks(row_blocks, down), panels
+    each = product.m * product.n * product.k // threads // _WORK_PER_ITEM
+    wanted = threads * min(_ITEMS_PER_THREAD, max(1, each))
+
+    def cost(item: tuple[int, int]) -> float:
+        items = blocks(row_blocks, item[0]) * blocks(panels, item[1])
+        shared = 1 + _PACKED_ROWS / (item[0] * rows) + _COPIED_COLUMNS / (item[1] * width)
+        return blocks(items, threads) * item[0] * item[1] * shared
+
+    cuts = [
+        (blocks(row_blocks, max(down, more + blocks(wanted, across))), blocks(panels, across))
+        for across in range(1, min(wanted, max(1, panels // least)) + 1)
+        for more in range(threads)
+    ]
+    return min(cuts, key=cost)
