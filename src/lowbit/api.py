@@ -43,6 +43,7 @@ from lowbit.product.recognized import (
     out_as_given,
     real,
     same,
+    threads_as_given,
     zero_point,
 )
 from lowbit.weights.panels import PackedMatrix
@@ -92,7 +93,12 @@ def matmul(
     zero = flips(left, 1)
     prepared.into(left, b.addresses, result, None, zero)
     if _exact.ripe(b, prepared):
-        checks = as_given(a, left, "a"), out_as_given(out, result), same(threads), same(isa)
+        checks = (
+            as_given(a, left, "a"),
+            out_as_given(out, result),
+            threads_as_given(threads, prepared),
+            same(isa),
+        )
         _exact.learn(b, b.addresses, prepared, checks, result, out is None, zero)
     return returned
 
@@ -237,7 +243,7 @@ def _matmul_scaled(
             None if dropped else zero_point(a_zero_point, left.dtype, prepared),
             as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
             constant(post_ops), same(out_dtype), same(out_scale), same(out_zero_point),
-            out_as_given(out, result), same(threads), same(isa),
+            out_as_given(out, result), threads_as_given(threads, prepared), same(isa),
         )  # fmt: skip
         zero = zero if a_zero_point is None else None
         _scaled.learn(b, b.addresses, prepared, checks, result, out is None, zero,
@@ -355,7 +361,7 @@ def _linear(
         checks = (
             as_given(x, left, "a"), second, as_given(bias, added, "bias"),
             as_given(residual, beside, "residual"), constant(post_ops), out_as_given(out, result),
-            same(threads), same(isa),
+            threads_as_given(threads, prepared), same(isa),
         )  # fmt: skip
         recognized.learn(given, b.addresses, prepared, checks, result, out is None, None,
                          spec.parameters)  # fmt: skip

@@ -40,7 +40,7 @@ class PreparedProduct:
     `streaming`, the same product prepared so.
     """
 
-    small = False  # and in one thread, whatever the number of threads: see `recognizer`
+    small = False  # and in one thread: see `recognizer`
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -62,7 +62,7 @@ class PreparedProduct:
         self.small = (
             not large
             and self._nothing is None
-            and made.alone
+            and made.threads == 1
             and len(self._chunks) == 1
             and self._scratch <= MOST_SCRATCH
         )
