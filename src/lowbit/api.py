@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import QTensor
 from lowbit.product import requests
@@ -22,11 +21,9 @@ from lowbit.product.arguments import (
     array,
     bytes_array,
     bytes_matrix,
-    check_inner,
     check_scaled,
     factor,
     flips,
-    float_matrix,
     float_rows,
     output,
     per_column,
@@ -36,7 +33,7 @@ from lowbit.product.arguments import (
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
-from lowbit.product.gemm import Operands, multiply
+from lowbit.product.gemm import LITTLE, apart, learn, prepare_gemm, recognized
 from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.recognized import (
     Check,
@@ -398,22 +395,34 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
-    left, right = float_matrix(a, "a", FLOATS), float_matrix(b, "b", FLOATS)
-    added = None if c is None else float_matrix(c, "c", FLOATS)
-    factors = factor(alpha, "alpha"), factor(beta, "beta")
-    dtype = None if out_dtype is None else real_dtype(out_dtype)
-    if out is None:
-        check_inner(left.shape, right.shape)
-        shape = left.shape[0], right.shape[1]
-        result, returned = output(a, None, shape, dtype or _FLOAT32)
+    if type(a) is type(b) is np.ndarray:
+        for call in recognized.calls.get((a.shape, b.shape), ()):
+            if (done := call(a, b, c, alpha, beta, out, out_dtype, threads, isa)) is not None:
+                return done
+    left = a if type(a) is np.ndarray else array(a, "a")
+    right = b if type(b) is np.ndarray else array(b, "b")
+    given, wanted = (alpha, beta), (out, threads)
+    added = c if c is None or type(c) is np.ndarray else array(c, "c")
+    if not (type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
+        alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    dtype = _FLOAT32 if out_dtype is None else real_dtype(out_dtype)
+    result = None if out is None else array(out, "out")
+    if result is not None and out_dtype is not None and dtype != result.dtype:
+        raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
+    if result is not None and not result.flags.writeable:
+        raise ValueError("out is read-only")
+    if threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE:
+        threads = 1  # whatever there are
+    prepared = prepare_gemm(
+        (left.dtype, left.shape, left.strides), (right.dtype, right.shape, right.strides),
+        None if added is None else (added.dtype, added.shape, added.strides),
+        dtype if result is None else (result.dtype, result.shape, result.strides),
+        alpha != 0, beta != 0, threads if threads == 1 else threads_key(threads), isa,
+    )  # fmt: skip
+    if result is not None:
+        added = apart(left, right, added, result, alpha, beta)
     else:
-        result = float_matrix(out, "out", FLOATS)
-        if dtype is not None and dtype != result.dtype:
-            raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
-        if not result.flags.writeable:
-            raise ValueError("out is read-only")
-        returned = out
-    name = instruction_sets.active(isa).name
-    given = Operands(left, right, added, result)
-    multiply(given, factors, threads_key(threads), name, apart=out is None)
-    return returned
+        result, out = output(a, None, prepared.shape, dtype)
+    prepared.run(left, right, added, result, alpha, beta)
+    learn(prepared, a, b, c, *given, wanted[0], result, out_dtype, wanted[1], isa)
+    return out

@@ -43,11 +43,16 @@ def array(value: Any, name: str) -> Array:
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
-    if not value.dtype.isnative:
-        raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
+    check_native(value.dtype, name)
     return (
         value if type(value) is np.ndarray else np.asarray(value)
     )  # no subclass, whose indexing may mean something else
+
+
+def check_native(dtype: np.dtype[Any], name: str) -> None:
+    """Bytes must be in this machine's order."""
+    if not dtype.isnative:
+        raise TypeError(f"{name} has bytes in foreign order ({dtype}); convert it first")
 
 
 def viewed(tensor: Any) -> Array:
@@ -126,6 +131,13 @@ def float_rows(value: Any, name: str, dtypes: Dtypes = (_FLOAT32,)) -> Array:
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
+
+
+def check_float(dtype: np.dtype[Any], name: str) -> None:
+    """Only float32 and bfloat16 will do, in this machine's order."""
+    check_native(dtype, name)
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}; convert it first")
 
 
 def real_dtype(given: Any) -> np.dtype[Any]:
