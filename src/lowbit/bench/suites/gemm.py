@@ -139,7 +139,7 @@ class Gemm(Suite):
     def limits(self) -> Limits:
         return Limits(seconds=4.0 if self.shapes else 1.0)
 
-    def cases(self) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[Product]:
         wanted = dict.fromkeys(self.shapes)
         for name, shapes in SETS.items():
             if self.suite in (name, "all") or (self.suite is None and not self.shapes):
