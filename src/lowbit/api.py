@@ -73,7 +73,7 @@ def matmul(
     that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
     machine lacks the instruction set.
     """
-    for call in _exact.calls.get(id(b), ()):
+    for call in _exact.of(id(b), ()):
         if (done := call(a, out, threads, isa)) is not None:
             return done
     left = a if type(a) is np.ndarray else array(a, "a")
@@ -187,17 +187,18 @@ def matmul_scaled(
     Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape or is
     beyond float32, a post-operation is unknown, or its operand is missing.
     """
-    given = (a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
-             out_zero_point, out, threads, isa)  # fmt: skip
-    for call in _scaled.calls.get(id(b), ()):
-        if (done := call(*given)) is not None:
+    for call in _scaled.of(id(b), ()):
+        done = call(a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
+                    out_zero_point, out, threads, isa)  # fmt: skip
+        if done is not None:
             return done
-    return _matmul_scaled(b, *given)
+    return _matmul_scaled(a, b, a_scale, a_zero_point, bias, residual, post_ops, out_dtype,
+                          out_scale, out_zero_point, out, threads, isa)  # fmt: skip
 
 
 def _matmul_scaled(
-    b: PackedMatrix,
     a: Any,
+    b: PackedMatrix,
     a_scale: Any,
     a_zero_point: Any,
     bias: Any,
@@ -273,7 +274,7 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
-    for call in _dynamic.calls.get(id(b), ()):
+    for call in _dynamic.of(id(b), ()):
         if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
     left = float_rows(x, "x")
@@ -314,7 +315,7 @@ def linear_weight_only(
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
     the machine lacks the instruction set `isa`.
     """
-    for call in _weight_only.calls.get(id(b), ()):
+    for call in _weight_only.of(id(b), ()):
         if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
     left = float_rows(x, "x", FLOATS)

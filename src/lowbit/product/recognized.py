@@ -41,6 +41,7 @@ class Recognized:
 
     def __init__(self) -> None:
         self.calls: dict[int, tuple[Callable[..., Any], ...]] = {}
+        self.of = self.calls.get
         self._seen: dict[int, _Seen] = {}
 
     def ripe(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
