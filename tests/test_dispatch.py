@@ -15,7 +15,8 @@ from lowbit.api import pack
 from lowbit.isa import SETS, active, available, chain, get, host
 from lowbit.jit import threads
 from lowbit.jit.memory import Access
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel
+from lowbit.kernels.cpu.integer import amx
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
@@ -161,6 +162,15 @@ def test_one_thread_gets_no_more_items_than_its_cache_asks_for(
     assert len(list(items(plan(active().name, 500, 500, 500), 500, 500))) == 1
 
 
+def test_tiles_are_for_work_that_is_worth_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "SETUP", 1000)
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    for m, n, k in ((1, 16, 16), (6, 3216, 9), (351, 945, 8), (8, 300, 16), (1, 142, 104)):
+        assert "and vectors" in micro.refuses(KernelQuery(m, n, k))
+    for m, n, k in ((351, 945, 32), (128, 128, 128), (28, 25, 1143), (4, 64, 4096)):
+        assert micro.refuses(KernelQuery(m, n, k)) == ""
+
+
 def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "max_threads", lambda: 6)
     most = dispatch.threads_key(None)
@@ -170,6 +180,9 @@ def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == sorted(counts)
     assert set(counts) == set(range(1, 7))
     assert dispatch.thread_count(4096, 4096, 4096, most) == 6
+    # A kernel that takes less time needs fewer; work that waits for memory does not.
+    assert dispatch.thread_count(128, 128, 128, most, per_cycle=512) == 1
+    assert dispatch.thread_count(1, 4096, 4096, most, per_cycle=512) == 6
 
 
 def test_a_wanted_number_of_threads_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,13 @@ def _blocks(page: Path) -> list[Block]:
     ]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if _blocks(p)], ids=lambda p: p.name)
+def _marked(page: Path) -> Any:
+    """What checks kernels takes long."""
+    marks = [pytest.mark.slow] if page.name == "check.md" else []
+    return pytest.param(page, marks=marks, id=page.name)
+
+
+@pytest.mark.parametrize("page", [_marked(page) for page in PAGES if _blocks(page)])
 def test_code_prints_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

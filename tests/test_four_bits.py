@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kernels.test_products import interpreted
+from tests.kernels.test_products import MICRO_KERNELS, interpreted
 
 import lowbit
 from lowbit.isa import SETS
-from lowbit.kernels.cpu.integer.micro_kernel import micro_kernels
 from lowbit.kernels.cpu.shared.layout import padded_k
 
 ISAS = pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_extremes(isa: str, dtype: str) -> None:
             np.testing.assert_array_equal(result, _exact(a, b))
 
 
-@pytest.mark.parametrize("micro", micro_kernels(), ids=repr)
+@MICRO_KERNELS
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_interpreted(micro: object, dtype: str) -> None:
     """Every micro-kernel, on any machine, every access checked."""

@@ -12,7 +12,7 @@ import pytest
 from lowbit import gemm
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.product.gemm import prepare_gemm
+from lowbit.product.gemm import prepare_gemm, recognized
 from lowbit.spec import DTYPES
 from lowbit.spec.operations.products import gemm as gemm_spec
 
@@ -233,6 +233,60 @@ def test_tensors() -> None:
               1.0, 0.5)  # fmt: skip
         tall = gemm(weight, a.T)
         check(tall.numpy(), weight.detach().float().numpy(), a.T.float().numpy())
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(("lies_a", "lies_b"), [("C", "C"), ("C", "F"), ("F", "C")])
+@pytest.mark.parametrize("shape", [(1, 40, 70), (20, 40, 70), (40, 3, 70), (70, 100, 64)])
+def test_a_call_that_was_made_before_gives_the_same_bits(
+    dtype: Any, lies_a: str, lies_b: str, shape: tuple[int, int, int]
+) -> None:
+    m, n, k = shape
+    operands = [(drawn((m, k), seed, dtype, lies_a), drawn((k, n), -seed - 1 + 9, dtype, lies_b))
+                for seed in range(2)]  # fmt: skip
+    expected = [gemm(a, b, threads=2) for a, b in operands]
+    key = (m, k), (k, n)
+    recognized.calls.pop(key, None)
+    for _ in range(3):
+        out = np.empty((m, n), np.float32)
+        gemm(*operands[0])
+        gemm(*operands[0], alpha=1.0, out=out)
+    for (a, b), right in zip(operands, expected, strict=True):
+        out = np.full((m, n), np.nan, np.float32)
+        assert gemm(a, b).tobytes() == right.tobytes()
+        assert gemm(a, b, out=out) is out
+        assert out.tobytes() == right.tobytes()
+        check(gemm(a, b, alpha=-0.5), a, b, alpha=-0.5)
+        check(gemm(a, b, right, beta=2.0), a, b, right, 1.0, 2.0)
+
+
+def test_an_output_in_an_operand_is_refused_though_such_calls_were_made_before() -> None:
+    a, b, out = drawn((8, 8), 1), drawn((8, 8), 2), np.empty((8, 8), np.float32)
+    for _ in range(3):
+        gemm(a, b, out=out)
+    assert recognized.calls[a.shape, b.shape]
+    for one in (a, b):
+        with pytest.raises(ValueError, match="out shares memory with a or b"):
+            gemm(a, b, out=one)
+
+
+def test_calls_made_before_are_recognized() -> None:
+    """In machine code, and only if everything is alike."""
+    a, b = drawn((6, 31), 1), drawn((31, 23), 2)
+    key = a.shape, b.shape
+    for _ in range(3):
+        gemm(a, b)
+    (call,) = recognized.calls[key]
+    defaults = None, 1.0, 0.0, None, None, None, None
+    usual = gemm.__kwdefaults__
+    known = (None, usual["alpha"], usual["beta"], None, None, None, None)
+    assert known == defaults
+    np.testing.assert_array_equal(call(a, b, *known), gemm(a, b))
+    wide = drawn((6, 62), 3)
+    for other in (a.astype(BF16), a[:5], wide[:, ::2], a.tolist()):
+        assert call(other, b, *known) is None
+    for place, other in [(0, b), (1, 2.0), (4, "bfloat16"), (5, 2), (6, "generic")]:
+        assert call(a, b, *known[:place], other, *known[place + 1 :]) is None
 
 
 def test_readonly_operands() -> None:

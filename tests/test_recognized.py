@@ -275,7 +275,7 @@ def test_large_products_and_several_threads_are_not_recognized() -> None:
 
 
 def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognize, "layout_is_known", lambda: False)
+    monkeypatch.setattr(recognize, "_arrays_are_known", lambda: False)
     b = int8()
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):
@@ -320,3 +320,23 @@ def test_an_output_that_cannot_be_made() -> None:
             assert call(None).tolist() == [7]
         else:
             refused(lambda call=call: call(None), MemoryError, "2 are too many")
+
+
+def test_the_number_of_threads_is_asked_each_time() -> None:
+    """Where more would serve, a call for as many as there are is recognized with PyTorch."""
+    torch = pytest.importorskip("torch")
+    a, b = np.ones((1, 1000), np.uint8), lowbit.pack(np.ones((1000, 1000), np.int8))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        for _ in range(3):
+            assert (lowbit.matmul(a, b) == 1000).all()
+        assert learned(api._exact, b) == 1
+        known = api._exact.calls[id(b)][0]
+        assert known(a, None, None, None) is not None
+        assert known(a, None, 1, None) is None
+        torch.set_num_threads(2)
+        assert known(a, None, None, None) is None
+        assert (lowbit.matmul(a, b) == 1000).all()
+    finally:
+        torch.set_num_threads(before)

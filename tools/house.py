@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,19 +126,12 @@ class House:
             if module in self.imports[importer] and name in called:
                 yield importer
 
-    def functions(self, names: Iterable[str]) -> Iterator[str]:
-        """Functions of these names at the top of a module."""
-        for module, tree in self.trees.items():
-            for node in tree.body:
-                if isinstance(node, ast.FunctionDef) and node.name in names:
-                    yield f"{module}.{node.name}"
-
-    def classes(self, names: Iterable[str]) -> Iterator[str]:
-        """Classes of these names."""
+    def defining(self, name: str) -> Iterator[str]:
+        """Modules that have a class or a function of this name."""
         for module, tree in self.trees.items():
             for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef) and node.name in names:
-                    yield f"{module}.{node.name}"
+                if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                    yield module
 
     def long_functions(self) -> Iterator[str]:
         for module, tree in self.trees.items():
@@ -193,8 +186,8 @@ def measures(house: House) -> list[Measure]:
         Measure("imports that climb", tuple(house.upward())),
         Measure("circles of files that cross a folder", tuple(crossing)),
         Measure("places that state a product", stating, 1),
-        Measure("languages of specification", tuple(house.classes({"Operation"})), 1),
-        Measure("benchmark runners", tuple(house.functions({"interleave"})), 1),
+        Measure("languages of specification", tuple(house.defining("Operation")), 1),
+        Measure("benchmark runners", tuple(house.defining("interleave")), 1),
         Measure("lookups of OpenMP", tuple(house.holding("GOMP_parallel")), 2),
         Measure("import loops", tuple(house.holding("pkgutil.")), 1),
         Measure("files that are too long", tuple(long_files)),

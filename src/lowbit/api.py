@@ -13,30 +13,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import QTensor
 from lowbit.product import requests
 from lowbit.product.arguments import (
+    FLOATS,
     array,
     bytes_array,
     bytes_matrix,
-    check_inner,
     check_scaled,
     factor,
     flips,
-    float32_rows,
     float_rows,
     output,
     per_column,
     per_element,
     per_row,
     real_dtype,
-    real_matrix,
     zero_points,
 )
 from lowbit.product.dispatch import threads_key
-from lowbit.product.gemm import Operands, multiply
+from lowbit.product.gemm import LITTLE, apart, learn, prepare_gemm, recognized
 from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.recognized import (
     Check,
@@ -46,6 +43,7 @@ from lowbit.product.recognized import (
     out_as_given,
     real,
     same,
+    threads_as_given,
     zero_point,
 )
 from lowbit.weights.panels import PackedMatrix
@@ -75,27 +73,32 @@ def matmul(
     that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
     machine lacks the instruction set.
     """
-    for call in _exact.calls.get(id(b), ()):
+    for call in _exact.of(id(b), ()):
         if (done := call(a, out, threads, isa)) is not None:
             return done
     left = a if type(a) is np.ndarray else array(a, "a")
-    if left.ndim > 2 or getattr(b, "ndim", 2) > 2:
+    packed = isinstance(b, PackedMatrix)
+    if left.ndim > 2 or (not packed and getattr(b, "ndim", 2) > 2):
         return _batched(a, b, out, threads, isa)
     read: tuple[Any, ...] = (left,)
-    if isinstance(b, PackedMatrix):
+    if packed:
         right = requests.panel_format(b, isa)
     else:  # for this one product, which takes less time than proving what its values allow
         values = bytes_matrix(b, "b")
         read, b = (left, values), pack_matrix(values, isa=isa)
         right = b.format
-    prepared = requests.integers(
-        left.shape, left.strides, left.dtype, right, threads_key(threads), isa
-    )
+    form = left.shape, left.strides, left.dtype
+    prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    zero = _flips(left, 1)
+    zero = flips(left, 1)
     prepared.into(left, b.addresses, result, None, zero)
     if _exact.ripe(b, prepared):
-        checks = as_given(a, left, "a"), out_as_given(out, result), same(threads), same(isa)
+        checks = (
+            as_given(a, left, "a"),
+            out_as_given(out, result),
+            threads_as_given(threads, prepared),
+            same(isa),
+        )
         _exact.learn(b, b.addresses, prepared, checks, result, out is None, zero)
     return returned
 
@@ -119,11 +122,6 @@ def pack(
     """
     given = b if isinstance(b, QTensor) else bytes_matrix(b, "b")
     return pack_matrix(given, dtype=dtype, zero_point=zero_point, isa=isa)
-
-
-def _flips(left: npt.NDArray[Any], rows: int) -> npt.NDArray[np.int32] | None:
-    """The zero points that signed left operands have once they are stored as unsigned ones."""
-    return flips(rows) if left.dtype == _INT8 else None
 
 
 def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> Any:
@@ -189,17 +187,18 @@ def matmul_scaled(
     Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape or is
     beyond float32, a post-operation is unknown, or its operand is missing.
     """
-    given = (a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
-             out_zero_point, out, threads, isa)  # fmt: skip
-    for call in _scaled.calls.get(id(b), ()):
-        if (done := call(*given)) is not None:
+    for call in _scaled.of(id(b), ()):
+        done = call(a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
+                    out_zero_point, out, threads, isa)  # fmt: skip
+        if done is not None:
             return done
-    return _matmul_scaled(b, *given)
+    return _matmul_scaled(a, b, a_scale, a_zero_point, bias, residual, post_ops, out_dtype,
+                          out_scale, out_zero_point, out, threads, isa)  # fmt: skip
 
 
 def _matmul_scaled(
-    b: PackedMatrix,
     a: Any,
+    b: PackedMatrix,
     a_scale: Any,
     a_zero_point: Any,
     bias: Any,
@@ -221,8 +220,8 @@ def _matmul_scaled(
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, a_zero_point is not None, uniform, bias is not None,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, a_zero_point is not None, uniform, bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
@@ -230,7 +229,7 @@ def _matmul_scaled(
     rows = 1 if uniform else prepared.shape[0]
     scale = per_row(a_scale, rows, "a_scale")
     if a_zero_point is None:
-        zero = _flips(left, rows)
+        zero = flips(left, rows)
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
@@ -245,7 +244,7 @@ def _matmul_scaled(
             None if dropped else zero_point(a_zero_point, left.dtype, prepared),
             as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
             constant(post_ops), same(out_dtype), same(out_scale), same(out_zero_point),
-            out_as_given(out, result), same(threads), same(isa),
+            out_as_given(out, result), threads_as_given(threads, prepared), same(isa),
         )  # fmt: skip
         zero = zero if a_zero_point is None else None
         _scaled.learn(b, b.addresses, prepared, checks, result, out is None, zero,
@@ -275,10 +274,10 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
-    for call in _dynamic.calls.get(id(b), ()):
+    for call in _dynamic.of(id(b), ()):
         if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float32_rows(x, "x")
+    left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     rows = "symmetric" if symmetric else "dynamic"
@@ -316,10 +315,10 @@ def linear_weight_only(
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
     the machine lacks the instruction set `isa`.
     """
-    for call in _weight_only.calls.get(id(b), ()):
+    for call in _weight_only.of(id(b), ()):
         if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
             return done
-    left = float_rows(x, "x")
+    left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     if b.weight == "s8":
@@ -350,9 +349,9 @@ def _linear(
     """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
     calls b, and the check of the second argument there."""
     prepared, spec = requests.floats(
-        left.shape, left.strides, left.dtype, requests.panel_format(b, isa), threads_key(threads),
-        isa, activations, bias is not None, residual is not None, post_ops_tuple(post_ops),
-        out_dtype,
+        (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
+        threads_key(threads), isa, activations, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = None if residual is None else per_element(residual, prepared.shape, "residual")
@@ -363,7 +362,7 @@ def _linear(
         checks = (
             as_given(x, left, "a"), second, as_given(bias, added, "bias"),
             as_given(residual, beside, "residual"), constant(post_ops), out_as_given(out, result),
-            same(threads), same(isa),
+            threads_as_given(threads, prepared), same(isa),
         )  # fmt: skip
         recognized.learn(given, b.addresses, prepared, checks, result, out is None, None,
                          spec.parameters)  # fmt: skip
@@ -397,22 +396,34 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
-    left, right = real_matrix(a, "a"), real_matrix(b, "b")
-    added = None if c is None else real_matrix(c, "c")
-    factors = factor(alpha, "alpha"), factor(beta, "beta")
-    dtype = None if out_dtype is None else real_dtype(out_dtype)
-    if out is None:
-        check_inner(left.shape, right.shape)
-        shape = left.shape[0], right.shape[1]
-        result, returned = output(a, None, shape, dtype or _FLOAT32)
+    if type(a) is type(b) is np.ndarray:
+        for call in recognized.calls.get((a.shape, b.shape), ()):
+            if (done := call(a, b, c, alpha, beta, out, out_dtype, threads, isa)) is not None:
+                return done
+    left = a if type(a) is np.ndarray else array(a, "a")
+    right = b if type(b) is np.ndarray else array(b, "b")
+    given, wanted = (alpha, beta), (out, threads)
+    added = c if c is None or type(c) is np.ndarray else array(c, "c")
+    if not (type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
+        alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    dtype = _FLOAT32 if out_dtype is None else real_dtype(out_dtype)
+    result = None if out is None else array(out, "out")
+    if result is not None and out_dtype is not None and dtype != result.dtype:
+        raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
+    if result is not None and not result.flags.writeable:
+        raise ValueError("out is read-only")
+    if threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE:
+        threads = 1  # whatever there are
+    prepared = prepare_gemm(
+        (left.dtype, left.shape, left.strides), (right.dtype, right.shape, right.strides),
+        None if added is None else (added.dtype, added.shape, added.strides),
+        dtype if result is None else (result.dtype, result.shape, result.strides),
+        alpha != 0, beta != 0, threads if threads == 1 else threads_key(threads), isa,
+    )  # fmt: skip
+    if result is not None:
+        added = apart(left, right, added, result, alpha, beta)
     else:
-        result = real_matrix(out, "out")
-        if dtype is not None and dtype != result.dtype:
-            raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
-        if not result.flags.writeable:
-            raise ValueError("out is read-only")
-        returned = out
-    name = instruction_sets.active(isa).name
-    given = Operands(left, right, added, result)
-    multiply(given, factors, threads_key(threads), name, apart=out is None)
-    return returned
+        result, out = output(a, None, prepared.shape, dtype)
+    prepared.run(left, right, added, result, alpha, beta)
+    learn(prepared, a, b, c, *given, wanted[0], result, out_dtype, wanted[1], isa)
+    return out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-import subprocess
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.test_cli import error_line, run_lowbit
 
 import lowbit
 from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import apart, probe, runner
+from lowbit.bench.core import probe, runner
 from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
@@ -79,8 +78,8 @@ def test_the_right_answer_is_that_of_the_dequantized_weight(
     assert task.zero.min() == 8 or zero_points
     np.testing.assert_array_equal(Task.make(shape, 7).values, task.values)
     assert task.error(wanted + 0.5 * np.abs(wanted).max()) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match=r"shape \(5, 3\); expected \(3, 5\)"):
-        task.error(wanted.T)
+    other = "the result has the shape (5, 3); expected (3, 5)"
+    assert task.wrong(find("linear", "lowbit W8A8"), wanted.T) == other
 
 
 @pytest.mark.parametrize("zero_points", [False, True])
@@ -267,28 +266,38 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     suite = Linear(("1x32:32x16",), "int8", 32)
     several = [layer(m, 32, n, 32) for m, n in ((1, 16), (900, 16), (1, 17), (1, 18), (1, 19))]
     asked: list[list[tuple[int, int]]] = []
-    answers = iter(
-        [
-            (-11, 'chatter\n{"refused": null}\n{"refused": "odd N"}\n', ""),
-            (1, "[]\n", "Traceback\nKeyError: 'x'\n"),
-        ]
+    answers: Iterator[Sequence[str | None]] = iter(
+        [[None, "odd N", "!crashed with SIGSEGV"], ["!KeyError: 'x'"]]
     )
 
-    def process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        task = pickle.loads(base64.b64decode(command[-1]))
-        asked.append([(one.sizes["M"], one.sizes["N"]) for one in task[2]])
-        return subprocess.CompletedProcess(command, *next(answers))
+    class Process:
+        def __init__(self, module: str, task: str, **_: str) -> None:
+            cases = pickle.loads(base64.b64decode(task))[2]
+            asked.append([(one.sizes["M"], one.sizes["N"]) for one in cases])
+            self.answers = iter(next(answers))
 
-    monkeypatch.setattr(apart.subprocess, "run", process)
-    found = probe.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0).reasons
+        def answer(self, seconds: float) -> str | None:
+            said = next(self.answers)
+            if said is not None and said.startswith("!"):
+                raise RuntimeError(said[1:])
+            return said
+
+        def printed(self) -> str:
+            return ""
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(probe, "Apart", Process)
+    found, _ = probe.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0)
     assert asked == [[(1, 16), (1, 17), (1, 18), (1, 19)], [(1, 19)]]
     assert found == {
         several[2]: "odd N",
-        several[3]: "crashed (SIGSEGV) when tried in a process of its own",
-        several[4]: "failed when tried in a process of its own: KeyError: 'x'",
+        several[3]: "tried in a process of its own: crashed with SIGSEGV",
+        several[4]: "tried in a process of its own: KeyError: 'x'",
     }
-    answers = iter([(0, '{"refused": null}\n{"refused": "too many rows"}', "")])
-    tried = probe.attempt(suite, Fake("fake"), several[:2], 0).reasons
+    answers = iter([[None, "too many rows"]])
+    tried, _ = probe.attempt(suite, Fake("fake"), several[:2], 0)
     assert tried == {several[1]: "too many rows"}
     assert asked[-1] == [(1, 16), (16, 16)]
 
@@ -298,11 +307,11 @@ def test_torchs_own_refusal_is_one_line() -> None:
     one = find("linear", "torch int4pack bf16")
     for size in (24, 48, 0):
         suite = Linear(("1x48:48x16",), group_size=size)
-        (reason,) = probe.attempt(suite, one, suite.cases(), 0).reasons.values()
+        (reason,) = probe.attempt(suite, one, suite.cases(), 0)[0].values()
         assert reason.startswith("refused: ")
         assert "expect qGroupSize to be 32, 64, 128 or 256" in reason
     suite = Linear(("1x64:64x16",), group_size=32)
-    assert not probe.attempt(suite, one, suite.cases(), 0).reasons
+    assert not probe.attempt(suite, one, suite.cases(), 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,12 @@ from lowbit.bench.operators.registry import (  # noqa: E402
     OperatorCase,
     Work,
     case,
+    chosen,
     operation,
     operators,
 )
-from lowbit.bench.suites.operators import Operators, Problem  # noqa: E402
+from lowbit.bench.suites.operators import Operators  # noqa: E402
+from lowbit.spec.operations.rows import row_sum  # noqa: E402
 
 ROWS = ["softmax", "softmax_backward", "row_sum", "rms_norm", "layer_norm", "layer_norm_backward"]
 
@@ -54,14 +56,13 @@ def small_case(name: str) -> OperatorCase:
 def test_all_implementations_agree(name: str) -> None:
     one = small_case(name)
     work = operators.get(name).make(one, Generator().manual_seed(0))
-    assert work.expected.dtype is torch.float64
+    assert work.ideal.dtype is torch.float64
     assert next(iter(work.calls)) == "lowbit"
     assert work.bytes > 0
     assert work.operations > 0
-    problem = Problem(one, work)
     for peer, call in work.calls.items():
         if peer != "torch.compile":  # needs a C++ compiler on a CPU
-            assert problem.error(call()) < 64 * 2.0**-24
+            assert work.error(call()) < 64 * 2.0**-24
 
 
 def test_bytes_are_those_of_the_specification() -> None:
@@ -69,6 +70,28 @@ def test_bytes_are_those_of_the_specification() -> None:
     assert work.bytes == 2 * 4 * 3 * 50
     work = operators.get("row_sum").make(small_case("row_sum"), Generator())
     assert work.bytes == 4 * (3 * 50 + 3)
+
+
+COUNTED = {
+    "attention": (4 * 6 * 8 * 8 * 16, 4 * 6 * 8 * 16),
+    "attention_backward": (10 * 6 * 8 * 8 * 16, 8 * 6 * 8 * 16),
+    "conv2d": (2 * 2 * 4 * 5 * 5 * 3 * 3 * 3, 2 * 3 * 9 * 9 + 4 * 3 * 3 * 3 + 2 * 4 * 5 * 5),
+    "layer_norm_backward": (14 * 3 * 50, 3 * 3 * 50 + 3 * 50),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_specification_counts_at_other_strides_and_heads(name: str) -> None:
+    """Of operations, and of elements that must be moved."""
+    one, causal = small_case(name), [False]
+    if name.startswith("attention"):
+        one, causal = case({"B": 2, "heads": 3, "length": 8, "size": 16}, "bfloat16"), [False, True]
+    for half in causal:
+        each = replace(one, options={**one.options, "causal": half})
+        work = operators.get(name).make(each, Generator())
+        operations, elements = COUNTED[name]
+        assert work.operations == operations // (1 + half)
+        assert work.bytes == elements * (2 if one.dtype == "bfloat16" else 4)
 
 
 def test_rows_of_1k_to_128k_are_timed() -> None:
@@ -98,7 +121,7 @@ def test_relative_error() -> None:
     reference = torch.tensor([1.0, -4.0], dtype=torch.float64)
 
     def error(got: Tensor, wanted: Tensor = reference) -> float:
-        return Problem(small_case(""), Work({}, lambda: wanted, 0, 0)).error(got)
+        return Work(small_case(""), {}, lambda: wanted, (), {}).error(got)
 
     assert error(torch.tensor([1.5, -4.0])) == 0.125
     assert math.isinf(error(torch.tensor([1.0])))
@@ -137,8 +160,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
     def make(one: OperatorCase, generator: Generator) -> Work:
         x = torch.ones(one.sizes["n"])
+        spec = chosen(row_sum, one)
         calls = {"lowbit": lambda: x, "slow": lambda: x * 1.5, "nan": lambda: x / 0 * 0}
-        return Work({**calls, "fails": fail}, x.double, 800, 100)
+        return Work(one, {**calls, "fails": fail}, x.double, (spec,), {"N": 1, "T": 199})
 
     some = Operator((replace(case({"n": 5}, "float32"), operation="some"),), True, make)
     monkeypatch.setitem(operators.load(), "some", some)
@@ -152,7 +176,7 @@ def test_figures_of_a_case(record: Record) -> None:
     assert (ours.implementation, ours.ours, ours.error) == ("lowbit", True, 0)
     assert ours.limit_share is not None
     assert ours.limit_share.median == pytest.approx(0.5)
-    assert (ours.gbs, ours.gops) == pytest.approx((0.4, 0.05))
+    assert (ours.gbs, ours.gops) == pytest.approx((0.4, 0.0995))
     assert (slow.ratios["lowbit"].median, slow.error) == pytest.approx((3, 0.5))
     assert copy.kind == LIMIT
     assert ours.threads is None

@@ -75,6 +75,7 @@ def test_read_reads_every_byte_and_no_other(name: str) -> None:
 def test_measured_limits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"L1d": 1 << 12, "L2": 1 << 13, "L3": 1 << 14}
     monkeypatch.setattr(peak.host, "caches", lambda: caches)
+    monkeypatch.setattr(peak, "_PATIENCE_SECONDS", 0.0)  # whoever else uses the cores
     ceiling = peak.measure("generic", threads)
     assert ceiling.isa == "generic"
     assert ceiling.threads == threads
@@ -93,7 +94,14 @@ class Busy:
         self.round_seconds, self.waiting = round_seconds, waiting
         self.passed = self.ran = 0.0
         self.calls: list[tuple[int, int]] = []
-        self.clock = peak.Clock(lambda: self.passed, lambda: self.ran, self.sleep)
+
+    def sampled(self, threads: int) -> peak._Rates:
+        """Measured by its own clock, 3000 operations a round."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peak.time, "perf_counter", lambda: self.passed)
+            patch.setattr(peak.time, "process_time", lambda: self.ran)
+            patch.setattr(peak.time, "sleep", self.sleep)
+            return peak._sampled(self, 3000, threads)
 
     def sleep(self, seconds: float) -> None:
         self.passed += seconds
@@ -111,7 +119,7 @@ def test_waiting_for_a_core_does_not_count(threads: int) -> None:
     """What is measured while every second call waits 10,000 times longer than a round takes is
     what a quiet machine gives, and the samples are as long as those on a quiet machine."""
     quiet, busy = Busy(1e-6, lambda _: 0.0), Busy(1e-6, lambda call: 10e-3 * (call % 2))
-    meant, made = (peak._sampled(one, 3000, threads, one.clock) for one in (quiet, busy))
+    meant, made = (one.sampled(threads) for one in (quiet, busy))
     assert not made.disturbed
     assert made.rates.max() == pytest.approx(3000 * threads / 1e-6 / 1e9)
     assert meant.rates.max() == pytest.approx(made.rates.max())
@@ -121,7 +129,7 @@ def test_waiting_for_a_core_does_not_count(threads: int) -> None:
 
 def test_one_thread_that_always_waits_is_measured_all_the_same() -> None:
     busy = Busy(1e-6, lambda _: 4e-3)
-    found = peak._sampled(busy, 3000, 1, busy.clock)
+    found = busy.sampled(1)
     assert not found.disturbed
     assert found.rates == pytest.approx(3000 / 1e-6 / 1e9)
 
@@ -129,14 +137,14 @@ def test_one_thread_that_always_waits_is_measured_all_the_same() -> None:
 def test_several_threads_of_which_one_always_waits_say_so() -> None:
     """Their rate is a lower bound of a useful size, not one of a single round."""
     busy = Busy(1e-6, lambda _: 4e-3)
-    found = peak._sampled(busy, 3000, 2, busy.clock)
+    found = busy.sampled(2)
     assert found.disturbed
     assert 0.3 * 6 < found.rates.max() < 6
     assert busy.passed < 5
 
 
 def test_no_share_of_a_peak_that_was_not_measured_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rates(isa: object, way: str, threads: int, clock: object) -> peak._Rates:
+    def rates(isa: object, way: str, threads: int) -> peak._Rates:
         return peak._Rates(np.array([3.0, 4.0]), threads == 2)
 
     monkeypatch.setattr(peak, "_product_rates", rates)

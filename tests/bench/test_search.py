@@ -18,6 +18,8 @@ from lowbit.bench import Limits, Plan, run
 from lowbit.bench.core.suite import chosen
 from lowbit.bench.suites.search import Data, Index, Search, _data, nearest
 
+pytestmark = pytest.mark.slow
+
 HAS_FAISS = importlib.util.find_spec("faiss") is not None
 QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from lowbit.bench.suites.matmul import Matmul
 from lowbit.bench.suites.matmul.problem import product
-from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
+from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, Work, works_of
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -19,7 +22,7 @@ def test_every_product_of_a_suite_can_run(name: str) -> None:
 
 def test_all_is_everything() -> None:
     shapes = {work.shape for work in works_of("all")}
-    for name in SHAPES[:-1]:
+    for name in set(SHAPES) - {RANDOM}:
         assert {work.shape for work in works_of(name)} <= shapes
 
 
@@ -44,6 +47,35 @@ def test_vit_b16_has_its_parameters() -> None:
     weights = {name: work.k * work.n for name, work in by_name.items()}
     layer = sum(weights[name] for name in ("qkv", "proj", "mlp up", "mlp down"))
     assert 85e6 < 12 * layer + weights["patches"] + weights["head"] < 87e6
+
+
+def test_random_shapes_follow_from_the_seed() -> None:
+    several = works_of(RANDOM, seed=3, count=40)
+    assert len({work.shape for work in several}) == 40
+    assert works_of(RANDOM, seed=3, count=7) == several[:7]
+    assert works_of(RANDOM, seed=4, count=40) != several
+    assert works_of(RANDOM) == works_of(RANDOM, seed=0, count=100)
+    assert [one.name for one in Matmul(suite=RANDOM, count=2).cases(3)] == [
+        work.shape for work in several[:2]
+    ] * 2
+    with pytest.raises(ValueError, match="count is 0; it must be at least 1"):
+        works_of(RANDOM, count=0)
+
+
+def test_random_shapes_are_log_uniform_within_their_bounds() -> None:
+    def halves(works: tuple[Work, ...], size: str) -> float:
+        """The share below 128 = sqrt(16384)."""
+        return sum(getattr(work, size) < 128 for work in works) / len(works)
+
+    works = works_of(RANDOM, count=4000)
+    for work in works:
+        assert 1 <= min(work.m, work.n, work.k) <= max(work.m, work.n, work.k) <= 16384
+        assert work.m * work.n * work.k <= 2**33
+        assert work.m * work.k + work.k * work.n + 4 * work.m * work.n <= 2**27
+    assert max(max(work.m, work.n, work.k) for work in works) > 16000
+    assert min(math.prod((work.m, work.n, work.k)) for work in works) < 100
+    # A little more than half, since what is left out is large.
+    assert all(0.48 < halves(works, size) < 0.56 for size in "mnk")
 
 
 def test_unknown_suite_is_told() -> None:

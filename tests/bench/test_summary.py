@@ -6,7 +6,7 @@ import pytest
 
 from lowbit.bench.core.record import Row, Spread
 from lowbit.bench.suites.matmul.problem import parse_shape
-from lowbit.bench.suites.matmul.summary import summarize
+from lowbit.bench.suites.matmul.summary import summaries
 
 
 def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:
@@ -47,13 +47,23 @@ def test_geometric_mean_and_worst_row() -> None:
         row("9x8:8x8", "lowbit", None),
         row("9x8:8x8", "other", 0.5),
     ]
-    (one,) = summarize(rows)
-    assert one.geometric_mean == pytest.approx(2**0.5)
-    assert (one.worst, one.worst_peer) == (0.5, "other")
-    assert one.worst_case == "9x8:8x8 u8:s8:s32 warm"
-    assert one.rows == 2
-    assert one.large_peak_share is None
-    assert one.read_share is None
+    (one,) = summaries(rows)
+    assert one["geometric_mean"] == pytest.approx(2**0.5)
+    assert (one["worst"], one["worst_peer"]) == (0.5, "other")
+    assert one["worst_case"] == "9x8:8x8 u8:s8:s32 warm"
+    assert one["rows"] == 2
+    assert one["large_peak_share"] is None
+    assert one["read_share"] is None
+
+
+def test_tenth_percentile_and_rows_where_a_peer_leads() -> None:
+    ratios = [0.5, 0.9, *(1.0 + i / 10 for i in range(9))]
+    rows = [row(f"{m}x8:8x8", "peer", ratio) for m, ratio in enumerate(ratios, start=1)]
+    # Faster than the peer, but no product; nor does it say that it were the best of them.
+    rows += [row("9x8:8x8", "plain read", 0.1, kind="limit", best_peer=False)]
+    (one,) = summaries(rows)
+    assert one["p10"] == pytest.approx(0.9)
+    assert (one["behind"], one["rows"], one["worst_peer"]) == (2, 11, "peer")
 
 
 def test_thread_counts_stand_alone_and_the_rest_is_summed_up() -> None:
@@ -63,8 +73,8 @@ def test_thread_counts_stand_alone_and_the_rest_is_summed_up() -> None:
             fields = {"threads": threads, "dtypes": dtypes}
             rows.append(row("8x8:8x8", "lowbit", None, **fields))
             rows.append(row("8x8:8x8", "peer", float(threads), **fields))
-    found = summarize(rows)
-    assert [(one.threads, one.dtypes, one.geometric_mean) for one in found] == [
+    found = summaries(rows)
+    assert [(one["threads"], one["dtypes"], one["geometric_mean"]) for one in found] == [
         (1, "u8:s8:f32", 1.0),
         (1, "u8:s8:u8", 1.0),
         (1, "all", 1.0),
@@ -84,10 +94,10 @@ def test_shares_are_of_lowbit_and_the_least() -> None:
         row(wide, "lowbit", None, peak_share=0.2),
         row("1x8:8x8", "lowbit", None, peak_share=0.3, limit_share=read),
     ]
-    (one,) = summarize(rows)
-    assert one.large_peak_share == 0.6
-    assert one.read_share == 0.8
+    (one,) = summaries(rows)
+    assert one["large_peak_share"] == 0.6
+    assert one["read_share"] == 0.8
 
 
 def test_without_peers_there_is_nothing_to_sum_up() -> None:
-    assert summarize([row("8x8:8x8", "lowbit", None)]) == ()
+    assert not list(summaries([row("8x8:8x8", "lowbit", None)]))

@@ -35,7 +35,7 @@ from lowbit.isa.types import (
 from lowbit.isa.value import Value
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
-from lowbit.jit.interpret import interpret
+from lowbit.jit.interpret import Interpreter
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import aligned_empty
 
@@ -276,8 +276,9 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
         data.append(np.full(512, 0xEE, np.uint8))
         compiled, interpreted = ([_aligned_copy(array) for array in data] for _ in range(2))
         program(1, *(array.ctypes.data for array in compiled))
-        types: dict[str, Type] = dict(zip(names, pointers, strict=True))
-        interpret(text, types, isa, dict(zip(names, interpreted, strict=True)))
+        machine, given = Interpreter(isa), zip(names, interpreted, pointers, strict=True)
+        with np.errstate(all="ignore"):
+            text(machine, *(machine.pointer(name, one, to.element) for name, one, to in given))
         # As floats, any NaN equals any other: which one is made is not defined.
         kind = np.float32 if result is not None and element_of(result).is_float else np.uint8
         compiled[-1], interpreted[-1] = compiled[-1].view(kind), interpreted[-1].view(kind)

@@ -1,4 +1,4 @@
-"""The compiled function through which Python enters kernels, and what stands in for it."""
+"""The compiled function through which Python enters kernels."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ def negate(k: Builder, x: S32Pointer, y: S32Pointer, n: Int, stride: Int) -> Non
         (y + i).store(0 - (x + i * stride).load())
 
 
-@pytest.fixture(params=["compiled", "through ctypes"])
-def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """A new Program of the kernel, entered in either way."""
-    if request.param != "compiled":
-        monkeypatch.setattr(entry, "layout_is_known", lambda: False)
+@pytest.fixture
+def program() -> Program:
+    """A new Program of the kernel."""
     return Kernel(negate.text).program(get("generic"))
 
 
@@ -114,8 +112,15 @@ def test_a_wrong_number_of_arguments_is_refused(
         program(threads, *arguments)
 
 
-def test_the_fast_way_is_taken_here() -> None:
-    assert entry.layout_is_known()
+def test_an_unknown_layout_of_objects_is_refused(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "layout_is_known", lambda: False)
+    entry._entry.cache_clear()
+    with pytest.raises(RuntimeError, match="keeps its objects as lowbit does not know"):
+        program(1, None, None, 0, 1)
+    monkeypatch.undo()
+    program(1, None, None, 0, 1)
 
 
 @THREADS

@@ -89,11 +89,10 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
     config = backward_config(sm, size).keys
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
     sums = operand(sm, "fp32", 1, config.queries)
-    given = {"lse_rows": sums, "delta_rows": sums, "dq_ptr": "*fp32"}
+    given = {"lse_rows": sums, "delta_rows": sums}
     given |= dict.fromkeys(("q_rows", "dz_rows"), q)
     given |= dict.fromkeys(("k_rows", "v_rows", "dk_rows", "dv_rows"), k)
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given["TOGETHER"] = config.together
     kernel = attention_backward.attention_dk_dv_kernel
     assert_matrix_units(compiled(kernel, given, sm, config), sm)
 
@@ -130,8 +129,7 @@ def product(sm: int, type_: str, turned: bool, config: MatmulConfig) -> Compiled
     given = {"x": operand(sm, type_, 1, *x), "y": operand(sm, type_, 1, *y)}
     given["z"] = operand(sm, type_, 1, config.rows, config.columns)
     given |= {"X_TURNED": turned, "Y_TURNED": turned, "ROWS": config.rows, "FLAT": config.flat}
-    given |= {"COLUMNS": config.columns, "DEPTH": config.depth, "TOGETHER": config.together}
-    given["PRECISION"] = "ieee"
+    given |= {"COLUMNS": config.columns, "DEPTH": config.depth, "PRECISION": "ieee"}
     return compiled(batched_matmul.batched_matmul_kernel, given, sm, config)
 
 

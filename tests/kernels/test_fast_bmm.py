@@ -11,9 +11,9 @@ from lowbit.lab import interpreter
 from lowbit.torch.functional import bmm
 
 # batches, rows, terms, columns
-SHAPES = [(1, 33, 40, 17), (3, 50, 7, 50), (2, 1, 64, 96), (2, 16, 1, 1)]
+SHAPES = [(1, 33, 40, 17), (3, 50, 7, 50), (2, 1, 64, 96), (2, 16, 1, 1), (1, 290, 17, 20)]
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-CONFIG = MatmulConfig(32, 16, 16, 4, 2, together=2)
+CONFIG = MatmulConfig(32, 16, 16, 4, 2)
 
 
 def operand(shape: tuple[int, ...], dtype: torch.dtype, turned: bool) -> torch.Tensor:

@@ -273,7 +273,7 @@ def test_configurations_that_do_not_fit_are_refused() -> None:
     assert "cannot be cut into 32 pieces" in str(RowConfig(1, 16, 4, 32).refusal(16, 132))
     with pytest.raises(ValueError, match="does not fit: a row of 5 would have 2 parts"):
         softmax.softmax(data((2, 5)), RowConfig(1, 4, 4))
-    with pytest.raises(ValueError, match="parts is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="parts is 0; it must be 1 or more"):
         row_sum.row_sum(data((2, 5)), row_sum.SumConfig(1, 4, 0, 4))
 
 

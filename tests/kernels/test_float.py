@@ -90,7 +90,9 @@ def arguments(
         "b_column_stride": b.strides[1] // b.itemsize,
         "b_stride": b.strides[0] // b.itemsize,
         "packed_a": np.zeros(blocks(m, rows) * rows * padded * unit, np.uint8),
-        "packed_b": np.zeros(blocks(n, width) * width * padded * unit, np.uint8),
+        "private": np.zeros(2 * (2 * width + rows) * (padded * unit + 64), np.uint8),
+        "private_bytes": 0,
+        "group_panels": 2,
         "c": c,
         "c_stride": 0 if c is None else c.strides[0] // 4,
         "partial": out if out.itemsize == 4 else np.zeros((m, n), np.float32),
@@ -102,7 +104,7 @@ def arguments(
         "k_size": k,
         "k_block": 32,
         "item_blocks": 2,
-        "item_panels": 1,
+        "item_panels": 3,
         "alpha": bits(1.5),
         "beta": bits(-0.5),
         "reads_c": int(c is not None),
@@ -119,7 +121,8 @@ def statics(
     width = vectors * micro.lanes
     tail = blocks(n % width, micro.lanes) if n > width else 0
     shape = FloatShape(rows, vectors, tail, n % micro.lanes != 0)
-    return {"micro": micro, "shape": shape, "left": left, "right": right, "out_kind": out_kind}
+    operands = {"left": left, "right": right, "out_kind": out_kind}
+    return {"micro": micro, "shape": shape, **operands, "ahead": 64}
 
 
 def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> None:
@@ -161,11 +164,26 @@ def test_plain_product(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]
     wide = np.full((m, n + 7), 99, np.float32)
     out = wide[:, 3 : n + 3]
     static = statics(micro, m, n, Operand(kind, "k", False), Operand(kind, "x", False))
-    given = arguments(micro, a, b, None, out, packed_a=None, packed_b=None)
+    given = arguments(micro, a, b, None, out, packed_a=None, private=None)
     float_product.interpret(micro.isa, given, **static)
     check(out, a, b, None)
     assert (wide[:, :3] == 99).all()
     assert (wide[:, n + 3 :] == 99).all()
+
+
+@pytest.mark.parametrize("micro", VECTOR_MICROS, ids=repr)
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_copied_rows(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]) -> None:
+    """Rows of the left operand brought near each other, whole vectors at a time; its last one ends
+    where its memory does."""
+    m, n, k = sizes
+    a, b = drawn((m, k), kind, "k", 1), drawn((n, k), kind, "k", 2).T
+    out = np.full((m, n), np.nan, np.float32)
+    left = Operand(kind, "k", packed=False, copied=True)
+    static = statics(micro, m, n, left, Operand(kind, "k", packed=True))
+    float_product.interpret(micro.isa, arguments(micro, a, b, None, out), **static)
+    check(out, a, b, None)
 
 
 @MICROS
@@ -194,6 +212,7 @@ def test_compiled_as_interpreted(micro: FloatMicro) -> None:
     program = float_product.program(micro.isa, **static)
     for threads in (1, 2):
         given = arguments(micro, a, b, c, outs[threads])
+        given["private_bytes"] = len(given["private"]) // threads
         raw = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in given.values()]
         program(threads, *raw)
     np.testing.assert_array_equal(outs[1], outs[0])
@@ -227,7 +246,7 @@ def test_the_interpreter_sees_a_read_beyond_an_operand() -> None:
     a, b = drawn((3, 8), "f32", "k", 1), drawn((20, 8), "f32", "x", 2).T
     out = np.zeros((3, 20), np.float32)
     operands = Operand("f32", "k", False), Operand("f32", "x", False)
-    given = arguments(FMA_512, a, b, None, out, packed_a=None, packed_b=None, k_size=9)
+    given = arguments(FMA_512, a, b, None, out, packed_a=None, private=None, k_size=9)
     with pytest.raises(OutOfBoundsError, match="load of"):
         float_product.interpret(FMA_512.isa, given, **statics(FMA_512, 3, 20, *operands))
 
@@ -246,6 +265,7 @@ def test_the_innermost_loop_spills_nothing(
         left=Operand("f32", "k", False),
         right=Operand("f32", "x", True),
         out_kind="f32",
+        ahead=0,
     )
     products = [line for line in text.splitlines() if "vfmadd231ps" in line]
     accumulators = {re.split(r"[\s,{(]+", line.strip().replace("%", ""))[-1] for line in products}

@@ -23,7 +23,7 @@ from lowbit.isa.types import Pointer, Type, Vector, s8, s64
 from lowbit.jit import compile as compiler
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.emit import emit
-from lowbit.jit.interpret import interpret
+from lowbit.jit.interpret import Interpreter
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.bytes import Bytes
@@ -292,7 +292,9 @@ def test_emission_and_meaning_agree(emulator: Emulator, instruction: Instruction
     emulated, interpreted = ([*(array.copy() for array in data), count] for _ in range(2))
     code = compiler.object_code(str(emit(text, list(types.values()), isa, "kernel")), isa)
     emulator.run(code, emulated)
-    interpret(text, types, isa, dict(zip(types, interpreted, strict=True)))
+    machine, arrays = Interpreter(isa), zip(types, interpreted[:-1], vectors, strict=False)
+    pointers = [machine.pointer(name, one, vector.element) for name, one, vector in arrays]
+    text(machine, *pointers, machine.constant(count, s64))
     for ours, meant in zip(emulated, interpreted, strict=True):
         np.testing.assert_array_equal(ours, meant)
 

@@ -131,7 +131,7 @@ def test_what_the_tables_say(
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 def test_sums(type_: str, sm: int) -> None:
-    from lowbit.kernels.triton.fast.norm_weight import column_sum_kernel, norm_weight_kernel
+    from lowbit.kernels.triton.fast.norm import column_sum_kernel, norm_weight_kernel
     from lowbit.kernels.triton.fast.row_sum import row_sum_kernel
 
     arguments = rows_arguments(row_sum_kernel, type_, 4096, 4096, 1)

@@ -95,6 +95,7 @@ def test_a_wrong_function_is_caught(call: Callable[..., Array], kind: str) -> No
     assert "more cases were not tried" in result.notes[0]
 
 
+@pytest.mark.slow
 def test_names() -> None:
     with pytest.raises(ValueError, match=r"no function cpu:matmull; there are cpu:matmul, "):
         list(check_cpu("matmull"))

@@ -244,7 +244,7 @@ def relu_of_product(x_ptr, y_ptr, z_ptr, N0, N1, B0: tl.constexpr, B1: tl.conste
         (relu_with_nan, relu, blocks),
         (clamp_with_nan, relu, blocks),
         (leaves_out_what_has_no_weight, weighted, blocks),
-        (norm_in_one_pass, normalised, rows),
+        pytest.param(norm_in_one_pass, normalised, rows, marks=pytest.mark.slow),
         (
             relu_of_product,
             exercises.outer_mul_relu,

@@ -25,7 +25,10 @@ from lowbit.lab.view.run import view_named
 from lowbit.spec import exercises
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to open the page in"),
+]
 
 
 class Browser:

@@ -84,7 +84,7 @@ def test_maxima_and_search_are_those_of_the_whole_product(
         whole = lowbit.linear_dynamic(queries, packed)
         filled = np.full((rows, -(-count // 16) * 16), -np.inf, np.float32)
         filled[:, :count] = whole
-        maxima = group_maxima(Queries(queries), Chunk(packed, None), isa=isa)
+        maxima = group_maxima(Queries(queries, isa=isa), Chunk(packed, None))
         np.testing.assert_array_equal(maxima, filled.reshape(rows, -1, 8).max(axis=2))
         scores, ids = index.search(queries, 10, isa=isa)
         order = np.argsort(-whole, axis=1, kind="stable")[:, :10]

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_example_finds_neighbours(
     example: Callable[[str], Any],

@@ -294,7 +294,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("damaged metadata", lambda t, m: m.update(layers="[1]")),
     ("damaged metadata", lambda t, m: m.update(layers="[" * 100_000)),
     ("damaged metadata", lambda t, m: m.update(shared="[" * 100_000)),
-    ("unknown configuration kind 'int1'", lambda t, m: m.update(layers='{"a": {"kind": "int1"}}')),
+    ("no configuration kind is called", lambda t, m: m.update(layers='{"a": {"kind": "int1"}}')),
     ("missing in the file: 'norm.bias'", lambda t, m: t.pop("norm.bias")),
     ("missing in the file: 'first.weight'", lambda t, m: t.pop("first.weight")),
     ("'first.weight.scale'", lambda t, m: t.pop("first.weight.scale")),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import lowbit
-from lowbit.isa import available
+from lowbit.isa import InstructionSet, available, host
+from lowbit.jit.kernel import Program
+from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.numerics import quantize, quantize_rows
+from lowbit.product.prepare import PreparedProduct
+from lowbit.product.product import Product
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
@@ -347,3 +352,46 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel() -> None:
         env={**os.environ, "LOWBIT_ISA": "avx2"},
     )  # fmt: skip
     assert done.stdout.split() == ["narrow", "widening"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "streams"),
+    [(2, 32, [False]), (None, 32, [False, True]), (None, 33, [False])],
+    ids=["small", "large", "rows that begin within a line"],
+)
+def test_outputs_too_large_for_the_caches_are_stored_past_them(
+    config: QuantizeConfig,
+    rows: int | None,
+    columns: int,
+    streams: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = rows or host.caches()["L2"] // (4 * columns) + 1
+    torch.manual_seed(3)
+    layer = quantize_(nn.Sequential(nn.Linear(16, columns)), config)
+    x = torch.randn(rows, 16)
+    ran: list[Product] = []
+    run = PreparedProduct.run
+
+    def watched(self: PreparedProduct, *given: Any, **named: Any) -> None:
+        ran.append(self.product)
+        run(self, *given, **named)
+
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(PreparedProduct, "run", watched)
+        y = layer(x)
+    assert [product.streams for product in ran] == streams  # the one product, and its other form
+    # The code of what ran last has such stores if it says so.
+    program = product_kernel.program
+    compiled: list[str] = []
+
+    def emitted(isa: InstructionSet, **static: Any) -> Program:
+        compiled.append(product_kernel.ir(isa, **static))
+        return program(isa, **static)
+
+    monkeypatch.setattr(product_kernel, "program", emitted)
+    PreparedProduct(ran[-1])
+    assert ("nontemporal" in compiled[0]) is streams[-1]
+    few = max(1, rows // 8)
+    with torch.no_grad():
+        assert torch.equal(y[:few], layer(x[:few]))

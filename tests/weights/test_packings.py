@@ -10,7 +10,7 @@ import pytest
 import lowbit
 from lowbit.numerics import QTensor, int_format
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panels import Panels
+from lowbit.weights.panels import PackedMatrix, Panels
 from lowbit.weights.tiles import Tiles
 
 FORMATS = [
@@ -112,3 +112,16 @@ def test_transposed(axis: Any, group_size: int | None) -> None:
     _same(q.T.T, q)
     with pytest.raises(ValueError, match="two dimensions"):
         _ = lowbit.quantize(x[0]).T
+
+
+def test_panels_that_do_not_begin_at_a_line_of_the_cache_are_copied_to_one() -> None:
+    packed = lowbit.pack(np.arange(-40, 30, dtype=np.int8).reshape(14, 5))
+    memory = np.zeros(packed.panels.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64 + 1
+    panels = memory[start : start + packed.panels.nbytes].reshape(packed.panels.shape)
+    panels[...] = packed.panels
+    again = PackedMatrix(panels, packed.column_sums, 14, 5, "int8")
+    assert again.addresses[0] == again.panels.ctypes.data
+    assert again.addresses[0] % 64 == 0
+    panels[...] = 0  # of which it is a copy
+    np.testing.assert_array_equal(again.unpack(), packed.unpack())

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.registry import Registry
 from lowbit.registry.extras import explained
 
-_DRAW_SECONDS = 0.2
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
@@ -39,17 +35,16 @@ JsonFile = Annotated[
 Threads = Annotated[
     int | None, typer.Option(help="Threads for every implementation.", show_default="all")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the data and of the order.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of data, order and drawn shapes.")]
 
 
 def described(
-    within: typer.Typer, name: str, example: str
+    within: typer.Typer, name: str, example: str, code: int | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function the command `name` of an application; what a user can cause is told in one
-    line."""
+    """Make a function the command `name` of an application, with `one_line_errors`."""
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
-        told = one_line_errors()(function)
+        told = one_line_errors(code)(function)
         epilog = f"Example: lowbit {example}"
         return within.command(name, epilog=epilog, context_settings=_HELP)(told)
 
@@ -57,13 +52,13 @@ def described(
 
 
 def command(
-    name: str, *, example: str, within: typer.Typer = app
+    name: str, *, example: str, within: typer.Typer = app, code: int | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as the command `name`."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         commands.add(f"{within.info.name} {name}", function)
-        return described(within, name, example)(function)
+        return described(within, name, example, code)(function)
 
     return register
 
@@ -83,47 +78,30 @@ def group(name: str, told: str, *, example: str, **options: Any) -> typer.Typer:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest."""
+def one_line_errors(code: int | None = None) -> Iterator[None]:
+    """Turn what a user can cause into one line: exit code 2 for bad input, 1 for the rest. With
+    `code`, whatever keeps a command from its work, and always this code: a user's file may raise
+    anything while it is imported."""
     try:
         yield
     except typer.Exit:  # which is a RuntimeError
         raise
-    except ModuleNotFoundError as error:
-        message, code = explained(error), 1
-    except OSError as error:
-        message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
-    except MemoryError:
-        message, code = "out of memory; give smaller shapes, or fewer vectors", 1
-    except (ValueError, RuntimeError) as error:
-        message, code = (str(error).splitlines() or [type(error).__name__])[0], 2
-    else:
-        return
-    print(f"lowbit: {message}", file=sys.stderr)
-    raise typer.Exit(code)
-
-
-def refuse(message: str) -> NoReturn:
-    """Say in one line why nothing could be done, and stop with exit code 2."""
-    print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
-    raise typer.Exit(2)
-
-
-@contextmanager
-def refusing() -> Iterator[None]:
-    """Within it, whatever keeps a command from its work is said in one line, with exit code 2."""
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except OSError as error:
-        refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except ModuleNotFoundError as error:
-        refuse(explained(error))
-    except (ValueError, TypeError, RuntimeError) as error:
-        refuse(str(error) or type(error).__name__)
-    except Exception as error:  # a file may raise anything while it is imported
-        refuse(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        usual, message = 1, f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            message = explained(error)
+        elif isinstance(error, OSError):
+            message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        elif isinstance(error, MemoryError):
+            message = "out of memory; give smaller shapes, or fewer vectors"
+        elif isinstance(error, ValueError | RuntimeError):
+            usual, message = 2, str(error) or type(error).__name__
+        elif code is None:
+            raise
+        elif isinstance(error, TypeError):
+            message = str(error)
+        print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
+        raise typer.Exit(code or usual) from error
 
 
 def console() -> Console:
@@ -161,38 +139,6 @@ def opened(file: str | None) -> Iterator[TextIO | None]:
     else:
         with open(file, "w", encoding="utf-8") as stream:
             yield stream
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal; elsewhere a line whenever something else begins. On stderr."""
-    if not sys.stderr.isatty():
-        said = ""
-
-        def say(what: str, share: float) -> None:
-            nonlocal said
-            if what != said:
-                print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
-                said = what
-
-        yield say
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    shown = Console(stderr=True)
-    # Drawn only between rounds: a thread that draws would compete with what is being timed.
-    with Progress(*columns, console=shown, transient=True, auto_refresh=False) as bar:
-        task = bar.add_task("starting", total=1.0)
-        drawn = -math.inf
-
-        def draw(what: str, share: float) -> None:
-            nonlocal drawn
-            news = what != bar.tasks[task].description
-            bar.update(task, description=what, completed=share)
-            if news or time.monotonic() - drawn > _DRAW_SECONDS:
-                bar.refresh()
-                drawn = time.monotonic()
-
-        yield draw
 
 
 def thread_counts(text: str | None) -> list[int]:

@@ -1,10 +1,12 @@
-"""The commands `lowbit bench SUITE`, each made of the options of its suite."""
+"""The commands `lowbit bench SUITE`, each made of the options of its suite, and `behind`."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from dataclasses import MISSING, Field, replace
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -13,12 +15,12 @@ from typer.core import TyperGroup
 from lowbit.cli.app import (
     JsonFile,
     Seed,
+    command,
     described,
     group,
     one_line_errors,
     opened,
     output,
-    progress,
     thread_counts,
 )
 
@@ -32,13 +34,15 @@ class _Suites(TyperGroup):
         with one_line_errors():
             from lowbit.bench.core.suite import suites
 
-            return list(suites.names())
+            return [*super().list_commands(ctx), *suites.names()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+        known = super().get_command(ctx, cmd_name)
+        suite = known is None and cmd_name in self.list_commands(ctx)
+        return _command(cmd_name) if suite else known
 
 
-group(
+_bench = group(
     "bench",
     "Time lowbit against other libraries.",
     example="bench matmul 256x512:512x1024",
@@ -46,32 +50,24 @@ group(
 )
 
 
-def _common(
-    threads: Annotated[
-        str | None,
-        typer.Option(
-            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
-        ),
-    ] = None,
-    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
-    cold: Annotated[
-        bool | None,
-        typer.Option("--cold/--no-cold", help="Time with weights from memory as well."),
-    ] = None,
-    seed: Seed = 0,
-    noise: Annotated[
-        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
-    ] = 0.01,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(help="Stop in any case after these seconds for a table, or a row of a set."),
-    ] = None,
-    json_file: JsonFile = None,
-    csv_file: Annotated[
-        str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
-    ] = None,
+@command("behind", example="bench behind record.json --page docs/behind.md", within=_bench)
+def behind(
+    records: Annotated[list[str], typer.Argument(help="Files that --json of a suite wrote.")],
+    page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
 ) -> None:
-    """What every suite is asked."""
+    """Make a page, in Markdown, of every row in which a peer is ahead of lowbit."""
+    from lowbit.bench import Record
+    from lowbit.bench.core import behind
+
+    read: dict[str, Record] = {}
+    for path in records:
+        try:
+            record = Record.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        read[os.path.relpath(path, os.path.dirname(page))] = record
+    with opened(page) as stream:
+        print(behind.page(read), end="", file=stream)
 
 
 def _command(name: str) -> Any:
@@ -81,8 +77,8 @@ def _command(name: str) -> Any:
     suite = suites.get(name)
     types = get_type_hints(suite)
     own = [_parameter(one, types[one.name]) for one in fields(suite)]
-    has = {"threads": suite.threaded, "cold": suite.colds}
-    common = inspect.signature(_common, eval_str=True).parameters.values()
+    has = {"suite": False, "threads": suite.threaded, "cold": suite.colds}
+    common = inspect.signature(_run, eval_str=True).parameters.values()
     parameters = [*own, *(one for one in common if has.get(one.name, True))]
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
@@ -118,21 +114,37 @@ def _parameter(one: Field[Any], kind: Any) -> inspect.Parameter:
 
 def _run(
     suite: Any,
-    *,
-    peers: bool,
-    seed: int,
-    noise: float,
-    time_limit: float | None,
-    json_file: str | None,
-    csv_file: str | None,
-    threads: str | None = "1",
-    cold: bool | None = False,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
+        ),
+    ] = None,
+    peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
+    cold: Annotated[
+        bool | None,
+        typer.Option("--cold/--no-cold", help="Time with weights from memory as well."),
+    ] = None,
+    seed: Seed = 0,
+    noise: Annotated[
+        float, typer.Option(help="Stop when all medians are known this well (0.01 is 1 %).")
+    ] = 0.01,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(help="Stop in any case after these seconds for a table, or a row of a set."),
+    ] = None,
+    json_file: JsonFile = None,
+    csv_file: Annotated[
+        str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
+    ] = None,
 ) -> None:
+    """Run a suite, with what every suite is asked."""
     from lowbit.bench import Plan, run
+    from lowbit.bench.core.progress import progress
 
     limits = replace(suite.limits, noise=noise)
     plan = Plan(
-        threads=thread_counts(threads),
+        threads=thread_counts(threads) if suite.threaded else (1,),
         peers=peers,
         cold=suite.cold_by_default if cold is None else cold,
         seed=seed,

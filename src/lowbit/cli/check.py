@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lowbit.cli.app import JsonFile, command, opened, refusing
+from lowbit.cli.app import JsonFile, command, opened
 
 if TYPE_CHECKING:
     from lowbit.lab.report import CheckResult
 
 
-@command("check", example="check long_softmax --json report.json")
+@command("check", example="check long_softmax --json report.json", code=2)
 def check(
     what: Annotated[
         str,
@@ -49,7 +49,7 @@ def check(
     """
     shown = _Shown(every)
     results: list[CheckResult] = []
-    with refusing(), opened(json_file) as stream:
+    with opened(json_file) as stream:
         from lowbit.lab.check.run import check_what
 
         with shown.progress:

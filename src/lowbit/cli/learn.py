@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.cli.app import command, refuse, refusing
+from lowbit.cli.app import command
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.course import Exercise
@@ -23,7 +23,7 @@ _WIDTH = 88  # of running text, in columns
 _STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
 
 
-@command("learn", example="learn 4 --start")
+@command("learn", example="learn 4 --start", code=2)
 def learn(
     what: Annotated[
         str | None,
@@ -76,14 +76,13 @@ def learn(
     }
     for name, (wanted, given) in needs.items():
         if given and wanted not in chosen:
-            refuse(f"{name} goes with {wanted}")
+            raise ValueError(f"{name} goes with {wanted}")
     if len(chosen) > 1:
-        refuse(f"give one of {', '.join(chosen)}")
+        raise ValueError(f"give one of {', '.join(chosen)}")
     if what is None and (chosen or folder):
-        refuse("say which exercise, for example: lowbit learn 4 --start")
-    with refusing():
-        if not _learn(what, number, chosen, folder, force or yes):
-            raise typer.Exit(1)
+        raise ValueError("say which exercise, for example: lowbit learn 4 --start")
+    if not _learn(what, number, chosen, folder, force or yes):
+        raise typer.Exit(1)
 
 
 def _learn(
@@ -91,19 +90,20 @@ def _learn(
 ) -> bool:
     """Do what was asked for; whether that went well. sure: what the option may be refused for."""
     from lowbit.lab.exercises.course import find
-    from lowbit.lab.exercises.progress import Progress
+    from lowbit.lab.exercises.progress import Progress, Standing
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
         _list(progress)
         return True
     exercise = find(what)
+    known = progress.read().get(exercise.name, Standing())
     if chosen == ["--start"]:
-        _start(exercise, progress, folder or Path(), sure)
+        _start(exercise, progress, folder or Path(), sure, known.file)
     elif chosen == ["--hint"]:
         _hint(exercise, progress, number)
     elif chosen == ["--solution"]:
-        _solution(exercise, progress, sure)
+        _solution(exercise, known.solved or sure)
     else:
         return _check(exercise, progress, folder)
     return True
@@ -139,16 +139,17 @@ def _next(known: dict[str, Standing]) -> str:
     return "That was the last one."
 
 
-def _start(exercise: Exercise, progress: Progress, folder: Path, force: bool) -> None:
+def _start(
+    exercise: Exercise, progress: Progress, folder: Path, force: bool, last: str | None
+) -> None:
     from lowbit.lab.exercises.learn import start
-    from lowbit.lab.exercises.progress import Standing
 
-    last = progress.read().get(exercise.name, Standing()).file
     try:
         path = start(exercise, progress, folder, force=force)
     except FileExistsError as error:
         again = f"lowbit learn {exercise.number}"
-        refuse(f"{error.filename} exists; `{again}` checks it, --force replaces it")
+        told = f"{error.filename} exists; `{again}` checks it, --force replaces it"
+        raise ValueError(told) from None
     print(f"exercise {exercise.number}, {exercise.name}: {exercise.formula}")
     print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():
@@ -174,11 +175,10 @@ def _hint(exercise: Exercise, progress: Progress, number: int | None) -> None:
     print("\n" + (more if shown < last else whole).format(exercise.number))
 
 
-def _solution(exercise: Exercise, progress: Progress, yes: bool) -> None:
+def _solution(exercise: Exercise, allowed: bool) -> None:
     from lowbit.lab.exercises.file import teaching
-    from lowbit.lab.exercises.progress import Standing
 
-    if not yes and not progress.read().get(exercise.name, Standing()).solved:
+    if not allowed:
         raise ValueError(
             f"exercise {exercise.number} is not solved yet; `lowbit learn {exercise.number} --hint`"
             " helps, and --solution --yes shows it all the same"

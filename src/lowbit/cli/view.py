@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, opened, refusing
+from lowbit.cli.app import JsonFile, command, opened
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
     from lowbit.lab.view.page import View
 
 
-@command("view", example="view long_softmax --html softmax.html")
+@command("view", example="view long_softmax --html softmax.html", code=2)
 def view(
     what: Annotated[
         str,
@@ -53,14 +53,19 @@ def view(
     often each element is read, and bytes moved. Exit code: 0 if the page was written, also that of
     a wrong kernel; 2 if there is nothing to show.
     """
-    with refusing():
-        seen = _seen(what, _sizes(shape or []), fill)
-        if html_file is None and json_file is None:
-            html_file = f"view-{Path(what).stem.replace(':', '-')}.html"
-        for file, text in ((html_file, seen.html), (json_file, seen.json)):
-            with opened(file) as stream:
-                if stream is not None:
-                    stream.write(text())
+    from lowbit.lab.view import run
+
+    sizes = _sizes(shape or [])
+    if what.endswith(".py"):
+        seen = run.view_file(Path(what), sizes, fill)
+    else:
+        seen = run.view_named(what, sizes, fill)
+    if html_file is None and json_file is None:
+        html_file = f"view-{Path(what).stem.replace(':', '-')}.html"
+    for file, text in ((html_file, seen.html), (json_file, seen.json)):
+        with opened(file) as stream:
+            if stream is not None:
+                stream.write(text())
     if json_file == "-":
         return
     for line in _summary(seen):
@@ -68,14 +73,6 @@ def view(
     for file in (html_file, json_file):
         if file is not None:
             print(f"written to {file}")
-
-
-def _seen(what: str, sizes: dict[str, int], fill: str) -> View:
-    from lowbit.lab.view import run
-
-    if what.endswith(".py"):
-        return run.view_file(Path(what), sizes, fill)
-    return run.view_named(what, sizes, fill)
 
 
 def _sizes(given: list[str]) -> dict[str, int]:

@@ -45,10 +45,4 @@ def run(
             raise ValueError(f"expected {name} to be at least {least}, got {value}")
     from lowbit.demo.comparison import compare
 
-    return compare(
-        sentences=sentences,
-        repeats=repeats,
-        threads=threads,
-        peers=peers,
-        seed=seed,
-    )
+    return compare(sentences, repeats, threads, peers, seed)

@@ -16,7 +16,7 @@ from lowbit.isa import host
 from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
-from lowbit.isa.instruction import Call, fixed, instruction
+from lowbit.isa.instruction import Call, Instruction, Signature, instruction, intrinsic
 from lowbit.isa.instruction_set import register
 from lowbit.isa.tiles import ROW_BYTES, ROWS, TileState
 from lowbit.isa.types import Pointer, Type, bf16, s64, tile, u8
@@ -35,7 +35,7 @@ def _load_config(call: Call, pointer: ir.Value, *tiles: ir.Value) -> None:
     call.intrinsic("llvm.x86.ldtilecfg", pointer)
 
 
-@instruction(fixed(None, Pointer(u8), *[tile] * TILES), _load_config, feature="amx-tile")
+@instruction(Signature(None, Pointer(u8), *[tile] * TILES), _load_config, feature="amx-tile")
 def ldtilecfg(address: Any, *tiles: TileState) -> None:
     """Shape all eight tiles from 64 bytes: palette 1, then bytes a row (u16 at 16), rows (at 48).
 
@@ -57,14 +57,14 @@ def _release(call: Call, *tiles: ir.Value) -> None:
     call.intrinsic("llvm.x86.tilerelease")
 
 
-@instruction(fixed(None, *[tile] * TILES), _release, feature="amx-tile")
+@instruction(Signature(None, *[tile] * TILES), _release, feature="amx-tile")
 def tilerelease(*tiles: TileState) -> None:
     """Give all tiles up; using one afterwards is an error."""
     for state in tiles:
         state.rows = state.row_bytes = 0
 
 
-@instruction(fixed(None, tile), "llvm.x86.tilezero", feature="amx-tile")
+@instruction(Signature(None, tile), "llvm.x86.tilezero", feature="amx-tile")
 def tilezero(destination: TileState) -> None:
     """Fill with zeros."""
     destination.set(np.zeros_like(destination.view()))
@@ -76,21 +76,19 @@ def _tile_memory(number: Type, pointer: Type, stride: Type) -> None:
 
 
 def _load_tile(destination: TileState, address: Any, stride: int) -> None:
+    """Load the configured rows, `stride` bytes apart."""
     rows, width = destination.view().shape
     lines = [address.moved_bytes(row * int(stride)).load_bytes(width) for row in range(rows)]
     destination.set(np.stack(lines))
 
 
-@instruction(_tile_memory, "llvm.x86.tileloadd64", feature="amx-tile")
-def tileloadd(destination: TileState, address: Any, stride: int) -> None:
-    """Load the configured rows, `stride` bytes apart."""
-    _load_tile(destination, address, stride)
+def _load(name: str) -> Instruction:
+    return Instruction(name, _tile_memory, intrinsic(f"llvm.x86.{name}64"), _load_tile, "amx-tile")
 
 
-@instruction(_tile_memory, "llvm.x86.tileloaddt164", feature="amx-tile")
-def tileloaddt1(destination: TileState, address: Any, stride: int) -> None:
-    """As `tileloadd`, of data that passes by: it does not push others out of the nearest cache."""
-    _load_tile(destination, address, stride)
+tileloadd = _load("tileloadd")
+tileloaddt1 = _load("tileloaddt1")
+"""As `tileloadd`, of data that passes by: it does not push others out of the nearest cache."""
 
 
 @instruction(_tile_memory, "llvm.x86.tilestored64", feature="amx-tile")
@@ -100,50 +98,44 @@ def tilestored(source: TileState, address: Any, stride: int) -> None:
         address.moved_bytes(row * int(stride)).store_bytes(line)
 
 
-def _dot(c: TileState, a: TileState, b: TileState, left_type: type, right_type: type) -> None:
-    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], which wraps and never saturates."""
-    left = a.view().view(left_type).astype(np.int32)
-    right = b.view().view(right_type).astype(np.int32)
-    sums = c.view().view(np.int32)
-    if left.shape != (sums.shape[0], 4 * right.shape[0]) or right.shape[1] != 4 * sums.shape[1]:
+def _operands(c: TileState, a: Any, b: Any) -> Any:
+    """The sums, 32 bits each; RuntimeError unless they are those of a product of a [M, K] and b
+    [K/p, p·N], p elements to 32 bits."""
+    sums, packed = c.view().view(np.int32), 4 // a.itemsize
+    if a.shape != (sums.shape[0], packed * b.shape[0]) or b.shape[1] != packed * sums.shape[1]:
         raise RuntimeError(
-            f"a product of tiles {sums.shape}, {left.shape}, {right.shape} differs in M, N or K"
+            f"a product of tiles {sums.shape}, {a.shape}, {b.shape} differs in M, N or K"
         )
-    by_k = right.reshape(right.shape[0], -1, 4).transpose(0, 2, 1).reshape(left.shape[1], -1)
-    c.set((sums + left @ by_k).view(np.uint8))
+    return sums
 
 
-@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbusd", feature="amx-int8")
-def tdpbusd(c: TileState, a: TileState, b: TileState) -> None:
-    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a unsigned, b signed; wraps, never saturates."""
-    _dot(c, a, b, np.uint8, np.int8)
+def _byte_product(name: str, a_type: type, b_type: type) -> Instruction:
+    def meaning(c: TileState, a: TileState, b: TileState) -> None:
+        """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], which wraps and never saturates."""
+        left, right = a.view().view(a_type), b.view().view(b_type)
+        sums = _operands(c, left, right)
+        by_k = right.reshape(right.shape[0], -1, 4).transpose(0, 2, 1).reshape(left.shape[1], -1)
+        c.set((sums + left.astype(np.int32) @ by_k.astype(np.int32)).view(np.uint8))
+
+    typing = Signature(None, tile, tile, tile)
+    return Instruction(name, typing, intrinsic(f"llvm.x86.{name}"), meaning, "amx-int8")
 
 
-@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbsud", feature="amx-int8")
-def tdpbsud(c: TileState, a: TileState, b: TileState) -> None:
-    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], a signed, b unsigned; wraps, never saturates."""
-    _dot(c, a, b, np.int8, np.uint8)
+tdpbusd = _byte_product("tdpbusd", np.uint8, np.int8)
+tdpbsud = _byte_product("tdpbsud", np.int8, np.uint8)
+tdpbssd = _byte_product("tdpbssd", np.int8, np.int8)
 
 
-@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbssd", feature="amx-int8")
-def tdpbssd(c: TileState, a: TileState, b: TileState) -> None:
-    """c[m, n] += Σ_k a[m, k]·b[k/4, 4n + k%4], both signed; wraps, never saturates."""
-    _dot(c, a, b, np.int8, np.int8)
-
-
-@instruction(fixed(None, tile, tile, tile), "llvm.x86.tdpbf16ps", feature="amx-bf16")
+@instruction(Signature(None, tile, tile, tile), "llvm.x86.tdpbf16ps", feature="amx-bf16")
 def tdpbf16ps(c: TileState, a: TileState, b: TileState) -> None:
     """c[m, n] += Σ_k a[m, k]·b[k/2, 2n + k%2] of bfloat16 in float32.
 
     The sums over even k and over odd k are made apart from zero, one fused step after another in
     the order of k, then added to each other and to c. Subnormal numbers count as zero everywhere.
     """
-    left, right = (flushed(one.view().view(bf16.numpy)) for one in (a, b))
-    sums = c.view().view(np.float32)
-    if left.shape != (sums.shape[0], 2 * right.shape[0]) or right.shape[1] != 2 * sums.shape[1]:
-        raise RuntimeError(
-            f"tdpbf16ps: tile shapes {sums.shape}, {left.shape}, {right.shape} differ in M, N or K"
-        )
+    left, right = (one.view().view(bf16.numpy) for one in (a, b))
+    sums = _operands(c, left, right).view(np.float32)
+    left, right = flushed(left), flushed(right)
     halves = [np.zeros_like(sums), np.zeros_like(sums)]
     for pair in range(right.shape[0]):
         for odd in range(2):

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.isa.instruction import fixed, instruction
+from lowbit.isa.generic import madd16
+from lowbit.isa.instruction import Instruction, Signature, intrinsic
 from lowbit.isa.instruction_set import InstructionSet, register
 from lowbit.isa.types import Vector, s8, s16, s32, u8
 
@@ -26,28 +27,24 @@ AVX2 = register(
 )
 
 
-@instruction(
-    fixed(Vector(s32, 8), Vector(s16, 16), Vector(s16, 16)),
-    "llvm.x86.avx2.pmadd.wd",
-    feature="avx2",
-)
-def vpmaddwd(a: Any, b: Any) -> Any:
-    """out[i] = a[2i]·b[2i] + a[2i+1]·b[2i+1]; wraps only if all four are -2^15."""
-    product = a.astype(np.int32) * b.astype(np.int32)
-    return product.reshape(8, 2).sum(axis=1, dtype=np.int32)
+def pairs_of_words(name: str, lanes: int, llvm_name: str, feature: str) -> Instruction:
+    """VPMADDWD with so many lanes of 32 bits: what `madd16` means, by an instruction of its own."""
+    words = Vector(s16, 2 * lanes)
+    typing = Signature(Vector(s32, lanes), words, words)
+    return Instruction(name, typing, intrinsic(llvm_name), madd16.meaning, feature)
 
 
-def pairs_of_bytes(a: Any, b: Any) -> Any:
-    """What VPMADDUBSW means at any width."""
-    sums = (a.astype(np.int32) * b.astype(np.int32)).reshape(-1, 2).sum(axis=1)
-    return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16)
+def pairs_of_bytes(name: str, lanes: int, llvm_name: str, feature: str) -> Instruction:
+    """VPMADDUBSW with so many lanes of 16 bits."""
+
+    def meaning(a: Any, b: Any) -> Any:
+        """out[i] = a[2i]·b[2i] + a[2i+1]·b[2i+1], a unsigned, b signed, SATURATED to 16 bits."""
+        sums = (a.astype(np.int32) * b.astype(np.int32)).reshape(lanes, 2).sum(axis=1)
+        return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16)
+
+    typing = Signature(Vector(s16, lanes), Vector(u8, 2 * lanes), Vector(s8, 2 * lanes))
+    return Instruction(name, typing, intrinsic(llvm_name), meaning, feature)
 
 
-@instruction(
-    fixed(Vector(s16, 16), Vector(u8, 32), Vector(s8, 32)),
-    "llvm.x86.avx2.pmadd.ub.sw",
-    feature="avx2",
-)
-def vpmaddubsw(a: Any, b: Any) -> Any:
-    """out[i] = a[2i]·b[2i] + a[2i+1]·b[2i+1], a unsigned, b signed, SATURATED to 16 bits."""
-    return pairs_of_bytes(a, b)
+vpmaddwd = pairs_of_words("vpmaddwd", 8, "llvm.x86.avx2.pmadd.wd", "avx2")
+vpmaddubsw = pairs_of_bytes("vpmaddubsw", 16, "llvm.x86.avx2.pmadd.ub.sw", "avx2")

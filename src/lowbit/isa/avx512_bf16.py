@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
-from lowbit.isa.instruction import Call, fixed, instruction
+from lowbit.isa.instruction import Call, Signature, instruction
 from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, bf16, f32
 
@@ -48,7 +48,7 @@ def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:
 
 
 @instruction(
-    fixed(Vector(f32, 16), Vector(f32, 16), Vector(bf16, 32), Vector(bf16, 32)),
+    Signature(Vector(f32, 16), Vector(f32, 16), Vector(bf16, 32), Vector(bf16, 32)),
     _dot,
     feature="avx512bf16",
 )

@@ -25,7 +25,6 @@ def _convert_type(value: Type, to: Scalar) -> Type:
 
 def _widened(call: Call, value: ir.Value) -> Any:
     """bfloat16 as the float32 whose upper half it is."""
-    assert call.result is not None
     b, words = call.builder, with_element(call.result, u32)
     return b.bitcast(b.shl(b.zext(value, words.llvm), constant_like(words, 16)), call.result.llvm)
 
@@ -39,13 +38,11 @@ def _nearest(call: Call, value: ir.Value) -> Any:
     rounded = b.lshr(b.add(even, constant_like(words, 0x7FFF)), constant_like(words, 16))
     is_number = b.fcmp_ordered("==", value, value)
     chosen = b.select(is_number, rounded, constant_like(words, _BFLOAT16_NAN))
-    assert call.result is not None
     return b.trunc(chosen, call.result.llvm)
 
 
 def _convert(call: Call, value: ir.Value, to: Scalar) -> Any:
     source, target, b = element_of(call.types[0]), call.result, call.builder
-    assert target is not None
     if source == to:
         return value
     if bf16 in (source, to):

@@ -83,12 +83,14 @@ def _by_kind(integer: str, float_: str = "") -> Any:
     return emit
 
 
-def _less(call: Call, a: ir.Value, b: ir.Value) -> Any:
-    element = element_of(call.types[0])
-    if element.is_float:
-        return call.builder.fcmp_ordered("<", a, b)
-    compare = call.builder.icmp_signed if element.kind == "s" else call.builder.icmp_unsigned
-    return compare("<", a, b)
+def _comparison(sign: str) -> Any:
+    def emit(call: Call, a: ir.Value, b: ir.Value) -> Any:
+        element, builder = element_of(call.types[0]), call.builder
+        if element.is_float:
+            return builder.fcmp_ordered(sign, a, b)
+        return (builder.icmp_signed if element.kind == "s" else builder.icmp_unsigned)(sign, a, b)
+
+    return emit
 
 
 add = Instruction("add", _numbers, _by_kind("add", "fadd"), operator.add)
@@ -101,6 +103,8 @@ rem = Instruction("rem", _integers, _by_kind("srem"), operator.mod)
 and_ = Instruction("and", _integers, _by_kind("and_"), operator.and_)
 or_ = Instruction("or", _integers, _by_kind("or_"), operator.or_)
 xor = Instruction("xor", _integers, _by_kind("xor"), operator.xor)
+lt = Instruction("lt", _compared, _comparison("<"), operator.lt)
+eq = Instruction("eq", _compared, _comparison("=="), operator.eq)
 
 
 def _fma(call: Call, a: ir.Value, b: ir.Value, c: ir.Value) -> Any:
@@ -143,44 +147,19 @@ def _shift_type(value: Type, count: int) -> Type:
     return value
 
 
-def _shift(call: Call, value: Any, count: int, left: bool) -> Any:
-    by = constant_like(call.types[0], count)
-    if left:
-        return call.builder.shl(value, by)
+def _shift_left(call: Call, value: Any, count: int) -> Any:
+    return call.builder.shl(value, constant_like(call.types[0], count))
+
+
+def _shift_right(call: Call, value: Any, count: int) -> Any:
+    """Arithmetic for signed types, logical for unsigned ones."""
     signed = element_of(call.types[0]).kind == "s"
-    return (call.builder.ashr if signed else call.builder.lshr)(value, by)
+    shift = call.builder.ashr if signed else call.builder.lshr
+    return shift(value, constant_like(call.types[0], count))
 
 
-@instruction(_shift_type, lambda call, a, n: _shift(call, a, n, left=True))
-def shl(a: Any, count: int) -> Any:
-    return a << type_like(a, count)
-
-
-@instruction(_shift_type, lambda call, a, n: _shift(call, a, n, left=False))
-def shr(a: Any, count: int) -> Any:
-    """Shift right: arithmetic for signed types, logical for unsigned ones."""
-    return a >> type_like(a, count)
-
-
-def type_like(a: Any, value: int) -> Any:
-    """`value` in the NumPy type of `a` (a Python int stays one)."""
-    return value if isinstance(a, int) else a.dtype.type(value)
-
-
-@instruction(_compared, _less)
-def lt(a: Any, b: Any) -> Any:
-    return a < b
-
-
-def _equal(call: Call, a: ir.Value, b: ir.Value) -> Any:
-    if element_of(call.types[0]).is_float:
-        return call.builder.fcmp_ordered("==", a, b)
-    return call.builder.icmp_signed("==", a, b)
-
-
-@instruction(_compared, _equal)
-def eq(a: Any, b: Any) -> Any:
-    return a == b
+shl = Instruction("shl", _shift_type, _shift_left, operator.lshift)
+shr = Instruction("shr", _shift_type, _shift_right, operator.rshift)
 
 
 def _selected(condition: Type, a: Type, b: Type) -> Type:
@@ -253,7 +232,6 @@ def _loaded(pointer: Pointer, lanes: int) -> Type:
 
 
 def _load(call: Call, pointer: ir.Value, lanes: int) -> Any:
-    assert call.result is not None
     return call.builder.load(pointer, align=1, typ=call.result.llvm)
 
 
@@ -280,7 +258,7 @@ def _prefetch(call: Call, pointer: ir.Value) -> None:
     call.intrinsic("llvm.prefetch.p0", pointer, read, near, data)
 
 
-def _anywhere(pointer: Pointer) -> None:
+def _anywhere(pointer: Type) -> None:
     if not isinstance(pointer, Pointer):
         raise TypeError(f"a pointer is expected, got {pointer}")
 
@@ -319,15 +297,18 @@ def _suffix(vector: Vector) -> str:
     return f"v{vector.lanes}{'f' if element.is_float else 'i'}{element.bits}.p0"
 
 
-def _load_head_type(pointer: Pointer, count: Type, lanes: int) -> Type:
+def _check_count(count: Type) -> None:
     if count != s64:
         raise TypeError(f"the count must be an s64, got {count}")
+
+
+def _load_head_type(pointer: Pointer, count: Type, lanes: int) -> Type:
+    _check_count(count)
     return Vector(pointer.element, lanes)
 
 
 def _load_head(call: Call, pointer: ir.Value, count: ir.Value, lanes: int) -> Any:
     vector = call.result
-    assert isinstance(vector, Vector)
     mask = _head_mask(call, lanes, count)
     one = ir.Constant(ir.IntType(32), 1)
     zeros = ir.Constant(vector.llvm, None)
@@ -346,8 +327,7 @@ def load_head(address: Any, count: int, lanes: int) -> Any:
 
 def _store_head_type(value: Vector, pointer: Pointer, count: Type) -> None:
     _stored(value, pointer)
-    if count != s64:
-        raise TypeError(f"the count must be an s64, got {count}")
+    _check_count(count)
 
 
 def _store_head(call: Call, value: ir.Value, pointer: ir.Value, count: ir.Value) -> Any:
@@ -391,16 +371,12 @@ def madd16(a: Any, b: Any) -> Any:
     return product[0::2] + product[1::2]
 
 
-def _reduced(value: Type) -> Type:
-    return element_of(_integers(value))
+def _reduce_add(call: Call, a: ir.Value) -> Any:
+    vector = call.types[0]
+    return call.intrinsic(f"llvm.vector.reduce.add.v{vector.lanes}i{vector.element.bits}", a)
 
 
-@instruction(
-    _reduced,
-    lambda call, v: call.intrinsic(
-        f"llvm.vector.reduce.add.v{call.types[0].lanes}i{element_of(call.types[0]).bits}", v
-    ),
-)
+@instruction(lambda value: element_of(_integers(value)), _reduce_add)
 def reduce_add(a: Any) -> Any:
     """The sum of all lanes, which wraps."""
     return np.add.reduce(a, dtype=a.dtype)

@@ -22,7 +22,6 @@ _ARCH_PRCTL = 158  # Linux on x86-64
 _REQUEST_PERMISSION = 0x1023  # ARCH_REQ_XCOMP_PERM, Linux 5.16
 _TILE_DATA = 18  # the XSAVE component that holds the tiles
 
-
 # What Linux on AArch64 calls features that LLVM does not report for a host, and LLVM's own names.
 _LINUX_AARCH64 = {"asimddp": "dotprod", "i8mm": "i8mm"}
 
@@ -34,11 +33,8 @@ def features() -> frozenset[str]:
         known = {name for name, has in llvm.get_host_cpu_features().items() if has}
     except RuntimeError:  # LLVM does not know this host
         known = set()
-    return frozenset(known | _listed_by_linux(_cpuinfo("Features").split()))
-
-
-def _listed_by_linux(words: list[str]) -> set[str]:
-    return {name for word, name in _LINUX_AARCH64.items() if word in words}
+    listed = _cpuinfo("Features").split()
+    return frozenset(known | {name for word, name in _LINUX_AARCH64.items() if word in listed})
 
 
 def _cpuinfo(field: str) -> str:

@@ -24,19 +24,15 @@ Typing = Callable[..., "Type | None"]
 
 @dataclass(frozen=True)
 class Call:
-    """What `emit` is given: the ir.IRBuilder (untyped) and the types on both sides of one use."""
+    """What `emit` is given: the ir.IRBuilder and the types on both sides of one use, untyped."""
 
     builder: Any
     types: tuple[Any, ...]
-    result: Type | None
+    result: Any
 
     def intrinsic(self, name: str, *args: Any) -> Any:
         """Call the LLVM intrinsic `name` with `args`, declaring it in the module once."""
         returns = ir.VoidType() if self.result is None else self.result.llvm
-        return self.intrinsic_as(name, returns, *args)
-
-    def intrinsic_as(self, name: str, returns: ir.Type, *args: Any) -> Any:
-        """As `intrinsic`, with an LLVM return type of its own."""
         module = self.builder.module
         kind = ir.FunctionType(returns, [a.type for a in args])
         function = module.globals.get(name) or ir.Function(module, kind, name)
@@ -68,12 +64,11 @@ class Instruction:
         return f"<instruction {self.name}>"
 
 
-@dataclass(frozen=True)
 class Signature:
     """The typing of an instruction that takes one list of operand types; others are TypeErrors."""
 
-    result: Type | None
-    operands: tuple[Type, ...]
+    def __init__(self, result: Type | None, *operands: Type) -> None:
+        self.result, self.operands = result, operands
 
     def __call__(self, *given: Any) -> Type | None:
         if given != self.operands:
@@ -82,22 +77,14 @@ class Signature:
         return self.result
 
 
-def fixed(result: Type | None, *operands: Type) -> Signature:
-    """The typing of an instruction with one signature."""
-    return Signature(result, operands)
+def intrinsic(name: str) -> Callable[..., Any]:
+    """The emission that is one LLVM intrinsic."""
+    return lambda call, *args: call.intrinsic(name, *args)
 
 
 def instruction(
     typing: Typing, emit: Callable[..., Any] | str, feature: str = ""
 ) -> Callable[[Callable[..., Any]], Instruction]:
     """Decorate the meaning with its emission: an LLVM intrinsic's name, or a function."""
-
-    def intrinsic(call: Call, *args: ir.Value) -> Any:
-        assert isinstance(emit, str)
-        return call.intrinsic(emit, *args)
-
-    def decorate(meaning: Callable[..., Any]) -> Instruction:
-        emission = intrinsic if isinstance(emit, str) else emit
-        return Instruction(meaning.__name__.rstrip("_"), typing, emission, meaning, feature)
-
-    return decorate
+    emission = intrinsic(emit) if isinstance(emit, str) else emit
+    return lambda meaning: Instruction(meaning.__name__, typing, emission, meaning, feature)

@@ -10,10 +10,6 @@ from lowbit.isa import host
 from lowbit.registry import Registry
 
 
-def _granted() -> str:
-    return ""
-
-
 @dataclass(frozen=True, eq=False)
 class InstructionSet:
     """Facts about one instruction set, as data.
@@ -35,7 +31,7 @@ class InstructionSet:
     tiles: int = 0
     extension: bool = False
     architecture: str | None = "x86_64"
-    permission: Callable[[], str] = _granted
+    permission: Callable[[], str] = str  # which returns ""
 
     def plus(self, name: str, *features: str, **facts: Any) -> InstructionSet:
         """A set with all instructions of this one, to which it falls back, and more."""

@@ -7,13 +7,14 @@ Reference Manual for A-profile (DDI 0487), SDOT, UDOT, USDOT, SMMLA, USMMLA (vec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lowbit.isa.instruction import fixed, instruction
+from lowbit.isa.instruction import Instruction, Signature, intrinsic
 from lowbit.isa.instruction_set import InstructionSet, register
-from lowbit.isa.types import Vector, s8, s32, u8
+from lowbit.isa.types import Scalar, Vector, s8, s32, u8
 
 NEON_DOTPROD = register(
     InstructionSet(
@@ -28,45 +29,29 @@ NEON_DOTPROD = register(
 
 NEON_I8MM = register(NEON_DOTPROD.plus("neon_i8mm", "i8mm"))
 
-_SUMS, _SIGNED, _UNSIGNED = Vector(s32, 4), Vector(s8, 16), Vector(u8, 16)
-_NAME = "llvm.aarch64.neon.{}.v4i32.v16i8"
-
 
 def _dot(acc: Any, a: Any, b: Any) -> Any:
+    """out[i] = acc[i] + Σ_{j<4} a[4i+j]·b[4i+j]."""
     product = a.astype(np.int32) * b.astype(np.int32)
     return acc + product.reshape(4, 4).sum(axis=1, dtype=np.int32)
 
 
 def _matrix(acc: Any, a: Any, b: Any) -> Any:
+    """out[2i+j] = acc[2i+j] + Σ_{k<8} a[8i+k]·b[8j+k] for i, j < 2."""
     rows, columns = a.astype(np.int32).reshape(2, 8), b.astype(np.int32).reshape(2, 8)
     return acc + (rows @ columns.T).reshape(4)
 
 
-@instruction(fixed(_SUMS, _SUMS, _SIGNED, _SIGNED), _NAME.format("sdot"), feature="dotprod")
-def sdot(acc: Any, a: Any, b: Any) -> Any:
-    """out[i] = acc[i] + Σ_{j<4} a[4i+j]·b[4i+j], both signed."""
-    return _dot(acc, a, b)
+def _product(
+    name: str, a: Scalar, b: Scalar, meaning: Callable[..., Any], feature: str
+) -> Instruction:
+    sums, llvm_name = Vector(s32, 4), f"llvm.aarch64.neon.{name}.v4i32.v16i8"
+    typing = Signature(sums, sums, Vector(a, 16), Vector(b, 16))
+    return Instruction(name, typing, intrinsic(llvm_name), meaning, feature)
 
 
-@instruction(fixed(_SUMS, _SUMS, _UNSIGNED, _UNSIGNED), _NAME.format("udot"), feature="dotprod")
-def udot(acc: Any, a: Any, b: Any) -> Any:
-    """out[i] = acc[i] + Σ_{j<4} a[4i+j]·b[4i+j], both unsigned."""
-    return _dot(acc, a, b)
-
-
-@instruction(fixed(_SUMS, _SUMS, _UNSIGNED, _SIGNED), _NAME.format("usdot"), feature="i8mm")
-def usdot(acc: Any, a: Any, b: Any) -> Any:
-    """out[i] = acc[i] + Σ_{j<4} a[4i+j]·b[4i+j], a unsigned, b signed."""
-    return _dot(acc, a, b)
-
-
-@instruction(fixed(_SUMS, _SUMS, _SIGNED, _SIGNED), _NAME.format("smmla"), feature="i8mm")
-def smmla(acc: Any, a: Any, b: Any) -> Any:
-    """out[2i+j] = acc[2i+j] + Σ_{k<8} a[8i+k]·b[8j+k] for i, j < 2, both signed."""
-    return _matrix(acc, a, b)
-
-
-@instruction(fixed(_SUMS, _SUMS, _UNSIGNED, _SIGNED), _NAME.format("usmmla"), feature="i8mm")
-def usmmla(acc: Any, a: Any, b: Any) -> Any:
-    """out[2i+j] = acc[2i+j] + Σ_{k<8} a[8i+k]·b[8j+k] for i, j < 2, a unsigned, b signed."""
-    return _matrix(acc, a, b)
+sdot = _product("sdot", s8, s8, _dot, "dotprod")
+udot = _product("udot", u8, u8, _dot, "dotprod")
+usdot = _product("usdot", u8, s8, _dot, "i8mm")
+smmla = _product("smmla", s8, s8, _matrix, "i8mm")
+usmmla = _product("usmmla", u8, s8, _matrix, "i8mm")

@@ -6,6 +6,7 @@ where it is a number, a NumPy vector or a checked address. The text cannot tell.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from lowbit.isa import conversion, generic
@@ -20,6 +21,11 @@ class Machine(Protocol):
     def constant(self, value: float, type_: Type) -> Value: ...
     def advance(self, pointer: Value, elements: Value) -> Value: ...
     def reinterpret(self, pointer: Value, element: Scalar) -> Value: ...
+
+
+def _operator(instruction: Instruction, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """The method of a Python operator."""
+    return lambda value, other: value._with(instruction, other, swapped)
 
 
 class Value:
@@ -45,53 +51,19 @@ class Value:
             return self.machine.advance(self, other)
         return self._with(generic.add, other)
 
-    def __radd__(self, other: Any) -> Value:
-        return self._with(generic.add, other, swapped=True)
-
-    def __sub__(self, other: Any) -> Value:
-        return self._with(generic.sub, other)
-
-    def __rsub__(self, other: Any) -> Value:
-        return self._with(generic.sub, other, swapped=True)
-
-    def __mul__(self, other: Any) -> Value:
-        return self._with(generic.mul, other)
-
-    def __rmul__(self, other: Any) -> Value:
-        return self._with(generic.mul, other, swapped=True)
-
-    def __truediv__(self, other: Any) -> Value:
-        return self._with(generic.fdiv, other)
-
-    def __rtruediv__(self, other: Any) -> Value:
-        return self._with(generic.fdiv, other, swapped=True)
-
-    def __floordiv__(self, other: Any) -> Value:
-        return self._with(generic.div, other)
-
-    def __mod__(self, other: Any) -> Value:
-        return self._with(generic.rem, other)
-
-    def __and__(self, other: Any) -> Value:
-        return self._with(generic.and_, other)
-
-    def __or__(self, other: Any) -> Value:
-        return self._with(generic.or_, other)
-
-    def __xor__(self, other: Any) -> Value:
-        return self._with(generic.xor, other)
+    __radd__ = _operator(generic.add, swapped=True)
+    __sub__, __rsub__ = _operator(generic.sub), _operator(generic.sub, swapped=True)
+    __mul__, __rmul__ = _operator(generic.mul), _operator(generic.mul, swapped=True)
+    __truediv__, __rtruediv__ = _operator(generic.fdiv), _operator(generic.fdiv, swapped=True)
+    __floordiv__, __mod__ = _operator(generic.div), _operator(generic.rem)
+    __and__, __or__, __xor__ = map(_operator, (generic.and_, generic.or_, generic.xor))
+    __lt__, __gt__ = _operator(generic.lt), _operator(generic.lt, swapped=True)
 
     def __lshift__(self, count: int) -> Value:
         return generic.shl(self, count)
 
     def __rshift__(self, count: int) -> Value:
         return generic.shr(self, count)
-
-    def __lt__(self, other: Any) -> Value:
-        return self._with(generic.lt, other)
-
-    def __gt__(self, other: Any) -> Value:
-        return self._with(generic.lt, other, swapped=True)
 
     def equals(self, other: Any) -> Value:
         """Lane by lane equality."""
@@ -136,10 +108,27 @@ class Value:
         return f"<{self.type}>"
 
 
-class Register(Protocol):
-    """A variable of a kernel text: what `k.register(initial)` returns."""
+class Register:
+    """A variable of a kernel text: what `k.register(initial)` returns. It keeps its type."""
+
+    def __init__(self, initial: Value) -> None:
+        self._type = initial.type
+        self._put(initial)
 
     @property
-    def value(self) -> Value: ...
+    def value(self) -> Value:
+        return self._get()
+
     @value.setter
-    def value(self, new: Value) -> None: ...
+    def value(self, new: Value) -> None:
+        if new.type != self._type:
+            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
+        self._put(new)
+
+    # What machines differ in.
+
+    def _get(self) -> Value:
+        return self._value
+
+    def _put(self, new: Value) -> None:
+        self._value = new

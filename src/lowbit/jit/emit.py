@@ -26,25 +26,20 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _SPINS_BEFORE_YIELD = 1 << 12
 
 
-class _Variable:
+class _Variable(Register):
     """A stack slot that LLVM's mem2reg turns into a register."""
 
     def __init__(self, emitter: Emitter, initial: Value) -> None:
         self._emitter = emitter
-        self._type = initial.type
         with emitter.at_entry():
             self._slot = emitter.builder.alloca(initial.type.llvm)
-        self.value = initial
+        super().__init__(initial)
 
-    @property
-    def value(self) -> Value:
+    def _get(self) -> Value:
         loaded = self._emitter.builder.load(self._slot, typ=self._type.llvm)
         return Value(self._emitter, self._type, loaded)
 
-    @value.setter
-    def value(self, new: Value) -> None:
-        if new.type != self._type:
-            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
+    def _put(self, new: Value) -> None:
         self._emitter.builder.store(new.payload, self._slot)
 
 

@@ -6,8 +6,8 @@ was fixed beforehand, and which of them a call fills. A call copies the slots to
 them, releases the GIL and jumps. Through ctypes the same costs microseconds, as long as a small
 product takes. An argument is an int (an address, a size), None (0), or a NumPy array, whose address
 is read from where NumPy's C interface keeps it (`PyArrayObject_fields`, numpy/ndarraytypes.h: the
-first member after Python's own header). Whether objects are laid out so is asked once, of real
-ones. Where they are not, ctypes does the work.
+first member after Python's own header). Whether objects are laid out so is asked once, of
+real ones.
 
 Sources: Python's C API reference, "Common Object Structures", "Thread State and the GIL".
 """
@@ -34,10 +34,6 @@ _FASTCALL = 0x80
 HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
 _FACTS = 6  # words of a record before the slots
 
-# How a kernel is called: one pointer to its slots. Releases the GIL while it runs.
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-_RUNNER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
-
 
 class _Method(ctypes.Structure):
     """PyMethodDef."""
@@ -62,9 +58,7 @@ def bound(
     It takes the varying ones in this order, and before them, for several threads, what
     `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    if not layout_is_known():
-        return _through_ctypes(loaded, threads, names, varying, fixed)
-    words = [_word(fixed.get(name)) for name in names]
+    words = [word(fixed.get(name)) for name in names]
     places = [names.index(name) for name in varying]
     sizes = len(words) + COUNTERS, len(places)
     facts = (loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
@@ -74,42 +68,21 @@ def bound(
     return make(method, (record, loaded, *fixed.values()), None)  # which it keeps alive
 
 
-def _word(argument: Any) -> int:
+def word(argument: Any) -> int:
+    """What a kernel is given for an argument: an int, an array's address, 0 for None."""
     if isinstance(argument, np.ndarray):
-        return _address(argument)
+        return argument.__array_interface__["data"][0]
     return 0 if argument is None else operator.index(argument)
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return array.__array_interface__["data"][0]
-
-
-def _through_ctypes(
-    loaded: Loaded,
-    threads: int,
-    names: Sequence[str],
-    varying: Sequence[str],
-    fixed: Mapping[str, Any],
-) -> Callable[..., None]:
-    """What the compiled function does, some microseconds slower."""
-    several = threads > 1
-
-    def call(*arguments: Any) -> None:
-        if len(arguments) != several + len(varying):
-            raise TypeError("wrong number of arguments for a kernel")
-        values = {**fixed, **dict(zip(varying, arguments[several:], strict=True))}
-        words = (_word(values[name]) for name in names)
-        memory = struct.pack(f"{len(names)}q{8 * COUNTERS}x", *words)  # new: it counts in there
-        if several:
-            _RUNNER(arguments[0])(loaded.address, memory, threads, 0)
-        else:
-            _FUNCTION(loaded.address)(memory)
-
-    return call
 
 
 @cache
 def _entry() -> tuple[Callable[..., Any], int]:
+    """How a call enters kernels; RuntimeError where Python keeps its objects in another way."""
+    if not layout_is_known():
+        raise RuntimeError(
+            f"Python {sys.version.split()[0]} with NumPy {np.__version__} keeps its objects as "
+            "lowbit does not know; take versions that it is tested with"
+        )
     return method_of(_NAME, load(_NAME, get("generic"), lambda: _IR, HEADER))
 
 
@@ -128,19 +101,18 @@ _kept: list[Any] = []  # code and its description must live as long as the proce
 BYTES_AT, TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
 
 
-@cache
 def layout_is_known() -> bool:
     """Whether arrays, bytes and tuples hold their content where the compiled function looks."""
     if sys.implementation.name != "cpython":
         return False
-    word = ctypes.c_size_t.from_address
+    at = ctypes.c_size_t.from_address
     text, memory = b"sixteen bytes...", np.zeros((4, 6), np.uint8)
     views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], memory.view(np.uint16)[0]
     return (
-        all(word(id(view) + HEADER).value == _address(view) for view in views)
-        and word(id(memory) + HEADER - 8).value == id(np.ndarray)
+        all(at(id(view) + HEADER).value == word(view) for view in views)
+        and at(id(memory) + HEADER - 8).value == id(np.ndarray)
         and ctypes.string_at(id(text) + BYTES_AT, len(text)) == text
-        and word(id(pair := (text, memory)) + TUPLE_AT).value == id(text)
+        and at(id(pair := (text, memory)) + TUPLE_AT).value == id(text)
         and pair[1] is memory
     )
 

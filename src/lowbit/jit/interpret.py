@@ -7,7 +7,7 @@ machine it runs on: an AMX kernel runs anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,6 @@ from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.memory import Access, Address, ArrayMemory, Memory
-
-
-class Variable:
-    """A register of a text; `value` may be set to another Value of its type."""
-
-    def __init__(self, initial: Value) -> None:
-        self._type, self._value = initial.type, initial
-
-    @property
-    def value(self) -> Value:
-        return self._value
-
-    @value.setter
-    def value(self, new: Value) -> None:
-        if new.type != self._type:
-            raise TypeError(f"a variable of {self._type} cannot hold a {new.type}")
-        self._value = new
 
 
 class Interpreter(Builder):
@@ -85,7 +68,7 @@ class Interpreter(Builder):
         return self.pointer("local", poison, element)
 
     def _register(self, initial: Value) -> Register:
-        return Variable(initial)
+        return Register(initial)
 
     def _tile(self, number: int) -> Value:
         return Value(self, tile, TileState())
@@ -105,31 +88,3 @@ class Interpreter(Builder):
     def parallel(self, items: Value) -> Iterator[Value]:
         for item in range(int(items.payload)):
             yield Value(self, s64, item)
-
-
-def interpret(
-    text: Callable[..., None],
-    types: dict[str, Type],
-    isa: InstructionSet,
-    arguments: dict[str, Any],
-    trace: list[Access] | None = None,
-    /,
-    **static: Any,
-) -> Interpreter:
-    """Run a kernel text on arrays (for its pointers) and ints; outputs are written in place.
-
-    A pointer argument may be None where the text, for these static arguments, does not use it.
-    Returns the interpreter, which has counted the instructions. Raises OutOfBoundsError.
-    """
-    machine = Interpreter(isa, trace)
-    values: list[Value] = []
-    for name, type_ in types.items():
-        given = arguments[name]
-        if isinstance(type_, Pointer):
-            array = np.zeros(0, type_.element.numpy) if given is None else given
-            values.append(machine.pointer(name, array, type_.element))
-        else:
-            values.append(machine.constant(given, type_))
-    with np.errstate(all="ignore"):
-        text(machine, *values, **static)
-    return machine

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from lowbit.isa import InstructionSet
-from lowbit.isa.types import Type
+from lowbit.isa.types import Pointer, Type
+from lowbit.isa.value import Value
 from lowbit.jit import cache, threads
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
 from lowbit.jit.entry import bound
-from lowbit.jit.interpret import Interpreter, interpret
+from lowbit.jit.interpret import Interpreter
 from lowbit.jit.memory import Access
 from lowbit.jit.recognize import Check, Fresh, recognizer
 
@@ -82,7 +85,7 @@ class Program:
 
 
 class Kernel:
-    """A kernel text with its parameter types. Made by the decorator `kernel`."""
+    """A kernel text with its parameter types."""
 
     def __init__(self, text: Callable[..., None]) -> None:
         hints = typing.get_type_hints(text, include_extras=True)
@@ -133,10 +136,25 @@ class Kernel:
         /,
         **static: Any,
     ) -> Interpreter:
-        """Run the text on NumPy arrays, every access checked; see jit.interpret."""
-        return interpret(self.text, self.types, isa, arguments, trace, **static)
+        """Run the text on arrays (for its pointers) and ints, every access checked; outputs are
+        written in place. Returns the interpreter, which has counted the instructions.
+
+        A pointer argument may be None where the text, for these static arguments, does not use it.
+        OutOfBoundsError: an access touches memory that is no element's.
+        """
+        machine = Interpreter(isa, trace)
+        values: list[Value] = []
+        for name, type_ in self.types.items():
+            given = arguments[name]
+            if isinstance(type_, Pointer):
+                array = np.zeros(0, type_.element.numpy) if given is None else given
+                values.append(machine.pointer(name, array, type_.element))
+            else:
+                values.append(machine.constant(given, type_))
+        with np.errstate(all="ignore"):
+            self.text(machine, *values, **static)
+        return machine
 
 
-def kernel(text: Callable[..., None]) -> Kernel:
-    """Make a kernel of a text."""
-    return Kernel(text)
+kernel = Kernel
+"""The decorator: makes a kernel of a text."""

@@ -63,6 +63,14 @@ def of_torch() -> tuple[str, int] | None:
     return None
 
 
+def count_of_torch() -> int | None:
+    """The address of at::get_num_threads, int (): what `torch.get_num_threads` asks."""
+    for path in _mapped("libtorch_cpu.so"):
+        with contextlib.suppress(OSError, AttributeError):
+            return ctypes.cast(ctypes.CDLL(path)._ZN2at15get_num_threadsEv, ctypes.c_void_p).value
+    return None
+
+
 def _mapped(name: str) -> list[str]:
     """The mapped files whose names begin with `name`."""
     try:

@@ -29,12 +29,12 @@ from lowbit.isa import get
 from lowbit.jit.builder import COUNTERS
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
-from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT, layout_is_known, method_of
+from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT, method_of
 from lowbit.numerics.float32 import BEYOND
 
 _NAME = "lowbit_recognize"
 _FACTS, _CHECK = 11, 10  # words of a record before the slots, and of a check
-_SAME, _ARRAY, _OUTPUT, _REAL, _INTEGER = range(5)
+_SAME, _ARRAY, _OUTPUT, _REAL, _INTEGER, _COUNT = range(6)
 _MOST_AXES = 2
 _WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
 _BEYOND_BITS = f"0x{struct.pack('>d', BEYOND).hex()}"  # as LLVM writes a double
@@ -94,7 +94,17 @@ class Integer(NamedTuple):
         return _INTEGER, self.offset, self.low, self.high, self.shift
 
 
-Check = Same | Array | Real | Integer
+class Count(NamedTuple):
+    """The argument must be None, and a function, int (), must return a number."""
+
+    function: int
+    expected: int
+
+    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
+        return _COUNT, id(None), self.function, self.expected
+
+
+Check = Same | Array | Real | Integer | Count
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ def recognizer(
     arrays = [check.like for check in checks if isinstance(check, Array)]
     if scratch_bytes > MOST_SCRATCH or any(one.ndim > _MOST_AXES for one in arrays):
         return None
-    if not layout_is_known() or not _arrays_are_known():
+    if not _arrays_are_known():
         return None
     places = {name: place for place, name in enumerate(names)}
     made = (id(fresh.make), id(fresh.arguments), places[fresh.slot]) if fresh else (0, 0, 0)
@@ -322,11 +332,24 @@ look:
   switch i64 %kind, label %same [ i64 {_ARRAY}, label %matrix
                                   i64 {_OUTPUT}, label %matrix
                                   i64 {_REAL}, label %real
-                                  i64 {_INTEGER}, label %integer ]
+                                  i64 {_INTEGER}, label %integer
+                                  i64 {_COUNT}, label %count_none ]
 same:
   %identity = ptrtoint ptr %value to i64
   %is_same = icmp eq i64 %identity, %first
   br i1 %is_same, label %passed, label %miss
+count_none:
+  %argument = ptrtoint ptr %value to i64
+  %is_none = icmp eq i64 %argument, %first
+  br i1 %is_none, label %ask_count, label %miss
+ask_count:
+  %function_word = call i64 @word(ptr %check, i64 2)
+  %function = inttoptr i64 %function_word to ptr
+  %told = call i32 %function()
+  %told_word = sext i32 %told to i64
+  %expected_count = call i64 @word(ptr %check, i64 3)
+  %as_expected = icmp eq i64 %told_word, %expected_count
+  br i1 %as_expected, label %passed, label %miss
 matrix:
   %fits = call i1 @fits(ptr %value, ptr %check, i64 %array)
   br i1 %fits, label %fitting, label %miss
@@ -390,8 +413,8 @@ shifted:
   store i32 %short, ptr %int_at
   br label %passed
 passed:
-  %result_so_far = phi ptr [ %result, %same ], [ %result, %fitting ], [ %value, %compare ],
-                           [ %result, %rounded ], [ %result, %shifted ]
+  %result_so_far = phi ptr [ %result, %same ], [ %result, %ask_count ], [ %result, %fitting ],
+                           [ %value, %compare ], [ %result, %rounded ], [ %result, %shifted ]
   %following = add i64 %i, 1
   br label %next
 done_checks:

@@ -15,6 +15,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from lowbit.jit import openmp, team
@@ -55,6 +56,20 @@ def max_threads() -> int:
         first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
         return max(1, int(first))
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@cache
+def counter() -> int | None:
+    """The address of a function, int (), that says what `max_threads` does; None: there is none.
+
+    Only to be asked once PyTorch is loaded, which then says how many there are.
+    """
+    return openmp.count_of_torch()
+
+
+def torch_counts() -> bool:
+    """Whether PyTorch says how many threads a call may use."""
+    return _torch_threads() is not None
 
 
 def checked(wanted: Any) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,21 +48,17 @@ class QTensor:
     group_axis: int | None = None
 
     def __post_init__(self) -> None:
-        fmt, values = self.format, self.values
-        if _normalized_axis(self.axis, values.ndim) != self.axis:
+        fmt, values, sharing = self.format, self.values, self._sharing
+        if _axis_like(self.axis, sharing.kept) != self.axis:
             raise ValueError(f"expected non-negative ascending axes, got axis={self.axis!r}")
-        group_axis = _normalized_group_axis(
-            self.group_axis, self.group_size, self.axis, values.ndim
-        )
-        if self.group_axis not in (None, group_axis):
+        if self.group_axis not in (None, sharing.cut):
             raise ValueError(f"expected a non-negative axis, got group_axis={self.group_axis}")
         # The way to fill in a field of a frozen dataclass.
-        object.__setattr__(self, "group_axis", group_axis)
-        expected = _parameter_shape(values.shape, self.axis, self.group_size, group_axis)
+        object.__setattr__(self, "group_axis", sharing.cut)
         parts = (
             ("values", values, fmt.storage, values.shape),
-            ("scale", self.scale, np.dtype(np.float32), expected),
-            ("zero_point", self.zero_point, np.dtype(np.int32), expected),
+            ("scale", self.scale, np.dtype(np.float32), sharing.scales),
+            ("zero_point", self.zero_point, np.dtype(np.int32), sharing.scales),
         )
         for name, array, dtype, shape in parts:
             if is_masked(array):
@@ -78,6 +73,10 @@ class QTensor:
         check_values(self.zero_point, fmt, "zero_point")
 
     @property
+    def _sharing(self) -> _Sharing:
+        return _Sharing.of(self.values.shape, self.axis, self.group_size, self.group_axis)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the tensor."""
         return self.values.shape
@@ -87,8 +86,7 @@ class QTensor:
         """The transposed matrix, in views. ValueError for other than two dimensions."""
         if self.values.ndim != 2:
             raise ValueError(f"expected two dimensions to transpose, got shape {self.shape}")
-        axes = tuple(sorted(1 - i for i in _kept(self.axis)))
-        axis = axes if isinstance(self.axis, tuple) else axes[0] if axes else None
+        axis = _axis_like(self.axis, tuple(1 - i for i in reversed(self._sharing.kept)))
         group_axis = None if self.group_axis is None else 1 - self.group_axis
         return QTensor(
             self.values.T, self.scale.T, self.zero_point.T, self.format, axis, self.group_size,
@@ -102,11 +100,8 @@ class QTensor:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The real values, float32, in the tensor's shape."""
-        scale, zero_point = (
-            _spread(part, self.shape, self.axis, self.group_size, self.group_axis)
-            for part in (self.scale, self.zero_point)
-        )
-        return dequantize_affine(self.values, scale, zero_point)
+        spread = self._sharing.spread
+        return dequantize_affine(self.values, spread(self.scale), spread(self.zero_point))
 
     def __repr__(self) -> str:
         parts = [f"{self.format.name} {list(self.shape)}"]
@@ -163,20 +158,19 @@ def quantize(
     check_range(range)
     fmt = int_format(dtype)
     x = _float_array(array)
-    axis = _normalized_axis(axis, x.ndim)
-    group_axis = _normalized_group_axis(group_axis, group_size, axis, x.ndim)
+    sharing = _Sharing.of(x.shape, axis, group_size, group_axis)
     check_finite(x)
-    low, high = _ranges(x, axis, group_size, group_axis)
-    scale, zero_point = affine_parameters(low, high, fmt, symmetric)
+    scale, zero_point = affine_parameters(*sharing.ranges(x), fmt, symmetric)
     if range == "mse":
-        for rows, one in _sharing(x, axis, group_size, group_axis):
-            shape = scale[one].shape
-            found = least_squares(rows, scale[one].ravel(), zero_point[one].ravel(), fmt, symmetric)
-            scale[one], zero_point[one] = (part.reshape(shape) for part in found)
-    spread_scale = _spread(scale, x.shape, axis, group_size, group_axis)
-    spread_zero_point = _spread(zero_point, x.shape, axis, group_size, group_axis)
-    values = quantize_affine(x, spread_scale, spread_zero_point, fmt)
-    return QTensor(values, scale, zero_point, fmt, axis, group_size, group_axis)
+        for part, where in sharing.parts(x):
+            shape, given = scale[where].shape, (scale[where].ravel(), zero_point[where].ravel())
+            count = given[0].size
+            rows = part.reshape(count, part.size // max(count, 1))
+            found = least_squares(rows, *given, fmt, symmetric)
+            scale[where], zero_point[where] = (each.reshape(shape) for each in found)
+    values = quantize_affine(x, sharing.spread(scale), sharing.spread(zero_point), fmt)
+    axis = _axis_like(axis, sharing.kept)
+    return QTensor(values, scale, zero_point, fmt, axis, group_size, sharing.cut)
 
 
 def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -201,121 +195,107 @@ def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return x
 
 
-def _normalized_axis(axis: Axis, ndim: int) -> Axis:
-    """`axis` with negative numbers resolved, a tuple in ascending order."""
-    if axis is None:
-        return None
-    expected = "None, an int or a tuple of ints"
-    resolved = tuple(sorted(checked_axis(i, ndim, expected=expected) for i in _kept(axis)))
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(f"expected each axis once, got axis={axis!r}")
-    return resolved if isinstance(axis, tuple) else resolved[0]
+def _axis_like(given: Axis, kept: tuple[int, ...]) -> Axis:
+    """Axes as a user gives them: a tuple, or one, or None."""
+    return kept if isinstance(given, tuple) else kept[0] if kept else None
 
 
-def _normalized_group_axis(
-    group_axis: int | None, group_size: int | None, axis: Axis, ndim: int
-) -> int | None:
-    """The axis that groups cut, not negative, the last one by default; None without groups."""
-    if group_size is None:
-        if group_axis is not None:
+class _Sharing(NamedTuple):
+    """Which values share a scale: those with the same indices of the axes `kept` and, if there are
+    groups, in the same `size` indices of the axis `cut`."""
+
+    shape: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int = 0
+    cut: int | None = None
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], axis: Axis, group_size: int | None, group_axis: int | None
+    ) -> _Sharing:
+        """From what users give, checked, with negative axes resolved."""
+        axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        expected, ndim = "None, an int or a tuple of ints", len(shape)
+        kept = tuple(sorted(checked_axis(i, ndim, expected=expected) for i in axes))
+        if len(set(kept)) < len(kept):
+            raise ValueError(f"expected each axis once, got axis={axis!r}")
+        if group_size is None:
+            if group_axis is not None:
+                raise ValueError(
+                    f"group_axis={group_axis!r} needs a group_size; pass both or leave both out"
+                )
+            return cls(shape, kept)
+        if isinstance(group_size, bool) or not isinstance(group_size, int):
+            raise TypeError(f"expected group_size to be None or an int, got {group_size!r}")
+        if group_size < 1:
             raise ValueError(
-                f"group_axis={group_axis!r} needs a group_size; pass both or leave both out"
+                f"expected group_size to be at least 1, got {group_size}; leave it out where the "
+                "whole of an axis shares a scale"
             )
-        return None
-    if isinstance(group_size, bool) or not isinstance(group_size, int):
-        raise TypeError(f"expected group_size to be None or an int, got {group_size!r}")
-    if group_size < 1:
-        raise ValueError(
-            f"expected group_size to be at least 1, got {group_size}; leave it out where the "
-            "whole of an axis shares a scale"
-        )
-    if ndim == 0:
-        raise ValueError("group_size cuts an axis, and this array has no axis; leave it out")
-    given = -1 if group_axis is None else group_axis
-    resolved = checked_axis(given, ndim, "group_axis", "None or an int")
-    if resolved in _kept(axis):
-        raise ValueError(
-            f"group_size cuts axis {resolved}, which has a scale per index already with "
-            f"axis={axis!r}; leave one of the two out, or cut another axis with group_axis"
-        )
-    return resolved
+        if ndim == 0:
+            raise ValueError("group_size cuts an axis, and this array has no axis; leave it out")
+        given = -1 if group_axis is None else group_axis
+        cut = checked_axis(given, ndim, "group_axis", "None or an int")
+        if cut in kept:
+            raise ValueError(
+                f"group_size cuts axis {cut}, which has a scale per index already with "
+                f"axis={axis!r}; leave one of the two out, or cut another axis with group_axis"
+            )
+        return cls(shape, kept, group_size, cut)
+
+    def _counts(self) -> list[int]:
+        """How many scales there are along each axis; 0 along one that has none."""
+        counts = [n if i in self.kept else 0 for i, n in enumerate(self.shape)]
+        if self.cut is not None:
+            counts[self.cut] = -(-self.shape[self.cut] // self.size)
+        return counts
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        """The shape of scales and zero points."""
+        counts = self._counts()
+        return tuple(n for i, n in enumerate(counts) if i in self.kept or i == self.cut)
+
+    def spread(self, part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Scales or zero points in a shape that broadcasts against the values."""
+        own = (*self.kept, self.cut)
+        part = part.reshape([n if i in own else 1 for i, n in enumerate(self._counts())])
+        if self.cut is None:
+            return part
+        return np.take(part, np.arange(self.shape[self.cut]) // self.size, axis=self.cut)
+
+    def ranges(self, x: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Least and greatest value of what shares a scale, the range widened to hold 0."""
+        low, high = np.zeros(self.scales, x.dtype), np.zeros(self.scales, x.dtype)
+        for part, where in self.parts(x):
+            others = tuple(range(low.ndim, part.ndim))
+            # Starting from 0 widens the range to hold it, and gives an empty range a meaning.
+            low[where] = np.minimum.reduce(part, axis=others, initial=0)
+            high[where] = np.maximum.reduce(part, axis=others, initial=0)
+        return low, high
+
+    def parts(self, x: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[Any], tuple[slice, ...]]]:
+        """Views of x, whose first axes are those of scales and whose others share one; and where in
+        the array of scales they are. There are two if the last groups are shorter than the others.
+        """
+        if self.cut is None:
+            yield _first(x, self.kept), ()
+            return
+        cut, size, length = self.cut, self.size, self.shape[self.cut]
+        # The axis of groups becomes two: which group, and where in it.
+        before = tuple(i for i in self.kept if i < cut)
+        kept = (*before, cut, *(i + 1 for i in self.kept if i > cut))
+        whole = length - length % size
+        for start, stop in ((0, whole), (whole, length)):
+            if start < stop:
+                each = min(size, stop - start)
+                part = x[(slice(None),) * cut + (slice(start, stop),)]
+                inner = ((stop - start) // each, each)
+                part = part.reshape(x.shape[:cut] + inner + x.shape[cut + 1 :])
+                groups = slice(start // size, -(-stop // size))
+                yield _first(part, kept), (*(slice(None),) * len(before), groups)
 
 
-def _kept(axis: Axis) -> tuple[int, ...]:
-    if axis is None:
-        return ()
-    return axis if isinstance(axis, tuple) else (axis,)
-
-
-def _parameter_shape(
-    shape: tuple[int, ...], axis: Axis, group_size: int | None, group_axis: int | None
-) -> tuple[int, ...]:
-    sizes = {i: shape[i] for i in _kept(axis)}
-    if group_size is not None and group_axis is not None:
-        sizes[group_axis] = -(-shape[group_axis] // group_size)
-    return tuple(sizes[i] for i in sorted(sizes))
-
-
-def _ranges(
-    x: npt.NDArray[Any], axis: Axis, group_size: int | None, group_axis: int | None
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Least and greatest value of what shares a scale, the range widened to hold 0."""
-    others = tuple(i for i in range(x.ndim) if i not in (*_kept(axis), group_axis))
-    low = high = x
-    if group_size is not None and group_axis is not None and x.shape[group_axis] > 0:
-        starts = np.arange(0, x.shape[group_axis], group_size)
-        low = np.minimum.reduceat(x, starts, axis=group_axis)
-        high = np.maximum.reduceat(x, starts, axis=group_axis)
-    # Starting from 0 widens the range to hold it, and gives an empty range a meaning.
-    low = np.minimum.reduce(low, axis=others, initial=0)
-    high = np.maximum.reduce(high, axis=others, initial=0)
-    return np.asarray(low), np.asarray(high)
-
-
-def _sharing(
-    x: npt.NDArray[Any], axis: Axis, group_size: int | None, group_axis: int | None
-) -> Iterator[tuple[npt.NDArray[Any], tuple[slice, ...]]]:
-    """Matrices [scales, elements] of what shares a scale, and where in the scales' array these are.
-
-    There are two if the last groups are shorter than the others.
-    """
-    kept = _kept(axis)
-    if group_size is None or group_axis is None:
-        yield _rows(x, kept), ()
-        return
-    # The axis of groups becomes two: which group, and where in it.
-    before = sum(i < group_axis for i in kept)
-    kept = (*kept[:before], group_axis, *(i + 1 for i in kept[before:]))
-    length = x.shape[group_axis]
-    whole = length - length % group_size
-    for start, stop in ((0, whole), (whole, length)):
-        if start < stop:
-            size = min(group_size, stop - start)
-            part = x[(slice(None),) * group_axis + (slice(start, stop),)]
-            inner = ((stop - start) // size, size)
-            part = part.reshape(x.shape[:group_axis] + inner + x.shape[group_axis + 1 :])
-            groups = slice(start // group_size, -(-stop // group_size))
-            yield _rows(part, kept), (*(slice(None),) * before, groups)
-
-
-def _rows(x: npt.NDArray[Any], kept: tuple[int, ...]) -> npt.NDArray[Any]:
-    moved = x.transpose(kept + tuple(i for i in range(x.ndim) if i not in kept))
-    count = math.prod(moved.shape[: len(kept)])
-    return moved.reshape(count, x.size // max(count, 1))
-
-
-def _spread(
-    part: npt.NDArray[Any],
-    shape: tuple[int, ...],
-    axis: Axis,
-    group_size: int | None,
-    group_axis: int | None,
-) -> npt.NDArray[Any]:
-    """A scale or zero point array in a shape that broadcasts against the values."""
-    kept = _kept(axis)
-    ones = [shape[i] if i in kept else 1 for i in range(len(shape))]
-    if group_size is None or group_axis is None:
-        return part.reshape(ones)
-    ones[group_axis] = -(-shape[group_axis] // group_size)
-    group_of = np.arange(shape[group_axis]) // group_size
-    return np.take(part.reshape(ones), group_of, axis=group_axis)
+def _first(x: npt.NDArray[Any], axes: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A view with these axes before the others."""
+    return x.transpose(axes + tuple(i for i in range(x.ndim) if i not in axes))

@@ -22,7 +22,10 @@ Array = npt.NDArray[Any]
 LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(bfloat16)
-_LIMITS = {np.dtype(np.int8): (-128, 127), np.dtype(np.uint8): (0, 255)}
+_INT8 = np.dtype(np.int8)
+FLOATS = (_FLOAT32, _BFLOAT16)
+Dtypes = tuple[np.dtype[Any], ...]
+_LIMITS = {_INT8: (-128, 127), np.dtype(np.uint8): (0, 255)}
 
 
 def _is_torch(value: Any) -> bool:
@@ -40,11 +43,16 @@ def array(value: Any, name: str) -> Array:
         raise TypeError(
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
-    if not value.dtype.isnative:
-        raise TypeError(f"{name} has bytes in foreign order ({value.dtype}); convert it first")
+    check_native(value.dtype, name)
     return (
         value if type(value) is np.ndarray else np.asarray(value)
     )  # no subclass, whose indexing may mean something else
+
+
+def check_native(dtype: np.dtype[Any], name: str) -> None:
+    """Bytes must be in this machine's order."""
+    if not dtype.isnative:
+        raise TypeError(f"{name} has bytes in foreign order ({dtype}); convert it first")
 
 
 def viewed(tensor: Any) -> Array:
@@ -104,60 +112,38 @@ def bytes_array(value: Any, name: str) -> Array:
     return given
 
 
-def float_matrix(value: Any, name: str) -> Array:
-    """As `matrix`, for float32 only."""
+def float_matrix(value: Any, name: str, dtypes: Dtypes = (_FLOAT32,)) -> Array:
+    """As `matrix`, for these types only."""
+    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
+        return value
     given = matrix(value, name)
-    if given.dtype != np.float32:
-        raise TypeError(f"{name} must be float32, got {given.dtype}; convert it first")
+    if given.dtype not in dtypes:
+        known = " or ".join(dtype.name for dtype in dtypes)
+        raise TypeError(f"{name} must be {known}, got {given.dtype}; convert it first")
     return given
 
 
-def float32_rows(value: Any, name: str) -> Array:
-    """float32 in rows: see `in_rows`."""
-    return value if _is_plain(value) else in_rows(float_matrix(value, name))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is an array of float32 whose rows follow each other."""
-    return (
-        type(value) is np.ndarray
-        and value.dtype is _FLOAT32
-        and value.flags.c_contiguous
-        and value.ndim == 2
-    )
-
-
-def float_rows(value: Any, name: str) -> Array:
-    """float32 or bfloat16 in rows: see `in_rows`."""
-    if _is_plain(value):
-        return value
-    given = matrix(value, name)
-    if given.dtype not in (np.float32, bfloat16):
-        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it")
-    return in_rows(given)
-
-
-def in_rows(given: Array) -> Array:
-    """A matrix of which rows are contiguous and whole elements apart: itself, or a copy."""
+def float_rows(value: Any, name: str, dtypes: Dtypes = (_FLOAT32,)) -> Array:
+    """As `float_matrix`, with rows that are contiguous and whole elements apart: or a copy."""
+    given = float_matrix(value, name, dtypes)
+    if given.flags.c_contiguous:
+        return given
     apart = given.strides[0] % given.itemsize == 0
     inner = given.shape[1] <= 1 or given.strides[1] == given.itemsize
     return given if apart and inner else np.ascontiguousarray(given)
 
 
-def real_matrix(value: Any, name: str) -> Array:
-    """A matrix of float32 or bfloat16, of any strides."""
-    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
-        return value
-    given = matrix(value, name)
-    if given.dtype not in (_FLOAT32, _BFLOAT16):
-        raise TypeError(f"{name} must be float32 or bfloat16, got {given.dtype}; convert it first")
-    return given
+def check_float(dtype: np.dtype[Any], name: str) -> None:
+    """Only float32 and bfloat16 will do, in this machine's order."""
+    check_native(dtype, name)
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} must be float32 or bfloat16, got {dtype}; convert it first")
 
 
 def real_dtype(given: Any) -> np.dtype[Any]:
     """float32 or bfloat16, by its name, or as a type of NumPy, ml_dtypes or PyTorch."""
     name = getattr(given, "__name__", str(given).split(".")[-1])
-    for dtype in (_FLOAT32, _BFLOAT16):
+    for dtype in FLOATS:
         if dtype.name == name:
             return dtype
     raise ValueError(f"out_dtype must be float32 or bfloat16, got {given!r}")
@@ -216,7 +202,8 @@ def output(
     one of `inputs`, which are what the user gave. MemoryError: there cannot be such an array.
     """
     if out is None:
-        fresh = empty(shape, dtype)
+        large = math.prod(shape) * dtype.itemsize >= LARGE
+        fresh = aligned_empty(shape, dtype) if large else np.empty(shape, dtype)
         if type(like) is not np.ndarray and _is_torch(like):
             return fresh, tensor_of(fresh)
         return fresh, fresh
@@ -229,8 +216,10 @@ def output(
     if not flags.c_contiguous:
         check_no_overlap(target.shape, target.strides, dtype.itemsize)
     for one in inputs:
-        memory = None if type(one) in _WITHOUT_MEMORY else _memory(one)
-        if memory is not None and np.may_share_memory(target, memory):
+        if type(one) in _WITHOUT_MEMORY:
+            continue
+        memory = viewed(one) if _is_torch(one) else one
+        if isinstance(memory, np.ndarray) and np.may_share_memory(target, memory):
             raise ValueError(
                 "out shares memory with an operand, which would be overwritten while read"
             )
@@ -238,12 +227,6 @@ def output(
 
 
 _WITHOUT_MEMORY = {type(None), float, int}  # to ask for these alone takes less time
-
-
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """A new array; MemoryError, saying how large it would be, if there cannot be one."""
-    size = math.prod(shape) * dtype.itemsize
-    return np.empty(shape, dtype) if size < LARGE else aligned_empty(shape, dtype)
 
 
 def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> None:
@@ -258,15 +241,6 @@ def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int
                 f"{strides} bytes apart"
             )
         extent += stride * (count - 1)
-
-
-def _memory(value: Any) -> Array | None:
-    """Where an operand's numbers are, if it is an array or a tensor."""
-    if isinstance(value, np.ndarray):
-        return value
-    if not _is_torch(value):
-        return None
-    return viewed(value)
 
 
 def per_row(value: Any, rows: int, name: str) -> Array:
@@ -286,9 +260,12 @@ def per_row(value: Any, rows: int, name: str) -> Array:
 _flips: Array = np.full(1, FLIP, np.int32)
 
 
-def flips(rows: int) -> Array:
-    """int32 [rows], at least: the zero points of signed rows that are stored as unsigned ones."""
+def flips(left: Array, rows: int) -> Array | None:
+    """The zero points, int32 [rows] at least, that rows of int8 have once they are stored as uint8;
+    None for other rows."""
     global _flips
+    if left.dtype != _INT8:
+        return None
     found = _flips
     if len(found) < rows:
         found = _flips = np.full(rows, FLIP, np.int32)

@@ -19,8 +19,9 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, pa
 from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
 
-# Multiply-adds below which another thread costs more than it brings: some microseconds' worth.
-_WORK_PER_THREAD = 1 << 20
+# Cycles below which another thread costs more than it brings: some microseconds' worth. Of work
+# that waits for memory, so many bytes take one.
+_CYCLES_PER_THREAD, _BYTES_PER_CYCLE = 1 << 13, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
 # Several items for each thread, so that one that lost its core does not hold up the others; but
@@ -38,7 +39,8 @@ class Plan:
 
     `chunk_rows` rows are served by one call, which needs `packed_bytes` of scratch for them all,
     unless each step's are packed beside its products (`fused`), and `private_bytes` a thread. An
-    item has `item_steps` steps of rows by `item_panels` panels.
+    item has `item_steps` steps of rows by `item_panels` panels. `alone`: it would use one thread
+    however many there were.
     """
 
     isa: InstructionSet
@@ -52,6 +54,7 @@ class Plan:
     packed_bytes: int
     private_bytes: int
     threads: int
+    alone: bool
 
 
 def consider(isa: InstructionSet, query: KernelQuery) -> tuple[Candidate[MicroKernel], ...]:
@@ -83,18 +86,14 @@ def threads_key(wanted: int | None) -> int:
     return wanted if type(wanted) is int and wanted > 0 else threads.checked(wanted)
 
 
-def thread_count(m: int, n: int, k: int, wanted: int) -> int:
+def thread_count(
+    m: int, n: int, k: int, wanted: int, per_cycle: int = MicroKernel.per_cycle
+) -> int:
     """How many threads a product uses; `wanted` as `threads_key` gives it."""
     if wanted > 0:
         return min(wanted, _MOST_THREADS)
-    worth = m * n * k // _WORK_PER_THREAD
-    return 1 if worth < 2 else min(-wanted, worth)
-
-
-def is_alone(product: Product) -> bool:
-    """Whether a product uses one thread, however many there will be."""
-    wanted = product.threads if product.threads > 0 else -_MOST_THREADS
-    return thread_count(product.m, product.n, product.k, wanted) == 1
+    cycles = max(m * n * k // per_cycle, (m * k + k * n + m * n) // _BYTES_PER_CYCLE)
+    return min(-wanted, max(1, cycles // _CYCLES_PER_THREAD))
 
 
 def plan(product: Product) -> Plan:
@@ -102,7 +101,9 @@ def plan(product: Product) -> Plan:
     query = product.query
     isa, micro, _ = consider(instruction_sets.get(product.isa), query)[-1]
     assert micro is not None
-    count = thread_count(product.m, product.n, product.k, product.threads)
+    sizes, wanted = (product.m, product.n, product.k), product.threads
+    count = thread_count(*sizes, wanted, micro.per_cycle)
+    most = wanted if wanted > 0 else -_MOST_THREADS
     # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // product.row_bytes
@@ -137,6 +138,7 @@ def plan(product: Product) -> Plan:
         packed_bytes=0 if fused else steps * step_rows * product.row_bytes,
         private_bytes=private_bytes,
         threads=count,
+        alone=thread_count(*sizes, most, micro.per_cycle) == 1,
     )
 
 

@@ -18,53 +18,56 @@ from lowbit.kernels.cpu.float.micro_kernel import (
     float_micro_kernels,
 )
 from lowbit.kernels.cpu.float.operand import Operand
-from lowbit.kernels.cpu.float.vectors import VectorMicro
+from lowbit.kernels.cpu.float.vectors import LATENCY, VectorMicro
 from lowbit.kernels.cpu.shared import serving
-from lowbit.kernels.cpu.shared.layout import blocks
+from lowbit.kernels.cpu.shared.layout import LINE, blocks
 from lowbit.product.float_product import FloatProduct
 
-_LOADS = 0.1  # what a load costs beside the products that hide it, in units of a product
+# What a load of the left and of the right operand, which comes from further away, costs beside the
+# products that hide it, in units of a product.
+_LEFT_LOAD, _RIGHT_LOAD = 0.1, 0.2
+_STEP = 1.0  # what a step costs beside its loop, for each unit of K, in the same units
 _PLAIN_BLOCKS = 4  # blocks of rows up to which the right operand is not worth packing
 # Columns along K are not worth packing up to so many rows, if K is so many times as large (folding
 # the sums must be worth it).
 MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
 _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which most would be empty
-_STREAMS = 8  # rows of the right operand read side by side for one block of rows, 16 for more
+_STREAMS = 32  # rows of the right operand read side by side where it comes from afar
+_STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
+_GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
+_FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
+_PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
 _SCRATCH_PART = 4  # the part of the third-level cache that packed operands may take: a quarter
 _K_UNIT = 32  # blocks of K are multiples of it: every quantum divides it
 _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
+_WORK_PER_ITEM = 1 << 22  # multiply-adds, so that taking an item costs little beside it
+# Rows whose products take as long as packing what they meet, and columns, as copying it.
+_PACKED_ROWS, _COPIED_COLUMNS = 5, 2
 
 
 @dataclass(frozen=True, eq=False)
 class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
 
-    A call computes up to `chunk_rows` by `chunk_columns` (whole blocks and panels, but for the last
-    ones) over up to `chunk_depth` of K, with scratch of `packed_a` and `packed_b` bytes.
+    A call computes up to `chunk_rows` (whole blocks, but for the last) over up to `chunk_depth` of
+    K, with scratch of `packed_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
+    right operand that is not packed is fetched beforehand, in bytes of its rows; 0: not at all.
+    `group_panels`: panels that meet all rows of an item before the next do.
     """
 
     micro: FloatMicro
-    rows: int
-    vectors: int
+    shape: FloatShape
     left: Operand
     right: Operand
+    ahead: int
     k_block: int
+    group_panels: int
     item_blocks: int
     item_panels: int
     chunk_rows: int
-    chunk_columns: int
     chunk_depth: int
-    packed_a: int
-    packed_b: int
-
-    def shape(self, columns: int) -> FloatShape:
-        """How a call on so many columns is cut."""
-        lanes = self.micro.lanes
-        vectors, ragged = blocks(columns, lanes), columns % lanes != 0
-        if vectors <= self.vectors:
-            return FloatShape(self.rows, vectors, 0, ragged)
-        whole = columns // (self.vectors * lanes) * self.vectors
-        return FloatShape(self.rows, self.vectors, vectors - whole, ragged)
+    packed_bytes: int
+    private_bytes: int
 
 
 class DotsPlan(NamedTuple):
@@ -103,7 +106,7 @@ def plan_dots(product: FloatProduct) -> DotsPlan | None:
     def cost(size: tuple[int, int]) -> float:
         rows, columns = size
         loads = rows + columns
-        step = max(rows * columns, loads) + _LOADS * loads
+        step = max(rows * columns, loads) + _LEFT_LOAD * loads
         return blocks(m, rows) * blocks(n, columns) * step
 
     rows, columns = min(sizes, key=cost)
@@ -124,8 +127,9 @@ def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
         rows, vectors = sizes
 
         def step(count: int) -> float:
-            loads = rows + count
-            return (max(rows * count, loads) + _LOADS * loads) if count else 0.0
+            hidden = _LEFT_LOAD * rows + _RIGHT_LOAD * count + _STEP
+            waits = 2 * LATENCY / VectorMicro.parts(rows * count) if micro.in_registers else 0
+            return (max(rows * count, rows + count, waits) + hidden) if count else 0.0
 
         whole, tail = divmod(all_vectors, vectors)
         return blocks(m, rows) * (whole * step(vectors) + step(tail)), -vectors
@@ -134,60 +138,114 @@ def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
     return rows, min(vectors, all_vectors)
 
 
+def _shape(micro: FloatMicro, rows: int, vectors: int, columns: int) -> FloatShape:
+    """How so many columns are cut."""
+    all_vectors, ragged = blocks(columns, micro.lanes), columns % micro.lanes != 0
+    if all_vectors <= vectors:
+        return FloatShape(rows, all_vectors, 0, ragged)
+    whole = columns // (vectors * micro.lanes) * vectors
+    return FloatShape(rows, vectors, all_vectors - whole, ragged)
+
+
+class _Blocks(NamedTuple):
+    """How K is cut, and what is done about memory: `ahead`, `group_panels` as `FloatPlan` says;
+    `grouped`: whether rows are copied for the groups."""
+
+    k_block: int
+    ahead: int = 0
+    group_panels: int = 1
+    grouped: bool = False
+
+
 def plan(product: FloatProduct) -> FloatPlan:
     """The plan for a product, all sizes of which are at least 1."""
     m, n, k = product.m, product.n, product.k
-    micro = _serving(product, "plain")
+    micro, plain_right = _serving(product, "plain"), True
     rows, vectors = cut(micro, m, n)
     packing = _serving(product, "packed")
-    most_plain = _PLAIN_BLOCKS if packing is micro else 1
-    plain_right = product.b_along == "x" and blocks(m, rows) <= most_plain
-    if not packing.plain:
-        plain_right = plain_right and m <= _ROWS_BESIDE_TILES
-    if not plain_right:
-        micro = packing
+    if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes):
+        micro, plain_right = packing, False
         rows, vectors = cut(micro, m, n)
-    plain_left = not micro.pair and product.a_along == "k"
+    tiles = not micro.in_registers  # they take rows packed, or copied beside each other
+    plain_left = product.a_along == "k" and (tiles or not micro.pair)
     width, element = vectors * micro.lanes, 2 if micro.pair else 4
-    if plain_right and k * n * element > host.caches()["L3"] // 2:
-        # From far away it is read row by row, in as many streams as the machine can follow.
-        k_block = _STREAMS * min(blocks(m, rows), 2)
-    elif plain_right and blocks(m, rows) == 1:
-        k_block = blocks(k, _K_UNIT) * _K_UNIT
+    row_blocks, panels = blocks(m, rows), blocks(n, width)
+    if plain_right:
+        cut_k = _streamed(product)
     else:
-        k_block = _even(k, host.caches()["L1d"] // 2 // (rows * element))
-    # Scratch for what is packed; longer operands are served in chunks, at least a block of K deep.
-    room = host.caches()["L3"] // _SCRATCH_PART // element
-    chunk_rows, chunk_columns, held = m, n, 0
+        groups = plain_left and (tiles or panels >= _GROUP_PANELS)
+        cut_k = _packed(product, rows, width, element, groups, tiles)
+    # Scratch for a packed left operand; a long one is served in chunks, a block of K deep or more.
+    chunk_rows, chunk_depth, packed_bytes = m, k, 0
     if not plain_left:
-        chunk_rows = min(blocks(m, rows), max(room // 2 // k_block // rows, 1)) * rows
-        held += chunk_rows
-    if not plain_right:
-        chunk_columns = min(blocks(n, width), max(room // 2 // k_block // width, 1)) * width
-        held += chunk_columns
-    chunk_depth = min(k, max(room // held // k_block, 1) * k_block) if held else k
-    packed_depth = blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
-    item_blocks, item_panels = _items(
-        blocks(min(chunk_rows, m), rows),
-        blocks(min(chunk_columns, n), width),
-        k_block * element * width,
-        product.threads,
-    )
+        room = host.caches()["L3"] // _SCRATCH_PART // element
+        chunk_rows = min(row_blocks, max(room // cut_k.k_block // rows, 1)) * rows
+        chunk_depth = min(k, max(room // chunk_rows // cut_k.k_block, 1) * cut_k.k_block)
+        packed_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
+        row_blocks = blocks(min(chunk_rows, m), rows)
+    least = blocks(_STREAM_BYTES, width * product.item_bytes) if plain_right else 1
+    item_blocks, item_panels = _items((row_blocks, panels), (rows, width), least, product, cut_k)
+    group_panels = min(cut_k.group_panels, item_panels)
+    private_bytes = 0 if plain_right else group_panels * cut_k.k_block * width * element
+    if cut_k.grouped:
+        private_bytes += rows * (cut_k.k_block * product.item_bytes + LINE)
     return FloatPlan(
         micro=micro,
-        rows=rows,
-        vectors=vectors,
-        left=Operand(product.kind, product.a_along, packed=not plain_left),
+        shape=_shape(micro, rows, vectors, n),
+        left=Operand(product.kind, product.a_along, packed=not plain_left, copied=cut_k.grouped),
         right=Operand(product.kind, product.b_along, packed=not plain_right),
-        k_block=k_block,
+        ahead=cut_k.ahead,
+        k_block=cut_k.k_block,
+        group_panels=group_panels,
         item_blocks=item_blocks,
         item_panels=item_panels,
         chunk_rows=chunk_rows,
-        chunk_columns=chunk_columns,
         chunk_depth=chunk_depth,
-        packed_a=0 if plain_left else chunk_rows * packed_depth,
-        packed_b=0 if plain_right else chunk_columns * packed_depth,
+        packed_bytes=packed_bytes,
+        private_bytes=blocks(private_bytes, LINE) * LINE,
     )
+
+
+def _reads_plainly(
+    product: FloatProduct, plain: FloatMicro, packing: FloatMicro, rows: int, width: int
+) -> bool:
+    """Whether the right operand is read where it is: it is small, or meets few blocks of rows."""
+    if product.b_along != "x":
+        return False
+    if not packing.plain:
+        return product.m <= _ROWS_BESIDE_TILES
+    near = product.k * product.n * product.item_bytes <= host.caches()["L1d"] * 3 // 2
+    most = _PLAIN_BLOCKS * (4 if product.n <= width else 1)  # a single panel lies as if packed
+    row_blocks = blocks(product.m, rows)
+    return row_blocks <= 1 or (packing is plain and (near or row_blocks <= most))
+
+
+def _streamed(product: FloatProduct) -> _Blocks:
+    """Blocks of K where the right operand is read where it is: from afar, a few rows at once."""
+    size, cache = product.k * product.n * product.item_bytes, host.caches()["L2"]
+    if size <= cache // 2:
+        return _Blocks(blocks(product.k, _K_UNIT) * _K_UNIT)
+    return _Blocks(_STREAMS, host.read_ahead() // 4 if size > _FAR_CACHES * cache else 0)
+
+
+def _packed(
+    product: FloatProduct, rows: int, width: int, element: int, groups: bool, tiles: bool
+) -> _Blocks:
+    """Blocks of K where panels of the right operand are packed.
+
+    Over a block the rows of a step stay in the nearest cache, and a panel is a small part of the
+    second one. Where all matrices together exceed that, the rows go through a group of panels, so
+    that the output is passed by in rows.
+    """
+    m, n, k, caches = product.m, product.n, product.k, host.caches()
+    large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
+    grouped = groups and (tiles or (large and m * width * 4 > 2 * caches["L1d"]))
+    panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
+    near = caches["L1d"] * 7 // 8
+    k_block = _even(k, min(panel // (width * element), near // (rows * element)))
+    if not grouped:
+        return _Blocks(k_block)
+    return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)
 
 
 def _even(k: int, most: int) -> int:
@@ -196,16 +254,32 @@ def _even(k: int, most: int) -> int:
     return blocks(blocks(k, count), _K_UNIT) * _K_UNIT
 
 
-def _items(rows: int, panels: int, panel_bytes: int, threads: int) -> tuple[int, int]:
-    """(blocks of rows, panels) of an item of work, of so many in all.
+def _items(
+    count: tuple[int, int], size: tuple[int, int], least: int, product: FloatProduct, cut_k: _Blocks
+) -> tuple[int, int]:
+    """(blocks of rows, panels) of an item of work; `count` and `size` of blocks and of panels.
 
-    Its panels over one block of K fill at most half of the second-level cache. Where that leaves
-    too few items for the threads, rows are cut first, then columns.
+    Items are such that the threads, of which each takes one after another, are done soonest; one
+    packs its columns and copies its rows, which many rows and columns share. Large products have
+    several for each thread. `least`: panels of an item.
     """
-    across = blocks(panels, max(1, host.caches()["L2"] // 2 // panel_bytes))
+    (row_blocks, panels), (rows, width), threads = count, size, product.threads
     down = 1
-    if threads > 1:
-        wanted = _ITEMS_PER_THREAD * threads
-        down = min(rows, blocks(wanted, across))
-        across = max(across, min(panels, blocks(wanted, down)))
-    return blocks(rows, down), blocks(panels, across)
+    if not cut_k.grouped:  # the rows stay in half of the second-level cache
+        down = blocks(row_blocks, max(1, host.caches()["L2"] // 2 // (cut_k.k_block * 4 * rows)))
+    if threads == 1:
+        return blocks(row_blocks, down), panels
+    each = product.m * product.n * product.k // threads // _WORK_PER_ITEM
+    wanted = threads * min(_ITEMS_PER_THREAD, max(1, each))
+
+    def cost(item: tuple[int, int]) -> float:
+        items = blocks(row_blocks, item[0]) * blocks(panels, item[1])
+        shared = 1 + _PACKED_ROWS / (item[0] * rows) + _COPIED_COLUMNS / (item[1] * width)
+        return blocks(items, threads) * item[0] * item[1] * shared
+
+    cuts = [
+        (blocks(row_blocks, max(down, more + blocks(wanted, across))), blocks(panels, across))
+        for across in range(1, min(wanted, max(1, panels // least)) + 1)
+        for more in range(threads)
+    ]
+    return min(cuts, key=cost)

@@ -72,6 +72,11 @@ class FloatProduct(NamedTuple):
         return self.a.kind
 
     @property
+    def item_bytes(self) -> int:
+        """Of an element of both operands."""
+        return self.a.dtype.itemsize
+
+    @property
     def a_along(self) -> str:
         """The axis of a with stride 1: "k", "x" for its rows, or "" for neither."""
         return _along(self.a.steps[1], self.a.steps[0], "k")

@@ -15,126 +15,173 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lowbit import isa as instruction_sets
+from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
-from lowbit.product.arguments import check_inner, check_no_overlap
+from lowbit.product.arguments import (
+    check_float,
+    check_inner,
+    check_matrix,
+    check_no_overlap,
+)
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
+from lowbit.product.float_recognized import OneCall, RecognizedGemms
 from lowbit.product.prepare import KEPT
 
 Array = npt.NDArray[Any]
+Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
+LITTLE = 1 << 21  # multiply-adds below which one thread does it all
+_MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _FLOAT32 = np.dtype(np.float32)
 
 
-class Operands(NamedTuple):
-    """The matrices of a product, and where its result goes."""
-
-    a: Array
-    b: Array
-    c: Array | None
-    out: Array
-
-
-Factors = tuple[float, float]  # alpha, beta
-
-
 class PreparedGemm(Protocol):
-    """How products of certain layouts are computed."""
+    """How products of certain layouts are computed, and the shape of what they give.
 
-    def run(self, given: Operands, factors: Factors) -> None: ...
-
-
-def multiply(given: Operands, factors: Factors, threads: int, isa: str, apart: bool = True) -> None:
-    """out = alpha·(a @ b) + beta·c; threads as `threads_key` gives them.
-
-    Without a part in the result, matrices are not read. `apart`: whether `out` is known to share
-    no memory with the others. Raises as `lowbit.gemm`.
+    Without a part in it, c is not read.
     """
-    a, b, c, out = given
-    prepared = prepare_gemm(
-        Layout.of(a), Layout.of(b), None if c is None else Layout.of(c), Layout.of(out),
-        factors[0] != 0, factors[1] != 0, threads, isa,
-    )  # fmt: skip
-    if not apart:
-        parted = _parted(given, factors)
-        if parted is not given:
-            multiply(parted, factors, threads, isa)
-            return
-    prepared.run(given, factors)
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def one_call(self) -> OneCall | None: ...
+    def run(
+        self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+    ) -> None: ...
 
 
-def _parted(given: Operands, factors: Factors) -> Operands:
-    """The operands, c copied if it overlaps `out` without being it.
+recognized = RecognizedGemms()
 
-    ValueError: out shares memory with what is read while it is written.
+
+def learn(
+    prepared: PreparedGemm,
+    a: Any,
+    b: Any,
+    c: Any,
+    alpha: float,
+    beta: float,
+    out: Any,
+    result: Array,
+    *options: Any,
+) -> None:
+    """Let a call be recognized from now on, if it was so little work that this is worth it.
+
+    out: None if `result` was made for it. options: the arguments after `out`.
     """
-    a, b, c, out = given
-    if factors[0] and any(np.may_share_memory(one, out) for one in (a, b)):
+    one = prepared.one_call
+    arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
+    if one is None or c is not None or beta or not arrays:
+        return
+    if a.size * b.shape[1] < LITTLE:
+        recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options))
+
+
+def apart(
+    a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+) -> Array | None:
+    """c as it may be read while `out` is written: a copy, if it overlaps that without being it.
+
+    ValueError: out shares memory with a or b, which have a part in the result.
+    """
+    if alpha and any(np.may_share_memory(one, out) for one in (a, b)):
         raise ValueError("out shares memory with a or b, which would be overwritten while read")
-    if c is None or not factors[1] or not np.may_share_memory(c, out):
-        return given
+    if c is None or not beta or not np.may_share_memory(c, out):
+        return c
     same = c.__array_interface__["data"] == out.__array_interface__["data"]
     if same and (c.dtype, c.strides) == (out.dtype, out.strides):
-        return given
-    return given._replace(c=c.astype(np.float32))
+        return c
+    return c.astype(np.float32)
 
 
 @lru_cache(maxsize=KEPT)
 def prepare_gemm(
-    a: Layout,
-    b: Layout,
-    c: Layout | None,
-    out: Layout,
+    a: Facts,
+    b: Facts,
+    c: Facts | None,
+    out: Facts | np.dtype[Any],
     multiplies: bool,
     adds: bool,
     threads: int,
-    isa: str,
+    isa: str | None,
 ) -> PreparedGemm:
-    """Check that everything fits together, and find out how to compute it."""
-    for name, one in (("a", a), ("b", b), ("c", c), ("out", out)):
-        if one is not None and any(stride % one.dtype.itemsize for stride in one.strides):
-            raise ValueError(
-                f"{name} has strides of {one.strides} bytes, no multiples of its elements' size: "
-                "copy it first"
-            )
-    check_inner(a.shape, b.shape)
-    if a.dtype != b.dtype:
-        raise TypeError(f"a is {a.dtype} and b is {b.dtype}: convert one of them")
-    check_no_overlap(out.shape, out.strides, out.dtype.itemsize)
-    shape = a.shape[0], b.shape[1]
-    for name, one in (("out", out), ("c", c)):
-        if one is not None and one.shape != shape:
+    """Check that everything fits together, and find out how to compute it.
+
+    out: a dtype stands for a new array by rows. threads: as `threads_key` gives them.
+    """
+    given = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    shape = _checked_shape(given)
+    new = isinstance(out, np.dtype)
+    result = Layout(out, shape, (shape[1] * out.itemsize, out.itemsize)) if new else Layout(*out)
+    if not new:
+        _check_matrix("out", result)
+        check_no_overlap(result.shape, result.strides, result.dtype.itemsize)
+    others = {"out": result} | ({} if c is None else {"c": Layout(*c)})
+    for name, one in others.items():
+        if one.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {one.shape}")
     if c is None and adds:
         raise ValueError("beta is given without c: give c, or leave beta out")
-    added = c if adds else None
-    if 0 in shape or not multiplies or not a.shape[1]:
-        return _Scaling(adds)
+    if 0 in shape or not multiplies or not a[1][1]:
+        return _Scaling(shape, adds)
+    added = Layout(*c) if c is not None and adds else None
+    name = instruction_sets.active(isa).name
+    return _prepared(Layout(*a), Layout(*b), added, result, threads, name)
+
+
+def _checked_shape(given: dict[str, Facts]) -> tuple[int, int]:
+    """The shape of the product of a and b."""
+    for name, facts in given.items():
+        _check_matrix(name, Layout(*facts))
+    a, b = given["a"], given["b"]
+    check_inner(a[1], b[1])
+    if a[0] != b[0]:
+        raise TypeError(f"a is {a[0]} and b is {b[0]}: convert one of them")
+    return a[1][0], b[1][1]
+
+
+def _check_matrix(name: str, one: Layout) -> None:
+    """A matrix must have two dimensions, a type that is known, and whole elements as strides."""
+    check_matrix(one.shape, name)
+    check_float(one.dtype, name)
+    if any(stride % one.dtype.itemsize for stride in one.strides):
+        raise ValueError(
+            f"{name} has strides of {one.strides} bytes, no multiples of its elements' size: "
+            "copy it first"
+        )
+
+
+def _prepared(
+    a: Layout, b: Layout, c: Layout | None, out: Layout, threads: int, isa: str
+) -> PreparedGemm:
+    """How to compute what has products; c is None where it has no part."""
+    shape = out.shape
     narrow = shape[1] < _NARROW and shape[0] > shape[1]
     by_rows, by_columns = out.steps[1] == 1, out.steps[0] == 1
     swapped = by_columns if narrow else by_columns and not by_rows
     few = min(shape) <= MOST_DOT_ROWS
     detour = _Detour(
+        shape=shape,
         threads=threads,
         isa=isa,
         copies_a=few and not swapped and not narrow and b.steps[0] == 1 and a.steps[1] != 1,
         copies_b=few and (swapped or narrow) and a.steps[1] == 1 and b.steps[0] != 1,
-        copies_c=added is not None
-        and (added.dtype != _FLOAT32 or added.steps[0 if swapped else 1] != 1),
+        copies_c=c is not None and (c.dtype != _FLOAT32 or c.steps[0 if swapped else 1] != 1),
         by_columns=narrow or swapped,
         copies_out=not (swapped or (by_rows and not narrow)),
     )
     if detour.copies_a or detour.copies_b or detour.copies_c or detour.copies_out:
         return detour
-    count = thread_count(*shape, a.shape[1], threads)
+    count = thread_count(shape[0], shape[1], a.shape[1], threads)
     if swapped:
-        a, b, added, out = b.T, a.T, added.T if added else None, out.T
-    product = FloatProduct(a, b, added, out, isa, count)
+        a, b, c, out = b.T, a.T, c.T if c else None, out.T
+    product = FloatProduct(a, b, c, out, isa, count)
     dots = plan_dots(product)
     if dots is not None:
         return _Dots(product, dots, swapped)
@@ -145,15 +192,19 @@ def prepare_gemm(
 class _Scaling:
     """Where there are no products: out = beta·c, or zero."""
 
+    shape: tuple[int, ...]
     adds: bool
+    one_call: None = None
 
-    def run(self, given: Operands, factors: Factors) -> None:
-        if not self.adds or given.c is None:
-            given.out[...] = 0
+    def run(
+        self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+    ) -> None:
+        if not self.adds or c is None:
+            out[...] = 0
             return
-        scaled = given.c.astype(np.float32) * np.float32(factors[1])
+        scaled = c.astype(np.float32) * np.float32(beta)
         scaled[np.isnan(scaled)] = np.nan  # of one sign, as in products
-        given.out[...] = scaled.astype(given.out.dtype)
+        out[...] = scaled.astype(out.dtype)
 
 
 @dataclass(frozen=True)
@@ -163,6 +214,7 @@ class _Detour:
     Copies of c and of the output, which is copied back, are by columns or by rows.
     """
 
+    shape: tuple[int, ...]
     threads: int
     isa: str
     copies_a: bool
@@ -170,32 +222,37 @@ class _Detour:
     copies_c: bool
     by_columns: bool
     copies_out: bool
+    one_call: None = None
 
-    def run(self, given: Operands, factors: Factors) -> None:
-        a, b, c, out = given
+    def run(
+        self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+    ) -> None:
         order = "F" if self.by_columns else "C"
         a = a.copy(order="C") if self.copies_a else a
         b = b.copy(order="F") if self.copies_b else b
         if c is not None and self.copies_c:
             c = c.astype(np.float32, order=order)
         target = np.empty(out.shape, out.dtype, order=order) if self.copies_out else out
-        multiply(Operands(a, b, c, target), factors, self.threads, self.isa)
+        layouts = (None if one is None else (*Layout.of(one),) for one in (a, b, c, target))
+        prepared = prepare_gemm(*layouts, True, beta != 0, self.threads, self.isa)
+        prepared.run(a, b, c, target, alpha, beta)
         if self.copies_out:
             out[...] = target
 
 
-def _bits(factors: Factors) -> tuple[int, int]:
-    """The bits of float32 numbers, as the kernels take them."""
-    return _KNOWN_BITS.get(factors) or struct.unpack("<II", struct.pack("<ff", *factors))
+def _bits(factor: float) -> int:
+    """The bits of a float32 number, as the kernels take it."""
+    return struct.unpack("<I", struct.pack("<f", factor))[0]
 
 
-_KNOWN_BITS = {(1.0, 0.0): (0x3F800000, 0), (1.0, 1.0): (0x3F800000, 0x3F800000)}
+_PLAIN = _bits(1.0), 0
 
 
 class _Dots:
     """Few rows by columns that lie along K; `swapped`: everything is transposed."""
 
     def __init__(self, product: FloatProduct, plan: DotsPlan, swapped: bool) -> None:
+        self.shape = (product.n, product.m) if swapped else (product.m, product.n)
         self._swapped, self._reads_c = swapped, product.c is not None
         program = float_dots.program(
             plan.micro.isa,
@@ -205,31 +262,35 @@ class _Dots:
             kind=product.kind,
             out_kind=product.out.kind,
         )
-        self._call = program.bind(
-            product.threads,
-            ("a", "b", "c", "out", "alpha", "beta"),
-            a_row_stride=product.a.steps[0],
-            b_column_stride=product.b.steps[1],
-            c_stride=product.c.steps[0] if product.c else 0,
-            out_stride=product.out.steps[0],
-            m=product.m,
-            n=product.n,
-            k_size=product.k,
-            item_blocks=plan.item_blocks,
-            reads_c=int(self._reads_c),
-        )
+        fixed = {
+            "a_row_stride": product.a.steps[0],
+            "b_column_stride": product.b.steps[1],
+            "c_stride": product.c.steps[0] if product.c else 0,
+            "out_stride": product.out.steps[0],
+            "m": product.m,
+            "n": product.n,
+            "k_size": product.k,
+            "item_blocks": plan.item_blocks,
+            "reads_c": int(self._reads_c),
+        }
+        varying = ("a", "b", "c", "out", "alpha", "beta")
+        self._call = program.bind(product.threads, varying, **fixed)
+        single = product.threads == 1 and not self._reads_c
+        self.one_call = OneCall(program, fixed, {}, 0, swapped) if single else None
 
-    def run(self, given: Operands, factors: Factors) -> None:
-        a, b, c, out = given
+    def run(
+        self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+    ) -> None:
         if self._swapped:
             a, b = b, a
-        self._call(a, b, c if self._reads_c else None, out, *_bits(factors))
+        self._call(a, b, c if self._reads_c else None, out, _bits(alpha), _bits(beta))
 
 
 class _Part(NamedTuple):
     """One call of `float_product`, and where its part of each operand begins, in bytes."""
 
     call: Callable[..., None]
+    fixed: dict[str, int]
     a: int
     b: int
     c: int
@@ -237,90 +298,114 @@ class _Part(NamedTuple):
     out: int
 
 
-_VARYING = ("a", "b", "packed_a", "packed_b", "c", "partial", "out", "alpha", "beta")
+_VARYING = ("a", "b", "packed_a", "private", "c", "partial", "out", "alpha", "beta")
 
 
 class _Blocked:
     """Blocks of rows by panels of columns, in one call or in several; `swapped`: transposed."""
 
     def __init__(self, product: FloatProduct, plan: FloatPlan, swapped: bool) -> None:
+        self.shape = (product.n, product.m) if swapped else (product.m, product.n)
         self._swapped, self._reads_c = swapped, product.c is not None
-        self._shape = product.m, product.n
+        self._sums = product.m, product.n
         # Sums that are not final stay in float32: in the output, if that is what it is.
         self._keeps_sums = product.out.kind == "bf16" and product.k > min(
             plan.k_block, plan.chunk_depth
         )
-        self._parts = _parts(product, plan, self._keeps_sums)
-        self._packed_b = -(-plan.packed_a // LINE) * LINE
-        self._scratch = self._packed_b + plan.packed_b
+        program, self._parts = _parts(product, plan, self._keeps_sums)
+        self._private = -(-plan.packed_bytes // LINE) * LINE
+        self._sums_at = self._private + product.threads * plan.private_bytes
+        sums = 4 * product.m * product.n if self._keeps_sums else 0
+        self._in_scratch = sums <= _MOST_SUMS
+        self._scratch = self._sums_at + (sums if self._in_scratch else 0)
+        self._call = self._parts[0].call
+        whole = len(self._parts) == 1 and not self._keeps_sums
+        self._simple = whole and not self._scratch
+        single = whole and product.threads == 1 and not self._reads_c
+        offsets = {"packed_a": 0, "private": self._private}
+        self.one_call = (
+            OneCall(program, self._parts[0].fixed, offsets, self._scratch, swapped)
+            if single
+            else None
+        )
 
-    def run(self, given: Operands, factors: Factors) -> None:
-        a, b, c, out = given
+    def run(
+        self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
+    ) -> None:
         if self._swapped:
             a, b = b, a
         if not self._reads_c:
             c = None
+        factors = _PLAIN if alpha == 1 and not beta else (_bits(alpha), _bits(beta))
+        if self._simple:
+            self._call(a, b, None, None, c, None, out, *factors)
+            return
         memory, packed = workspace.reserve(self._scratch)
-        sums = np.empty(self._shape, np.float32) if self._keeps_sums else out
-        bits = _bits(factors)
+        sums: Array | int = packed + self._sums_at
+        if not self._in_scratch:
+            sums = np.empty(self._sums, np.float32)
         for part in self._parts:
             part.call(
-                _moved(a, part.a), _moved(b, part.b), packed, packed + self._packed_b,
-                None if c is None else _moved(c, part.c), _moved(sums, part.partial),
-                _moved(out, part.out), *bits,
+                _moved(a, part.a), _moved(b, part.b), packed, packed + self._private,
+                None if c is None else _moved(c, part.c),
+                _moved(sums, part.partial),
+                _moved(out, part.out), *factors,
             )  # fmt: skip
         del memory  # until here nothing else may use it
 
 
-def _moved(array: Array, distance: int) -> Array | int:
-    """The place so many bytes behind an array's first element."""
+def _moved(array: Array | int, distance: int) -> Array | int:
+    """The place so many bytes behind an array's first element, or an address."""
+    if isinstance(array, int):
+        return array + distance
     return array.__array_interface__["data"][0] + distance if distance else array
 
 
-def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> list[_Part]:
+def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Program, list[_Part]]:
     """The calls that make up a product."""
     a, b, c, out, _, threads = product
     m, n, k = product.m, product.n, product.k
+    program = float_product.program(
+        plan.micro.isa,
+        micro=plan.micro,
+        shape=plan.shape,
+        left=plan.left,
+        right=plan.right,
+        out_kind=out.kind,
+        ahead=plan.ahead,
+    )
     parts = []
-    for column in range(0, n, plan.chunk_columns):
-        columns = min(plan.chunk_columns, n - column)
-        program = float_product.program(
-            plan.micro.isa,
-            micro=plan.micro,
-            shape=plan.shape(columns),
-            left=plan.left,
-            right=plan.right,
-            out_kind=out.kind,
+    for row, first in pairs(range(0, m, plan.chunk_rows), range(0, k, plan.chunk_depth)):
+        fixed = {
+            "private_bytes": plan.private_bytes,
+            "group_panels": plan.group_panels,
+            "a_row_stride": a.steps[0],
+            "a_stride": a.steps[1],
+            "b_column_stride": b.steps[1],
+            "b_stride": b.steps[0],
+            "c_stride": c.steps[0] if c else 0,
+            "partial_stride": n,
+            "out_stride": out.steps[0],
+            "m": min(plan.chunk_rows, m - row),
+            "n": n,
+            "k_size": min(plan.chunk_depth, k - first),
+            "k_block": plan.k_block,
+            "item_blocks": plan.item_blocks,
+            "item_panels": plan.item_panels,
+            "reads_c": int(c is not None),
+            "first": int(first == 0),
+            "last": int(first + plan.chunk_depth >= k),
+        }
+        call = program.bind(threads, _VARYING, **fixed)
+        at_out = row * out.strides[0]
+        part = _Part(
+            call,
+            fixed,
+            a=row * a.strides[0] + first * a.strides[1],
+            b=first * b.strides[0],
+            c=row * c.strides[0] if c else 0,
+            partial=row * n * 4 if keeps_sums else 0,
+            out=at_out,
         )
-        for row, first in pairs(range(0, m, plan.chunk_rows), range(0, k, plan.chunk_depth)):
-            call = program.bind(
-                threads,
-                _VARYING,
-                a_row_stride=a.steps[0],
-                a_stride=a.steps[1],
-                b_column_stride=b.steps[1],
-                b_stride=b.steps[0],
-                c_stride=c.steps[0] if c else 0,
-                partial_stride=n if keeps_sums else out.steps[0],
-                out_stride=out.steps[0],
-                m=min(plan.chunk_rows, m - row),
-                n=columns,
-                k_size=min(plan.chunk_depth, k - first),
-                k_block=plan.k_block,
-                item_blocks=plan.item_blocks,
-                item_panels=plan.item_panels,
-                reads_c=int(c is not None),
-                first=int(first == 0),
-                last=int(first + plan.chunk_depth >= k),
-            )
-            at_out = row * out.strides[0] + column * out.dtype.itemsize
-            part = _Part(
-                call,
-                a=row * a.strides[0] + first * a.strides[1],
-                b=first * b.strides[0] + column * b.strides[1],
-                c=row * c.strides[0] + column * 4 if c else 0,
-                partial=(row * n + column) * 4 if keeps_sums else at_out,
-                out=at_out,
-            )
-            parts.append(part)
-    return parts
+        parts.append(part)
+    return program, parts

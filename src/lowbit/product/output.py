@@ -42,16 +42,15 @@ class OutputSpec:
     @classmethod
     def of(
         cls,
-        given: tuple[str, ...],
+        biased: bool,
+        residual: bool,
         steps: tuple[AnyPostOp, ...] | None,
         out_dtype: str = "float32",
         out_scale: float | None = None,
         out_zero_point: int = 0,
     ) -> OutputSpec:
-        """From the arguments of the public functions; raises what they document.
-
-        `given`: which of "bias" and "residual" there are.
-        """
+        """From the arguments of the public functions; raises what they document."""
+        given = ("bias",) * biased + ("residual",) * residual
         order = given if steps is None else steps
         _check(order, given)
         if out_dtype not in _OUT_DTYPES:

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import host
+from lowbit.jit.entry import word
 from lowbit.jit.recognize import MOST_SCRATCH, Check, Fresh
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
-from lowbit.product.dispatch import Plan, is_alone, plan
+from lowbit.product.dispatch import Plan, plan
 from lowbit.product.product import Product
 
 # An array, its address, or None where it is not used.
@@ -39,7 +40,7 @@ class PreparedProduct:
     `streaming`, the same product prepared so.
     """
 
-    small = False  # and in one thread, whatever the number of threads: see `recognizer`
+    small = False  # and in one thread: see `recognizer`
 
     def __init__(self, product: Product) -> None:
         self.product = product
@@ -53,14 +54,15 @@ class PreparedProduct:
             product = product._replace(b=product.b._replace(k=1), a_strides=(0, 1))
             size = blocks(product.n, PANEL) * PANEL_LINE
             self._nothing = _filled(size, 0), _filled(size, _ZEROS.get(product.b.stored, 0))
-        self._bind(product, plan(product))
+        made = plan(product)
+        self._bind(product, made)
         large = product.m * product.n * product.out_bytes > host.caches()["L2"]
         if large and not product.streams and self._nothing is None:
             self.streaming = prepare(product._replace(streams=True))
         self.small = (
             not large
             and self._nothing is None
-            and is_alone(product)
+            and made.threads == 1
             and len(self._chunks) == 1
             and self._scratch <= MOST_SCRATCH
         )
@@ -124,7 +126,7 @@ class PreparedProduct:
         if self.plan is None:
             return
         row_bytes = out_stride * self._out_bytes
-        if self.streaming is not None and not (row_bytes % LINE or _number(out) % LINE):
+        if self.streaming is not None and not (row_bytes % LINE or word(out) % LINE):
             self.streaming.run(a, right, out, out_stride, scale, zero, bias, residual, parameters)
             return
         panels: Address
@@ -165,12 +167,12 @@ class PreparedProduct:
         panels, sums, zeros, scales = right
         words = dict(
             self._fixed, m=self.shape[0], out_stride=out_stride, panels=panels, column_sum=sums,
-            column_zero=zeros, column_scale=scales, parameters=_number(parameters),
+            column_zero=zeros, column_scale=scales, parameters=word(parameters),
         )  # fmt: skip
         scratch = {"packed": 0, "private": self._private, "row_sum": self._sum,
                    "row_scale": self.scale_at, "row_zero": self.zero_at}  # fmt: skip
         if zero is not None:
-            words["row_zero"] = _number(zero)
+            words["row_zero"] = word(zero)
             del scratch["row_zero"]
         kept = parameters, zero
         return self._program.recognizer(words, scratch, self._scratch, checks, fresh, kept)
@@ -199,15 +201,9 @@ def _filled(size: int, value: int) -> npt.NDArray[np.uint8]:
     return made
 
 
-def _number(address: Address) -> int:
-    if isinstance(address, np.ndarray):
-        return int(address.__array_interface__["data"][0])
-    return address or 0
-
-
 def _moved(address: Address, distance: int) -> Address:
     """The place `distance` bytes further; nowhere stays nowhere."""
-    return None if address is None else _number(address) + distance
+    return None if address is None else word(address) + distance
 
 
 @lru_cache(maxsize=KEPT)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same
+from lowbit.jit import threads
+from lowbit.jit.recognize import Array, Check, Count, Fresh, Integer, Real, Same
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
@@ -40,6 +41,7 @@ class Recognized:
 
     def __init__(self) -> None:
         self.calls: dict[int, tuple[Callable[..., Any], ...]] = {}
+        self.of = self.calls.get
         self._seen: dict[int, _Seen] = {}
 
     def ripe(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
@@ -105,6 +107,15 @@ def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
 def same(value: Any) -> Check:
     """The check of a number, a name or nothing: that it is the same object."""
     return Same(value)
+
+
+def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check | None:
+    """The check of a number of threads: that one still serves, where more might be useful."""
+    assert prepared.plan is not None
+    if wanted is not None or prepared.plan.alone:
+        return Same(wanted)
+    function = threads.counter() if threads.torch_counts() else None
+    return None if function is None else Count(function, -prepared.product.threads)
 
 
 def constant(post_ops: Any) -> Check | None:

@@ -7,7 +7,7 @@ behind it stands a call: checked, prepared, with its output specified.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
 from lowbit.product.dispatch import wants_proof
-from lowbit.product.output import AnyPostOp, OutputSpec
+from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import KEPT, PreparedProduct, prepare
 from lowbit.product.product import Product
 from lowbit.weights.panels import PackedMatrix
@@ -31,35 +31,26 @@ _MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 s
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
 
-class Call(NamedTuple):
-    """A prepared product, and what its output is."""
+Left = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
+"""What a left operand [M, K] is: its shape, strides in bytes, and dtype."""
 
-    prepared: PreparedProduct
-    output: OutputSpec
+Call = tuple[PreparedProduct, OutputSpec]
 
 
-class Left(NamedTuple):
-    """What a left operand [M, K] is; strides in bytes."""
+def _steps(left: Left) -> tuple[int, int]:
+    """Strides in elements, where an axis of one element counts as contiguous."""
+    shape, strides, dtype = left
+    row, step = (s // dtype.itemsize if n > 1 else 1 for s, n in zip(strides, shape, strict=True))
+    return row, step
 
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: np.dtype[Any]
 
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Strides in elements, where an axis of one element counts as contiguous."""
-        size = self.dtype.itemsize
-        pairs = zip(self.strides, self.shape, strict=True)
-        row, step = (s // size if n > 1 else 1 for s, n in pairs)
-        return row, step
-
-    def product(
-        self, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec
-    ) -> PreparedProduct:
-        """The product with b, prepared."""
-        name = instruction_sets.active(isa).name
-        return prepare(Product(self.shape[0], a, self.steps, b, name, threads,
-                               output.post_ops, output.out))  # fmt: skip
+def _call(
+    left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec
+) -> Call:
+    name = instruction_sets.active(isa).name
+    m, steps = left[0][0], _steps(left)
+    product = Product(m, a, steps, b, name, threads, output.post_ops, output.out)
+    return prepare(product), output
 
 
 def panel_format(b: PackedMatrix, isa: str | None) -> PanelFormat:
@@ -71,84 +62,49 @@ _SUMS = OutputSpec("s32", np.dtype(np.int32))
 
 
 @lru_cache(maxsize=KEPT)
-def integers(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    b: PanelFormat,
-    threads: int,
-    isa: str | None,
-) -> PreparedProduct:
+def integers(left: Left, b: PanelFormat, threads: int, isa: str | None) -> PreparedProduct:
     """The exact product of bytes."""
-    left = Left(shape, strides, dtype)
-    return left.product(_bytes(left, b, False, True, False), b, threads, isa, _SUMS)
+    return _call(left, _bytes(left, b, False, True, False), b, threads, isa, _SUMS)[0]
 
 
 def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bool) -> Bytes:
     """Rows of bytes that go with b. `shifted`, `centred`: a zero point is taken from a's, from b's
     values first; `uniform`: scale and zero point are the same for all rows of a."""
-    check_matrix(left.shape, "a")
-    check_bytes(left.dtype, "a")
-    check_inner(left.shape, (b.k, b.n))
+    shape, _, dtype = left
+    check_matrix(shape, "a")
+    check_bytes(dtype, "a")
+    check_inner(shape, (b.k, b.n))
     if b.group_size:
         raise ValueError(
             f"b has groups of {b.group_size} k, which only products of floats can take: "
             "lowbit.linear_dynamic or lowbit.linear_weight_only"
         )
-    check_k(b.k, left.dtype.name, b.dtype, (shifted, centred))
-    return Bytes(left.dtype == np.int8, shifted, left.steps[1] == 1, uniform)
-
-
-def _given(biased: bool, residual: bool) -> tuple[str, ...]:
-    return tuple(name for name, there in (("bias", biased), ("residual", residual)) if there)
+    check_k(b.k, dtype.name, b.dtype, (shifted, centred))
+    return Bytes(dtype == np.int8, shifted, _steps(left)[1] == 1, uniform)
 
 
 @lru_cache(maxsize=KEPT)
 def scaled(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    b: PanelFormat,
-    threads: int,
-    isa: str | None,
-    shifted: bool,
-    uniform: bool,
-    biased: bool,
-    residual: bool,
-    post_ops: tuple[AnyPostOp, ...] | None,
-    out_dtype: str,
-    out_scale: float | None,
-    out_zero_point: int,
-) -> Call:
-    """The product of quantized bytes; `shifted`: zero points of a are given; `uniform`:
-    scale and zero point are the same for all rows."""
-    left = Left(shape, strides, dtype)
+    left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
+    *output: Any,
+) -> Call:  # fmt: skip
+    """The product of quantized bytes. `shifted`: zero points of a are given; `uniform`: scale
+    and zero point are the same for all rows; `output`: as `OutputSpec.of` takes it."""
     rows = _bytes(left, b, shifted, uniform, b.centred)
-    given = _given(biased, residual)
-    output = OutputSpec.of(given, post_ops, out_dtype, out_scale, out_zero_point)
-    return Call(left.product(rows, b, threads, isa, output), output)
+    return _call(left, rows, b, threads, isa, OutputSpec.of(*output))
 
 
 @lru_cache(maxsize=KEPT)
 def floats(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: np.dtype[Any],
-    b: PanelFormat,
-    threads: int,
-    isa: str | None,
-    activations: str,
-    biased: bool,
-    residual: bool,
-    post_ops: tuple[AnyPostOp, ...] | None,
-    out_dtype: str,
+    left: Left, b: PanelFormat, threads: int, isa: str | None, activations: str, *output: Any
 ) -> Call:
-    """The product of floats, contiguous along K; `activations` as `float_rows` takes them."""
+    """The product of floats, contiguous along K; `activations` as `float_rows` takes them, `output`
+    as `OutputSpec.of` does."""
+    shape, _, dtype = left
     check_matrix(shape, "x")
     check_inner(shape, (b.k, b.n), "x")
-    output = OutputSpec.of(_given(biased, residual), post_ops, out_dtype)
-    rows = float_rows(activations, dtype.name, b)
-    return Call(Left(shape, strides, dtype).product(rows, b, threads, isa, output), output)
+    spec = OutputSpec.of(*output)
+    return _call(left, float_rows(activations, dtype.name, b), b, threads, isa, spec)
 
 
 @lru_cache(maxsize=KEPT)
@@ -156,9 +112,9 @@ def maxima(
     rows: int, b: PanelFormat, threads: int, isa: str | None, biased: bool
 ) -> PreparedProduct:
     """The greatest of each 8 columns of what `floats` gives of "dynamic" rows, contiguous."""
-    output = OutputSpec("max8", np.dtype(np.float32), _given(biased, False))
-    left = Left((rows, b.k), (4 * b.k, 4), np.dtype(np.float32))
-    return left.product(float_rows("dynamic", "float32", b), b, threads, isa, output)
+    output = OutputSpec("max8", np.dtype(np.float32), ("bias",) if biased else ())
+    left = (rows, b.k), (4 * b.k, 4), np.dtype(np.float32)
+    return _call(left, float_rows("dynamic", "float32", b), b, threads, isa, output)[0]
 
 
 def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:

@@ -45,10 +45,11 @@ class Chunk(NamedTuple):
 
 
 class Queries:
-    """Queries, float32 [Q, K], finite and C-contiguous, and what kernels make of them."""
+    """Queries, float32 [Q, K], finite and C-contiguous, what kernels make of them, and with how
+    many threads and for which instruction set these run."""
 
-    def __init__(self, values: Floats) -> None:
-        self.values = values
+    def __init__(self, values: Floats, threads: int | None = None, isa: str | None = None) -> None:
+        self.values, self.threads, self.isa = values, threads, isa
         self.stored, self.scale, self.zero = quantize_rows(values, False)
 
     def __len__(self) -> int:
@@ -59,6 +60,12 @@ class Queries:
         """Blocks of 64 k."""
         return blocks(self.values.shape[1], LINE)
 
+    def count(self, work: int) -> int:
+        """How many threads share so much work."""
+        if work < _WORTH_THREADS:
+            return 1
+        return min(len(self), self.threads or thread_runtime.max_threads())
+
     @cached_property
     def codes(self) -> npt.NDArray[np.int32]:
         """Integers less their zero points, [Q, K padded to a line]."""
@@ -67,24 +74,21 @@ class Queries:
         return codes
 
 
-def group_maxima(
-    queries: Queries, chunk: Chunk, threads: int | None = None, isa: str | None = None
-) -> Floats:
+def group_maxima(queries: Queries, chunk: Chunk) -> Floats:
     """The maxima of `linear_dynamic(queries, matrix, bias)` over each 8 columns, which is not made.
 
     Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf.
     """
     matrix = chunk.matrix
     out = np.empty((len(queries), blocks(matrix.N, PANEL) * _HALVES), np.float32)
+    isa, threads = queries.isa, threads_key(queries.threads)
     b, biased = requests.panel_format(matrix, isa), chunk.bias is not None
-    prepared = requests.maxima(len(queries), b, threads_key(threads), isa, biased)
+    prepared = requests.maxima(len(queries), b, threads, isa, biased)
     prepared.run(queries.values, matrix.addresses, out, out.shape[1], bias=chunk.bias)
     return out
 
 
-def best_groups(
-    queries: Queries, chunks: Sequence[Chunk], count: int, threads: int | None, isa: str | None
-) -> Ids:
+def best_groups(queries: Queries, chunks: Sequence[Chunk], count: int) -> Ids:
     """The `count` groups of each query, or all, with the greatest maxima, lower ones first.
 
     [Q, min(count, groups)], ascending. They hold the `count` best vectors. Were one of these in a
@@ -94,37 +98,33 @@ def best_groups(
     """
     kept = min(count, sum(chunk.groups for chunk in chunks))
     heaps = np.full((len(queries), kept), EMPTY, np.int64)
-    program = keep_greatest.program(instruction_sets.active(isa))
+    program = keep_greatest.program(instruction_sets.active(queries.isa))
     first = 0
     for chunk in chunks:
-        maxima = group_maxima(queries, chunk, threads, isa)
+        maxima = group_maxima(queries, chunk)
         program(
-            _threads(len(queries), maxima.size, threads), maxima, maxima.shape[1], chunk.groups,
-            first, heaps, kept, kept.bit_length(), len(queries),
+            queries.count(maxima.size), maxima, maxima.shape[1], chunk.groups, first, heaps, kept,
+            kept.bit_length(), len(queries),
         )  # fmt: skip
         first += chunk.groups
     return np.sort(LAST_PLACE - (heaps & LAST_PLACE), axis=1)
 
 
-def scores_of_groups(
-    queries: Queries, chunks: Sequence[Chunk], groups: Ids, threads: int | None, isa: str | None
-) -> tuple[Floats, Ids]:
+def scores_of_groups(queries: Queries, chunks: Sequence[Chunk], groups: Ids) -> tuple[Floats, Ids]:
     """(scores, ids) [Q, groups · 8] of all that the groups [Q, groups] hold, as products give them.
 
     Where a group has a column without a vector, the id is −1.
     """
     scores = np.empty((*groups.shape, OCTET), np.float32)
-    work = scores.size * queries.values.shape[1]
-    count = _threads(len(queries), work, threads)
+    count = queries.count(scores.size * queries.values.shape[1])
     firsts = np.zeros(len(chunks) + 1, np.int64)  # group that each chunk begins with
     vectors = np.zeros(len(chunks) + 1, np.int64)  # vectors before each chunk
     np.cumsum([chunk.groups for chunk in chunks], out=firsts[1:])
     np.cumsum([chunk.matrix.N for chunk in chunks], out=vectors[1:])
+    isa = instruction_sets.active(queries.isa)
     for number, chunk in enumerate(chunks):
         program = octet_scores.program(
-            instruction_sets.active(isa),
-            weight=chunk.matrix.weight,
-            biased=chunk.bias is not None,
+            isa, weight=chunk.matrix.weight, biased=chunk.bias is not None
         )
         panels, _, _, scales = chunk.matrix.addresses
         program(
@@ -136,10 +136,3 @@ def scores_of_groups(
     ids = ((groups - firsts[of]) * OCTET + vectors[of])[:, :, None] + np.arange(OCTET)
     ids[ids >= vectors[of + 1][:, :, None]] = -1
     return scores.reshape(len(queries), -1), ids.reshape(len(queries), -1)
-
-
-def _threads(rows: int, work: int, threads: int | None) -> int:
-    """How many threads share rows of so much work in all."""
-    if work < _WORTH_THREADS:
-        return 1
-    return min(rows, threads or thread_runtime.max_threads())

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics import QTensor, Range, int_format, longest_sum, quantize
+from lowbit.numerics.formats import first_index
 from lowbit.product.arguments import float_matrix
 from lowbit.search.groups import Chunk, Floats, Ids, Queries, best_groups, scores_of_groups
 from lowbit.weights.panels import PackedMatrix, pack, padded
@@ -34,6 +35,7 @@ _RANGES: Mapping[int, Range] = {8: "minmax", 4: "mse"}
 _METRICS = ("dot", "cosine", "l2")
 _SCALES = ("vector", "dimension")
 _FILE = TensorFile("lowbit.vector_index", "vector index", "2")
+_PARTS = ("panels", "column_sums", "scale")  # of a chunk's matrix, in a file
 _FIELDS = ("dim", "bits", "scale", "metric", "counts")
 
 
@@ -121,7 +123,7 @@ class VectorIndex:
 
         ValueError: of another width, not finite, none, or the index holds vectors already.
         """
-        given = self._prepared(vectors, "vectors")
+        given = self._normalized(self._checked(vectors, "vectors"))
         if self.scale != "dimension":
             return
         found = self._scale_of(given) if len(given) else None
@@ -150,10 +152,10 @@ class VectorIndex:
         while not added:
             before = scale = self._content.dimension_scale
             if scale is None and self.scale == "dimension":
-                scale = self._scale_of(self._prepared(source, "vectors", checked=True))
+                scale = self._scale_of(self._normalized(source))
             made: list[Chunk] = []
             for first in range(0, len(source), _CHUNK):
-                part = self._prepared(source[first : first + _CHUNK], "vectors", checked=True)
+                part = self._normalized(source[first : first + _CHUNK])
                 made.append(self._chunk(*self._codes(part, scale), scale))
                 if progress is not None:
                     progress(first + len(part), len(source))
@@ -217,8 +219,8 @@ class VectorIndex:
         count = min(wanted, content.count)
         together = min(_QUERIES, max(1, _PLACES // max(count, 1)))
         for first in range(0, len(source) if count else 0, together):
-            part = self._prepared(source[first : first + together], "queries", checked=True)
-            found = self._nearest(content, part, first, count, threads, isa)
+            part = self._normalized(source[first : first + together])
+            found = self._nearest(content, part, first, count, (threads, isa))
             if originals is not None:
                 found = self._rescored(part, found[1], originals)
             kept = min(k, count)
@@ -236,10 +238,7 @@ class VectorIndex:
         if content.dimension_scale is not None:
             arrays["dimension_scale"] = content.dimension_scale
         for number, (matrix, bias) in enumerate(content.chunks):
-            assert matrix.scale is not None
-            arrays[f"{number}.panels"] = matrix.panels
-            arrays[f"{number}.column_sums"] = matrix.column_sums
-            arrays[f"{number}.scale"] = matrix.scale
+            arrays |= {f"{number}.{part}": getattr(matrix, part) for part in _PARTS}
             if bias is not None:
                 arrays[f"{number}.bias"] = bias
         counts = [chunk.matrix.N for chunk in content.chunks]
@@ -275,20 +274,17 @@ class VectorIndex:
         """The content that a file has as these arrays, of chunks of so many vectors."""
         if not all(type(count) is int and 1 <= count <= _CHUNK for count in counts):
             raise ValueError(f"chunks have 1 to {_CHUNK} vectors, got {counts}")
-        parts = ("panels", "column_sums", "scale", *(("bias",) if self.metric == "l2" else ()))
+        parts = (*_PARTS, "bias") if self.metric == "l2" else _PARTS
         names = [f"{number}.{part}" for number in range(len(counts)) for part in parts]
         one = ["dimension_scale"] if self.scale == "dimension" else []
         check_names(arrays, names + (one if counts else []), one)
         chunks: list[Chunk] = []
         for number, count in enumerate(counts):
-            panels, column_sums, scale, *bias = (arrays[f"{number}.{part}"] for part in parts)
-            dtype = _FORMATS[self.bits]
+            panels, column_sums, scale = (arrays[f"{number}.{part}"] for part in _PARTS)
+            dtype, bias = _FORMATS[self.bits], arrays.get(f"{number}.bias")
             matrix = PackedMatrix(panels, column_sums, self.dim, count, dtype, scale)
-            biases = [_shaped(one, len(matrix.column_sums), "bias") for one in bias]
-            chunks.append(Chunk(matrix, biases[0] if biases else None))
-        scales = arrays.get("dimension_scale")
-        if scales is not None:
-            scales = _shaped(scales, self.dim, "dimension_scale")
+            chunks.append(Chunk(matrix, _shaped(bias, len(matrix.column_sums), "bias")))
+        scales = _shaped(arrays.get("dimension_scale"), self.dim, "dimension_scale")
         return _Content(tuple(chunks), scales)
 
     def _checked(self, given: Any, name: str) -> Floats:
@@ -300,18 +296,13 @@ class VectorIndex:
                 f"expected [n, {self.dim}]"
             )
         for first in range(0, len(source), _CHUNK):
-            bad = ~np.isfinite(source[first : first + _CHUNK])
-            if bad.any():
-                row, column = (int(i) for i in np.argwhere(bad)[0])
-                raise ValueError(
-                    f"{name}[{first + row}, {column}] is {source[first + row, column]}; "
-                    "remove or replace NaN and infinity"
-                )
+            part = source[first : first + _CHUNK]
+            numbers = range(first, first + len(part))
+            _check_finite(part, numbers, name, "remove or replace NaN and infinity")
         return source
 
-    def _prepared(self, given: Any, name: str, checked: bool = False) -> Floats:
-        """As `_checked`, normalized for cosines."""
-        source = given if checked else self._checked(given, name)
+    def _normalized(self, source: Floats) -> Floats:
+        """Vectors [n, dim] of length 1 for cosines, or 0; themselves for other metrics."""
         if self.metric != "cosine":
             return source
         wide = source.astype(np.float64)
@@ -351,11 +342,9 @@ class VectorIndex:
         return Chunk(matrix, padded((-half).astype(np.float32)))
 
     def _merged(self, one: Chunk, other: Chunk, dimension_scale: Floats | None) -> Chunk:
-        scales: list[Floats] = []
-        for matrix in (one.matrix, other.matrix):
-            assert matrix.scale is not None
-            scales.append(matrix.scale[: matrix.N])
-        codes = np.concatenate([one.matrix.unpack().T, other.matrix.unpack().T])
+        matrices = one.matrix, other.matrix
+        scales = [m.scale[: m.N] for m in matrices if m.scale is not None]
+        codes = np.concatenate([m.unpack().T for m in matrices])
         return self._chunk(codes, np.concatenate(scales), dimension_scale)
 
     def _wanted(self, k: int, rescore: Any, candidates: int | None) -> int:
@@ -390,11 +379,10 @@ class VectorIndex:
         queries: Floats,
         first: int,
         count: int,
-        threads: int | None,
-        isa: str | None,
+        how: tuple[int | None, str | None],
     ) -> tuple[Floats, Ids]:
         """(scores, ids), [Q, count], by quantized scores; count is at most that of the content.
-        `first` is the number of the first query, for errors."""
+        `first` is the number of the first query, for errors; `how`: threads and isa."""
         folded = queries
         if content.dimension_scale is not None:
             with np.errstate(over="ignore"):
@@ -405,9 +393,9 @@ class VectorIndex:
                     f"queries[{first + int(beyond.argmax())}] times the scales of the dimensions "
                     "is beyond float32; scale vectors and queries down"
                 )
-        made = Queries(np.ascontiguousarray(folded))
-        groups = best_groups(made, content.chunks, count, threads, isa)
-        scores, ids = scores_of_groups(made, content.chunks, groups, threads, isa)
+        made = Queries(np.ascontiguousarray(folded), *how)
+        groups = best_groups(made, content.chunks, count)
+        scores, ids = scores_of_groups(made, content.chunks, groups)
         # The last groups of chunks have columns without a vector, of id −1; they come last.
         order = np.lexsort((ids, -scores, ids < 0), axis=1)[:, :count]
         scores = np.take_along_axis(scores, order, axis=1)
@@ -447,20 +435,23 @@ class VectorIndex:
     def _candidates(self, ids: Ids, originals: Floats) -> Floats:
         """The originals of these ids, [*ids.shape, dim]."""
         taken = originals[ids.ravel()]
-        bad = ~np.isfinite(taken)
-        if bad.any():
-            place, column = (int(i) for i in np.argwhere(bad)[0])
-            raise ValueError(
-                f"rescore[{ids.ravel()[place]}, {column}] is {taken[place, column]}; "
-                "give the vectors as they were added"
-            )
-        return self._prepared(taken, "rescore", checked=True).reshape(*ids.shape, self.dim)
+        _check_finite(taken, ids.ravel(), "rescore", "give the vectors as they were added")
+        return self._normalized(taken).reshape(*ids.shape, self.dim)
 
 
-def _shaped(array: npt.NDArray[Any], length: int, name: str) -> Floats:
-    if array.shape != (length,):
+def _shaped(array: npt.NDArray[Any] | None, length: int, name: str) -> Floats | None:
+    if array is not None and array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
     return array
+
+
+def _check_finite(source: Floats, numbers: npt.ArrayLike, name: str, hint: str) -> None:
+    """ValueError naming the first NaN or infinity in rows of these numbers."""
+    bad = ~np.isfinite(source)
+    if bad.any():
+        row, column = first_index(bad)
+        number = np.asarray(numbers)[row]
+        raise ValueError(f"{name}[{number}, {column}] is {source[row, column]}; {hint}")
 
 
 # A child of a fork has copies of locks that other threads held, and not these threads.

@@ -13,7 +13,7 @@ import numpy as np
 from lowbit.spec.data import CORNERS, FILLS, SPECIAL, Draw, draw_values
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array, DType
 from lowbit.spec.expected import Expected
-from lowbit.spec.operation import Operation, Sizes, TensorType
+from lowbit.spec.operation import Operation, Sizes
 from lowbit.spec.post_ops import applied
 
 Layout = Literal["contiguous", "padded", "transposed"]
@@ -97,10 +97,8 @@ class Case:
     @property
     def bytes_moved(self) -> int:
         """The least bytes that must move: every input read once, the output written once."""
-        return sum(map(self._bytes, (*self.operation.inputs, self.operation.result)))
-
-    def _bytes(self, tensor: TensorType) -> int:
-        return -(-math.prod(tensor.shape(self.sizes)) * tensor.format.bits // 8)
+        tensors = (*self.operation.inputs, self.operation.result)
+        return sum(-(-math.prod(t.shape(self.sizes)) * t.format.bits // 8) for t in tensors)
 
     def inputs(self, seed: int = 0) -> dict[str, Array]:
         """Input data in storage dtypes, the same for the same seed."""

@@ -105,7 +105,9 @@ def cases_of(operation: Operation, blocks: Sequence[int], strided: bool, long: b
         other = common[1 + number % (len(common) - 1)]
         cases += [Case(operation, sizes), Case(operation, sizes, other)]
     cases += [Case(operation, sizes, fill) for sizes in rest[:1] for fill in special(sizes)]
-    cases += [Case(operation, sizes) for sizes in _long_sets(operation)] if long else []
+    if long:
+        ones = dict.fromkeys(operation.names, 1)
+        cases += [Case(operation, operation.fitted({**ones, name: _LONG})) for name in ones]
     if strided:
         cases += [
             Case(operation, s, "normal", lay) for s in (first, *rest[1:3]) for lay in _STRIDED
@@ -118,7 +120,7 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
     names = operation.names
     exercise = operation.exercise or operation.fitted(dict.fromkeys(names, 40))
     wanted = [dict.fromkeys(names, 1)]
-    wanted += [dict(zip(names, _cycled(primes, len(names)), strict=True)) for primes in _PRIMES]
+    wanted += [dict(zip(names, itertools.cycle(primes), strict=False)) for primes in _PRIMES]
     fitting = sorted({b for b in blocks if 2 <= b <= 256}) or [32]
     for block in fitting:
         wanted += [dict.fromkeys(names, size) for size in (block, block - 1, block + 1, 3 * block)]
@@ -127,16 +129,6 @@ def size_sets(operation: Operation, blocks: Sequence[int]) -> list[dict[str, int
         wanted.append({**dict.fromkeys(names, 2), name: 2 * fitting[-1] + 3})
     sets = [operation.complete(exercise), *(_legal(operation, sizes) for sizes in wanted)]
     return list({tuple(sizes.items()): sizes for sizes in sets}.values())
-
-
-def _long_sets(operation: Operation) -> list[dict[str, int]]:
-    """Each size long while the others are one."""
-    ones = dict.fromkeys(operation.names, 1)
-    return [operation.fitted({**ones, name: _LONG}) for name in operation.names]
-
-
-def _cycled(values: Sequence[int], count: int) -> list[int]:
-    return [values[i % len(values)] for i in range(count)]
 
 
 def _legal(operation: Operation, sizes: Sizes) -> dict[str, int]:

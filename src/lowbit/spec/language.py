@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lowbit.registry import Registry
 from lowbit.spec import post_ops
 from lowbit.spec.dtypes import DTYPES, Array
 from lowbit.spec.operation import TERM, Operation, TensorType
@@ -33,10 +34,13 @@ def one_of(name: str, *dtypes: str) -> Any:
     return type(name, (AbstractDtype,), {"dtypes": list(dtypes)})
 
 
-def operation(*, result: str = "z", **facts: Any) -> Callable[[Callable[..., Array]], Operation]:
+def operation(
+    *, result: str = "z", registry: Registry[Operation] | None = None, **facts: Any
+) -> Callable[[Callable[..., Array]], Operation]:
     """Make an Operation of an annotated function.
 
-    result: what the result is called; facts: the fields of `lowbit.spec.operation.Facts`.
+    result: what the result is called; registry: where it is made known by its name; facts: the
+    fields of `lowbit.spec.operation.Operation` that have defaults.
     TypeError or ValueError, with what to write instead, if an annotation is not understood.
     """
 
@@ -44,7 +48,7 @@ def operation(*, result: str = "z", **facts: Any) -> Callable[[Callable[..., Arr
         made = from_function(function, result, **facts)
         if made.exercise:
             made.complete(made.exercise)
-        return made
+        return made if registry is None else registry.add(made.name, made)
 
     return make
 

@@ -71,8 +71,12 @@ class TensorType:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Facts:
-    """What the decorator says of an operation besides its function.
+class Operation:
+    """An operation as its annotated function states it, with a choice of what that leaves open.
+
+    stated: the inputs and, last, the result, as annotated. choices: the dtypes of each variable.
+    dtypes, static, without: what is chosen of them, the values of static parameters, the inputs
+    that are left out. origin: the operation as it was stated, None if this is it.
 
     exercise: the sizes of the exercise. summed: dimensions that are summed over although they may
     be in the result (a softmax does). multiple_of, at_most: what sizes must be multiples of, and
@@ -97,36 +101,6 @@ class Facts:
     quantized inside. draws: how data are made for an input, where any will not do.
     """
 
-    exercise: Sizes = field(default_factory=dict[str, int])
-    summed: tuple[str, ...] = ()
-    multiple_of: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
-    at_most: Mapping[str, int | str] = field(default_factory=dict[str, "int | str"])
-    blocks: Mapping[str, Block] = field(default_factory=dict[str, Block])
-    special: bool = False
-    operations: str | None = None
-    tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict[str, "tuple[Any, ...]"])
-    post_ops: bool = False
-    factors: tuple[str, ...] = ()
-    accumulator: str = "int32"
-    multiplied_as: Mapping[str, str] = field(default_factory=dict[str, str])
-    shifted_by: Mapping[str, str] = field(default_factory=dict[str, str])
-    budget: Callable[..., Array] | None = None
-    slack: Callable[..., Array] | None = None
-    ideal: Callable[..., Array] | None = None
-    draws: Mapping[str, Callable[[Draw], Array]] = field(
-        default_factory=dict[str, "Callable[[Draw], Array]"]
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Operation(Facts):
-    """An operation as its annotated function states it, with a choice of what that leaves open.
-
-    stated: the inputs and, last, the result, as annotated. choices: the dtypes of each variable.
-    dtypes, static, without: what is chosen of them, the values of static parameters, the inputs
-    that are left out. origin: the operation as it was stated, None if this is it.
-    """
-
     name: str
     doc: str
     reference: Callable[..., Array]
@@ -136,6 +110,23 @@ class Operation(Facts):
     static: Mapping[str, Any]
     without: frozenset[str] = frozenset()
     origin: Operation | None = None
+    exercise: Sizes = field(default_factory=dict)
+    summed: tuple[str, ...] = ()
+    multiple_of: Mapping[str, int | str] = field(default_factory=dict)
+    at_most: Mapping[str, int | str] = field(default_factory=dict)
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    special: bool = False
+    operations: str | None = None
+    tried: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    post_ops: bool = False
+    factors: tuple[str, ...] = ()
+    accumulator: str = "int32"
+    multiplied_as: Mapping[str, str] = field(default_factory=dict)
+    shifted_by: Mapping[str, str] = field(default_factory=dict)
+    budget: Callable[..., Array] | None = None
+    slack: Callable[..., Array] | None = None
+    ideal: Callable[..., Array] | None = None
+    draws: Mapping[str, Callable[[Draw], Array]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
@@ -192,11 +183,10 @@ class Operation(Facts):
 
     def tensor(self, name: str) -> TensorType:
         """The input or the result called `name`; KeyError lists the known names."""
-        for tensor in (*self.inputs, self.result):
-            if tensor.name == name:
-                return tensor
-        known = ", ".join(tensor.name for tensor in self.inputs)
-        raise KeyError(f"{self.name} has no input {name!r}; it has {known}")
+        known = {tensor.name: tensor for tensor in (*self.inputs, self.result)}
+        if name not in known:
+            raise KeyError(f"{self.name} has no tensor {name!r}; it has {', '.join(known)}")
+        return known[name]
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -223,18 +213,18 @@ class Operation(Facts):
         else is open."""
         return ":".join(self._chosen(tensor).format.code for tensor in self._listed)
 
-    @cached_property
+    @property
     def signatures(self) -> tuple[str, ...]:
         """All that there are."""
-        return tuple(self._with_dtypes(dtypes).signature for dtypes in self._dtype_choices())
+        return tuple(self._by_signature)
 
-    def _dtype_choices(self) -> Iterator[dict[str, str]]:
+    @cached_property
+    def _by_signature(self) -> dict[str, Operation]:
         order = dict.fromkeys(tensor.variable for tensor in self._listed if tensor.variable)
-        for chosen in itertools.product(*(self.choices[variable] for variable in order)):
-            yield dict(zip(order, chosen, strict=True))
-
-    def _with_dtypes(self, dtypes: Mapping[str, str]) -> Operation:
-        return replace(self, dtypes=dtypes, origin=self.origin or self)
+        every = itertools.product(*(self.choices[variable] for variable in order))
+        dtypes = (dict(zip(order, chosen, strict=True)) for chosen in every)
+        made = (replace(self, dtypes=one, origin=self.origin or self) for one in dtypes)
+        return {one.signature: one for one in made}
 
     def variant(
         self,
@@ -245,13 +235,10 @@ class Operation(Facts):
     ) -> Operation:
         """The operation with another choice: of dtypes (one of `signatures`), of inputs that are
         left out, of static parameters. ValueError for what there is not."""
-        chosen = self
-        if dtypes is not None:
-            if dtypes not in self.signatures:
-                known = ", ".join(self.signatures)
-                raise ValueError(f"{self.name}: no dtypes {dtypes!r}; known are {known}")
-            names = list(self._dtype_choices())[self.signatures.index(dtypes)]
-            chosen = self._with_dtypes(names)
+        if dtypes is not None and dtypes not in self._by_signature:
+            known = ", ".join(self.signatures)
+            raise ValueError(f"{self.name}: no dtypes {dtypes!r}; known are {known}")
+        chosen = self if dtypes is None else self._by_signature[dtypes]
         without, static = frozenset(without), dict(static or {})
         self._known("optional input", without, self.optional)
         self._known("static parameter", static, self.static)
@@ -290,16 +277,6 @@ class Operation(Facts):
         """Every size that is free, in order of appearance."""
         return tuple(dict.fromkeys(n for t in (*self.inputs, self.result) for n in t.names))
 
-    def sizes_of(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        """The sizes that these inputs have, from the dimensions that are plain names."""
-        return {
-            dim: size
-            for tensor in self.inputs
-            if tensor.name in inputs
-            for dim, size in zip(tensor.dims, inputs[tensor.name].shape, strict=True)
-            if dim.isidentifier()
-        }
-
     def step(self, name: str) -> int:
         """What a size must be a multiple of."""
         return evaluate(self.multiple_of.get(name, 1), self.static)
@@ -336,12 +313,10 @@ class Operation(Facts):
 
     def fitted(self, sizes: Sizes) -> dict[str, int]:
         """The sizes rounded up to their multiples, and cut to what they may be at most."""
-        found: dict[str, int] = {}
-        for name, size in sizes.items():
-            step, most = self.step(name), self.most(name)
-            rounded = -(-size // step) * step
-            found[name] = rounded if most is None else min(rounded, most)
-        return found
+        rounded = {
+            name: -(-size // self.step(name)) * self.step(name) for name, size in sizes.items()
+        }
+        return {name: min(size, self.most(name) or size) for name, size in rounded.items()}
 
     # The product of the factors.
 

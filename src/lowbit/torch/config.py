@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from lowbit.numerics.ranges import Range, check_range
+from lowbit.registry import Registry
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.panels import group_refusal
-
-_KINDS: dict[str, type[QuantizeConfig]] = {}
 
 # A field with a value under this key of its metadata is newer than the first files; where it is
 # missing from JSON, it has that value.
 _BEFORE = "before"
 _BY_MINMAX = {_BEFORE: "minmax"}
 
+_kinds: Registry[type[QuantizeConfig]] = Registry("configuration kind")
+
 
 @dataclass(frozen=True)
-class QuantizeConfig(ABC):
-    """Base of all configurations. A subclass is a frozen dataclass and names its `kind`."""
+class QuantizeConfig:
+    """Base of all configurations. A subclass is a frozen dataclass, names its `kind`, and has some
+    of the fields `group_size`, `symmetric`, `symmetric_weight` and `weight_range`."""
 
     kind: ClassVar[str]
 
     def __init_subclass__(cls, *, kind: str) -> None:
         super().__init_subclass__()
-        if kind in _KINDS:
-            raise ValueError(f"configuration kind {kind!r} is taken by {_KINDS[kind].__name__}")
         cls.kind = kind
-        _KINDS[kind] = cls
+        _kinds.add(kind, cls)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name == "weight_range":
+                check_range(value, name)
+            elif name == "group_size":
+                _check_group_size(value)
+            elif not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
 
     @property
-    @abstractmethod
     def weight_format(self) -> WeightFormat:
-        """What the weight is quantized to."""
+        """What the weight is quantized to: 8 bits, or 4 where there are groups."""
+        own = vars(self)
+        if "group_size" not in own:
+            return INT8
+        dtype = "int4" if own["symmetric_weight"] else "uint4"
+        return WeightFormat(dtype, own["group_size"], own["weight_range"])
 
     @property
-    @abstractmethod
     def activations(self) -> str:
         """What becomes of activations: see `lowbit.product.requests.float_rows`."""
+        if "symmetric" not in vars(self):
+            return "float"
+        return "symmetric" if vars(self)["symmetric"] else "dynamic"
 
     def to_json(self) -> str:
         """The fields and the `kind` as one JSON object; `config_from_json` reads it back."""
@@ -57,17 +71,6 @@ class Int8DynamicConfig(QuantizeConfig, kind="int8_dynamic"):
     """
 
     symmetric: bool = False
-
-    def __post_init__(self) -> None:
-        _check_flag("symmetric", self.symmetric)
-
-    @property
-    def weight_format(self) -> WeightFormat:
-        return INT8
-
-    @property
-    def activations(self) -> str:
-        return _quantized_rows(self.symmetric)
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,6 @@ class Int4WeightOnlyConfig(QuantizeConfig, kind="int4_weight_only"):
     symmetric_weight: bool = False
     weight_range: Range = field(default="mse", metadata=_BY_MINMAX)
 
-    def __post_init__(self) -> None:
-        _check_group_size(self.group_size)
-        _check_flag("symmetric_weight", self.symmetric_weight)
-        check_range(self.weight_range, "weight_range")
-
-    @property
-    def weight_format(self) -> WeightFormat:
-        return _four_bits(self.group_size, self.symmetric_weight, self.weight_range)
-
-    @property
-    def activations(self) -> str:
-        return "float"
-
 
 @dataclass(frozen=True)
 class Int4DynamicConfig(QuantizeConfig, kind="int4_dynamic"):
@@ -112,25 +102,6 @@ class Int4DynamicConfig(QuantizeConfig, kind="int4_dynamic"):
     symmetric_weight: bool = False
     weight_range: Range = field(default="mse", metadata=_BY_MINMAX)
 
-    def __post_init__(self) -> None:
-        _check_group_size(self.group_size)
-        _check_flag("symmetric", self.symmetric)
-        _check_flag("symmetric_weight", self.symmetric_weight)
-        check_range(self.weight_range, "weight_range")
-
-    @property
-    def weight_format(self) -> WeightFormat:
-        return _four_bits(self.group_size, self.symmetric_weight, self.weight_range)
-
-    @property
-    def activations(self) -> str:
-        return _quantized_rows(self.symmetric)
-
-
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-
 
 def _check_group_size(size: Any) -> None:
     if size is None:
@@ -139,14 +110,6 @@ def _check_group_size(size: Any) -> None:
         raise TypeError(f"group_size must be an integer or None, got {size!r}")
     if refusal := group_refusal("uint4", size):
         raise ValueError(f"{refusal}; None is a scale per output channel")
-
-
-def _four_bits(group_size: int | None, symmetric: bool, range: Range) -> WeightFormat:
-    return WeightFormat("int4" if symmetric else "uint4", group_size, range)
-
-
-def _quantized_rows(symmetric: bool) -> str:
-    return "symmetric" if symmetric else "dynamic"
 
 
 def config_from_json(text: str) -> QuantizeConfig:
@@ -161,15 +124,12 @@ def config_from_json(text: str) -> QuantizeConfig:
         raise ValueError(f"expected a configuration as JSON, got {text!r}: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError(f"expected a JSON object with a string 'kind', got {text!r}")
-    kind = data.pop("kind")
-    if kind not in _KINDS:
-        known = ", ".join(sorted(_KINDS))
-        raise ValueError(f"unknown configuration kind {kind!r}; known: {known}")
-    known = fields(_KINDS[kind])
+    found = _kinds.get(kind := data.pop("kind"))
+    known = fields(found)
     data = {f.name: f.metadata[_BEFORE] for f in known if _BEFORE in f.metadata} | data
     expected = {f.name for f in known}
     if data.keys() != expected:
         raise ValueError(
             f"configuration {kind!r} has the fields {sorted(expected)}, got {sorted(data)}"
         )
-    return _KINDS[kind](**data)
+    return found(**data)

@@ -32,19 +32,10 @@ from lowbit.torch.linear import QuantizedLinear, become_quantized
 from lowbit.torch.quantize import is_plain_linear
 from lowbit.torch.weight import QuantizedWeight, device_refusal
 from lowbit.weights.format import WeightFormat
-from lowbit.weights.tensor_file import StoredTensor, TensorFile
+from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile
 
 FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "3", older=("1", "2"))
-_DTYPES = {
-    name: dtype
-    for name, attribute in {
-        "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
-        "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16",
-        "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
-        "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    }.items()
-    if (dtype := getattr(torch, attribute, None)) is not None
-}  # fmt: skip
+_DTYPES = {code: found for code, n in DTYPES.items() if (found := getattr(torch, n, None))}
 _CODES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -54,6 +45,10 @@ Model = TypeVar("Model", bound=nn.Module)
 class _Header:
     configs: dict[str, QuantizeConfig]  # by the key of the layer's weight
     shared: dict[str, str]
+
+    def source(self, key: str) -> str:
+        """The key under which a key's tensor is stored."""
+        return self.shared.get(key, key)
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -125,14 +120,14 @@ def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> 
         stored = {key: _tensor(key, tensor) for key, tensor in tensors.items()}
         _check_keys(own, stored, header)
         layers = _match_layers(model, own, stored, header)
-        plain = {key: stored[header.shared.get(key, key)] for key in own if key not in layers}
+        plain = {key: stored[header.source(key)] for key in own if key not in layers}
         _match_tensors(own, plain, header)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} does not fit this model: {error}") from None
     # Everything that can fail comes before the first change.
     weights: dict[str, nn.Parameter] = {}
     for key, layer in layers.items():
-        source = header.shared.get(key, key)
+        source = header.source(key)
         if source not in weights:
             form, shape = header.configs[source].weight_format, own[key].shape
             arrays = {part: stored[_part_key(source, part)].numpy() for part in form.parts}
@@ -141,7 +136,7 @@ def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> 
             weight = QuantizedWeight.of(quantized, form, own_weight.dtype, own_weight.device)
             weights[source] = nn.Parameter(weight, requires_grad=False)
     for key, layer in layers.items():
-        become_quantized(layer, weights[header.shared.get(key, key)], header.configs[key])
+        become_quantized(layer, weights[header.source(key)], header.configs[key])
     with torch.no_grad():
         for key, tensor in plain.items():
             own[key].copy_(tensor)
@@ -192,7 +187,7 @@ def _match_layers(
                 f"a torch.nn.Linear"
             )
         assert isinstance(layer, nn.Linear)
-        source = header.shared.get(key, key)
+        source = header.source(key)
         if source not in header.configs:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
         form = header.configs[key].weight_format
@@ -232,7 +227,7 @@ def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Heade
         if target.is_meta:
             raise ValueError(f"{key!r} is on 'meta'; give the model memory first (to_empty)")
         _check_tensor(key, tensor, target.shape, target.dtype)
-        source = header.shared.get(key, key)
+        source = header.source(key)
         other = source_of.setdefault(_identity(target), source)
         if other != source:
             raise ValueError(f"{key!r} and {other!r} are one tensor in the model, two in the file")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,17 +19,11 @@ from lowbit.kernels.triton import require_triton
 from lowbit.kernels.triton.fast import launch
 from lowbit.registry import Registry
 
-
-@dataclass(frozen=True)
-class Specified:
-    """A function of tensors that has a specification, and its other arguments."""
-
-    function: Callable[..., Tensor]
-    given: Mapping[str, Any]
-
-
-specified_functions: Registry[Specified] = Registry("specified function", "lowbit.torch.functional")
-"""By the name of the operation in `lowbit.spec.operations`; `lowbit check gpu` checks them all."""
+specified_functions: Registry[partial[Tensor]] = Registry(
+    "specified function", "lowbit.torch.functional"
+)
+"""Functions of tensors and the other arguments that they are given, by the name of the operation in
+`lowbit.spec.operations`; `lowbit check gpu` checks them all."""
 
 _library = torch.library.Library("lowbit", "FRAGMENT")
 
@@ -90,7 +83,7 @@ def specified(operation: str, **given: Any) -> Callable[[Any], Any]:
     """
 
     def register(function: Any) -> Any:
-        specified_functions.add(operation, Specified(function, given))
+        specified_functions.add(operation, partial(function, **given))
         return function
 
     return register

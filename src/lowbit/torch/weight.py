@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from lowbit.numerics import QTensor
+from lowbit.torch.arguments import FLOATS
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.panels import Panels
 from lowbit.weights.tiles import Tiles
-
-WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 PACKINGS = {"panels": Panels(), "tiles": Tiles()}
 PACKING_OF = {"cpu": "panels", "cuda": "tiles"}
@@ -72,18 +72,9 @@ class QuantizedWeight(Tensor):
         format: WeightFormat,
         packing: str,
     ) -> QuantizedWeight:
-        return Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        self = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             cls, shape, strides=(shape[1], 1), dtype=dtype, device=parts["scale"].device
         )
-
-    def __init__(
-        self,
-        parts: dict[str, Tensor],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        format: WeightFormat,
-        packing: str,
-    ) -> None:
         for name in PACKINGS[packing].parts:
             setattr(self, name, parts.get(name))
         self.format = format
@@ -91,6 +82,7 @@ class QuantizedWeight(Tensor):
         # Plain numbers: to ask a tensor of a class of its own for its shape takes microseconds.
         self.out_features, self.in_features = shape
         self.group_size = PACKINGS[packing].group_size(format, shape[1])
+        return self
 
     @classmethod
     def from_float(cls, weight: Tensor, format: WeightFormat = INT8) -> QuantizedWeight:
@@ -100,7 +92,7 @@ class QuantizedWeight(Tensor):
         weight that is not a matrix, holds NaN or infinity, or is on a device whose kernels do not
         take the format.
         """
-        if weight.dtype not in WEIGHT_DTYPES:
+        if weight.dtype not in FLOATS:
             raise TypeError(
                 f"expected a float32, bfloat16 or float16 weight, got {weight.dtype}; "
                 f"convert the model with .float()"
@@ -205,19 +197,15 @@ class QuantizedWeight(Tensor):
         return operation(*args, **(kwargs or {}))
 
 
-def _map(
-    fn: Callable[[Tensor], Tensor], weight: QuantizedWeight, dtype: torch.dtype
+def _mapped(
+    fn: Callable[[Tensor], Tensor],
+    weight: QuantizedWeight,
+    dtype: torch.dtype | None = None,
+    **_: Any,
 ) -> QuantizedWeight:
     parts = {name: fn(part) for name, part in weight.parts.items()}
-    return QuantizedWeight(parts, weight.shape, dtype, weight.format, weight.packing)
-
-
-def _detach(weight: QuantizedWeight) -> QuantizedWeight:
-    return _map(torch.detach, weight, weight.dtype)
-
-
-def _clone(weight: QuantizedWeight, memory_format: Any = None) -> QuantizedWeight:
-    return _map(torch.clone, weight, weight.dtype)
+    shown = dtype or weight.dtype
+    return QuantizedWeight(parts, weight.shape, shown, weight.format, weight.packing)
 
 
 def _to_copy(
@@ -228,7 +216,7 @@ def _to_copy(
     **layout: Any,
 ) -> QuantizedWeight:
     dtype = dtype or weight.dtype
-    if dtype not in WEIGHT_DTYPES:
+    if dtype not in FLOATS:
         raise TypeError(
             f"a quantized weight can be shown as float32, bfloat16 or float16, not as {dtype}"
         )
@@ -236,7 +224,7 @@ def _to_copy(
     if refusal := device_refusal(there, weight.format, weight.shape[1]):
         raise NotImplementedError(f"{refusal}; keep the model where it is")
     if PACKING_OF[there.type] == weight.packing:
-        return _map(lambda part: part.to(there, copy=True), weight, dtype)
+        return _mapped(lambda part: part.to(there, copy=True), weight, dtype)
     return QuantizedWeight.of(weight.quantized(), weight.format, dtype, there)
 
 
@@ -262,9 +250,9 @@ def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Te
 
 
 _OPERATIONS: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: _detach,
-    aten.alias.default: _detach,
-    aten.clone.default: _clone,
+    aten.detach.default: partial(_mapped, torch.detach),
+    aten.alias.default: partial(_mapped, torch.detach),
+    aten.clone.default: partial(_mapped, torch.clone),
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy_into,
 }

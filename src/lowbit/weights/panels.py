@@ -27,6 +27,7 @@ _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
+_UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 _SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
 
 
@@ -48,6 +49,13 @@ def padded(vector: Array) -> Array:
     """A copy of a vector over the columns, filled with zeros to whole panels."""
     result = np.zeros(blocks(len(vector), PANEL) * PANEL, vector.dtype)
     result[: len(vector)] = vector
+    return result
+
+
+def _aligned(array: Array) -> Array:
+    """A copy that is C-contiguous and begins at a multiple of 64 bytes."""
+    result = aligned_empty(array.shape, array.dtype)
+    result[...] = array
     return result
 
 
@@ -85,10 +93,7 @@ def _by_panels(each: Array) -> Array:
     count = blocks(columns, PANEL)
     filled = np.zeros((max(groups, 1), count * PANEL), each.dtype)
     filled[:groups, :columns] = each
-    parts = filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2)
-    result = aligned_empty(parts.shape, each.dtype)
-    result[...] = parts
-    return result
+    return _aligned(filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2))
 
 
 def _by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
@@ -112,8 +117,8 @@ def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
 class PackedMatrix:
     """The matrix b[K, N] of 8-bit or 4-bit integers in panels (kernels/cpu/shared/layout.py).
 
-    - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous, 64-byte aligned; of
-      4-bit integers half as many lines.
+    - panels: uint8 [ceil(N/16), K rounded up to 64 / 4, 64], C-contiguous; of 4-bit integers half
+      as many lines. Copied where they do not begin at a multiple of 64 bytes.
     - column_sums: int32 [ceil(N/16)·16], Σ_k of the stored values less their zero point.
     - dtype: "int8", "uint8", "int4" or "uint4", what `unpack` gives back (4-bit integers one to
       an int8 or uint8).
@@ -143,59 +148,51 @@ class PackedMatrix:
         for name, size in (("K", self.K), ("N", self.N)):
             if type(size) is not int or size < 0:
                 raise ValueError(f"{name} must be an integer of at least 0, got {size!r}")
-        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
-        expected = (blocks(self.N, PANEL), lines, LINE)
-        if self.panels.shape != expected or self.panels.dtype != np.uint8:
-            raise ValueError(
-                f"a packed {self.K}x{self.N} matrix has panels uint8 {expected}, "
-                f"got {self.panels.dtype} {self.panels.shape}"
-            )
-        unaligned = self.panels.size and self.panels.ctypes.data % ALIGNMENT
-        if not self.panels.flags.c_contiguous or unaligned:
-            raise ValueError("panels must be C-contiguous and 64-byte aligned")
-        self._protect("panels", self.panels)
         for name, (kinds, shape) in self._expected().items():
             part = getattr(self, name)
             if part is None:
                 continue
-            self._protect(name, part)
-            if part.dtype.name not in kinds or part.shape != shape or not part.flags.c_contiguous:
+            if part.dtype not in kinds or part.shape != shape or not part.flags.c_contiguous:
+                known = " or ".join(map(str, kinds))
                 raise ValueError(
-                    f"{name} must be {' or '.join(kinds)} {shape}, got {part.dtype} {part.shape}"
+                    f"{name} of a packed {self.K}x{self.N} matrix must be {known} {shape}, "
+                    f"C-contiguous, got {part.dtype} {part.shape}"
                 )
+            if name == "panels" and part.ctypes.data % ALIGNMENT:
+                part = _aligned(part)
+            # A view that cannot be written: what has been found out about it must stay true.
+            view = part.view()
+            view.flags.writeable = False
+            object.__setattr__(self, name, view)
         parts = (self.panels, self.column_sums, self.zero_points, self.scale)
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
 
-    def _expected(self) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
-        """The types and the shape of what lies beside the panels."""
-        panels = blocks(self.N, PANEL)
-        columns = (panels * PANEL,)
-        if self.group_size is None:
-            kinds = {"column_sums": "int32", "scale": "float32", "zero_points": "int32"}
-            return {name: ((kind,), columns) for name, kind in kinds.items()}
-        size = self.group_size
+    def _expected(self) -> dict[str, tuple[tuple[np.dtype[Any], ...], tuple[int, ...]]]:
+        """The types and the shape of each array."""
+        count, size = blocks(self.N, PANEL), self.group_size
+        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
+        panels, columns = ((_UINT8,), (count, lines, LINE)), (count * PANEL,)
+        if size is None:
+            whole = (_INT32,), columns
+            scale = (_FLOAT32,), columns
+            return {"panels": panels, "column_sums": whole, "scale": scale, "zero_points": whole}
         if type(size) is not int or size > one_group(self.K) or self.scale is None:
             raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
         if refusal := group_refusal(self.dtype, size):
             raise ValueError(refusal)
-        each = (panels, self.groups, PANEL)
+        each = (count, max(1, blocks(self.K, size)), PANEL)
         return {
-            "column_sums": (("float32",), columns),
-            "scale": (("float32",), each),
-            "zero_points": (("int8", "float32"), each),
+            "panels": panels,
+            "column_sums": ((_FLOAT32,), columns),
+            "scale": ((_FLOAT32,), each),
+            "zero_points": ((_INT8, _FLOAT32), each),
         }
-
-    def _protect(self, name: str, part: Array) -> None:
-        """Keep a view that cannot be written: what has been found out about it must stay true."""
-        view = part.view()
-        view.flags.writeable = False
-        object.__setattr__(self, name, view)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made anew, since addresses hold for one object only."""
         parts = (self.panels, self.column_sums, self.K, self.N, self.dtype)
-        return _restored, (*parts, self.scale, self.zero_points, self.group_size)
+        return PackedMatrix, (*parts, self.scale, self.zero_points, self.group_size)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -206,11 +203,6 @@ class PackedMatrix:
     def weight(self) -> str:
         """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
         return STORED[self.dtype]
-
-    @property
-    def groups(self) -> int:
-        """How many groups there are along K, the last of which may be shorter; 1 without."""
-        return max(1, blocks(self.K, self.group_size)) if self.group_size else 1
 
     @property
     def nbytes(self) -> int:
@@ -267,9 +259,7 @@ class PackedMatrix:
         """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
         stored values in a column, the largest sum of their positive parts, or of their negative
         parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
-        if self.weight != "s8":
-            return 2 * NIBBLE_MASK
-        return largest_pair_of(self.panels)
+        return largest_pair_of(self.panels) if self.weight == "s8" else 2 * NIBBLE_MASK
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""
@@ -306,17 +296,6 @@ class PackedMatrix:
         if self.group_size is not None:
             extra += f" and {self.group_size} k"
         return f"PackedMatrix({self.dtype} [{self.K}, {self.N}]{extra}, {self.nbytes:,} bytes)"
-
-
-def _restored(panels: npt.NDArray[np.uint8], *parts: Any) -> PackedMatrix:
-    """A PackedMatrix of arrays that have been copied, to wherever memory was free."""
-    return PackedMatrix(_aligned(panels), *parts)
-
-
-def _aligned(panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    aligned = aligned_empty(panels.shape, np.uint8)
-    aligned[...] = panels
-    return aligned
 
 
 def pack(
@@ -482,9 +461,6 @@ class Panels:
     def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
         """What `pack` was given."""
         out_features, in_features = shape
-        given: dict[str, Any] = {**arrays}
-        if given["panels"].ctypes.data % ALIGNMENT:
-            given["panels"] = _aligned(given["panels"])
         size = self.group_size(format, in_features) or None
-        sizes = {"K": in_features, "N": out_features, "group_size": size}
-        return PackedMatrix(**given, **sizes, dtype=format.dtype).quantized().T
+        sizes: dict[str, Any] = {"K": in_features, "N": out_features, "group_size": size}
+        return PackedMatrix(**arrays, **sizes, dtype=format.dtype).quantized().T

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -33,14 +34,15 @@ _ALIGNMENT = 64
 _LARGEST_HEADER = 100_000_000  # as the safetensors library has it
 _MOST_DIMENSIONS = 64
 _NO_DIGEST = "0" * 64
-_ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U16": 2, "I16": 2,
-    "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
+    "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
+    "F32": "float32", "F64": "float64", "C64": "complex64", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
-_NUMPY = {
-    code: np.dtype(name).newbyteorder("<")
-    for code, name in (("U8", "uint8"), ("I8", "int8"), ("I32", "int32"), ("F32", "float32"))
-}
+"""What NumPy, with ml_dtypes, and PyTorch call the format's dtypes."""
+_ITEM_BYTES = {code: np.dtype(getattr(ml_dtypes, n, n)).itemsize for code, n in DTYPES.items()}
+_NUMPY = {code: np.dtype(DTYPES[code]).newbyteorder("<") for code in ("U8", "I8", "I32", "F32")}
 _CODES = {dtype.name: code for code, dtype in _NUMPY.items()}
 
 
@@ -58,11 +60,6 @@ class StoredTensor(NamedTuple):
         code = _CODES[array.dtype.name]
         data = np.ascontiguousarray(array, _NUMPY[code]).reshape(-1).view(np.uint8)
         return cls(code, array.shape, data)
-
-    @property
-    def buffer(self) -> memoryview:
-        """The same bytes, for what takes no arrays."""
-        return self.data.data
 
     def numpy(self) -> Array:
         """The array, a view. ValueError for another dtype than `of` takes."""
@@ -91,12 +88,13 @@ class TensorFile:
     ) -> None:
         """Write the file whole or not at all, as `replacing` does. OSError if that fails."""
         ordered = sorted(
-            tensors.items(), key=lambda item: (item[1].data.nbytes % 64 != 0, -_item(item[1]))
+            tensors.items(),
+            key=lambda item: (item[1].data.nbytes % _ALIGNMENT != 0, -_ITEM_BYTES[item[1].dtype]),
         )
         ends = list(itertools.accumulate((t.data.nbytes for _, t in ordered), initial=0))
         digest = hashlib.sha256()
         for _, tensor in ordered:
-            digest.update(tensor.buffer)
+            digest.update(tensor.data.data)
         own = {
             "format": self.format,
             "format_version": self.version,
@@ -113,7 +111,7 @@ class TensorFile:
         with replacing(path) as file:
             file.write(len(signed).to_bytes(_LENGTH_BYTES, "little") + signed)
             for _, tensor in ordered:
-                file.write(tensor.buffer)
+                file.write(tensor.data.data)
 
     def read(
         self, path: str | os.PathLike[str], *, verify: bool, writable: bool = False
@@ -183,10 +181,6 @@ def check_names(given: Iterable[str], required: Iterable[str], optional: Iterabl
     if missing or unknown:
         parts = (("missing", missing), ("unknown", unknown))
         raise ValueError("; ".join(f"{what}: {sorted(names)}" for what, names in parts if names))
-
-
-def _item(tensor: StoredTensor) -> int:
-    return _ITEM_BYTES[tensor.dtype]
 
 
 def _sha256(text: bytes) -> bytes:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import cached_property
+from importlib import metadata
+from typing import Any, TypeVar
 
 import numpy as np
 
+import lowbit
 from lowbit.registry import Registry
+from lowbit.registry.extras import absent
+from lowbit.spec import Case as Stated
 
 Call = Callable[[], Any]
 
@@ -32,27 +37,50 @@ class Case:
         return " ".join(filter(None, (self.operation, self.dtypes, self.name)))
 
 
-class Problem(Protocol):
-    """A case with its data.
+class Problem:
+    """A case with its data. A class below it has a case of the specification, `stated`, which
+    counts what must be done, and the `ideal` result; or it overrides what follows.
 
     operations: additions and multiplications. bytes: the least that must be moved. weight_bytes:
     of the weights, where a call reads such.
     """
 
-    @property
-    def operations(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def weight_bytes(self) -> int: ...
+    @cached_property
+    def stated(self) -> Stated:
+        """The case of the specification."""
+        raise NotImplementedError
 
-    def error(self, result: Any) -> float | None:
-        """The largest difference from the ideal result, as a share of its largest element."""
-        ...
+    @cached_property
+    def ideal(self) -> Any:
+        """The result, with nothing quantized inside, int64 or float64."""
+        raise NotImplementedError
+
+    @cached_property
+    def operations(self) -> int:
+        return self.stated.operations
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.stated.bytes_moved
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        return 0
+
+    @cached_property
+    def _largest(self) -> float:
+        return float(np.abs(self.ideal).max()) or 1.0
+
+    def error(self, result: Any) -> Any:
+        """The largest |result - ideal|, as a share of the largest |ideal|; None where there is no
+        such."""
+        return float(np.abs(result.astype(np.float64) - self.ideal).max()) / self._largest
 
     def wrong(self, one: Implementation, result: Any) -> str | None:
         """Why the result of an implementation cannot be let pass, None if it can."""
-        ...
+        if result.shape == self.ideal.shape:
+            return None
+        return f"the result has the shape {result.shape}; expected {self.ideal.shape}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +89,8 @@ class Ready:
 
     call: what is timed. read: makes its result an array, whatever it stopped at itself. nbytes:
     the weights that it reads, if they are not as large as the problem says. again: makes such a
-    call on a copy of the weights at another place in memory. extra: further fields of the row.
+    call on a copy of the weights at another place in memory, if there is a way that takes less time
+    than to prepare it again. extra: further fields of the row.
     """
 
     call: Call
@@ -77,7 +106,11 @@ class Implementation:
     name: unique in its suite. isolated: whether it is to be tried in a process of its own first,
     since it can crash. fallback: whether its library has nothing but a plain loop for it on some
     processors. always: whether it runs without peers too. pool: the threads that it runs on, by
-    the name of what keeps them. Each allocates its own result, as a user's call does.
+    the name of what keeps them. needs: modules without which it cannot run.
+    takes: how the dtypes of the cases begin that it does, if not all. remark: what it always does
+    otherwise than cases ask. package: the library
+    that does the work, by its name and that on package indices; else it is lowbit. Each allocates
+    its own result, as a user's call does.
     """
 
     name: str
@@ -86,24 +119,34 @@ class Implementation:
     fallback: bool = False
     always: bool = False
     pool: str = "OpenMP of torch"
+    needs: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    remark: str = ""
+    package: tuple[str, str] | None = None
 
     def available(self, case: Any) -> str | None:
         """None if it can run this case here, else the reason."""
+        if self.takes and not case.dtypes.startswith(self.takes):
+            known = " or ".join(self.takes).replace(":", " by ")
+            return f"multiplies {known} only, not {case.dtypes}"
+        return next(filter(None, map(absent, self.needs)), None)
 
     def library(self) -> tuple[str, str]:
         """The library that does the work, and its version. Only after `available`."""
-        raise NotImplementedError
+        if self.package is None:
+            return "lowbit", lowbit.__version__
+        return self.package[0], metadata.version(self.package[1])
 
     def runs_on(self, case: Any) -> str | None:
         """The instruction set or kernel that it uses, None if it does not tell."""
 
     def note(self, case: Any) -> str:
         """What it does otherwise than the case asks, "" if nothing."""
-        return ""
+        return self.remark
 
     def prepare(self, problem: Any, threads: int) -> Ready:
-        """Pack the weights; what this does is not timed. ValueError or RuntimeError if it takes no
-        such problem."""
+        """Pack the weights, each time into memory of their own; what this does is not timed.
+        ValueError or RuntimeError if it takes no such problem."""
         raise NotImplementedError
 
 
@@ -111,15 +154,16 @@ implementations: Registry[Implementation] = Registry("implementation", "lowbit.b
 """Of all suites; the name of the suite stands before that of the implementation."""
 
 
-_Class = TypeVar("_Class", bound=Callable[[], Implementation])
+_Class = TypeVar("_Class", bound=Callable[..., Implementation])
 
 
-def implementation(suite: str) -> Callable[[_Class], _Class]:
-    """Register a class of implementations of a suite; it is made without arguments."""
+def implementation(suite: str, *arguments: Any) -> Callable[[_Class], _Class]:
+    """Register a class of implementations of a suite: one made without arguments, or one for each
+    of these."""
 
     def register(cls: _Class) -> _Class:
-        one = cls()
-        implementations.add(f"{suite}: {one.name}", one)
+        for one in map(cls, arguments) if arguments else [cls()]:
+            implementations.add(f"{suite}: {one.name}", one)
         return cls
 
     return register

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -159,6 +161,30 @@ def _calls_per_sample(calls: Sequence[Call]) -> int:
     return max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / each)))
 
 
+@lru_cache
+def _loop(arguments: int, keywords: tuple[str, ...]) -> Callable[..., float]:
+    """`seconds(clock, times, function, *values)`, with the call written out as a user writes it."""
+    names = [f"value{index}" for index in range(arguments + len(keywords))]
+    named = (f"{k}={name}" for k, name in zip(keywords, names[arguments:], strict=True))
+    source = f"""def seconds(clock, times, function, {", ".join(names)}):
+    start = clock()
+    for _ in times:
+        function({", ".join([*names[:arguments], *named])})
+    return clock() - start"""
+    made: dict[str, Any] = {}
+    exec(source, made)
+    return made["seconds"]
+
+
+def _seconds(call: Call, count: int) -> float:
+    """How long so many calls take. A partial with keywords is not called as it is: to put them
+    together takes Python 0.1 µs, which a user's call does not."""
+    told = (call.func, call.args, call.keywords) if isinstance(call, partial) else (call, (), {})
+    function, values, named = told
+    loop = _loop(len(values), tuple(named))
+    return loop(time.perf_counter, repeat(None, count), function, *values, *named.values())
+
+
 class _Turn:
     """One implementation taking its turns, over one call or over a rotation of them."""
 
@@ -186,31 +212,20 @@ class _Turn:
             self.cpu_seconds.append(self.seconds[-1])
             return
         cpu_start = time.process_time()
-        start = time.perf_counter()
-        for _ in range(self.per_sample):
-            call()
-        end = time.perf_counter()
+        seconds = _seconds(call, self.per_sample)
         cpu_end = time.process_time()
-        self.seconds.append((end - start) / self.per_sample)
+        self.seconds.append(seconds / self.per_sample)
         self.cpu_seconds.append((cpu_end - cpu_start) / self.per_sample)
 
     @property
-    def known(self) -> float:
-        return median_noise(np.array(self.seconds))
-
-    @property
-    def median(self) -> float:
-        return float(np.median(self.seconds))
+    def samples(self) -> Samples:
+        seconds, cpu_seconds = np.array(self.seconds), np.array(self.cpu_seconds)
+        return Samples(self.name, seconds, cpu_seconds, self.per_sample)
 
     @property
     def cost(self) -> float:
         """Seconds that a sample takes, with those until the threads that it used are asleep."""
-        return self.median * self.per_sample + self.settling
-
-    def samples(self) -> Samples:
-        return Samples(
-            self.name, np.array(self.seconds), np.array(self.cpu_seconds), self.per_sample
-        )
+        return self.samples.median * self.per_sample + self.settling
 
 
 def interleave(
@@ -254,21 +269,22 @@ def interleave(
                 on_round(min(used, 1.0))
             if limits.whole:
                 continue
-            if rounds >= limits.least_rounds and all(t.known <= limits.noise for t in going):
+            noise = max(turn.samples.noise for turn in going)
+            if rounds >= limits.least_rounds and noise <= limits.noise:
                 break
             if rounds == 1:
                 going = _hopeful(turns, limits)
             if rounds == _STRAGGLER_ROUNDS:
                 total = sum(turn.cost for turn in turns)
                 going = [t for t in going if t.cost <= _STRAGGLER_SHARE * total] or going
-        return {turn.name: turn.samples() for turn in turns}
+        return {turn.name: turn.samples for turn in turns}
 
 
 def _hopeful(turns: Sequence[_Turn], limits: Limits) -> list[_Turn]:
     """Those that can be among the fastest two, or are quick enough to be timed all the same."""
-    second = sorted(turn.median for turn in turns)[min(1, len(turns) - 1)]
+    second = sorted(turn.samples.median for turn in turns)[min(1, len(turns) - 1)]
     part = limits.seconds / (len(turns) * limits.least_rounds)
-    return [turn for turn in turns if turn.median <= _HOPELESS * second or turn.cost <= part]
+    return [t for t in turns if t.samples.median <= _HOPELESS * second or t.cost <= part]
 
 
 def paired_ratio(slower: Samples, faster: Samples) -> tuple[float, float, float]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lowbit
+from lowbit.bench.core.clock import interleave
 
 if TYPE_CHECKING:
     from lowbit.bench.core.suite import Plan
@@ -41,14 +43,33 @@ def commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
-def gather(plan: Plan) -> dict[str, Any]:
-    """What does not depend on what the clock is of."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "threads": list(plan.threads),
-        "versions": versions(),
-        "commit": commit(),
-        "seed": plan.seed,
-        "noise_limit": plan.limits.noise,
-        "time_limit_seconds": plan.limits.seconds,
-    }
+class Clock:
+    """What times the calls of a suite, and says where: `Cpu` or `Cuda`.
+
+    refusals: exceptions by which a peer says that it does not do a case; own_refusals: the same for
+    lowbit's own.
+    """
+
+    refusals: tuple[type[Exception], ...] = (ValueError, RuntimeError, NotImplementedError)
+    own_refusals: tuple[type[Exception], ...] = ()
+
+    time = staticmethod(interleave)
+
+    def using(self, threads: int) -> AbstractContextManager[None]:
+        """While a case is prepared and timed with so many threads."""
+        raise NotImplementedError
+
+    def tidy(self) -> None:
+        """After a case."""
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """Of a run that has ended: only now are all libraries loaded."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "threads": list(plan.threads),
+            "versions": versions(),
+            "commit": commit(),
+            "seed": plan.seed,
+            "noise_limit": plan.limits.noise,
+            "time_limit_seconds": plan.limits.seconds,
+        }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lowbit import isa
-from lowbit.bench.core import context, peak
-from lowbit.bench.core.case import LIMIT, Call, Implementation, Ready
-from lowbit.bench.core.clock import Limits, Samples, interleave
+from lowbit.bench.core import peak
+from lowbit.bench.core.case import LIMIT, Implementation, Ready
+from lowbit.bench.core.context import Clock
 from lowbit.jit.threads import runtime
 from lowbit.product.dispatch import active_kernel
 from lowbit.registry.extras import installed
@@ -28,9 +28,6 @@ class PlainRead(Implementation):
     name = "plain read"
     kind = LIMIT
 
-    def library(self) -> tuple[str, str]:
-        return "lowbit", context.versions()["lowbit"]
-
     def prepare(self, problem: Any, threads: int) -> Ready:
         def reader() -> peak.Reader:
             return peak.Reader(isa.active(), problem.weight_bytes, threads)
@@ -39,11 +36,8 @@ class PlainRead(Implementation):
         return Ready(first, nbytes=first.nbytes, again=reader)
 
 
-class Cpu:
+class Cpu(Clock):
     """Calls are timed by the time that passes; what is left in caches is theirs to use."""
-
-    refusals: tuple[type[Exception], ...] = (ValueError, RuntimeError, NotImplementedError)
-    own_refusals: tuple[type[Exception], ...] = ()
 
     @contextmanager
     def using(self, threads: int) -> Iterator[None]:
@@ -65,27 +59,11 @@ class Cpu:
             runtime()
             yield
 
-    def time(
-        self,
-        calls: Mapping[str, Sequence[Call]],
-        limits: Limits,
-        *,
-        seed: int,
-        on_round: Callable[[float], None],
-        pools: Mapping[str, str] | None,
-    ) -> dict[str, Samples]:
-        """See `interleave`."""
-        return interleave(calls, limits, seed=seed, on_round=on_round, pools=pools)
-
-    def tidy(self) -> None:
-        """After a case."""
-
     def context(self, plan: Plan) -> dict[str, Any]:
-        """Of a run that has ended: only now are all libraries loaded, and with them the thread
-        runtime that was used. `cpu` is LLVM's name; caches are in bytes."""
+        """With the thread runtime that was used; `cpu` is LLVM's name, caches are in bytes."""
         report = isa.report()
         return {
-            **context.gather(plan),
+            **super().context(plan),
             "cpu": report["cpu"],
             "features": list(report["features"]),
             "num_cpus": os.cpu_count() or 1,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lowbit.bench.core import context
 from lowbit.bench.core.case import LIMIT, Call, Implementation, Ready
 from lowbit.bench.core.clock import Limits, Samples, median_noise
+from lowbit.bench.core.context import Clock
 from lowbit.registry.extras import installed
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # Python needs some 100 µs to start a kernel; meanwhile the GPU is kept busy with nothing.
 _HIDING_CYCLES = 400_000
-_MOST_ROUNDS = 400
 _WARM_UPS = 3
 
 
@@ -32,9 +31,7 @@ class Copy(Implementation):
 
     name = "copy"
     kind = LIMIT
-
-    def library(self) -> tuple[str, str]:
-        return "torch", str(torch.__version__)
+    package = "torch", "torch"
 
     def prepare(self, problem: Any, threads: int) -> Ready:
         size = max(problem.bytes // 2, 1)
@@ -52,12 +49,11 @@ def require(device: str) -> torch.device:
     return torch.device(device)
 
 
-class Cuda:
+class Cuda(Clock):
     """Calls are timed by the GPU, with cold caches."""
 
     # Peers refuse in many ways, and a kernel may not compile.
-    refusals: tuple[type[Exception], ...] = (Exception,)
-    own_refusals: tuple[type[Exception], ...] = (Exception,)
+    refusals = own_refusals = (Exception,)
 
     def __init__(self, device: str) -> None:
         self._device = require(device)
@@ -74,9 +70,9 @@ class Cuda:
         calls: Mapping[str, Sequence[Call]],
         limits: Limits,
         *,
-        seed: int,
-        on_round: Callable[[float], None],
-        pools: Mapping[str, str] | None,
+        seed: int = 0,
+        on_round: Callable[[float], None] | None = None,
+        pools: Mapping[str, str] | None = None,
     ) -> dict[str, Samples]:
         """Seconds of each call, in rounds of random order, until all medians are known to
         `limits.noise` or the time is up. Every call is made a few times before."""
@@ -87,7 +83,7 @@ class Cuda:
         torch.cuda.synchronize()
         order, taken = random.Random(seed), {name: list[float]() for name in calls}
         begun = time.perf_counter()
-        for count in range(1, _MOST_ROUNDS + 1):
+        for count in range(1, limits.most_rounds + 1):
             turns = order.sample([*calls], len(calls))
             events = {name: _timed(calls[name][0], flush) for name in turns}
             torch.cuda.synchronize()
@@ -95,7 +91,8 @@ class Cuda:
                 taken[name].append(start.elapsed_time(end) / 1e3)
             known = all(median_noise(np.array(one)) <= limits.noise for one in taken.values())
             used = (time.perf_counter() - begun) / limits.seconds
-            on_round(min(used, 1.0))
+            if on_round is not None:
+                on_round(min(used, 1.0))
             if count >= limits.least_rounds and (known or used > 1):
                 break
         return {n: Samples(n, np.array(one), np.array(one), 1) for n, one in taken.items()}
@@ -109,7 +106,7 @@ class Cuda:
         """The GPU, its clocks and power before and after the run (where nvidia-ml-py is
         installed)."""
         properties = torch.cuda.get_device_properties(self._device)
-        found = context.gather(plan)
+        found = super().context(plan)
         found["versions"] |= {
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),

@@ -34,16 +34,6 @@ _ITEMS_PER_THREAD = 4
 _MOST_BYTES = 1 << 30  # read from memory at once, where four times the last cache would be more
 
 
-class Clock(NamedTuple):
-    """Seconds that pass, seconds that the process's threads run, and a pause."""
-
-    wall: Callable[[], float] = time.perf_counter
-    processor: Callable[[], float] = time.process_time
-    sleep: Callable[[float], None] = time.sleep
-
-
-HOST = Clock()
-
 PRODUCTS = "products"
 """What of a ceiling's rates `gops` is, beside the levels of `read_gbs`."""
 
@@ -79,7 +69,7 @@ class Ceiling:
         return None if PRODUCTS in self.disturbed else share(gops / self.gops)
 
 
-def measure(isa: str, threads: int, *, reads: bool = True, clock: Clock = HOST) -> Ceiling:
+def measure(isa: str, threads: int, *, reads: bool = True) -> Ceiling:
     """The ceiling of the set called `isa`, or of the one below it that has a way to multiply.
 
     ValueError if `threads` is below 1; RuntimeError if the machine cannot run the set.
@@ -88,9 +78,9 @@ def measure(isa: str, threads: int, *, reads: bool = True, clock: Clock = HOST) 
         raise ValueError(f"threads is {threads}; it must be at least 1")
     one, names = _ways(instruction_sets.get(isa))
     settle()
-    samples = {name: _product_rates(one, name, threads, clock) for name in names}
+    samples = {name: _product_rates(one, name, threads) for name in names}
     best = max(samples, key=lambda name: samples[name].rates.max())
-    read = _read_rates(one, threads, clock) if reads else {}
+    read = _read_rates(one, threads) if reads else {}
     told = {PRODUCTS: samples[best], **read}
     return Ceiling(
         isa=one.name,
@@ -120,7 +110,7 @@ class _Rates(NamedTuple):
     disturbed: bool
 
 
-def _product_rates(isa: InstructionSet, way: str, threads: int, clock: Clock) -> _Rates:
+def _product_rates(isa: InstructionSet, way: str, threads: int) -> _Rates:
     """Of operations."""
     program = kernels.multiply.program(isa, way=way)
     items = 1 if threads == 1 else _ITEMS_PER_THREAD * threads
@@ -133,10 +123,10 @@ def _product_rates(isa: InstructionSet, way: str, threads: int, clock: Clock) ->
     def call(own: int, rounds: int) -> None:
         program(own, *place, rounds, items)
 
-    return _sampled(call, 2 * kernels.products_of(way) * items, threads, clock)
+    return _sampled(call, 2 * kernels.products_of(way) * items, threads)
 
 
-def _sampled(call: Callable[[int, int], None], work: float, threads: int, clock: Clock) -> _Rates:
+def _sampled(call: Callable[[int, int], None], work: float, threads: int) -> _Rates:
     """Rates of several calls, each with as many rounds of `work` as a sample of use needs.
 
     `call` takes threads and rounds. Where others use the cores too, waiting for one can take a
@@ -146,40 +136,38 @@ def _sampled(call: Callable[[int, int], None], work: float, threads: int, clock:
     which counts as running: there the time that passes is taken, of samples in which all ran.
     """
     rounds = 1
-    while (ran := _ran(call, 1, rounds, clock)[1]) < threads * _SAMPLE_SECONDS:
+    while (ran := _ran(call, 1, rounds)[1]) < threads * _SAMPLE_SECONDS:
         wanted = 1.5 * rounds * threads * _SAMPLE_SECONDS / max(ran, 1e-9)
         rounds = max(2 * rounds, min(int(wanted), 1000 * rounds))
-    start, samples = clock.wall(), list[tuple[float, float]]()
+    start, samples = time.perf_counter(), list[tuple[float, float]]()
     while True:
-        samples += _burst(call, threads, rounds, clock)
+        samples += _burst(call, threads, rounds)
         passed, ran = np.array(samples).T
         if threads == 1:
             return _Rates(rounds * work / ran / 1e9, False)
         undisturbed = ran >= _UNDISTURBED * threads * passed
         if undisturbed.any():
             return _Rates(rounds * work / passed[undisturbed] / 1e9, False)
-        if clock.wall() - start > _PATIENCE_SECONDS:
+        if time.perf_counter() - start > _PATIENCE_SECONDS:
             return _Rates(rounds * work / passed / 1e9, True)
 
 
 def _burst(
-    call: Callable[[int, int], None], threads: int, rounds: int, clock: Clock
+    call: Callable[[int, int], None], threads: int, rounds: int
 ) -> list[tuple[float, float]]:
     """Several groups of samples of `rounds` rounds, each after a rest."""
     samples = []
     for _ in range(_BURSTS):
-        clock.sleep(_REST_SECONDS)
-        samples += [_ran(call, threads, rounds, clock) for _ in range(_SAMPLES)]
+        time.sleep(_REST_SECONDS)
+        samples += [_ran(call, threads, rounds) for _ in range(_SAMPLES)]
     return samples
 
 
-def _ran(
-    call: Callable[[int, int], None], threads: int, rounds: int, clock: Clock
-) -> tuple[float, float]:
+def _ran(call: Callable[[int, int], None], threads: int, rounds: int) -> tuple[float, float]:
     """Seconds that passed in a call, and that all threads together ran."""
-    processor, wall = clock.processor(), clock.wall()
+    ran, passed = time.process_time(), time.perf_counter()
     call(threads, rounds)
-    return clock.wall() - wall, clock.processor() - processor
+    return time.perf_counter() - passed, time.process_time() - ran
 
 
 class Reader:
@@ -208,7 +196,7 @@ class Reader:
         self._program(threads, *self._addresses, self._chunk, self._chunks, repeats)
 
 
-def _read_rates(isa: InstructionSet, threads: int, clock: Clock) -> dict[str, _Rates]:
+def _read_rates(isa: InstructionSet, threads: int) -> dict[str, _Rates]:
     """Of bytes from each level, nearest first; a level is read from half of its size."""
     caches = host.caches()
     readers: dict[str, Reader] = {}
@@ -219,6 +207,5 @@ def _read_rates(isa: InstructionSet, threads: int, clock: Clock) -> dict[str, _R
         readers[level] = Reader(isa, each * threads, threads, chunks=threads)
     readers["memory"] = Reader(isa, min(_MOST_BYTES, 4 * max(caches.values())), threads)
     return {
-        level: _sampled(reader.read, reader.nbytes, threads, clock)
-        for level, reader in readers.items()
+        level: _sampled(reader.read, reader.nbytes, threads) for level, reader in readers.items()
     }

@@ -1,84 +1,74 @@
 """Trying a foreign implementation in a process of its own before it may run in ours.
 
-Run as `python -m lowbit.bench.core.probe TASK`; it prints a line for each case that it comes
-through: as JSON, the reason not to use the implementation there, or null.
+Run as `python -m lowbit.bench.core.probe TASK`; it answers for each case that it comes through with
+the reason not to use the implementation there, or null.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import pickle
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lowbit.bench.core.apart import run_apart
+from lowbit.bench.core.apart import Apart, answering
 
 if TYPE_CHECKING:
     from lowbit.bench.core.case import Case, Implementation
     from lowbit.bench.core.suite import Suite
 
+_SECONDS = 300.0
+
 # oneDNN names what it runs: ...,exec,cpu,matmul,brg_matmul:avx512_core_vnni,...,8x96:96x64,0.1
-_ONEDNN_EXEC = re.compile(r"exec,cpu,matmul,(?P<kernel>[^,]+),.*,(?P<shape>\d+x\d+:\d+x\d+),[^,]*$")
+_ONEDNN_EXEC = re.compile(
+    r"exec,cpu,matmul,(?P<kernel>[^,]+),.*,(?P<shape>\d+x\d+:\d+x\d+),[^,\n]*$", re.MULTILINE
+)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """How a trial went: by case, why not to use the implementation; by the name of a case, the
-    kernel if it was told."""
-
-    reasons: Mapping[Case, str] = field(default_factory=dict)
-    kernels: Mapping[str, str] = field(default_factory=dict)
-
-
-def attempt(suite: Suite, one: Implementation, cases: Sequence[Case], seed: int) -> Trial:
+def attempt(
+    suite: Suite, one: Implementation, cases: Sequence[Case], seed: int
+) -> tuple[dict[Case, str], dict[str, str]]:
     """Run an implementation once on each case, in a process of its own; after a crash in another
-    one, on those that are left."""
+    one, on those that are left.
+
+    By case, why not to use the implementation; by the name of a case, the kernel if it was told.
+    """
     reasons: dict[Case, str] = {}
     kernels: dict[str, str] = {}
-    tried = list(dict.fromkeys(suite.tried(case) for case in cases))
-    while tried:
-        task = base64.b64encode(pickle.dumps((suite, one, tried, seed))).decode()
-        ended = run_apart("lowbit.bench.core.probe", [task], ONEDNN_VERBOSE="1")
-        lines = ended.said.splitlines()
-        matches = filter(None, map(_ONEDNN_EXEC.search, lines))
-        kernels |= {match["shape"]: match["kernel"] for match in matches}
-        told = _told(lines)
-        reasons |= {case: why for case, why in zip(tried, told, strict=False) if why is not None}
-        if len(told) < len(tried):  # the one after the last line ended it; the others are left
-            reasons[tried[len(told)]] = ended.how
-        tried = tried[len(told) + 1 :]
+    left = list(dict.fromkeys(suite.tried(case) for case in cases))
+    while left:
+        task = base64.b64encode(pickle.dumps((suite, one, left, seed))).decode()
+        with closing(Apart("lowbit.bench.core.probe", task, ONEDNN_VERBOSE="1")) as process:
+            while left:
+                case = left.pop(0)
+                try:
+                    reason = process.answer(_SECONDS)
+                except RuntimeError as error:
+                    reasons[case] = f"tried in a process of its own: {error}"
+                    break
+                if reason is not None:
+                    reasons[case] = reason
+            found = _ONEDNN_EXEC.finditer(process.printed())
+            kernels |= {match["shape"]: match["kernel"] for match in found}
     refused = {case: reasons[suite.tried(case)] for case in cases if suite.tried(case) in reasons}
-    return Trial(refused, kernels)
-
-
-def _told(lines: Sequence[str]) -> list[str | None]:
-    """What the process wrote; a library may have written as well."""
-    found = []
-    for line in lines:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(one, dict) and "refused" in one:
-            found.append(one["refused"])
-    return found
+    return refused, kernels
 
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare and call the implementation once for each case."""
     suite, one, cases, seed = pickle.loads(base64.b64decode(arguments[0]))
-    for case in cases:
-        reason = None
-        try:
-            ready = one.prepare(suite.make(case, seed), threads=1)
-            ready.read(ready.call())
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            reason = "refused: " + str(error).splitlines()[0]
-        print(json.dumps({"refused": reason}), flush=True)
+    with answering() as (answer, _):
+        for case in cases:
+            reason = None
+            try:
+                ready = one.prepare(suite.make(case, seed), threads=1)
+                ready.read(ready.call())
+            except (ValueError, RuntimeError, NotImplementedError) as error:
+                reason = "refused: " + str(error).splitlines()[0]
+            answer(reason)
 
 
 if __name__ == "__main__":

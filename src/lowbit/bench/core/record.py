@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lowbit.bench.core.case import OURS
+from lowbit.bench.core.clock import quantiles
 from lowbit.bench.core.peak import Ceiling
 
 
@@ -136,8 +138,8 @@ class Record(msgspec.Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str) -> Record:
         """What `to_json` made. msgspec.ValidationError, a ValueError, for anything else."""
-        plain = msgspec.json.decode(text)
-        return msgspec.convert({**plain, "rows": plain["benchmarks"]}, cls)
+        plain = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.convert({**plain, "rows": plain.get("benchmarks")}, cls)
 
     def to_csv(self) -> str:
         """The rows as CSV text with a line of headings; times in seconds, nothing where a row has
@@ -193,6 +195,16 @@ def groups(rows: Sequence[Row], *names: str) -> list[list[Row]]:
     for row in rows:
         found.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     return list(found.values())
+
+
+def standing(pairs: Sequence[tuple[float, Row]]) -> tuple[dict[str, Any], Row]:
+    """Ratios in a few figures: how many `rows`, `geometric_mean`, tenth percentile `p10`, `worst`
+    and how many are `behind`, below 1; and whose the worst is."""
+    worst, where = min(pairs, key=lambda pair: pair[0])
+    ratios = np.array([ratio for ratio, _ in pairs])
+    mean, behind = float(np.exp(np.log(ratios).mean())), int((ratios < 1).sum())
+    figures = {"rows": len(pairs), "geometric_mean": mean, "p10": quantiles(ratios)[0]}
+    return figures | {"worst": worst, "behind": behind}, where
 
 
 def thread_text(threads: int | None) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,12 +17,13 @@ from lowbit import isa
 from lowbit.bench.core import peak, probe
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
+from lowbit.bench.core.context import Clock
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import COLD, Absent, Record, Row, Spread, thread_text
 from lowbit.bench.core.suite import Plan, Suite, chosen
 
-Progress = Callable[[str, float], None]
-"""Told what is being done, and how much of the whole is done, from 0 to 1."""
+if TYPE_CHECKING:
+    from lowbit.bench.core.progress import Progress
 
 _TRIAL_SHARE = 0.05  # of the progress
 # Cold weights: by the time a copy's turn comes again, this many times the cache has been read.
@@ -36,30 +37,6 @@ _PLAIN_LOOP = 10.0
 # A patient suite's limit is raised for what takes long, so that none of them has but one turn.
 _MOST_SECONDS = 60.0
 _MARGIN = 2.0  # it may take longer than the first time
-
-
-class Clock(Protocol):
-    """What times the calls of a suite: `Cpu` or `Cuda`.
-
-    refusals: exceptions by which a peer says that it does not do a case; own_refusals: the same for
-    lowbit's own.
-    """
-
-    refusals: tuple[type[Exception], ...]
-    own_refusals: tuple[type[Exception], ...]
-
-    def using(self, threads: int) -> AbstractContextManager[None]: ...
-    def time(
-        self,
-        calls: Mapping[str, Sequence[Call]],
-        limits: Limits,
-        *,
-        seed: int,
-        on_round: Callable[[float], None],
-        pools: Mapping[str, str] | None,
-    ) -> dict[str, Samples]: ...
-    def tidy(self) -> None: ...
-    def context(self, plan: Plan) -> dict[str, Any]: ...
 
 
 def run(suite: Suite, plan: Plan, progress: Progress = lambda what, share: None) -> Record:
@@ -89,35 +66,37 @@ class _Cell:
 
 @dataclass
 class _Run:
-    """What a run has found so far. `at` is the share of the cases before the present one; `slow`
-    says of the plain loops that were met how slow they are, `fast` holds fallbacks that are none.
+    """What a run has found so far. part: how many of `parts` are done, one for each case, number of
+    threads and state of the weights. refused, kernels: what trials told. loops: by the name of a
+    fallback that was met, how slow a plain loop it is, "" if it is none.
     """
 
     suite: Suite
     plan: Plan
     progress: Progress
     clock: Clock
-    at: float = 0.0
-    width: float = 1.0
+    part: int = 0
+    parts: int = 1
     rows: list[Row] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
     ceilings: dict[int, Ceiling] = field(default_factory=dict)
-    trials: dict[Implementation, probe.Trial] = field(default_factory=dict)
-    slow: dict[str, str] = field(default_factory=dict)
-    fast: set[str] = field(default_factory=set)
+    refused: set[tuple[Implementation, Case]] = field(default_factory=set)
+    kernels: dict[tuple[Implementation, str], str] = field(default_factory=dict)
+    loops: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> Record:
         suite, plan = self.suite, self.plan
         used = isa.active().name  # at once: one that cannot run here should be told before all
-        cases = suite.cases()
+        cases = suite.cases(plan.seed)
         entries = self._entries(cases)
         for threads in plan.threads if suite.ceiling else ():
             self.progress(f"measuring the peak, {thread_text(threads)}", _TRIAL_SHARE)
             with self.clock.using(threads):
                 self.ceilings[threads] = peak.measure(used, threads, reads=suite.reads)
-        self.width = 1 / len(cases)
+        each = len(plan.threads) * (2 if self._colds else 1)
+        self.parts = each * len(cases)
         for index, case in enumerate(cases):
-            self.at = index / len(cases)
+            self.part = each * index
             self._case(case, entries)
         self.progress("done", 1.0)
         where = self.clock.context(plan) | {"distribution": suite.distribution}
@@ -131,66 +110,70 @@ class _Run:
             summary=tuple(suite.summary(rows)),
         )
 
+    @property
+    def _colds(self) -> bool:
+        return self.plan.cold and self.suite.colds
+
     def _entries(self, cases: Sequence[Case]) -> list[Implementation]:
         """Who takes part, tried in a process of its own if need be."""
-        usable: list[Implementation] = []
         wanted: dict[Implementation, list[Case]] = {}
         for one in chosen(self.suite, self.plan):
             reasons = {case: one.available(case) for case in cases}
-            refused = {case: why for case, why in reasons.items() if why is not None}
-            self.trials[one] = probe.Trial(refused)
-            if len(refused) < len(reasons):
-                usable.append(one)
-                wanted[one] = [case for case in cases if case not in refused]
-            for case, why in refused.items():
-                self._leave_out(case, one.name, why)
-        if not any(one.kind == OURS for one in usable):
+            self._refuse(one, {case: why for case, why in reasons.items() if why is not None})
+            if left := [case for case, why in reasons.items() if why is None]:
+                wanted[one] = left
+        if not any(one.kind == OURS for one in wanted):
             raise RuntimeError(f"lowbit itself cannot run: {self.absent[0].reason}")
-        isolated = [one for one in usable if one.isolated]
+        isolated = [one for one in wanted if one.isolated]
         if isolated:
             self.progress("trying " + ", ".join(one.name for one in isolated), 0.0)
         with ThreadPoolExecutor(max_workers=2) as pool:
             trials = pool.map(
                 lambda one: probe.attempt(self.suite, one, wanted[one], self.plan.seed), isolated
             )
-            for number, (one, trial) in enumerate(zip(isolated, trials, strict=True), 1):
-                refused = {**self.trials[one].reasons, **trial.reasons}
-                self.trials[one] = probe.Trial(refused, trial.kernels)
-                for case, why in trial.reasons.items():
-                    self._leave_out(case, one.name, why)
-                self.progress(f"tried {one.name}", _TRIAL_SHARE * number / len(isolated))
-        return usable
+            for number, (one, (refused, kernels)) in enumerate(zip(isolated, trials, strict=True)):
+                self._refuse(one, refused)
+                self.kernels |= {(one, name): kernel for name, kernel in kernels.items()}
+                share = (number + 1) / len(isolated)
+                self.progress(f"tried {one.name}", _TRIAL_SHARE * share)
+        return list(wanted)
+
+    def _refuse(self, one: Implementation, reasons: Mapping[Case, str]) -> None:
+        for case, why in reasons.items():
+            self.refused.add((one, case))
+            self._leave_out(case, one.name, why)
 
     def _leave_out(self, case: Case, name: str, reason: str) -> None:
         self.absent.append(Absent(case.name, case.dtypes, name, reason))
 
-    def _tell(self, case: Case, what: str, share: float) -> None:
-        done = self.at + share * self.width
+    def _tell(self, case: Case, what: str, share: float = 0.0) -> None:
+        """share: how much of the present part is done."""
+        done = (self.part + share) / self.parts
         self.progress(f"{case}: {what}", _TRIAL_SHARE + (1 - _TRIAL_SHARE) * done)
 
     def _case(self, case: Case, entries: Sequence[Implementation]) -> None:
         """The rows of one case, with each number of threads: warm, then cold."""
-        plan = self.plan
         errors: dict[Implementation, float | None] = {}
         problem: Any = None
-        for turn, threads in enumerate(plan.threads):
+        for threads in self.plan.threads:
             with self.clock.using(threads):
                 try:
                     if problem is None:
-                        self._tell(case, "making data", 0.0)
-                        problem = self.suite.make(case, plan.seed)
+                        self._tell(case, "making data")
+                        problem = self.suite.make(case, self.plan.seed)
                 except self.clock.own_refusals as error:
                     return self._leave_out(case, "everyone", _first_line(error))
-                share, width = turn / len(plan.threads), 1 / len(plan.threads)
-                self._tell(case, f"packing and checking, {thread_text(threads)}", share)
+                self._tell(case, f"packing and checking, {thread_text(threads)}")
                 ready = self._ready(case, problem, threads, entries, errors)
-                if not any(one.kind != LIMIT for one in ready):
-                    continue
                 weights = "warm" if self.suite.colds else ""
-                warm = _Cell(case, problem, threads, weights, ready, errors)
-                self._warm(warm, share, width / 2 if plan.cold else width)
-                if plan.cold and self.suite.colds:
-                    self._cold(warm, share + width / 2, width / 2)
+                cell = _Cell(case, problem, threads, weights, ready, errors)
+                if timed := any(one.kind != LIMIT for one in ready):
+                    self._warm(cell)
+                self.part += 1
+                if self._colds:
+                    if timed:
+                        self._cold(cell)
+                    self.part += 1
         return self.clock.tidy()
 
     def _ready(
@@ -205,10 +188,10 @@ class _Run:
         with the first."""
         ready: dict[Implementation, Ready] = {}
         for one in self.suite.taking_part(problem, entries):
-            if case in self.trials.get(one, probe.Trial()).reasons:
+            if (one, case) in self.refused:
                 continue
-            if one.name in self.slow:
-                self._leave_out(case, one.name, self.slow[one.name])
+            if loop := self.loops.get(one.name):
+                self._leave_out(case, one.name, loop)
                 continue
             own = one.kind == OURS
             refusals = self.clock.own_refusals if own else self.clock.refusals
@@ -217,30 +200,17 @@ class _Run:
                 if one.kind == LIMIT:
                     errors[one] = None
                 elif own or one not in errors:
-                    errors[one] = self._error(one, each, problem, case)
+                    errors[one] = _error(one, each, problem, case)
             except refusals as error:
                 self._leave_out(case, one.name, _first_line(error))
                 continue
             ready[one] = each
         return ready
 
-    def _error(
-        self, one: Implementation, ready: Ready, problem: Problem, case: Case
-    ) -> float | None:
-        """How far the result is from the ideal one."""
-        result = ready.read(ready.call())
-        wrong = problem.wrong(one, result)
-        if wrong is not None and one.kind == PEER:
-            raise ValueError(wrong)
-        if wrong is not None:
-            ours = "; this is a bug in lowbit, please report it" if one.kind == OURS else ""
-            raise RuntimeError(f"{one.name} computes {case} wrongly: {wrong}{ours}")
-        return problem.error(result)
-
-    def _warm(self, cell: _Cell, start: float, width: float) -> None:
+    def _warm(self, cell: _Cell) -> None:
         """Everybody together; then whoever is timed with lowbit alone."""
         everyone = list(cell.ready)
-        apart = [one for one in everyone if one.fallback and one.name not in self.fast]
+        apart = [one for one in everyone if one.fallback and one.name not in self.loops]
         if self.suite.pairs:
             apart = everyone[1:]
         together = [one for one in everyone if one not in apart]
@@ -251,49 +221,30 @@ class _Run:
         timed: dict[Implementation, Mapping[str, Samples]] = {}
         for number, group in enumerate(groups):
             ready = {one: cell.ready[one] for one in group}
-            at = start + width * number / len(groups)
-            taken = self._time(cell, ready, at, width / len(groups))
+            taken = self._time(cell, ready, number, len(groups))
             timed |= dict.fromkeys(together if group is together else group[-1:], taken)
         for one in apart:
             if one.fallback:
-                self._judge(cell, one, timed[one], ours)
+                self.loops[one.name] = _plain_loop(cell, one, timed[one], ours)
         if self.suite.pairs and apart:
             timed[together[0]] = _joined(together[0].name, [timed[one] for one in apart])
         self._keep(cell, timed)
-
-    def _judge(
-        self,
-        cell: _Cell,
-        one: Implementation,
-        samples: Mapping[str, Samples],
-        ours: Sequence[Implementation],
-    ) -> None:
-        """Whether a fallback is a plain loop."""
-        ratio = samples[one.name].median / min(samples[each.name].median for each in ours)
-        if ratio < _PLAIN_LOOP:
-            self.fast.add(one.name)
-        else:
-            self.slow[one.name] = (
-                f"a plain loop here: measured once, at {cell.case.name} with "
-                f"{thread_text(cell.threads)}, where it took {ratio:.0f} times as long as lowbit"
-            )
 
     def _time(
         self,
         cell: _Cell,
         ready: Mapping[Implementation, Ready],
-        start: float,
-        width: float,
+        number: int = 0,
+        of: int = 1,
         calls: Mapping[str, Sequence[Call]] | None = None,
     ) -> dict[str, Samples]:
-        threads = thread_text(cell.threads)
+        """One of several groups of a part."""
+        what = f"timing {cell.weights}, {thread_text(cell.threads)}"
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,
             seed=self.plan.seed,
-            on_round=lambda share: self._tell(
-                cell.case, f"timing {cell.weights}, {threads}", start + share * width
-            ),
+            on_round=lambda share: self._tell(cell.case, what, (number + share) / of),
             pools={one.name: one.pool for one in ready} if cell.threads > 1 else None,
         )
 
@@ -307,9 +258,9 @@ class _Run:
         wanted = _MARGIN * slowest * len(ready) * limits.least_rounds
         return replace(limits, seconds=max(limits.seconds, min(_MOST_SECONDS, wanted)))
 
-    def _cold(self, warm: _Cell, start: float, width: float) -> None:
+    def _cold(self, warm: _Cell) -> None:
         """With weights from memory: each call reads another copy of them."""
-        taking_part = {one: each for one, each in warm.ready.items() if one.name not in self.slow}
+        taking_part = {one: r for one, r in warm.ready.items() if not self.loops.get(one.name)}
         cell = replace(warm, weights="cold", ready=taking_part)
         reason = self._cold_is_pointless(cell)
         total = sum(cell.nbytes(one) for one in taking_part)
@@ -317,19 +268,15 @@ class _Run:
         reason = reason or _too_much(count, total)
         if reason is not None:
             return self._leave_out(cell.case, COLD, reason)
-        self._tell(cell.case, "copying weights", start)
+        self._tell(cell.case, "copying weights")
         calls: dict[str, list[Call]] = {}
         for one, each in taking_part.items():
-            again = each.again or self._again(one, cell)
+            again = each.again or partial(_prepared, one, cell)
             calls[one.name] = [each.call, *(again() for _ in range(count - 1))]
             for call in calls[one.name]:
                 call()  # what a first call finds out about its weight is not to be timed
-        taken = self._time(cell, taking_part, start, width, calls)
+        taken = self._time(cell, taking_part, calls=calls)
         return self._keep(cell, dict.fromkeys(taking_part, taken))
-
-    def _again(self, one: Implementation, cell: _Cell) -> Callable[[], Call]:
-        problem: Any = cell.problem
-        return lambda: one.prepare(problem.with_own_weights(), cell.threads).call
 
     def _cold_is_pointless(self, cell: _Cell) -> str | None:
         """Why cold weights need not be timed: None if reading them takes long enough to be seen."""
@@ -367,7 +314,7 @@ class _Run:
                     kind=one.kind,
                     library=library,
                     version=version,
-                    runs_on=self._runs_on(one, cell.case),
+                    runs_on=self.kernels.get((one, cell.case.name)) or one.runs_on(cell.case),
                     note=one.note(cell.case),
                     seconds=Spread(*quantiles(taken.seconds)),
                     cpu_seconds=quantiles(taken.cpu_seconds)[1],
@@ -390,10 +337,6 @@ class _Run:
                 )
             )
 
-    def _runs_on(self, one: Implementation, case: Case) -> str | None:
-        trial = self.trials.get(one, probe.Trial())
-        return trial.kernels.get(case.name) or one.runs_on(case)
-
     def _peak_share(self, cell: _Cell, operations: int, taken: Samples) -> float | None:
         ceiling = self.ceilings.get(cell.threads)
         if not operations or ceiling is None:
@@ -409,6 +352,38 @@ def _limit_share(cell: _Cell, one: Implementation, samples: Mapping[str, Samples
     part = cell.nbytes(one) / cell.nbytes(limit) if cell.problem.weight_bytes else 1.0
     share = paired_ratio(samples[limit.name], samples[one.name])
     return Spread(*(part * each for each in share))
+
+
+def _error(one: Implementation, ready: Ready, problem: Problem, case: Case) -> float | None:
+    """How far the result is from the ideal one."""
+    result = ready.read(ready.call())
+    wrong = problem.wrong(one, result)
+    if wrong is not None and one.kind == PEER:
+        raise ValueError(wrong)
+    if wrong is not None:
+        ours = "; this is a bug in lowbit, please report it" if one.kind == OURS else ""
+        raise RuntimeError(f"{one.name} computes {case} wrongly: {wrong}{ours}")
+    return problem.error(result)
+
+
+def _prepared(one: Implementation, cell: _Cell) -> Call:
+    return one.prepare(cell.problem, cell.threads).call
+
+
+def _plain_loop(
+    cell: _Cell,
+    one: Implementation,
+    samples: Mapping[str, Samples],
+    ours: Sequence[Implementation],
+) -> str:
+    """How slow a plain loop a fallback is, "" if it is none."""
+    ratio = samples[one.name].median / min(samples[each.name].median for each in ours)
+    if ratio < _PLAIN_LOOP:
+        return ""
+    return (
+        f"a plain loop here: measured once, at {cell.case.name} with "
+        f"{thread_text(cell.threads)}, where it took {ratio:.0f} times as long as lowbit"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import OURS, PEER, Case, Implementation, implementations_of
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import Cpu
@@ -15,8 +16,8 @@ from lowbit.registry import Registry
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from lowbit.bench.core.context import Clock
     from lowbit.bench.core.record import Record, Row
-    from lowbit.bench.core.runner import Clock
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Suite:
         """What of the options the record is to hold."""
         return {}
 
-    def cases(self) -> Sequence[Case]:
-        """At least one."""
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        """At least one. The seed is for cases that are drawn."""
         raise NotImplementedError
 
     def tried(self, case: Any) -> Case:
@@ -119,9 +120,20 @@ class Suite:
         """Many rows in a few figures."""
         return ()
 
+    def title(self, record: Record) -> str:
+        """What the tables of a record have in common."""
+        return ""
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[table.Column]:
+        """Of the tables, one for each case, number of threads and state of the weights."""
+        common = (table.IMPLEMENTATION, table.TIME, table.SPREAD, table.GOPS, table.ERROR)
+        return (*common, *table.ratio_columns(rows))
+
     def render(self, record: Record) -> RenderableType:
         """The record as text."""
-        raise NotImplementedError
+        title = self.title(record)
+        shown = table.tables(record.rows, self.columns(record.rows))
+        return table.page(record, *([title, ""] if title else [""]), *shown)
 
 
 def chosen(suite: Suite, plan: Plan) -> list[Implementation]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -52,18 +52,30 @@ def table(
     return made
 
 
+def markdown(columns: Sequence[tuple[str, bool]], lines: Sequence[Sequence[str]]) -> str:
+    """A table for a page; for each column its heading, and whether it is set to the right."""
+    rule = ["--:" if right else "---" for _, right in columns]
+    whole = ([heading for heading, _ in columns], rule, *lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in whole)
+
+
 def tables(
     rows: Sequence[Row], columns: Sequence[Column], *, by_time: bool = True
 ) -> Iterator[RenderableType]:
     """A table for each case, number of threads and state of the weights, with its notes."""
     for group in groups(rows, "operation", "case", "dtypes", "threads", "weights"):
-        first = group[0]
-        parts = [" ".join(filter(None, (first.operation, first.dtypes, first.case)))]
-        parts += [f"{first.weights} weights"] if first.weights else []
-        parts += [thread_text(first.threads)] if first.threads is not None else []
-        yield table(", ".join(parts), group, columns, by_time=by_time)
+        title = heading(group[0], "operation", "dtypes", "case")
+        yield table(title, group, columns, by_time=by_time)
         yield from notes(group)
         yield ""
+
+
+def heading(row: Row, *names: str) -> str:
+    """These fields of a row, the state of its weights and the number of threads."""
+    what = " ".join(filter(None, (getattr(row, name) for name in names)))
+    weights = f"{row.weights} weights" if row.weights else ""
+    threads = thread_text(row.threads) if row.threads is not None else ""
+    return ", ".join(filter(None, (what, weights, threads)))
 
 
 def ratio_columns(rows: Sequence[Row], name: Callable[[str], str] = str) -> list[Column]:
@@ -107,7 +119,13 @@ ERROR = Column("error", lambda row: "" if row.error is None else format_error(ro
 READ = Column("% of read rate", limit_share, when=_limited)
 
 
-def header(record: Record) -> list[RenderableType]:
+def page(record: Record, *parts: RenderableType) -> Group:
+    """All of a record as text: the machine, the suite's own parts, and what did not run."""
+    texts = (Text(part) if isinstance(part, str) else part for part in parts)
+    return Group(*header(record), *texts, *left_out(record))
+
+
+def header(record: Record) -> list[Text]:
     """Machine, versions, and the measured limits."""
     where = record.context
     machine = f"{where['cpu']}, {where['isa']}" if "cpu" in where else where["gpu"]

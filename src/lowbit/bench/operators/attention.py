@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Generator, Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from lowbit.bench.operators.registry import Call, OperatorCase, Work, operation
+from lowbit.bench.operators.registry import Call, OperatorCase, Work, chosen, drawn, operation
 from lowbit.bench.operators.registry import case as _case
+from lowbit.spec import Operation
+from lowbit.spec.operations import attention as stated
 from lowbit.torch import functional as ours
 
 _BACKENDS = {
@@ -33,16 +36,26 @@ _CASES = [
 
 def _drawn(case: OperatorCase, generator: Generator, count: int) -> list[Tensor]:
     shape = [case.sizes[name] for name in ("B", "heads", "length", "size")]
-    dtype, device = getattr(torch, case.dtype), generator.device
-    return [
-        torch.randn(shape, dtype=dtype, device=device, generator=generator) for _ in range(count)
-    ]
+    return [drawn(case, generator, *shape) for _ in range(count)]
 
 
-def _operations(case: OperatorCase, products: int) -> int:
-    sizes = case.sizes
-    pairs = sizes["B"] * sizes["heads"] * sizes["length"] ** 2
-    return products * 2 * pairs * sizes["size"] // (2 if case.options["causal"] else 1)
+def _work(
+    case: OperatorCase,
+    calls: Mapping[str, Call],
+    reference: Call,
+    spec: Operation,
+    moved: Sequence[Tensor],
+) -> Work:
+    sizes = {"Q": case.sizes["length"], "K": case.sizes["length"], "D": case.sizes["size"]}
+    return Work(case, calls, reference, (chosen(spec, case),), sizes, tuple(moved))
+
+
+def _through(backend: Any, causal: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return forward
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -51,9 +64,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     for one in range(q.shape[0]):
         for head in range(q.shape[1]):
             q1, k1, v1 = (part[None, one, head].float() for part in (q, k, v))
-            with sdpa_kernel(SDPBackend.MATH):
-                part = scaled_dot_product_attention(q1, k1, v1, is_causal=causal)
-            parts.append(part)
+            parts.append(_through(SDPBackend.MATH, causal)(q1, k1, v1))
     return torch.cat(parts).view_as(q)
 
 
@@ -62,17 +73,11 @@ def attention(case: OperatorCase, generator: Generator) -> Work:
     """Forward."""
     q, k, v = _drawn(case, generator, 3)
     causal = bool(case.options["causal"])
-
-    def through(backend: Any) -> Call:
-        def call() -> Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-        return call
-
     calls = {"lowbit": lambda: ours.attention(q, k, v, causal=causal)}
-    calls |= {name: through(backend) for name, backend in _BACKENDS.items()}
-    return Work(calls, lambda: _reference(q, k, v, causal), 4 * q.nbytes, _operations(case, 2))
+    for name, backend in _BACKENDS.items():
+        calls[name] = partial(_through(backend, causal), q, k, v)
+    reference = partial(_reference, q, k, v, causal)
+    return _work(case, calls, reference, stated.attention, (q, q, k, v))
 
 
 @operation("attention_backward", _CASES, copies=False, quick=4)
@@ -92,18 +97,12 @@ def attention_backward(case: OperatorCase, generator: Generator) -> Work:
 
         return call
 
-    def through(backend: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-        return forward
-
     calls = {"lowbit": of(lambda q, k, v: ours.attention(q, k, v, causal=causal))}
-    calls |= {name: of(through(backend)) for name, backend in _BACKENDS.items()}
+    calls |= {name: of(_through(backend, causal)) for name, backend in _BACKENDS.items()}
 
     def reference() -> Tensor:
         q1, k1, v1 = (part.detach().requires_grad_() for part in (q, k, v))
         return torch.autograd.grad(_reference(q1, k1, v1, causal), v1, dz.float())[0]
 
-    return Work(calls, reference, 8 * q.nbytes, _operations(case, 5))
+    # Of q and its gradient, k, v, the result, and its gradient.
+    return _work(case, calls, reference, stated.attention_dq, (*(q, k, v) * 2, dz, dz))

@@ -6,8 +6,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit.bench.operators.registry import OperatorCase, Work, operation
+from lowbit.bench.operators.registry import OperatorCase, Work, chosen, drawn, operation
 from lowbit.bench.operators.registry import case as _case
+from lowbit.spec.operations import convolution as stated
 from lowbit.torch import functional as ours
 
 # Batch, channels, size, output channels, kernel, stride.
@@ -25,20 +26,28 @@ _CASES = [
 def conv2d(case: OperatorCase, generator: Generator) -> Work:
     """Against cuDNN, which torch calls; neither rounds float32 to TF32."""
     torch.backends.cudnn.allow_tf32 = False
-    dtype, device = getattr(torch, case.dtype), generator.device
     b, c, h, o, k, stride = (case.sizes[name] for name in _NAMES)
     memory = torch.channels_last if case.options["last"] else torch.contiguous_format
-    x = torch.randn(b, c, h, h, dtype=dtype, device=device, generator=generator)
-    weight = torch.randn(o, c, k, k, dtype=dtype, device=device, generator=generator)
-    x, weight = (one.contiguous(memory_format=memory) for one in (x, weight))
+    x, weight = (
+        drawn(case, generator, *shape).contiguous(memory_format=memory)
+        for shape in ((b, c, h, h), (o, c, k, k))
+    )
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.conv2d(x, weight, stride=stride, padding=k // 2)
+
     calls = {
         "lowbit": lambda: ours.conv2d(x, weight, stride=stride, padding=k // 2),
-        "torch (cuDNN)": lambda: functional.conv2d(x, weight, stride=stride, padding=k // 2),
+        "torch (cuDNN)": lambda: plain(x, weight),
     }
-
-    def reference() -> Tensor:
-        return functional.conv2d(x.double(), weight.double(), stride=stride, padding=k // 2)
-
-    out = b * o * ((h + 2 * (k // 2) - k) // stride + 1) ** 2
-    moved = x.nbytes + weight.nbytes + out * x.itemsize
-    return Work(calls, reference, moved, 2 * out * c * k * k)
+    result = plain(x.to("meta"), weight.to("meta"))
+    sizes = {"B": b, "C": c, "H": h, "W": h, "O": o, "KH": k, "KW": k}
+    specs = (chosen(stated.conv2d, case),)
+    return Work(
+        case,
+        calls,
+        lambda: plain(x.double(), weight.double()),
+        specs,
+        sizes,
+        (result, x, weight),
+    )

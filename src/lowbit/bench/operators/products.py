@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from lowbit.bench.operators.registry import OperatorCase, Work, operation, work
+from lowbit.bench.operators.registry import OperatorCase, Work, chosen, drawn, operation
 from lowbit.bench.operators.registry import case as _case
 from lowbit.spec.operations import grouped, products
 from lowbit.torch import functional as ours
@@ -30,17 +30,13 @@ _INT4 = [
 def batched_matmul(case: OperatorCase, generator: Generator) -> Work:
     """Against torch.bmm."""
     b, m, n, k = (case.sizes[name] for name in ("B", "M", "N", "K"))
-    dtype, device = getattr(torch, case.dtype), generator.device
-    x = torch.randn(b, m, k, dtype=dtype, device=device, generator=generator)
-    y = torch.randn(b, k, n, dtype=dtype, device=device, generator=generator)
+    x, y = drawn(case, generator, b, m, k), drawn(case, generator, b, k, n)
     calls = {
         "lowbit": lambda: ours.bmm(x, y),
         "torch (cuBLAS)": lambda: torch.bmm(x, y),
     }
-    sizes = {"B": b, "M": m, "N": n, "K": k}
-    return work(
-        calls, lambda: torch.bmm(x.float(), y.float()), products.batched_matmul, case, **sizes
-    )
+    spec = chosen(products.batched_matmul, case)
+    return Work(case, calls, lambda: torch.bmm(x.float(), y.float()), (spec,), case.sizes)
 
 
 @operation("int4_matmul", _INT4, copies=False, quick=12)
@@ -48,15 +44,14 @@ def int4_matmul(case: OperatorCase, generator: Generator) -> Work:
     """Against the product with the dequantized weight in 16 bits."""
     m, n, k = (case.sizes[name] for name in ("M", "N", "K"))
     size = case.options["group_size"]
-    dtype, device = getattr(torch, case.dtype), generator.device
-    x = torch.randn(m, k, dtype=dtype, device=device, generator=generator)
+    x, device = drawn(case, generator, m, k), generator.device
     values = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device, generator=generator)
-    scale = torch.rand(n, k // size, device=device, generator=generator).to(dtype)
+    scale = torch.rand(n, k // size, device=device, generator=generator).to(x.dtype)
     weight = ours.pack_int4(values, scale, group_size=size)
-    w = ((values.float() - 8) * scale.float().repeat_interleave(size, 1)).to(dtype)
+    w = ((values.float() - 8) * scale.float().repeat_interleave(size, 1)).to(x.dtype)
     calls = {
         "lowbit": lambda: ours.int4_matmul(x, weight),
         "torch (cuBLAS, 16 bits)": lambda: x @ w.T,
     }
-    sizes = {"M": m, "N": n, "K": k}
-    return work(calls, lambda: x.float() @ w.float().T, grouped.int4_matmul, case, **sizes)
+    spec = chosen(grouped.int4_matmul, case)
+    return Work(case, calls, lambda: x.float() @ w.float().T, (spec,), case.sizes)

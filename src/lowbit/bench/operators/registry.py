@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Generator, Tensor
 
-from lowbit.bench.core.case import Case
+from lowbit.bench.core.case import Case, Implementation, Problem
 from lowbit.registry import Registry
 from lowbit.spec import Operation
 
@@ -34,34 +36,64 @@ def case(sizes: Mapping[str, int], dtype: str, **options: Any) -> OperatorCase:
     return OperatorCase("", parts, dtype, sizes=sizes, options=options)
 
 
-@dataclass(frozen=True)
-class Work:
-    """A case with its data. calls: by name, lowbit's own first; each returns what is compared
-    with `reference()`, the result in float64 or float32. bytes: the least that must be moved;
-    operations: additions and multiplications."""
+@dataclass(frozen=True, eq=False)
+class Work(Problem):
+    """A case with its data.
 
+    calls: by name, lowbit's own first; each returns what is compared with `reference()`, the result
+    in float64 or float32. specs: the operation, or all that it consists of, with their dtypes;
+    sizes: those of the specification. moved: what is written and read, the result first, where the
+    specification leaves less open (a stride, the number of heads); what it counts for each element
+    of its result holds there too.
+    """
+
+    case: OperatorCase
     calls: Mapping[str, Call]
     reference: Call
-    bytes: int
-    operations: int
+    specs: tuple[Operation, ...]
+    sizes: Mapping[str, int]
+    moved: tuple[Tensor, ...] = ()
 
     @cached_property
-    def expected(self) -> Tensor:
+    def operations(self) -> int:
+        count = sum(spec.operation_count(self.sizes) for spec in self.specs)
+        if not self.moved:
+            return count
+        return count * self.moved[0].numel() // math.prod(self.specs[0].result.shape(self.sizes))
+
+    @cached_property
+    def bytes(self) -> int:
+        if self.moved:
+            return sum(tensor.nbytes for tensor in self.moved)
+        return self.specs[0].case(self.sizes).bytes_moved
+
+    @cached_property
+    def ideal(self) -> Tensor:
         """The reference, computed once."""
         return self.reference()
 
+    def error(self, result: Tensor) -> float:
+        """As of any problem, in the dtype of the reference; infinite for another shape."""
+        if result.shape != self.ideal.shape:
+            return math.inf
+        largest = float(self.ideal.abs().max()) or 1.0
+        return float((result.to(self.ideal.dtype) - self.ideal).abs().max()) / largest
 
-def work(
-    calls: Mapping[str, Call], reference: Call, spec: Operation, one: OperatorCase, **sizes: int
-) -> Work:
-    """That of a case which the specification can state, at these sizes."""
-    dtypes = next(each for each in spec.variants() if one.dtype in each.dtypes.values())
-    stated = dtypes.variant(static=_static(spec, one)).case(sizes)
-    return Work(calls, reference, stated.bytes_moved, stated.operations)
+    def wrong(self, one: Implementation, result: Tensor) -> str | None:
+        """Whoever has another shape, infinities or NaN."""
+        return None if math.isfinite(self.error(result)) else "the result is not finite"
 
 
-def _static(spec: Operation, one: OperatorCase) -> dict[str, Any]:
-    return {name: value for name, value in one.options.items() if name in spec.static}
+def chosen(spec: Operation, case: OperatorCase) -> Operation:
+    """An operation with the dtype of a case, and those of its options that are parameters of it."""
+    found = next(each for each in spec.variants() if case.dtype in each.dtypes.values())
+    return found.variant(static={n: v for n, v in case.options.items() if n in spec.static})
+
+
+def drawn(case: OperatorCase, generator: Generator, *shape: int) -> Tensor:
+    """Normal numbers in the dtype of a case, on the generator's device."""
+    dtype = getattr(torch, case.dtype)
+    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
 
 
 Maker = Callable[[OperatorCase, Generator], Work]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from lowbit.bench.operators.registry import OperatorCase, Work, operation, work
+from lowbit.bench.operators.registry import OperatorCase, Work, chosen, drawn, operation
 from lowbit.bench.operators.registry import case as _case
 from lowbit.spec import Operation
 from lowbit.spec.operations import rows as stated
 from lowbit.torch import functional as ours
+
+Function = Callable[..., Tensor]
 
 _ELEMENTS = 2**28
 """Of a tensor: half a gigabyte in bfloat16, well past any cache."""
@@ -28,34 +30,41 @@ _ODD = [
 ]
 
 
-def _data(case: OperatorCase, generator: Generator, *shape: int) -> Tensor:
-    dtype = getattr(torch, case.dtype)
-    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
-
-
 def _rows(case: OperatorCase, generator: Generator) -> Tensor:
-    return _data(case, generator, case.sizes["rows"], case.sizes["length"])
+    return drawn(case, generator, case.sizes["rows"], case.sizes["length"])
 
 
-def _work(calls: Any, reference: Any, spec: Operation, case: OperatorCase) -> Work:
-    return work(calls, reference, spec, case, N=case.sizes["rows"], T=case.sizes["length"])
+def _weights(case: OperatorCase, generator: Generator, count: int) -> list[Tensor]:
+    return [drawn(case, generator, case.sizes["length"]) for _ in range(count)]
 
 
-def _compiled(function: Any) -> Any:
-    return torch.compile(function, fullgraph=True, dynamic=False)
+def _sizes(case: OperatorCase) -> dict[str, int]:
+    """As the specification calls them."""
+    return {"N": case.sizes["rows"], "T": case.sizes["length"]}
+
+
+def _forward(
+    case: OperatorCase, spec: Operation, own: Function, plain: Function, *tensors: Tensor
+) -> Work:
+    """lowbit's function beside one of torch, which is compiled too and in float64 the reference."""
+    compiled = torch.compile(plain, fullgraph=True, dynamic=False)
+    calls = {
+        "lowbit": lambda: own(*tensors),
+        "torch": lambda: plain(*tensors),
+        "torch.compile": lambda: compiled(*tensors),
+    }
+
+    def reference() -> Tensor:
+        return plain(*(one.double() for one in tensors))
+
+    return Work(case, calls, reference, (chosen(spec, case),), _sizes(case))
 
 
 @operation("softmax", [*_BOTH, *_ODD], copies=True, quick=4)
 def softmax(case: OperatorCase, generator: Generator) -> Work:
     """Over rows, forward."""
     x = _rows(case, generator)
-    compiled = _compiled(lambda x: torch.softmax(x, -1))
-    calls = {
-        "lowbit": lambda: ours.softmax(x),
-        "torch": lambda: torch.softmax(x, -1),
-        "torch.compile": lambda: compiled(x),
-    }
-    return _work(calls, lambda: torch.softmax(x.double(), -1), stated.softmax, case)
+    return _forward(case, stated.softmax, ours.softmax, lambda x: torch.softmax(x, -1), x)
 
 
 @operation("softmax_backward", _BOTH, copies=True, quick=4)
@@ -69,57 +78,39 @@ def softmax_backward(case: OperatorCase, generator: Generator) -> Work:
     def reference() -> Tensor:
         return plain(dz.double(), z.double(), -1, torch.float64)
 
-    return _work(calls, reference, stated.softmax_dx, case)
+    return Work(case, calls, reference, (chosen(stated.softmax_dx, case),), _sizes(case))
 
 
 @operation("row_sum", [*_BOTH, *_ODD], copies=True, quick=4)
 def row_sum(case: OperatorCase, generator: Generator) -> Work:
     """Reads rows, writes next to nothing."""
-    x = _rows(case, generator)
-    compiled = _compiled(lambda x: x.sum(-1))
-    calls = {
-        "lowbit": lambda: ours.sum(x),
-        "torch": lambda: x.sum(-1),
-        "torch.compile": lambda: compiled(x),
-    }
-    return _work(calls, lambda: x.double().sum(-1), stated.row_sum, case)
+    return _forward(case, stated.row_sum, ours.sum, lambda x: x.sum(-1), _rows(case, generator))
 
 
 @operation("rms_norm", [*_BOTH, *_ODD], copies=True, quick=4)
 def rms_norm(case: OperatorCase, generator: Generator) -> Work:
     """With a weight."""
-    x, weight = _rows(case, generator), _data(case, generator, case.sizes["length"])
+    x, (weight,) = _rows(case, generator), _weights(case, generator, 1)
     shape = list(weight.shape)
-    compiled = _compiled(lambda x, w: functional.rms_norm(x, shape, w, 1e-6))
-    calls = {
-        "lowbit": lambda: ours.rms_norm(x, weight, 1e-6),
-        "torch": lambda: functional.rms_norm(x, shape, weight, 1e-6),
-        "torch.compile": lambda: compiled(x, weight),
-    }
 
-    def reference() -> Tensor:
-        return functional.rms_norm(x.double(), shape, weight.double(), 1e-6)
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, shape, weight, 1e-6)
 
-    return _work(calls, reference, stated.rms_norm, case)
+    return _forward(
+        case, stated.rms_norm, lambda x, weight: ours.rms_norm(x, weight, 1e-6), plain, x, weight
+    )
 
 
 @operation("layer_norm", _BOTH, copies=True, quick=4)
 def layer_norm(case: OperatorCase, generator: Generator) -> Work:
     """With weight and bias."""
-    x = _rows(case, generator)
-    weight, bias = (_data(case, generator, case.sizes["length"]) for _ in range(2))
+    x, (weight, bias) = _rows(case, generator), _weights(case, generator, 2)
     shape = list(weight.shape)
-    compiled = _compiled(lambda x, w, b: functional.layer_norm(x, shape, w, b))
-    calls = {
-        "lowbit": lambda: ours.layer_norm(x, weight, bias),
-        "torch": lambda: functional.layer_norm(x, shape, weight, bias),
-        "torch.compile": lambda: compiled(x, weight, bias),
-    }
 
-    def reference() -> Tensor:
-        return functional.layer_norm(x.double(), shape, weight.double(), bias.double())
+    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.layer_norm(x, shape, weight, bias)
 
-    return _work(calls, reference, stated.layer_norm, case)
+    return _forward(case, stated.layer_norm, ours.layer_norm, plain, x, weight, bias)
 
 
 _BACKWARD = [case for case in _BOTH if case.sizes["length"] <= 2**14]
@@ -129,7 +120,7 @@ _BACKWARD = [case for case in _BOTH if case.sizes["length"] <= 2**14]
 def layer_norm_backward(case: OperatorCase, generator: Generator) -> Work:
     """All three gradients, of which that of x is compared."""
     x, dz = _rows(case, generator), _rows(case, generator)
-    weight, bias = (_data(case, generator, case.sizes["length"]) for _ in range(2))
+    weight, bias = _weights(case, generator, 2)
     shape = list(weight.shape)
     _, mean, rstd = torch.ops.lowbit.norm(x, weight, bias, 1e-5, True)
     plain = torch.ops.aten.native_layer_norm_backward
@@ -151,4 +142,8 @@ def layer_norm_backward(case: OperatorCase, generator: Generator) -> Work:
         "lowbit": backward,
         "torch": lambda: plain(dz, x, shape, *kept, weight, bias, wanted)[0],
     }
-    return Work(calls, reference, 3 * x.nbytes + 3 * weight.nbytes, 14 * x.numel())
+    gradients = (stated.layer_norm_dx, stated.layer_norm_dweight, stated.layer_norm_dbias)
+    specs = tuple(chosen(one, case) for one in gradients)
+    # Results are as large as what they are the gradients of.
+    moved = (x, weight, bias, x, weight, dz)
+    return Work(case, calls, reference, specs, _sizes(case), moved)

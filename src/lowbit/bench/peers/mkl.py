@@ -13,11 +13,11 @@ from importlib import metadata
 
 import numpy as np
 
-from lowbit.bench.core.case import Implementation, Ready, implementation
-from lowbit.bench.peers.torch_products import sums_note
+from lowbit.bench.core.case import Ready, implementation
+from lowbit.bench.peers.torch_products import SumsOnly
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.jit.workspace import aligned_empty
-from lowbit.registry.extras import absent, install
+from lowbit.registry.extras import install
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
@@ -46,27 +46,21 @@ def _library() -> ctypes.CDLL:
 
 
 @implementation("matmul")
-class MklIntegers(Implementation):
+class MklIntegers(SumsOnly):
     """`cblas_gemm_s8u8s32_compute` on packed weights."""
 
     name = "MKL s8u8s32"
     isolated = True
+    needs = ("torch",)  # whose threads it shares
+    takes = ("u8:s8",)
+    package = "MKL", "mkl"
 
     def available(self, case: Product) -> str | None:
-        if not case.dtypes.startswith("u8:s8:"):
-            return f"multiplies u8 by s8 only, not {case.dtypes}"
         try:
             metadata.version("mkl")
         except metadata.PackageNotFoundError:
             return f"mkl is not installed; {install('peers')}"
-        # It shares the threads of PyTorch.
-        return absent("torch")
-
-    def library(self) -> tuple[str, str]:
-        return "MKL", metadata.version("mkl")
-
-    def note(self, case: Product) -> str:
-        return sums_note(case)
+        return super().available(case)
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch  # noqa: F401 - loads the OpenMP runtime
@@ -87,14 +81,16 @@ def _call(library: ctypes.CDLL, a: Array, packed: Array, n: int) -> Callable[[],
     """The product of a [M, K] with `packed` as a function that allocates its result."""
     m, k = a.shape
     offset = np.zeros(1, np.int32)
-    at = a.ctypes.data, packed.ctypes.data, offset.ctypes.data
+    at = [_POINTER(array.ctypes.data) for array in (a, packed, offset)]
+    compute, memory = library.cblas_gemm_s8u8s32_compute, _INT * (m * n)
+    # Made once: to convert numbers in each call takes longer than a small product.
+    sizes = map(_INT, (_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _ONE_OFFSET, m, n, k))
+    left, right = (at[0], _INT(k), _BYTE(0)), (at[1], _INT(n), _BYTE(0))
+    before, after = (*sizes, _FLOAT(1), *left, *right, _FLOAT(0)), (_INT(n), at[2])
 
     def call() -> Array:
         sums = np.empty((m, n), np.int32)
-        library.cblas_gemm_s8u8s32_compute(
-            *(_ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _ONE_OFFSET, m, n, k, 1.0),
-            *(at[0], k, 0, at[1], n, 0, 0.0, sums.ctypes.data, n, at[2]),
-        )
+        compute(*before, memory.from_buffer(sums), *after)
         return sums
 
     # The addresses stand for arrays that must live as long as the call.

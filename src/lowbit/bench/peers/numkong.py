@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from lowbit.bench.core.case import Implementation, Ready, implementation
-from lowbit.bench.peers.torch_products import only_u8_or_s8_by_s8, sums_note
+from lowbit.bench.core.case import Ready, implementation
+from lowbit.bench.peers.torch_products import BYTES, SumsOnly
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
-from lowbit.registry.extras import absent
 
 _FLIP = 128
 
 
 @implementation("matmul")
-class NumKong(Implementation):
+class NumKong(SumsOnly):
     """`numkong.dots_packed`. It multiplies bytes of one sign, so a left operand of u8 is given to
     it with 128 taken away; what that adds to the sums is added when the result is read."""
 
     name = "NumKong i8"
     isolated = True
     pool = "OpenMP of numkong"
-
-    def available(self, case: Product) -> str | None:
-        return absent("numkong") or only_u8_or_s8_by_s8(case)
-
-    def library(self) -> tuple[str, str]:
-        return "NumKong", metadata.version("numkong")
+    needs = ("numkong",)
+    takes = BYTES
+    package = "NumKong", "numkong"
 
     def note(self, case: Product) -> str:
-        shifted = ["left bytes made signed beforehand"] if case.dtypes.startswith("u8") else []
-        return sums_note(case, *shifted)
+        shifted = "left bytes made signed beforehand" if case.dtypes.startswith("u8") else ""
+        return "; ".join(filter(None, (super().note(case), shifted)))
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")

@@ -8,7 +8,6 @@ import numpy as np
 
 from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.suites.matmul.problem import Problem, Product
-from lowbit.registry.extras import absent
 
 
 @implementation("matmul")
@@ -17,9 +16,8 @@ class NumpyFloat(Implementation):
 
     name = "numpy fp32"
     pool = "BLAS of numpy"
-
-    def available(self, case: Product) -> str | None:
-        return absent("threadpoolctl")  # without it its threads cannot be set
+    remark = "float32 data and result"
+    needs = ("threadpoolctl",)  # without it its threads cannot be set
 
     def library(self) -> tuple[str, str]:
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -31,8 +29,6 @@ class NumpyFloat(Implementation):
         names = [pool.get("architecture") for pool in threadpool_info()]
         return next((name for name in names if name), None)
 
-    def note(self, case: Product) -> str:
-        return "float32 data and result"
-
     def prepare(self, problem: Problem, threads: int) -> Ready:
-        return Ready(partial(np.matmul, problem.a_float, problem.b_float), problem.from_real)
+        weight = problem.b_float.copy()
+        return Ready(partial(np.matmul, problem.a_float, weight), problem.from_real)

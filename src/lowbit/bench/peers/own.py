@@ -6,11 +6,10 @@ from functools import partial
 
 import numpy as np
 
-import lowbit
 from lowbit import api
 from lowbit import isa as instruction_sets
-from lowbit.bench.core.case import OURS, Implementation, Ready, implementation
-from lowbit.bench.suites.matmul.problem import Problem, Product
+from lowbit.bench.core.case import OURS, Case, Implementation, Ready, implementation
+from lowbit.bench.suites.matmul.problem import Problem
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.numerics import QTensor, int_format
@@ -36,6 +35,12 @@ def thread_limit(threads: int) -> int | None:
     return None if max_threads() == threads else threads
 
 
+def runs_on(case: Case) -> str:
+    """The instruction set that a product of these sizes runs on."""
+    m, n, k = (case.sizes[size] for size in "MNK")
+    return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
+
+
 @implementation("matmul")
 class Lowbit(Implementation):
     """This library."""
@@ -43,12 +48,8 @@ class Lowbit(Implementation):
     name = "lowbit"
     kind = OURS
 
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
-
-    def runs_on(self, case: Product) -> str | None:
-        m, n, k = (case.sizes[dim] for dim in "MNK")
-        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
+    def runs_on(self, case: Case) -> str | None:
+        return runs_on(case)
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         packed = packed_weight(problem)

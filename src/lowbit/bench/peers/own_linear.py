@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowbit
-from lowbit.bench.core.case import OTHER, OURS, Implementation, Ready, implementations
+from lowbit.bench.core.case import OTHER, OURS, Implementation, Ready, implementation
 from lowbit.bench.peers import torch_int4
 from lowbit.bench.peers.own import thread_limit
-from lowbit.bench.suites.linear.problem import ACTIVATIONS, Layer, Task
+from lowbit.bench.suites.linear.problem import ACTIVATIONS, Task
 from lowbit.jit.workspace import aligned_empty
-from lowbit.registry.extras import absent
 from lowbit.weights.panels import PackedMatrix
 
 
+@implementation("linear", *ACTIVATIONS)
 class Lowbit(Implementation):
     """A product with 4-bit weights."""
 
@@ -28,12 +28,7 @@ class Lowbit(Implementation):
     def __init__(self, activations: str) -> None:
         self.activations = activations
         self.name = f"lowbit {ACTIVATIONS[activations]}"
-
-    def available(self, case: Layer) -> str | None:
-        return absent("torch") if self.activations == "bf16" else None  # bfloat16 is PyTorch's
-
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
+        self.needs = ("torch",) if activations == "bf16" else ()  # bfloat16 is PyTorch's
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         packed = lowbit.pack(problem.quantized())
@@ -49,17 +44,13 @@ class Lowbit(Implementation):
         return replace(_ready(call, x, packed, threads), read=torch_int4.read)
 
 
+@implementation("linear")
 class LowbitBytes(Implementation):
     """The product with 8-bit weights, quantized again from what the 4-bit ones stand for."""
 
     name = "lowbit W8A8"
     kind = OTHER
-
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
-
-    def note(self, case: Layer) -> str:
-        return "8-bit weights, one scale a column"
+    remark = "8-bit weights, one scale a column"
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         packed = lowbit.pack(lowbit.quantize(problem.weight, axis=1))
@@ -85,7 +76,3 @@ def _moved(part: NDArray[Any]) -> NDArray[Any]:
     result = aligned_empty(part.shape, part.dtype)
     np.copyto(result, part)
     return result
-
-
-for _one in (*map(Lowbit, ACTIVATIONS), LowbitBytes()):
-    implementations.add(f"linear: {_one.name}", _one)

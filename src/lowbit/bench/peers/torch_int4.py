@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.bench.core.case import Call, Ready, implementations
+from lowbit.bench.core.case import Call, Ready, implementation
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit.bench.suites.linear.problem import Layer, Task
+from lowbit.bench.suites.linear.problem import Task
 
 if TYPE_CHECKING:
     import torch
@@ -31,25 +31,7 @@ def _ready(of: Callable[[torch.Tensor], Call], weight: torch.Tensor) -> Ready:
     return Ready(of(weight), read, nbytes, lambda: of(weight.clone()))
 
 
-class TorchFloatLinear(Torch):
-    """`torch.nn.functional.linear` in float32 or bfloat16, on the dequantized weight."""
-
-    isolated = False
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-        self.name = {"float32": "torch fp32", "bfloat16": "torch bf16"}[dtype]
-        self.component = MKL if dtype == "float32" else ONEDNN
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
-        import torch
-
-        dtype = getattr(torch, self.dtype)
-        x = torch.from_numpy(problem.x).to(dtype)
-        weight = torch.from_numpy(problem.weight).T.contiguous().to(dtype)
-        return _ready(lambda own: partial(torch.nn.functional.linear, x, own), weight)
-
-
+@implementation("linear", "bfloat16", "float32")
 class TorchInt4Pack(Torch):
     """`_weight_int4pack_mm_for_cpu`: weights of 4 bits, activations of bfloat16 or float32."""
 
@@ -59,9 +41,7 @@ class TorchInt4Pack(Torch):
         self.dtype = dtype
         self.name = f"torch int4pack {'bf16' if dtype == 'bfloat16' else 'fp32'}"
         self.fallback = dtype == "float32"
-
-    def note(self, case: Layer) -> str:
-        return "scales rounded to bfloat16" if self.dtype == "bfloat16" else ""
+        self.remark = "scales rounded to bfloat16" if dtype == "bfloat16" else ""
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         import torch
@@ -86,6 +66,7 @@ class TorchInt4Pack(Torch):
         return replace(ready, nbytes=ready.nbytes + scales)
 
 
+@implementation("linear")
 class TorchDynamic4Bit(Torch):
     """`_dyn_quant_matmul_4bit`: weights of 4 bits, float32 activations quantized to 8."""
 
@@ -118,11 +99,21 @@ class TorchDynamic4Bit(Torch):
         return _ready(of, packed)
 
 
-for _one in (
-    TorchInt4Pack("bfloat16"),
-    TorchInt4Pack("float32"),
-    TorchDynamic4Bit(),
-    TorchFloatLinear("bfloat16"),
-    TorchFloatLinear("float32"),
-):
-    implementations.add(f"linear: {_one.name}", _one)
+@implementation("linear", "bfloat16", "float32")
+class TorchFloatLinear(Torch):
+    """`torch.nn.functional.linear` in float32 or bfloat16, on the dequantized weight."""
+
+    isolated = False
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.name = {"float32": "torch fp32", "bfloat16": "torch bf16"}[dtype]
+        self.component = MKL if dtype == "float32" else ONEDNN
+
+    def prepare(self, problem: Task, threads: int) -> Ready:
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        x = torch.from_numpy(problem.x).to(dtype)
+        weight = torch.from_numpy(problem.weight).T.contiguous().to(dtype)
+        return _ready(lambda own: partial(torch.nn.functional.linear, x, own), weight)

@@ -10,34 +10,28 @@ import numpy as np
 
 from lowbit.bench.core.case import Implementation, Ready, implementation
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
-from lowbit.registry.extras import absent
-from lowbit.spec.operations.products import linear_dynamic, matmul
+from lowbit.spec.operations.products import matmul
 
 MKL = ("MKL", r"Math Kernel Library Version (\S+?)-")
 ONEDNN = ("oneDNN", r"MKL-DNN v(\S+)")
 FBGEMM = ("FBGEMM", r"FBGEMM v(\S+)")
 
-SUMS_ONLY = "32-bit sums, neither scaled nor rounded"
-"""The note of an implementation that stops at the integer sums where the case goes on."""
+BYTES = ("u8:s8", "s8:s8")
 
 
-def sums_note(case: Product, *more: str) -> str:
-    """The note of an implementation that only sums, and what else is to be said of it."""
-    return "; ".join((*([] if case.spec is matmul else [SUMS_ONLY]), *more))
+class SumsOnly(Implementation):
+    """An implementation that stops at the integer sums where the case goes on."""
 
-
-def only_u8_or_s8_by_s8(case: Product) -> str | None:
-    """The reason against a case that is not of u8 or s8 by s8; None for one that is."""
-    left, right, _ = case.dtypes.split(":")
-    if case.spec is linear_dynamic or left not in ("u8", "s8") or right != "s8":
-        return f"multiplies u8 or s8 by s8 only, not {case.dtypes}"
-    return None
+    def note(self, case: Product) -> str:
+        only = "" if case.spec is matmul else "32-bit sums, neither scaled nor rounded"
+        return "; ".join(filter(None, (only, self.remark)))
 
 
 class Torch(Implementation):
     """What the peers inside PyTorch share."""
 
     isolated = True
+    needs = ("torch",)
     component: tuple[str, str] | None = None
     """Name and pattern of its version in torch's build configuration."""
     engine: str = ""
@@ -46,7 +40,7 @@ class Torch(Implementation):
     """Of torch.ops.aten, where not every PyTorch has it."""
 
     def available(self, case: Any) -> str | None:
-        if (reason := absent("torch")) is not None:
+        if (reason := super().available(case)) is not None:
             return reason
         import torch
 
@@ -60,9 +54,9 @@ class Torch(Implementation):
     def library(self) -> tuple[str, str]:
         import torch
 
-        inside = f"torch {torch.__version__}"
         if self.component is None:
             return "torch", str(torch.__version__)
+        inside = f"torch {torch.__version__}"
         name, pattern = self.component
         match = re.search(pattern, torch.__config__.show())
         return name, f"{match[1]} in {inside}" if match else f"in {inside}"
@@ -75,14 +69,12 @@ class TorchFloat(Torch):
     name = "torch fp32"
     isolated = False
     component = MKL
-
-    def note(self, case: Product) -> str:
-        return "float32 data and result"
+    remark = "float32 data and result"
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
-        a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float)
+        a, b = torch.from_numpy(problem.a_float), torch.from_numpy(problem.b_float.copy())
 
         def read(result: torch.Tensor) -> Array:
             return problem.from_real(result.numpy())
@@ -91,21 +83,17 @@ class TorchFloat(Torch):
 
 
 @implementation("matmul")
-class TorchIntMm(Torch):
+class TorchIntMm(SumsOnly, Torch):
     """`torch._int_mm`: 8-bit integers to int32, weights not packed in advance."""
 
     name = "torch _int_mm"
     component = ONEDNN
-
-    def available(self, case: Product) -> str | None:
-        return only_u8_or_s8_by_s8(case) or super().available(case)
-
-    def note(self, case: Product) -> str:
-        return sums_note(case, "weights not packed")
+    takes = BYTES
+    remark = "weights not packed"
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
 
-        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
+        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b.copy())
         call = partial(torch.ops.aten._int_mm.default, a, b)
         return Ready(call, lambda result: problem.from_sums(np.asarray(result)))

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.bench.core.case import Ready, implementation
-from lowbit.bench.peers.torch_products import FBGEMM, ONEDNN, Torch, only_u8_or_s8_by_s8
+from lowbit.bench.peers.torch_products import BYTES, FBGEMM, ONEDNN, Torch
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
-from lowbit.spec.operations.products import linear_dynamic
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +26,7 @@ class OnednnLinear(Torch):
     name = "oneDNN qlinear"
     component = ONEDNN
     engine = "onednn"
-
-    def available(self, case: Product) -> str | None:
-        return only_u8_or_s8_by_s8(case) or super().available(case)
+    takes = BYTES
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
@@ -67,12 +64,7 @@ class FbgemmLinear(Torch):
     name = "FBGEMM qlinear"
     component = FBGEMM
     engine = "fbgemm"
-
-    def available(self, case: Product) -> str | None:
-        left, right, _ = case.dtypes.split(":")
-        if (left, right) != ("u8", "s8"):
-            return f"multiplies u8 by s8 only, not {case.dtypes}"
-        return super().available(case)
+    takes = ("u8:s8",)
 
     def note(self, case: Product) -> str:
         return "" if case.dtypes.endswith(":u8") else "u8 result"
@@ -97,16 +89,17 @@ class FbgemmLinear(Torch):
         return Ready(call, read)
 
 
-class _TorchDynamic(Torch):
+@implementation("matmul", ONEDNN, FBGEMM)
+class TorchDynamic(Torch):
     """torch's dynamic linear: one scale for the whole activation, found in each call."""
 
-    def available(self, case: Product) -> str | None:
-        if case.spec is not linear_dynamic:
-            return f"multiplies f32 by s8 only, not {case.dtypes}"
-        return super().available(case)
+    takes = ("f32:s8",)
+    remark = "one scale for all rows"
 
-    def note(self, case: Product) -> str:
-        return "one scale for all rows"
+    def __init__(self, component: tuple[str, str]) -> None:
+        self.component = component
+        self.name = f"{component[0]} dynamic"
+        self.engine = component[0].lower()
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         import torch
@@ -114,24 +107,6 @@ class _TorchDynamic(Torch):
         weight = _packed_linear(problem, self.engine)
         x = torch.from_numpy(problem.a)
         return Ready(partial(torch.ops.quantized.linear_dynamic.default, x, weight, False))
-
-
-@implementation("matmul")
-class OnednnDynamic(_TorchDynamic):
-    """torch's dynamic linear on oneDNN."""
-
-    name = "oneDNN dynamic"
-    component = ONEDNN
-    engine = "onednn"
-
-
-@implementation("matmul")
-class FbgemmDynamic(_TorchDynamic):
-    """torch's dynamic linear on FBGEMM."""
-
-    name = "FBGEMM dynamic"
-    component = FBGEMM
-    engine = "fbgemm"
 
 
 def _scales(problem: Problem) -> NDArray[np.float32]:

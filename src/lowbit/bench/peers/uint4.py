@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-import lowbit
 from lowbit import api
-from lowbit import isa as instruction_sets
 from lowbit.bench.core.case import (
     OURS,
     STEP,
@@ -21,21 +17,20 @@ from lowbit.bench.core.case import (
     Implementation,
     Ready,
     find,
+    implementation,
     implementations,
 )
 from lowbit.bench.peers.numpy_float import NumpyFloat
-from lowbit.bench.peers.own import thread_limit
-from lowbit.bench.suites.matmul.problem import Problem, Reference, product
-from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task, byte_case
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
+from lowbit.bench.peers.own import runs_on, thread_limit
+from lowbit.bench.suites.matmul.problem import Problem, product
+from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.product import dispatch
-from lowbit.registry.extras import absent, explained
+from lowbit.registry.extras import explained
 
 if TYPE_CHECKING:
     from lowbit.kernels.numba.registry import Uint4Step
 
-Bytes = NDArray[np.uint8]
+_BYTES = ("u8:s8:s32", "s8:s8:s32")
 
 LONGEST_FLOAT_SUM = 2**24 // LARGEST**2
 """Products of uint4 values that float32 sums exactly, in any order: its 24 bits hold every whole
@@ -45,9 +40,7 @@ number up to 2**24."""
 class _Entry(Implementation):
     """idea: a line for the page. Every library has threads of its own."""
 
-    def __init__(self, name: str, idea: str) -> None:
-        self.name = self.pool = name
-        self.idea = idea
+    idea: str
 
     def ready(self, call: Callable[[], Any], read: Callable[[Any], Any] = np.asarray) -> Ready:
         return Ready(call, read, extra={"idea": self.idea})
@@ -57,13 +50,12 @@ class NumbaStep(_Entry):
     """A step of lowbit.kernels.numba, which runs on one thread."""
 
     kind = STEP
+    package = "Numba", "numba"
 
     def __init__(self, step: Uint4Step) -> None:
-        super().__init__(step.name, step.idea)
+        self.name = self.pool = step.name
+        self.idea = step.idea
         self.step = step
-
-    def library(self) -> tuple[str, str]:
-        return "Numba", metadata.version("numba")
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         return self.ready(self.step.prepare(problem.a, problem.b))
@@ -83,13 +75,28 @@ class NoSteps(Implementation):
         return self.reason
 
 
+def numba_steps() -> list[Implementation]:
+    """The steps to read, from the lowest."""
+    try:
+        from lowbit.kernels.numba.registry import uint4_steps
+
+        return [NumbaStep(step) for step in uint4_steps()]
+    except ImportError as error:
+        return [NoSteps(error)]
+
+
+for _one in numba_steps():
+    implementations.add(f"uint4_steps: {_one.name}", _one)
+
+
+@implementation("uint4_steps")
 class Einsum(_Entry):
     """NumPy's own loops over integers, which do not go through BLAS."""
 
+    name = pool = "numpy einsum"
+    idea = "NumPy's loops over int32, no BLAS"
     kind = STEP
-
-    def library(self) -> tuple[str, str]:
-        return "NumPy", np.__version__
+    package = "NumPy", "numpy"
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         # The faster of the layouts and integer types that were tried.
@@ -97,56 +104,44 @@ class Einsum(_Entry):
         return self.ready(partial(np.einsum, "mk,kn->mn", a, b))
 
 
-class Blas(_Entry):
+@implementation("uint4_steps")
+class Blas(_Entry, NumpyFloat):
     """NumPy's float32 product: exact as long as its sums are whole numbers up to 2**24."""
 
+    name = pool = BASELINE
+    idea = "BLAS on float32, exact for small values"
     always = True
-    blas = NumpyFloat()
+    remark = ""
 
     def available(self, case: Case) -> str | None:
         k = case.sizes["K"]
         if k > LONGEST_FLOAT_SUM:
             return f"K is {k}; float32 sums only {LONGEST_FLOAT_SUM} products of uint4 exactly"
-        return self.blas.available(byte_case(case.name))
+        return super().available(case)
 
-    def library(self) -> tuple[str, str]:
-        return self.blas.library()
-
-    def runs_on(self, case: Case) -> str | None:
-        return self.blas.runs_on(byte_case(case.name))
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
+    def prepare(self, problem: Any, threads: int) -> Ready:
         a = problem.a.astype(np.float32)
         b = np.ascontiguousarray(problem.b.T.astype(np.float32))
         return self.ready(partial(np.matmul, a, b))
 
 
-class Lowbit(_Entry):
-    """This library: vectors packed two to a byte, queries as bytes."""
-
-    kind = OURS
-
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
-
-    def runs_on(self, case: Case) -> str | None:
-        m, n, k = (case.sizes[size] for size in "MNK")
-        return dispatch.consider(instruction_sets.active(), KernelQuery(m, n, k))[-1].isa.name
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
-        packed = api.pack(problem.b.T, dtype="uint4")
-        return self.ready(partial(api.matmul, problem.a, packed, threads=thread_limit(threads)))
+_SUMS, _FLOATS = "bytes to 32-bit sums, vectors not packed", "bytes to float32, vectors packed"
 
 
+@implementation(
+    "uint4_steps",
+    *(("torch _int_mm", dtypes, _SUMS) for dtypes in _BYTES),
+    *(("oneDNN qlinear", dtypes, _FLOATS) for dtypes in _BYTES),
+)
 class BytePeer(_Entry):
     """A peer of `lowbit bench matmul` that multiplies bytes, given 4-bit values in them: unsigned
     on the left, or signed, of which it may take one, and be faster with one."""
 
-    def __init__(self, name: str, dtypes: str, idea: str) -> None:
-        super().__init__(f"{name} {dtypes[:2]}", idea)
-        self.peer = name
-        self.dtypes = dtypes
-        self.isolated = True
+    isolated = True
+
+    def __init__(self, entry: tuple[str, str, str]) -> None:
+        self.peer, self.dtypes, self.idea = entry
+        self.name = self.pool = f"{self.peer} {self.dtypes[:2]}"
 
     def available(self, case: Case) -> str | None:
         try:
@@ -166,28 +161,25 @@ def _byte_problem(task: Task, dtypes: str) -> Problem:
     """The task as a problem of bytes, which hold its values whatever their sign."""
     left = np.int8 if dtypes.startswith("s8") else np.uint8
     a, b = task.a.view(left), np.ascontiguousarray(task.b.T).view(np.int8)
-    case = product(task.case.name, dtypes)
-    reference = Reference(case.stated, {"a": a, "b": b})
-    floats = a.astype(np.float32), b.astype(np.float32)
-    return Problem(case, a, b, *floats, None, None, None, reference)
+    return Problem(product(task.case.name, dtypes), {"a": a, "b": b})
 
 
+@implementation("uint4_steps", "uint4", "uint8")
 class NumKong(_Entry):
     """`numkong.dots_packed`, on uint4 two to a byte on both sides, or on bytes.
 
     Nibbles may be in either order, as long as both sides agree: they are packed as lowbit's.
     """
 
-    def __init__(self, dtype: str, idea: str, arrange: Callable[[Bytes], Bytes]) -> None:
-        super().__init__(f"NumKong {dtype}", idea)
+    needs = ("numkong",)
+    package = "NumKong", "numkong"
+
+    def __init__(self, dtype: str) -> None:
+        self.name = self.pool = f"NumKong {dtype}"
         self.dtype = dtype
-        self.arrange = arrange
-
-    def available(self, case: Case) -> str | None:
-        return absent("numkong")
-
-    def library(self) -> tuple[str, str]:
-        return "NumKong", metadata.version("numkong")
+        pairs = dtype == "uint4"
+        self.idea = f"{'two values to a byte' if pairs else 'bytes'} on both sides"
+        self.arrange = pack_nibbles if pairs else np.ascontiguousarray
 
     def prepare(self, problem: Task, threads: int) -> Ready:
         numkong: Any = importlib.import_module("numkong")
@@ -197,29 +189,17 @@ class NumKong(_Entry):
         return self.ready(partial(numkong.dots_packed, self.arrange(problem.a), packed, **options))
 
 
-def numba_steps() -> list[Implementation]:
-    """The steps to read, from the lowest."""
-    try:
-        from lowbit.kernels.numba.registry import uint4_steps
+@implementation("uint4_steps")
+class Lowbit(_Entry):
+    """This library: vectors packed two to a byte, queries as bytes."""
 
-        return [NumbaStep(step) for step in uint4_steps()]
-    except ImportError as error:
-        return [NoSteps(error)]
+    name = pool = "lowbit"
+    idea = "uint4 panels, unpacked on the way into an int8 product"
+    kind = OURS
 
+    def runs_on(self, case: Case) -> str | None:
+        return runs_on(case)
 
-def _entries() -> list[Implementation]:
-    """From the bottom, lowbit last."""
-    found = [*numba_steps(), Einsum("numpy einsum", "NumPy's loops over int32, no BLAS")]
-    found.append(Blas(BASELINE, "BLAS on float32, exact for small values"))
-    for name, idea in (
-        ("torch _int_mm", "bytes to 32-bit sums, vectors not packed"),
-        ("oneDNN qlinear", "bytes to float32, vectors packed"),
-    ):
-        found += [BytePeer(name, dtypes, idea) for dtypes in ("u8:s8:s32", "s8:s8:s32")]
-    found.append(NumKong("uint4", "two values to a byte on both sides", pack_nibbles))
-    found.append(NumKong("uint8", "bytes on both sides", np.ascontiguousarray))
-    return [*found, Lowbit("lowbit", "uint4 panels, unpacked on the way into an int8 product")]
-
-
-for _one in _entries():
-    implementations.add(f"uint4_steps: {_one.name}", _one)
+    def prepare(self, problem: Task, threads: int) -> Ready:
+        packed = api.pack(problem.b.T, dtype="uint4")
+        return self.ready(partial(api.matmul, problem.a, packed, threads=thread_limit(threads)))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 import lowbit
-from lowbit.bench.core.case import OURS, implementation, implementations
+from lowbit.bench.core.case import OURS, implementation
 from lowbit.bench.suites.search import Data, Filled, Floats, Ids, Index, Search
-from lowbit.registry.extras import absent
 
 _PART = 1 << 16  # vectors that are added together
 _BITS = {4: "QT_4bit", 8: "QT_8bit"}
 
 
+@implementation("search", False, True)
 class Lowbit(Index):
     """`VectorIndex`; `rescores`: with the best candidates rescored from the float32 vectors."""
 
@@ -26,9 +25,6 @@ class Lowbit(Index):
     def __init__(self, rescores: bool) -> None:
         self.rescores = rescores
         self.name = "lowbit, rescored" if rescores else "lowbit"
-
-    def library(self) -> tuple[str, str]:
-        return "lowbit", lowbit.__version__
 
     def fits(self, suite: Search) -> bool:
         return suite.candidates > 0 or not self.rescores
@@ -47,20 +43,12 @@ class Lowbit(Index):
         return Filled(search, index.nbytes)
 
 
-for _one in (Lowbit(False), Lowbit(True)):
-    implementations.add(f"search: {_one.name}", _one)
-
-
 class _Faiss(Index):
     """What the indices of FAISS share."""
 
     pool = "OpenMP of faiss"
-
-    def available(self, case: Any) -> str | None:
-        return absent("faiss")
-
-    def library(self) -> tuple[str, str]:
-        return "faiss-cpu", metadata.version("faiss-cpu")
+    needs = ("faiss",)
+    package = "faiss-cpu", "faiss-cpu"
 
     def fill(self, data: Data, threads: int) -> Filled:
         suite = data.suite
@@ -82,6 +70,7 @@ class _Faiss(Index):
         raise NotImplementedError
 
 
+@implementation("search", *_BITS)
 class FaissScalarQuantizer(_Faiss):
     """`IndexScalarQuantizer` with a scale for each dimension."""
 
@@ -95,10 +84,6 @@ class FaissScalarQuantizer(_Faiss):
     def _empty(self, faiss: Any, suite: Search, measure: Any) -> Any:
         kind = getattr(faiss.ScalarQuantizer, _BITS[self.bits])
         return faiss.IndexScalarQuantizer(suite.dim, kind, measure)
-
-
-for _bits in _BITS:
-    implementations.add(f"search: faiss {_BITS[_bits]}", FaissScalarQuantizer(_bits))
 
 
 @implementation("search")

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import OURS, PEER, Implementation, Ready
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    IMPLEMENTATION,
-    Column,
-    header,
-    left_out,
-    limit_share,
-    table,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 from lowbit.registry.extras import require
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lowbit.bench.core.cuda import Cuda
     from lowbit.bench.operators.registry import OperatorCase, Work
 
@@ -44,43 +33,10 @@ class Named(Implementation):
     def library(self) -> tuple[str, str]:
         import torch
 
-        import lowbit
+        return super().library() if self.kind == OURS else ("torch", str(torch.__version__))
 
-        ours = self.kind == OURS
-        return ("lowbit", lowbit.__version__) if ours else ("torch", str(torch.__version__))
-
-    def prepare(self, problem: Problem, threads: int) -> Ready:
-        return Ready(problem.work.calls[self.name], read=lambda result: result)
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A case with its data on the GPU."""
-
-    case: OperatorCase
-    work: Work
-    weight_bytes: ClassVar[int] = 0
-
-    @property
-    def operations(self) -> int:
-        return self.work.operations
-
-    @property
-    def bytes(self) -> int:
-        return self.work.bytes
-
-    def error(self, result: Tensor) -> float:
-        """The largest difference as a share of the largest element of the reference, taken in its
-        dtype; infinite for another shape."""
-        reference = self.work.expected
-        if result.shape != reference.shape:
-            return math.inf
-        largest = float(reference.abs().max()) or 1.0
-        return float((result.to(reference.dtype) - reference).abs().max()) / largest
-
-    def wrong(self, one: Implementation, result: Tensor) -> str | None:
-        """Whoever has another shape, infinities or NaN."""
-        return None if math.isfinite(self.error(result)) else "the result is not finite"
+    def prepare(self, problem: Work, threads: int) -> Ready:
+        return Ready(problem.calls[self.name], read=lambda result: result)
 
 
 @suite
@@ -113,31 +69,29 @@ class Operators(Suite):
 
         return Cuda(self.device)
 
-    def cases(self) -> Sequence[OperatorCase]:
+    def cases(self, seed: int = 0) -> Sequence[OperatorCase]:
         from lowbit.bench.operators.registry import operators
 
         names = self.op or operators.names()
         return [case for name in names for case in operators.get(name).chosen(self.quick)]
 
-    def make(self, case: OperatorCase, seed: int) -> Problem:
+    def make(self, case: OperatorCase, seed: int) -> Work:
         import torch
 
         from lowbit.bench.operators.registry import operators
 
         generator = torch.Generator(torch.device(self.device)).manual_seed(seed)
-        return Problem(case, operators.get(case.operation).make(case, generator))
+        return operators.get(case.operation).make(case, generator)
 
     def implementations(self) -> Sequence[Implementation]:
         return [Named("lowbit")]  # the others are known when a case is made
 
-    def taking_part(
-        self, problem: Problem, chosen: Sequence[Implementation]
-    ) -> list[Implementation]:
+    def taking_part(self, problem: Work, chosen: Sequence[Implementation]) -> list[Implementation]:
         from lowbit.bench.core.cuda import Copy
         from lowbit.bench.operators.registry import operators
 
         several: list[Implementation] = [
-            Named(name) for name in problem.work.calls if self.compile or name != _COMPILED
+            Named(name) for name in problem.calls if self.compile or name != _COMPILED
         ]
         limited = operators.get(problem.case.operation).copies
         return [*several, Copy()] if limited else several
@@ -158,19 +112,18 @@ class Operators(Suite):
 
         columns = (
             Column("case", first(lambda row: f"{row.operation} {row.dtypes} {row.case}"), False),
-            IMPLEMENTATION,
+            table.IMPLEMENTATION,
             Column("µs", lambda row: f"{row.seconds.median * 1e6:,.1f}"),
             Column("±", lambda row: "" if row.noise is None else f"{row.noise:.1%}"),
             Column("GB/s", lambda row: f"{row.gbs:,.0f}"),
-            Column("% of copy", limit_share),
+            Column("% of copy", table.limit_share),
             Column("TFLOP/s", lambda row: f"{row.gops / 1e3:,.1f}"),
             Column("lowbit ×", _against_lowbit),
-            ERROR,
+            table.ERROR,
         )
-        shown = table("", record.rows, columns, by_time=False)
-        return Group(*header(record), "", shown, *left_out(record))
+        return table.page(record, "", table.table("", record.rows, columns, by_time=False))
 
 
 def _against_lowbit(row: Row) -> str:
     ratio = row.ratios.get("lowbit")
-    return "" if ratio is None else three_digits(ratio.median)
+    return "" if ratio is None else table.three_digits(ratio.median)

@@ -5,30 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from lowbit import VectorIndex
-from lowbit.bench.core.case import Case, Implementation, Ready
-from lowbit.bench.core.record import Record
+from lowbit.bench.core import table
+from lowbit.bench.core.case import Case, Implementation, Problem, Ready
+from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    IMPLEMENTATION,
-    SPREAD,
-    TIME,
-    Column,
-    format_seconds,
-    header,
-    left_out,
-    ratio_columns,
-    tables,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -95,31 +84,38 @@ class Search(Suite):
     def settings(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in ("vectors", "dim", "bits", "k", "metric")}
 
-    def cases(self) -> Sequence[Case]:
+    def cases(self, seed: int = 0) -> Sequence[Case]:
         return [Case("search", f"batch {b}", sizes={"batch": b}) for b in self.batches]
 
     def implementations(self) -> Sequence[Implementation]:
         several = (one for one in super().implementations() if isinstance(one, Index))
         return [one for one in several if one.fits(self)]
 
-    def make(self, case: Case, seed: int) -> Problem:
-        return Problem(_data(self, seed), case.sizes["batch"])
+    def make(self, case: Case, seed: int) -> Queries:
+        return Queries(_data(self, seed), case.sizes["batch"])
 
-    def render(self, record: Record) -> RenderableType:
+    def title(self, record: Record) -> str:
         where = record.context
         told = ("{k} nearest ({metric}) of {vectors:,} x {dim}, {bits} bits").format(**where)
-        columns = (
-            *(IMPLEMENTATION, TIME, SPREAD),
+        return f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        def per_second(row: Row) -> str:
+            return table.three_digits(row.sizes["batch"] / row.seconds.median)
+
+        return (
+            *(table.IMPLEMENTATION, table.TIME, table.SPREAD),
             Column("rounds", lambda row: str(row.rounds)),
-            Column("queries/s", lambda row: three_digits(row.sizes["batch"] / row.seconds.median)),
-            Column(f"recall@{where['k']}", lambda row: f"{row.extra['recall']:.4f}"),
-            Column("size, MB", lambda row: three_digits(row.weight_bytes / 1e6)),
-            Column("filled in", lambda row: format_seconds(row.extra["build_seconds"])),
-            *ratio_columns(record.rows),
+            Column("queries/s", per_second),
+            Column(f"recall@{self.k}", lambda row: f"{row.extra['recall']:.4f}"),
+            Column("size, MB", lambda row: table.three_digits(row.weight_bytes / 1e6)),
+            Column("filled in", lambda row: table.format_seconds(row.extra["build_seconds"])),
+            *table.ratio_columns(rows),
         )
-        about = f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
-        shown = tables(record.rows, columns, by_time=False)
-        return Group(*header(record), Text(about), "", *shown, *left_out(record))
+
+    def render(self, record: Record) -> RenderableType:
+        shown = table.tables(record.rows, self.columns(record.rows), by_time=False)
+        return table.page(record, self.title(record), "", *shown)
 
 
 class Index(Implementation):
@@ -133,7 +129,7 @@ class Index(Implementation):
         """An index that holds the vectors."""
         raise NotImplementedError
 
-    def prepare(self, problem: Problem, threads: int) -> Ready:
+    def prepare(self, problem: Queries, threads: int) -> Ready:
         """It is filled once for all batches; the time that this takes is told."""
         data, key = problem.data, (self.name, threads)
         if key not in data.filled:
@@ -180,21 +176,21 @@ class Filled:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Queries(Problem):
     """So many queries together."""
 
     data: Data
     batch: int
 
-    @property
+    @cached_property
     def operations(self) -> int:
         return 2 * self.batch * self.data.vectors.size
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.data.vectors.size * self.data.suite.bits // 8
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         return self.bytes
 

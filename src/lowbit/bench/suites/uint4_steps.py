@@ -9,25 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
-from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation
-from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core import table
+from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
+from lowbit.bench.core.record import Record, Row, groups, thread_text
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    GOPS,
-    PEAK,
-    SPREAD,
-    TIME,
-    Column,
-    format_ratio,
-    header,
-    left_out,
-    notes,
-    table,
-    thread_text,
-)
+from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import integer_product
@@ -52,8 +40,8 @@ class Uint4Steps(Suite):
     distribution: ClassVar[str] = "uint4 uniform over 0 to 15"
     reads: ClassVar[bool] = False
 
-    def cases(self) -> Sequence[Case]:
-        byte_case(self.shape)
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        product(self.shape, "s8:s8:s32")  # which refuses what is too large, for sums or memory
         return [Case("matmul", self.shape, "u4:u4:s32", sizes=parse_shape(self.shape))]
 
     def implementations(self) -> Sequence[Implementation]:
@@ -67,50 +55,40 @@ class Uint4Steps(Suite):
     def references(self, several: Sequence[Implementation]) -> list[str]:
         return [*super().references(several), BASELINE]
 
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        steps = [row.implementation for row in rows if row.kind == STEP]
+
+        def label(row: Row) -> str:
+            name = row.implementation
+            return f"{steps.index(name) + 1}. {name}" if name in steps else name
+
+        def against_blas(row: Row) -> str:
+            ratio = row.ratios.get(BASELINE)
+            return "" if ratio is None else table.format_ratio(ratio.inverse())
+
+        return [
+            Column("step", label, right=False),
+            Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
+            *(table.TIME, table.SPREAD, table.GOPS),
+            Column("times as fast as BLAS", against_blas),
+            *(table.PEAK, table.ERROR),
+        ]
+
     def render(self, record: Record) -> RenderableType:
-        parts: list[RenderableType] = [*header(record), ""]
-        for threads in dict.fromkeys(row.threads for row in record.rows):
-            rows = [row for row in record.rows if row.threads == threads]
+        parts: list[RenderableType] = [""]
+        for rows in groups(record.rows, "threads"):
             sizes = rows[0].sizes
             title = (
                 f"exact uint4 product: {sizes['M']:,} queries, {sizes['N']:,} vectors, "
-                f"{sizes['K']:,} dimensions; {thread_text(threads)}"
+                f"{sizes['K']:,} dimensions; {thread_text(rows[0].threads)}"
             )
-            parts += [table(title, rows, _columns(rows), by_time=False), "", *notes(rows), ""]
-        return Group(*parts, *left_out(record))
-
-
-def _columns(rows: Sequence[Row]) -> list[Column]:
-    steps = [row.implementation for row in rows if row.kind == STEP]
-
-    def label(row: Row) -> str:
-        name = row.implementation
-        return f"{steps.index(name) + 1}. {name}" if name in steps else name
-
-    def against_blas(row: Row) -> str:
-        ratio = row.ratios.get(BASELINE)
-        return "" if ratio is None else format_ratio(ratio.inverse())
-
-    return [
-        Column("step", label, right=False),
-        Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
-        *(TIME, SPREAD, GOPS),
-        Column("times as fast as BLAS", against_blas),
-        *(PEAK, ERROR),
-    ]
-
-
-def byte_case(shape: str) -> Any:
-    """A shape `MxK:KxN` as a product of signed bytes, for what asks for such a case.
-
-    ValueError as `product`: for a shape that is not understood, or too large for the sums or for
-    this machine's memory.
-    """
-    return product(shape, "s8:s8:s32")
+            shown = table.table(title, rows, self.columns(rows), by_time=False)
+            parts += [shown, "", *table.notes(rows), ""]
+        return table.page(record, *parts)
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Task(Problem):
     """The product of queries and vectors: uint8 a [M, K] and b [N, K], of values 0 to 15."""
 
     case: Case
@@ -125,39 +103,25 @@ class Task:
         a, b = (rng.integers(0, LARGEST, (size, k), np.uint8, endpoint=True) for size in (m, n))
         return cls(case, a, b)
 
-    @property
+    @cached_property
     def stated(self) -> Stated:
         """The case of the specification."""
         return product_of_rows.case(self.case.sizes)
 
-    @property
-    def operations(self) -> int:
-        return self.stated.operations
-
-    @property
-    def bytes(self) -> int:
-        return self.stated.bytes_moved
-
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         return -(-self.b.size // 2)
 
     @cached_property
-    def expected(self) -> NDArray[np.int64]:
+    def ideal(self) -> NDArray[np.int64]:
         """The exact sums, int64 [M, N]."""
         return integer_product(self.a, self.b.T)
 
-    def error(self, result: NDArray[Any]) -> float:
-        exact = self.expected
-        difference = np.abs(result.astype(np.float64) - exact).max()
-        return float(difference / max(1, int(exact.max())))
-
     def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
         """Everyone has to be exact."""
-        exact = self.expected
-        if result.shape != exact.shape:
-            return f"the result has the shape {result.shape}; expected {exact.shape}"
-        error = self.error(result)
-        if error == 0:
+        if reason := super().wrong(one, result):
+            return reason
+        if np.array_equal(result, self.ideal):
             return None
+        error = self.error(result)
         return f"it is off by up to {error:.1e} of the largest sum, and everyone has to be exact"

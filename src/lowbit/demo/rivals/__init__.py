@@ -1,7 +1,7 @@
 """What the demo compares lowbit with: other libraries' int8, each in a process of its own.
 
-A rival is a class with the decorator `rivals.register`, in a file of this folder; importing the
-file needs nothing that may be missing.
+A rival is a class in a file of this folder, which adds it to `rivals`; importing the file needs
+nothing that may be missing.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lowbit.registry import Registry
+from lowbit.registry.extras import absent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,25 +30,27 @@ class Ready:
     detail: str
 
 
-class Rival(Protocol):
+class Rival:
     """A library that can run the encoder.
 
     family: what it is called in the table, where only the fastest of one family stands. packages:
-    the installed ones whose versions matter. peer: whether it comes with the extra `peers`.
+    the installed ones whose versions matter; others: what it needs besides. peer: whether it comes
+    with the extra `peers`.
     """
 
     family: str
     packages: tuple[str, ...]
-    peer: bool
+    others: tuple[str, ...] = ()
+    peer: bool = True
 
     def unavailable(self) -> str | None:
         """Why it cannot run here; None if it may. Asked outside of its process."""
-        ...
+        return next(filter(None, map(absent, (*self.packages, *self.others))), None)
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
         """Quantize the encoder, inside of its process; `batch` is an example, `folder` is there to
         be written to."""
-        ...
+        raise NotImplementedError
 
 
 rivals: Registry[Rival] = Registry("rival", "lowbit.demo.rivals")

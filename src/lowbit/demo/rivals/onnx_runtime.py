@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowbit.demo.rivals import Ready, rivals
-from lowbit.registry.extras import absent
+from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
 _INPUTS = ("tokens", "mask")
 
 
-class OnnxRuntime:
+class OnnxRuntime(Rival):
     """`quantize_dynamic` with a scale for each output channel."""
 
     family = "ONNX Runtime int8"
-    packages: tuple[str, ...] = ("onnxruntime",)
-    peer = True
-
-    def unavailable(self) -> str | None:
-        return absent("onnxruntime") or absent("onnx") or absent("onnxscript")
+    packages = ("onnxruntime",)
+    others = ("onnx", "onnxscript")
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
         import onnxruntime  # pyright: ignore[reportMissingImports]

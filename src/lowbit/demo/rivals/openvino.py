@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.demo.rivals import Ready, rivals
-from lowbit.registry.extras import absent
+from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,15 +15,11 @@ if TYPE_CHECKING:
     from lowbit.demo.encoder import Batch, SentenceEncoder
 
 
-class OpenVino:
+class OpenVino(Rival):
     """Weights of 8 bits, a scale for each output channel: what its tool for compression does."""
 
     family = "OpenVINO int8"
-    packages: tuple[str, ...] = ("openvino",)
-    peer = True
-
-    def unavailable(self) -> str | None:
-        return absent("openvino")
+    packages = ("openvino",)
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
         import openvino  # pyright: ignore[reportMissingImports]

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowbit.demo.rivals import Ready, rivals
+from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
     from lowbit.demo.encoder import Batch, SentenceEncoder
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _DEPRECATED = ("torch.ao.quantization is", "TypedStorage is", "torch.quantize_per_")
 
 
-class TorchInt8:
+class TorchInt8(Rival):
     """Weights get a scale per output channel, as lowbit's do: as fast as PyTorch's default of one
     scale per weight, and closer to the float model."""
 
     family = "PyTorch int8"
-    packages: tuple[str, ...] = ("torch",)
+    packages = ("torch",)
     peer = False
 
     def __init__(self, engine: str) -> None:

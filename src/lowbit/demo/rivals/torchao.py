@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowbit.demo.rivals import Ready, rivals
-from lowbit.registry.extras import absent
+from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
     from lowbit.demo.encoder import Batch, SentenceEncoder
@@ -17,15 +16,11 @@ if TYPE_CHECKING:
 _COMPILE_SECONDS = 60
 
 
-class Torchao:
+class Torchao(Rival):
     """`Int8DynamicActivationInt8WeightConfig`."""
 
     family = "torchao int8"
-    packages: tuple[str, ...] = ("torchao",)
-    peer = True
-
-    def unavailable(self) -> str | None:
-        return absent("torchao")
+    packages = ("torchao",)
 
     def prepare(self, encoder: SentenceEncoder, batch: Batch, threads: int, folder: Path) -> Ready:
         import torch

@@ -13,11 +13,10 @@ from lowbit.spec.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from functools import partial
 
-    from lowbit.torch.registration import Specified
 
-
-def functions() -> Mapping[str, Specified]:
+def functions() -> Mapping[str, partial[Any]]:
     """The functions that have a specification, by its name, in the order of the specifications.
 
     ModuleNotFoundError if PyTorch, Triton or jaxtyping is not installed; LookupError if one is
@@ -49,9 +48,9 @@ def check_gpu(
         raise ValueError(f"no operator {OPERATOR}{name}; there are {listed}")
     tried: set[Callable[..., Any]] = set()
     for one in known if name is None else [name]:
-        function = known[one].function
+        function = known[one].func
         for operation in operations.get(one).variants():
-            given = {**known[one].given, **operation.static}
+            given = {**known[one].keywords, **operation.static}
             result = check_request(
                 Request(function, operation, given=given), device, few=function in tried, **how
             )

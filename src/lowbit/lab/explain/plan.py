@@ -178,16 +178,17 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
 def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> PreparedProduct:
     """What the public function runs for this problem."""
     a, spec = problem.a, problem.case.spec
-    key = (a.shape, a.strides, a.dtype, requests.panel_format(packed, None), threads_key(threads))
+    left = a.shape, a.strides, a.dtype
+    key = (left, requests.panel_format(packed, None), threads_key(threads))
     if spec is matmul:
         return requests.integers(*key, None)
     if spec is linear_dynamic:
-        return requests.floats(*key, None, "dynamic", False, False, None, "float32").prepared
+        return requests.floats(*key, None, "dynamic", False, False, None)[0]
     shifted = problem.a_zero_point is not None
     output: tuple[str, float | None, int] = ("float32", None, 0)
     if problem.quantizes:
         output = ("uint8", *problem.out_quantization)
-    return requests.scaled(*key, None, shifted, True, False, False, None, *output).prepared
+    return requests.scaled(*key, None, shifted, True, False, False, None, *output)[0]
 
 
 def _rejected(asked: Product) -> tuple[Rejected, ...]:

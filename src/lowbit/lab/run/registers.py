@@ -11,8 +11,8 @@ import numpy as np
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.tiles import TileState
 from lowbit.isa.types import Vector
+from lowbit.isa.value import Register as Variable
 from lowbit.isa.value import Value
-from lowbit.jit.interpret import Variable
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.program import Place
 from lowbit.lab.run.record import Recorder, block
@@ -37,9 +37,7 @@ class RegisterWatch:
         slots = -(-size // self._isa.vector_bytes)
         number = self._add(Register(self._name(place), str(initial.type), slots, place))
         self._live.append(number)
-        variable = _WatchedVariable(initial, self, number)
-        self.assigned(number, initial)
-        return variable
+        return _WatchedVariable(initial, self, number)
 
     def assigned(self, number: int, value: Value) -> None:
         """A variable holds another value; for a vector that is a step of the program."""
@@ -100,16 +98,11 @@ class RegisterWatch:
 
 class _WatchedVariable(Variable):
     def __init__(self, initial: Value, watch: RegisterWatch, number: int) -> None:
-        super().__init__(initial)
         self._watch, self._number = watch, number
+        super().__init__(initial)
 
-    @property
-    def value(self) -> Value:
-        return super().value
-
-    @value.setter
-    def value(self, new: Value) -> None:
-        Variable.value.__set__(self, new)
+    def _put(self, new: Value) -> None:
+        super()._put(new)
         self._watch.assigned(self._number, new)
 
 

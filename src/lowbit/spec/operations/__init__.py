@@ -5,11 +5,10 @@ Those of gradients take what the operator takes, and dz; they are named after wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from lowbit.registry import Registry
-from lowbit.spec.dtypes import Array
 from lowbit.spec.language import one_of, operation
 from lowbit.spec.operation import Operation
 
@@ -17,15 +16,7 @@ operations: Registry[Operation] = Registry("operation", __name__)
 """By name."""
 
 
-def specified(**facts: Any) -> Callable[[Callable[..., Array]], Operation]:
-    """`operation`, which makes itself known."""
-
-    def make(function: Callable[..., Array]) -> Operation:
-        made = operation(**facts)(function)
-        return operations.add(made.name, made)
-
-    return make
-
+specified = partial(operation, registry=operations)
 
 # Annotations that leave the dtype open.
 if TYPE_CHECKING:
@@ -50,18 +41,3 @@ else:
     FloatOut = one_of("FloatOut", "float32", "bfloat16")
     Floats = one_of("Floats", "float32", "bfloat16", "float16")
     Halves = one_of("Halves", "bfloat16", "float16")
-
-__all__ = [
-    "Addend",
-    "AnyWeights",
-    "ByteWeights",
-    "Bytes",
-    "FloatOut",
-    "Floats",
-    "Halves",
-    "NibbleWeights",
-    "Operands",
-    "ScaledOut",
-    "operations",
-    "specified",
-]

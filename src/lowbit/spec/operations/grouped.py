@@ -25,12 +25,12 @@ _SIZES = {"M": 5, "N": 21, "G": 2, "S": 32}
 _DRAWS = {"b_scale": draw_scales, "b_zero_point": draw_zero_points_of("b")}
 
 
-def _centred(b: Array, b_zero_point: Array | None) -> Array:
+def _centred(b: Array, b_zero_point: Array | None = None) -> Array:
     """b less its zero points, [G, S, N]."""
     return b if b_zero_point is None else b - b_zero_point[:, None]
 
 
-def _nibbles(case: Case, b: Array, b_zero_point: Array | None) -> Array:
+def _nibbles(case: Case, b: Array, b_zero_point: Array | None = None) -> Array:
     """Σ over what the kernels multiply: the nibble as it is stored, and what is taken from it."""
     nibbles = b - case.dtype("b").low
     return nibbles + np.abs(nibbles - _centred(b, b_zero_point))
@@ -92,22 +92,14 @@ def _quantized(x: Array, symmetric: bool) -> tuple[Array, Array, Array]:
 
 
 def _groups_budget(
-    case: Case,
-    x: Array,
-    b: Array,
-    b_scale: Array,
-    b_zero_point: Array | None = None,
-    *,
-    symmetric: bool,
+    case: Case, x: Array, b: Array, b_scale: Array, *, symmetric: bool, **zero_point: Array
 ) -> Array:
     _, magnitude, row_scale = _quantized(x, symmetric)
-    return _rounded(_sum(magnitude, _nibbles(case, b, b_zero_point), b_scale) * row_scale, case)
+    return _rounded(_sum(magnitude, _nibbles(case, b, **zero_point), b_scale) * row_scale, case)
 
 
-def _ideal(
-    x: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None, *, symmetric: bool
-) -> Array:
-    return linear_weight_only.reference(x, b, b_scale, b_zero_point)
+def _ideal(*, symmetric: bool, **inputs: Array) -> Array:
+    return linear_weight_only.reference(**inputs)
 
 
 @specified(

@@ -45,7 +45,7 @@ def matmul(
 
 
 def _centred(
-    a: Array, b: Array, a_zero_point: Array | None, b_zero_point: Array | None
+    a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None
 ) -> NDArray[np.int64]:
     """The exact sums over k of (a - its zero point) * (b - its zero point): int64 [M, N]."""
     a = a if a_zero_point is None else a - a_zero_point[:, None]
@@ -69,15 +69,9 @@ def scaled_error(total: Array, row_scale: Array, b_scale: Array) -> Array:
 
 
 def _matmul_scaled_budget(
-    case: Case,
-    a: Array,
-    b: Array,
-    a_scale: Array,
-    b_scale: Array,
-    a_zero_point: Array | None = None,
-    b_zero_point: Array | None = None,
+    case: Case, a: Array, b: Array, a_scale: Array, b_scale: Array, **zero_points: Array
 ) -> Array:
-    return scaled_error(_centred(a, b, a_zero_point, b_zero_point), a_scale, b_scale)
+    return scaled_error(_centred(a, b, **zero_points), a_scale, b_scale)
 
 
 @specified(

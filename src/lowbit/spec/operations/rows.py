@@ -17,15 +17,11 @@ _LEAST_NORMAL = DTYPES["float32"].least_normal
 _LAYER_EPS, _RMS_EPS = 1e-5, 1e-6
 
 
-def _softmax(x: Array) -> Array:
-    weights = np.exp(x - x.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
-
-
 @specified(exercise=_SIZES, summed=("T",), operations="5*N*T")
 def softmax(x: Floats[np.ndarray, "N T"]) -> Floats[np.ndarray, "N T"]:
     """z = exp(x) / Σ exp(x) of each row."""
-    return _softmax(x)
+    weights = np.exp(x - x.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _roundings(x: Array) -> float:
@@ -40,7 +36,7 @@ def _mean(x: Array) -> Array:
 def _softmax_slack(case: Case, x: Array, dz: Array) -> Array:
     """z is kept in the result's dtype, and is 0 where float32 would be denormal, as GPUs take their
     powers of two; z · dz and z · Σ may cancel."""
-    z, size = _softmax(x), np.abs(dz)
+    z, size = softmax.reference(x), np.abs(dz)
     terms = z * (size + (z * size).sum(axis=1, keepdims=True))
     flushed = _LEAST_NORMAL * (size + size.sum(axis=1, keepdims=True))
     return 2 * (case.dtype("dx").unit + _roundings(x)) * terms + flushed
@@ -51,7 +47,7 @@ def softmax_dx(
     x: Floats[np.ndarray, "N T"], dz: Floats[np.ndarray, "N T"]
 ) -> Floats[np.ndarray, "N T"]:
     """dx = z · (dz - Σ z · dz), z the softmax of x."""
-    z = _softmax(x)
+    z = softmax.reference(x)
     return z * (dz - (z * dz).sum(axis=1, keepdims=True))
 
 
@@ -111,7 +107,7 @@ def layer_norm(
     return _layer(x)[0] * weight + bias
 
 
-@specified(exercise=_SIZES, summed=("T",), result="dx", slack=_layer_dx_slack)
+@specified(exercise=_SIZES, summed=("T",), operations="11*N*T", result="dx", slack=_layer_dx_slack)
 def layer_norm_dx(
     x: Floats[np.ndarray, "N T"], weight: Floats[np.ndarray, "T"], dz: Floats[np.ndarray, "N T"]
 ) -> Floats[np.ndarray, "N T"]:
@@ -124,6 +120,7 @@ def layer_norm_dx(
 @specified(
     exercise=_SIZES,
     summed=("N", "T"),
+    operations="2*N*T",
     result="dweight",
     slack=_layer_dweight_slack,
 )

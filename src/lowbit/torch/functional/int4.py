@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lowbit.kernels.triton.fast.tiles import (
     GROUP_UNIT,
     MIDDLE,
-    TILE_DEPTH,
     TILE_ROWS,
     WORDS,
     Int4Weight,
@@ -47,23 +47,14 @@ def pack_int4(
                 f"pack_int4: {name} has the shape {list(one.shape)}; for a weight [{N}, {K}] in "
                 f"groups of {group_size} it must be [{N}, {groups}]"
             )
-    tall, deep = -(-N // TILE_ROWS), -(-K // TILE_DEPTH)
-    filled = words.new_zeros(tall * TILE_ROWS, deep * WORDS)
-    filled[:N, : words.shape[1]] = words
-    tiles = to_tiles(filled).contiguous()
-
-    def padded(each: Tensor) -> Tensor:
-        result = scale.new_zeros(tall * TILE_ROWS, groups)
-        result[:N] = each
-        return result
-
-    row_scale, row_zero = padded(scale), None
+    below, beside = -N % TILE_ROWS, -words.shape[1] % WORDS
+    tiles = to_tiles(pad(words, (0, beside, 0, below))).contiguous()
+    row_scale, zero, row_zero = pad(scale, (0, 0, 0, below)).contiguous(), None, None
     if zero_point is not None and bool((zero_point.float() != MIDDLE).any()):
-        row_zero = padded(zero_point.float() - MIDDLE)
-    zero = None if row_zero is None else row_zero.T.contiguous()
-    return Int4Weight(
-        tiles, row_scale.T.contiguous(), row_scale, zero, row_zero, N, K, group_size
-    )  # fmt: skip
+        off = (zero_point.float() - MIDDLE).to(scale.dtype)
+        row_zero = pad(off, (0, 0, 0, below)).contiguous()
+        zero = row_zero.T.contiguous()
+    return Int4Weight(tiles, row_scale.T.contiguous(), row_scale, zero, row_zero, N, K, group_size)
 
 
 def _words(weight: Tensor) -> Tensor:
@@ -112,14 +103,6 @@ def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
     return _int4_matmul_op(x, *vars(weight).values())
 
 
-def _reference(x: Tensor, *parts: Any) -> Tensor:
-    return (x.double() @ Int4Weight(*parts).dequantized().T).to(x.dtype)
-
-
-def _fake(x: Tensor, *parts: Any) -> Tensor:
-    return x.new_empty(*x.shape[:-1], Int4Weight(*parts).N)
-
-
 def _keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
     _, *parts = inputs
     ctx.save_for_backward(*parts[:5])
@@ -137,8 +120,8 @@ _FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(Int4
 _int4_matmul_op = register(
     f"int4_matmul(Tensor x, {_FIELDS}) -> Tensor",
     kernel="int4_matmul.int4_matmul",
-    cpu=_reference,
-    fake=_fake,
+    cpu=lambda x, *parts: (x.double() @ Int4Weight(*parts).dequantized().T).to(x.dtype),
+    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], Int4Weight(*parts).N),
     backward=_gradient,
     keep=_keep_weight,
 )

@@ -75,15 +75,9 @@ def _on_tiles(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activatio
     if refusal := _tiles_refusal(activations, str(weight.device)):
         raise NotImplementedError(refusal)
     packed = Int4Weight(
-        tiles=weight.tiles,
-        scale=weight.scale,
-        row_scale=weight.row_scale,
-        zero=weight.zero,
-        row_zero=weight.row_zero,
-        N=weight.out_features,
-        K=weight.in_features,
-        group_size=weight.group_size,
-    )
+        weight.tiles, weight.scale, weight.row_scale, weight.zero, weight.row_zero,
+        weight.out_features, weight.in_features, weight.group_size,
+    )  # fmt: skip
     out = int4_matmul(x, packed)
     return out if bias is None else out + bias.to(out.dtype)
 
@@ -193,10 +187,9 @@ def _prepared(
     )
     strides = stride * dtype.itemsize, dtype.itemsize
     out_dtype = "bfloat16" if bfloat16 else "float32"
-    return requests.floats(
-        (rows, in_features), strides, dtype, b, threads, None, activations, biased, False, None,
-        out_dtype,
-    ).prepared  # fmt: skip
+    left = (rows, in_features), strides, dtype
+    output = biased, False, None, out_dtype
+    return requests.floats(left, b, threads, None, activations, *output)[0]
 
 
 def _largest_pair(panels: Tensor) -> int:
@@ -274,18 +267,10 @@ def _linear_cpu(
     return out if out.dtype is dtype else out.to(dtype)
 
 
-def _dequantize_weight_cpu(
-    panels: Tensor,
-    column_sums: Tensor,
-    scale: Tensor,
-    zero_points: Tensor | None,
-    in_features: int,
-    out_features: int,
-    group_size: int,
-) -> Tensor:
-    arrays = {"panels": panels.numpy(), "column_sums": column_sums.numpy(), "scale": scale.numpy()}
-    if zero_points is not None:
-        arrays["zero_points"] = zero_points.numpy()
+def _dequantize_weight_cpu(*arguments: Any) -> Tensor:
+    *parts, in_features, out_features, group_size = arguments
+    named = zip(Panels.parts, parts, strict=True)
+    arrays = {name: part.numpy() for name, part in named if part is not None}
     # The zero points of uint4 are relative to its middle, as those of int4 are.
     format = WeightFormat("int4", group_size) if group_size else INT8
     quantized = Panels().unpack(arrays, format, (out_features, in_features))
@@ -298,11 +283,6 @@ def _linear_fake(x: Tensor, *rest: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _dequantize_weight_fake(panels: Tensor, column_sums: Tensor, scale: Tensor, *rest: Any) -> Any:
-    in_features, out_features = rest[1:3]
-    return scale.new_empty((out_features, in_features))
-
-
 linear_op = register(
     "linear(Tensor x, Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
     "Tensor? bias, int in_features, int out_features, int group_size, str activations) -> Tensor",
@@ -313,5 +293,5 @@ dequantize_weight = register(
     "dequantize_weight(Tensor panels, Tensor column_sums, Tensor scale, Tensor? zero_points, "
     "int in_features, int out_features, int group_size) -> Tensor",
     cpu=_dequantize_weight_cpu,
-    fake=_dequantize_weight_fake,
+    fake=lambda panels, sums, scale, zeros, k, n, group_size: scale.new_empty((n, k)),
 )

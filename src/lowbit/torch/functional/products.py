@@ -34,10 +34,6 @@ def bmm(x: Tensor, y: Tensor, *, tf32: bool = False) -> Tensor:
     return _bmm_op(x, y, tf32)
 
 
-def _reference(x: Tensor, y: Tensor, tf32: bool) -> Tensor:
-    return (x.double() @ y.double()).to(x.dtype)
-
-
 def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
     x, y, ctx.tf32 = inputs
     ctx.save_for_backward(x, y)
@@ -53,7 +49,7 @@ def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, Tensor | None, None]
 _bmm_op = register(
     "bmm(Tensor x, Tensor y, bool tf32) -> Tensor",
     kernel="batched_matmul.batched_matmul",
-    cpu=_reference,
+    cpu=lambda x, y, tf32: (x.double() @ y.double()).to(x.dtype),
     backward=_gradient,
     keep=_keep,
 )

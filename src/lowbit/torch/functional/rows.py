@@ -82,17 +82,9 @@ def _check_norm(op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, 
         raise ValueError(f"{op}: eps is {eps}; it must be 0 or more")
 
 
-def _softmax_reference(x: Tensor) -> Tensor:
-    return torch.softmax(x.double(), -1).to(x.dtype)
-
-
 def _softmax_backward_reference(z: Tensor, dz: Tensor) -> Tensor:
     wide, grad = z.double(), dz.double()
     return (wide * (grad - (wide * grad).sum(-1, keepdim=True))).to(z.dtype).contiguous()
-
-
-def _keep_softmax(ctx: Any, inputs: Any, output: Tensor) -> None:
-    ctx.save_for_backward(output)
 
 
 _softmax_backward_op = register(
@@ -103,14 +95,10 @@ _softmax_backward_op = register(
 _softmax_op = register(
     "softmax(Tensor x) -> Tensor",
     kernel="softmax.softmax",
-    cpu=_softmax_reference,
+    cpu=lambda x: torch.softmax(x.double(), -1).to(x.dtype),
     backward=lambda ctx, dz: _softmax_backward_op(*ctx.saved_tensors, dz),
-    keep=_keep_softmax,
+    keep=lambda ctx, inputs, output: ctx.save_for_backward(output),
 )
-
-
-def _sum_reference(x: Tensor) -> Tensor:
-    return x.double().sum(-1).to(x.dtype).contiguous()
 
 
 def _keep_shape(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -120,7 +108,7 @@ def _keep_shape(ctx: Any, inputs: Any, output: Tensor) -> None:
 _sum_op = register(
     "sum(Tensor x) -> Tensor",
     kernel="row_sum.row_sum",
-    cpu=_sum_reference,
+    cpu=lambda x: x.double().sum(-1).to(x.dtype).contiguous(),
     backward=lambda ctx, dz: dz.unsqueeze(-1).expand(ctx.shape),
     keep=_keep_shape,
 )
@@ -201,7 +189,7 @@ _norm_backward_op = register(
 _norm_weight_op = register(
     "norm_weight_backward(Tensor dz, Tensor x, Tensor mean, Tensor rstd, ScalarType dtype, "
     "bool centred) -> Tensor",
-    kernel="norm_weight.norm_weight_backward",
+    kernel="norm.norm_weight_backward",
     cpu=_norm_weight_reference,
 )
 

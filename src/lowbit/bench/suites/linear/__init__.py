@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import LIMIT, OURS, Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.record import Record, Row, standing
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    GBS,
-    GOPS,
-    IMPLEMENTATION,
-    PEAK,
-    READ,
-    SPREAD,
-    TIME,
-    Column,
-    header,
-    left_out,
-    new_table,
-    ratio_columns,
-    tables,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 from lowbit.bench.suites.linear.problem import (
     ACTIVATIONS,
     ACTIVATIONS_OF,
@@ -106,7 +89,7 @@ class Linear(Suite):
     def settings(self) -> Mapping[str, Any]:
         return {"group_size": self.group_size, "zero_points": self.zero_points}
 
-    def cases(self) -> Sequence[Layer]:
+    def cases(self, seed: int = 0) -> Sequence[Layer]:
         return [self._layer(text, parse_shape(text)) for text in dict.fromkeys(self.shapes)]
 
     def _layer(self, name: str, sizes: Mapping[str, int]) -> Layer:
@@ -132,30 +115,32 @@ class Linear(Suite):
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
         return list(means(rows))
 
-    def render(self, record: Record) -> RenderableType:
+    def title(self, record: Record) -> str:
         groups = f"groups of {self.group_size}" if self.group_size else "one scale a column"
         zeros = "with zero points" if self.zero_points else "symmetric"
-        title = f"4-bit weights, {groups}, {zeros}; seed {record.context['seed']}"
+        return f"4-bit weights, {groups}, {zeros}; seed {record.context['seed']}"
 
-        def many(rows: Sequence[Row]) -> bool:
-            return rows[0].sizes["M"] >= MANY_ROWS
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        return (
+            *(table.IMPLEMENTATION, table.TIME, table.SPREAD),
+            *(replace(one, when=_many) for one in (table.GOPS, table.PEAK)),
+            *(replace(one, when=_few) for one in (table.GBS, table.READ)),
+            table.ERROR,
+            *table.ratio_columns(rows, lambda name: name.removeprefix("lowbit ")),
+        )
 
-        def few(rows: Sequence[Row]) -> bool:
-            return not many(rows)
+    def render(self, record: Record) -> RenderableType:
+        shown = table.tables(record.rows, self.columns(record.rows))
+        summed = [_means(record.summary), ""] if record.summary else []
+        return table.page(record, self.title(record), "", *shown, *summed)
 
-        columns = [
-            *(IMPLEMENTATION, TIME, SPREAD),
-            Column(GOPS.heading, GOPS.cell, when=many),
-            Column(PEAK.heading, PEAK.cell, when=many),
-            Column(GBS.heading, GBS.cell, when=few),
-            Column(READ.heading, READ.cell, when=few),
-            ERROR,
-            *ratio_columns(record.rows, lambda name: name.removeprefix("lowbit ")),
-        ]
-        parts = [*header(record), Text(title), "", *tables(record.rows, columns)]
-        if record.summary:
-            parts += [_means(record.summary), ""]
-        return Group(*parts, *left_out(record))
+
+def _many(rows: Sequence[Row]) -> bool:
+    return rows[0].sizes["M"] >= MANY_ROWS
+
+
+def _few(rows: Sequence[Row]) -> bool:
+    return not _many(rows)
 
 
 def means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -174,16 +159,9 @@ def means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
     for key in sorted(groups, key=place):
         group = groups[key]
-        ratios = [row.ratios[key[3]].median for row in group]
-        worst = min(range(len(group)), key=lambda index: ratios[index])
+        figures, where = standing([(row.ratios[key[3]].median, row) for row in group])
         names = ("threads", "weights", "sizes", "ours", "implementation")
-        yield {
-            **dict(zip(names, key, strict=True)),
-            "rows": len(group),
-            "geometric_mean": math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
-            "worst": ratios[worst],
-            "worst_shape": group[worst].case,
-        }
+        yield {**dict(zip(names, key, strict=True)), **figures, "worst_shape": where.case}
 
 
 def _range(row: Row) -> str:
@@ -195,7 +173,7 @@ def _range(row: Row) -> str:
 
 def _means(found: Sequence[dict[str, Any]]) -> Table:
     names = [name for name in ACTIVATIONS_OF if any(one["ours"] == name for one in found)]
-    made = new_table(
+    made = table.new_table(
         "times as fast as others: geometric mean over the shapes (least)",
         [(each, False) for each in ("threads", "weights", "sizes", "lowbit against")]
         + [("shapes", True), *((name.removeprefix("lowbit "), True) for name in names)],
@@ -203,7 +181,7 @@ def _means(found: Sequence[dict[str, Any]]) -> Table:
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for one in found:
         key = tuple(str(one[x]) for x in ("threads", "weights", "sizes", "implementation", "rows"))
-        mean = f"{three_digits(one['geometric_mean'])} ({three_digits(one['worst'])})"
+        mean = f"{table.three_digits(one['geometric_mean'])} ({table.three_digits(one['worst'])})"
         lines.setdefault(key, {})[one["ours"]] = mean
     for key, each in lines.items():
         made.add_row(*key, *(each.get(name, "") for name in names))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import lowbit
-from lowbit.bench.core.case import OURS, Case, Implementation
+from lowbit.bench.core.case import OURS, Case, Implementation, Problem
 from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
@@ -59,7 +59,7 @@ class Layer(Case):
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Task(Problem):
     """A product with its data: x float32 [M, K], values uint8 [K, N] from 0 to 15, scale float32
     and zero int32 [groups, N]."""
 
@@ -106,17 +106,6 @@ class Task:
         weight *= np.repeat(self.scale, depth, axis=0)
         return self.x.astype(np.float64) @ weight
 
-    def error(self, result: NDArray[Any]) -> float:
-        """The largest |result - ideal|, as a share of the largest |ideal|.
-
-        ValueError if the result has another shape.
-        """
-        ideal = self.ideal
-        if result.shape != ideal.shape:
-            raise ValueError(f"the result has the shape {result.shape}; expected {ideal.shape}")
-        largest = float(np.abs(ideal).max()) or 1.0
-        return float(np.abs(result.astype(np.float64) - ideal).max()) / largest
-
     @cached_property
     def columns(self) -> NDArray[np.int64]:
         """The columns of the result that `expected` is for: all, or some that are spread evenly."""
@@ -138,20 +127,16 @@ class Task:
 
     def wrong(self, one: Implementation, result: NDArray[Any]) -> str | None:
         """Only lowbit's own must be within the budget of the specification."""
-        if one.kind != OURS:
-            return None
+        if (reason := super().wrong(one, result)) or one.kind != OURS:
+            return reason
         expected = self.expected(ACTIVATIONS_OF[one.name])
         # It was read as float32, which holds all of bfloat16.
         verdict = expected.check(result[:, self.columns].astype(expected.dtype.storage))
         return None if verdict.ok else verdict.message
 
-    @property
-    def operations(self) -> int:
-        return self.case.stated("f32", self.case.sizes["N"]).operations
-
-    @property
-    def bytes(self) -> int:
-        return self.case.stated("f32", self.case.sizes["N"]).bytes_moved
+    @cached_property
+    def stated(self) -> Stated:
+        return self.case.stated("f32", self.case.sizes["N"])
 
     @cached_property
     def weight_bytes(self) -> int:

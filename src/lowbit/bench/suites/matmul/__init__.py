@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lowbit.bench.core import table
 from lowbit.bench.core.case import Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
-from lowbit.bench.core.record import Record, Row, groups, thread_text
+from lowbit.bench.core.record import Record, Row, groups
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import (
-    ERROR,
-    GOPS,
-    IMPLEMENTATION,
-    PEAK,
-    READ,
-    RUNS_ON,
-    SPREAD,
-    TIME,
-    Column,
-    format_known,
-    format_ratio,
-    header,
-    left_out,
-    new_table,
-    ratio_columns,
-    table,
-    tables,
-    three_digits,
-)
+from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
-from lowbit.bench.suites.matmul.shapes import SHAPES, works_of
-from lowbit.bench.suites.matmul.summary import ALL, Summary, summarize
+from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, works_of
+from lowbit.bench.suites.matmul.summary import ALL, summaries
 
 _INTEGERS = ("u8:s8:s32",)
 _LAYERS = ("u8:s8:f32", "u8:s8:u8")
@@ -54,6 +36,7 @@ class Matmul(Suite):
 
     shapes: tuple[str, ...] = option((), "Shapes MxK:KxN.", argument=True)
     suite: str | None = option(None, f"A set of shapes: {', '.join(SHAPES)}.", shown="none")
+    count: int = option(100, "How many shapes the set random draws, by the seed.")
     dtype: tuple[str, ...] = option(
         (),
         "Left, right and output: u8:s8:s32, u8:s8:f32, f32:s8:f32, ...; may be repeated.",
@@ -67,21 +50,24 @@ class Matmul(Suite):
 
     @property
     def cold_by_default(self) -> bool:
-        return self.suite is not None
+        return self.suite not in (None, RANDOM)
 
     @property
     def limits(self) -> Limits:
         # A single shape can have more time than a whole set.
         return Limits(seconds=4.0 if self.suite is None else 0.6)
 
-    def cases(self) -> Sequence[Product]:
+    def cases(self, seed: int = 0) -> Sequence[Product]:
         if not self.shapes and self.suite is None:
             raise ValueError("give shapes MxK:KxN, or --suite NAME")
         wanted = dict.fromkeys(self.shapes, "")
         if self.suite is not None:
-            wanted |= {work.shape: work.name for work in works_of(self.suite)}
+            wanted |= {work.shape: work.name for work in works_of(self.suite, seed, self.count)}
         dtypes = self.dtype or (_INTEGERS if self.suite is None else _LAYERS)
         return [product(shape, d, work) for d in dtypes for shape, work in wanted.items()]
+
+    def settings(self) -> Mapping[str, Any]:
+        return {} if self.suite is None else {"set": self.suite}
 
     def implementations(self) -> Sequence[Implementation]:
         return (*super().implementations(), PlainRead())
@@ -97,20 +83,19 @@ class Matmul(Suite):
         return Problem.make(case, seed)
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
-        return [asdict(one) for one in summarize(rows)]
+        return list(summaries(rows))
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        left = (table.IMPLEMENTATION, table.RUNS_ON, table.TIME, table.SPREAD)
+        right = (table.GOPS, table.PEAK, table.ERROR)
+        return (*left, *right, *table.ratio_columns(rows), table.READ)
 
     def render(self, record: Record) -> RenderableType:
-        summaries = [Summary(**one) for one in record.summary]
         whole = self.suite is not None
-        parts = [*header(record), ""]
-        if whole:
-            parts += _overview(record.rows)
-        else:
-            columns = [IMPLEMENTATION, RUNS_ON, TIME, SPREAD, GOPS, PEAK, ERROR]
-            parts += tables(record.rows, [*columns, *ratio_columns(record.rows), READ])
-        if len(summaries) > 1 or whole:
-            parts += [_summaries(summaries), ""]
-        return Group(*parts, *left_out(record))
+        columns = self.columns(record.rows)
+        parts = _overview(record.rows) if whole else table.tables(record.rows, columns)
+        summed = [_summaries(record.summary), ""] if len(record.summary) > 1 or whole else []
+        return table.page(record, "", *parts, *summed)
 
 
 def _of(best: Mapping[str, Row], heading: str, cell: Callable[[Row], str], right: bool) -> Column:
@@ -120,7 +105,7 @@ def _of(best: Mapping[str, Row], heading: str, cell: Callable[[Row], str], right
 
 def _speedup(row: Row) -> str:
     ratio = row.speedup()
-    return "" if ratio is None else format_ratio(ratio)
+    return "" if ratio is None else table.format_ratio(ratio)
 
 
 def _overview(rows: Sequence[Row]) -> list[RenderableType]:
@@ -128,42 +113,38 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
     the best peer's."""
     parts: list[RenderableType] = []
     for group in groups(rows, "threads", "dtypes", "weights"):
-        first = group[0]
-        title = f"{first.dtypes}, {first.weights} weights, {thread_text(first.threads)}"
+        title = table.heading(group[0], "dtypes")
         best = {row.case: row for row in group if row.best_peer}
         columns = (
             Column("work", lambda row: row.work, False),
             Column("shape", lambda row: row.case, False),
-            *(TIME, GOPS, PEAK, ERROR, READ),
+            *(table.TIME, table.GOPS, table.PEAK, table.ERROR, table.READ),
             _of(best, "best peer", lambda row: row.implementation, False),
-            _of(best, "its GOP/s", GOPS.cell, True),
-            _of(best, "its error", ERROR.cell, True),
+            _of(best, "its GOP/s", table.GOPS.cell, True),
+            _of(best, "its error", table.ERROR.cell, True),
             _of(best, "lowbit is times as fast", _speedup, True),
         )
         own = [row for row in group if row.ours]
-        parts += [table(title, own, columns, by_time=False, bold=False), ""]
+        parts += [table.table(title, own, columns, by_time=False, bold=False), ""]
     notes = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
     return [*parts, *(Text(note, style="dim") for note in notes), ""]
 
 
-def _summaries(summaries: Sequence[Summary]) -> Table:
-    left = ("threads", "dtypes", "weights", "rows", "geometric mean", "worst", "which")
+def _summaries(found: Sequence[dict[str, Any]]) -> Table:
+    left = ("threads", "dtypes", "weights", "rows", "a peer leads")
+    left = (*left, "geometric mean", "p10", "worst", "which")
     right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
-    made = new_table(
+    made = table.new_table(
         "lowbit against the best peer of each row",
         [*((heading, False) for heading in left), *((heading, True) for heading in right)],
     )
-    for one in summaries:
-        shares = (one.large_peak_share, one.read_share)
+    for one in found:
+        shares = (one["large_peak_share"], one["read_share"])
         made.add_row(
-            str(one.threads),
-            one.dtypes,
-            one.weights,
-            str(one.rows),
-            three_digits(one.geometric_mean),
-            three_digits(one.worst),
-            f"{one.worst_case}, {one.worst_peer}",
-            *("" if part is None else format_known(part) for part in shares),
-            style="bold" if one.dtypes == ALL else None,
+            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
+            *(table.three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
+            f"{one['worst_case']}, {one['worst_peer']}",
+            *("" if part is None else table.format_known(part) for part in shares),
+            style="bold" if one["dtypes"] == ALL else None,
         )
     return made

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from lowbit.bench.core import case as cases
 from lowbit.bench.core.case import Implementation
+from lowbit.numerics import affine_parameters, int_format, quantize_affine
 from lowbit.spec import Case, Expected, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
@@ -37,6 +37,7 @@ DISTRIBUTION = (
 )
 """What the data of `Problem.make` are, for the record."""
 
+_UINT8 = int_format("uint8")
 _SHAPE = re.compile(r"(\d+)x(\d+):(\d+)x(\d+)")
 _EXAMPLE = "write MxK:KxN, for example 256x512:512x1024"
 
@@ -114,58 +115,16 @@ def _physical_memory() -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
-    """What a problem's result should be; computed when first asked for, then kept."""
-
-    case: Case
-    inputs: Mapping[str, Array]
-
-    @cached_property
-    def expected(self) -> Expected:
-        """Reference and budget of the specification."""
-        return self.case.expect(self.inputs)
-
-    @cached_property
-    def ideal(self) -> Array:
-        """The result, int64 or float64 [M, N], with nothing quantized inside."""
-        if self.case.spec.ideal is None:
-            return self.expected.reference
-        return self.case.ideal(self.inputs)
-
-    @cached_property
-    def _largest(self) -> float:
-        return float(np.max(np.abs(self.ideal))) or 1.0
-
-    def error(self, result: Array) -> float:
-        """The largest |result - ideal|, as a share of the largest |ideal|."""
-        return float(np.max(np.abs(result.astype(np.float64) - self.ideal))) / self._largest
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """One case with data, the same for every implementation.
-
-    a, b: the factors [M, K] and [K, N] in the dtypes of the case, C-contiguous.
-    a_float, b_float: what these stand for, float32, for implementations in floating point.
-    a_scale, a_zero_point: of all of a, since not every peer takes one for each row; None where
-        the operation has none. b_scale: float32 [N], or None.
-    """
+class Problem(cases.Problem):
+    """One case with data, the same for every implementation: the inputs of the specification."""
 
     case: Product
-    a: Array
-    b: Array
-    a_float: NDArray[np.float32]
-    b_float: NDArray[np.float32]
-    a_scale: float | None
-    a_zero_point: int | None
-    b_scale: NDArray[np.float32] | None
-    reference: Reference
+    inputs: dict[str, Array]
 
     @classmethod
     def make(cls, case: Product, seed: int = 0) -> Problem:
         """Draw the data of `case`; the same seed gives the same."""
-        stated = case.stated
-        inputs = stated.inputs(seed)
+        inputs = case.stated.inputs(seed)
         # The specification's own data go to extremes from row to row; here they are ordinary.
         for name in ("a_scale", "a_zero_point"):
             if name in inputs:
@@ -173,43 +132,75 @@ class Problem:
         if "x" in inputs:
             normal = np.random.default_rng(seed).standard_normal(inputs["x"].shape)
             inputs["x"] = normal.astype(np.float32)
-        a, b = (inputs[name] for name in case.spec.factors)
-        a_scale = float(inputs["a_scale"][0]) if "a_scale" in inputs else None
-        a_zero_point = int(inputs["a_zero_point"][0]) if "a_zero_point" in inputs else None
-        b_scale = inputs.get("b_scale")
-        a_float = (a.astype(np.float32) - np.float32(a_zero_point or 0)) * np.float32(a_scale or 1)
-        b_float = b.astype(np.float32) * (1 if b_scale is None else b_scale)
-        if case.dtypes.endswith(":u8"):
-            scale, zero_point = quantization_of(a_float @ b_float)
+        problem = cls(case, inputs)
+        if problem.quantizes:
+            scale, zero_point = _quantization_of(problem.a_float @ problem.b_float)
             inputs["out_scale"] = np.array(scale, np.float32)
             inputs["out_zero_point"] = np.array(zero_point, np.int32)
-        reference = Reference(stated, inputs)
-        return cls(case, a, b, a_float, b_float, a_scale, a_zero_point, b_scale, reference)
+        return problem
 
-    def with_own_weights(self) -> Problem:
-        """The same problem with b and b_float at another place in memory."""
-        return replace(self, b=self.b.copy(), b_float=self.b_float.copy())
+    @cached_property
+    def a(self) -> Array:
+        """The left factor [M, K] in the dtype of the case, C-contiguous."""
+        return self.inputs[self.case.spec.factors[0]]
+
+    @cached_property
+    def b(self) -> Array:
+        """The right factor [K, N] in the dtype of the case, C-contiguous."""
+        return self.inputs[self.case.spec.factors[1]]
+
+    @cached_property
+    def a_float(self) -> NDArray[np.float32]:
+        """What a stands for, for implementations in floating point."""
+        shifted = self.a.astype(np.float32) - np.float32(self.a_zero_point or 0)
+        return shifted * np.float32(self.a_scale or 1)
+
+    @cached_property
+    def b_float(self) -> NDArray[np.float32]:
+        """What b stands for."""
+        return self.b.astype(np.float32) * (1 if self.b_scale is None else self.b_scale)
 
     @property
-    def operations(self) -> int:
-        return self.reference.case.operations
+    def a_scale(self) -> float | None:
+        """Of all of a, since not every peer takes one for each row; None where the operation has
+        none."""
+        return float(self.inputs["a_scale"][0]) if "a_scale" in self.inputs else None
 
     @property
-    def bytes(self) -> int:
-        return self.reference.case.bytes_moved
+    def a_zero_point(self) -> int | None:
+        """As `a_scale`."""
+        return int(self.inputs["a_zero_point"][0]) if "a_zero_point" in self.inputs else None
 
     @property
+    def b_scale(self) -> NDArray[np.float32] | None:
+        """Of each column, [N]; None where the operation has none."""
+        return self.inputs.get("b_scale")
+
+    @cached_property
+    def stated(self) -> Case:
+        return self.case.stated
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.stated.expect(self.inputs)
+
+    @cached_property
+    def ideal(self) -> Array:
+        """The result, int64 or float64 [M, N], with nothing quantized inside."""
+        if self.case.spec.ideal is None:
+            return self.expected.reference
+        return self.stated.ideal(self.inputs)
+
+    @cached_property
     def weight_bytes(self) -> int:
         return self.b.nbytes
 
-    def error(self, result: Array) -> float:
-        return self.reference.error(result)
-
     def wrong(self, one: Implementation, result: Array) -> str | None:
         """Only lowbit's own must be within the budget of the specification."""
-        if one.kind != cases.OURS:
-            return None
-        verdict = self.reference.expected.check(result)
+        if (reason := super().wrong(one, result)) or one.kind != cases.OURS:
+            return reason
+        verdict = self.expected.check(result)
         return None if verdict.ok else verdict.message
 
     @property
@@ -220,15 +211,14 @@ class Problem:
     @property
     def out_quantization(self) -> tuple[float, int]:
         """Scale and zero point of a result of 8 bits: what the case says, or what would fit."""
-        inputs = self.reference.inputs
         if self.quantizes:
-            return float(inputs["out_scale"]), int(inputs["out_zero_point"])
-        return quantization_of(self.reference.ideal)
+            return float(self.inputs["out_scale"]), int(self.inputs["out_zero_point"])
+        return _quantization_of(self.ideal)
 
     def from_real(self, result: Array) -> Array:
         """The result [M, N] of the case from real numbers, for an implementation that stops
         there: 8 bits where the case says so."""
-        return quantized(result, *self.out_quantization) if self.quantizes else result
+        return quantize_affine(result, *self.out_quantization, _UINT8) if self.quantizes else result
 
     def from_sums(self, sums: Array) -> Array:
         """The result of the case from integer sums of a[m, k] * b[k, n]."""
@@ -239,13 +229,7 @@ class Problem:
         return self.from_real(real * self.b_scale)
 
 
-def quantized(real: Array, scale: float, zero_point: int) -> NDArray[np.uint8]:
-    """clamp(round_half_even(real / scale) + zero_point, 0, 255)."""
-    return np.clip(np.rint(real / scale) + zero_point, 0, 255).astype(np.uint8)
-
-
-def quantization_of(real: Array) -> tuple[float, int]:
-    """Scale and zero point that spread 8 bits over the range of `real`, widened to hold 0."""
-    low, high = min(float(real.min()), 0.0), max(float(real.max()), 0.0)
-    scale = float(np.float32((high - low) / 255)) or 1.0
-    return scale, int(np.clip(np.rint(-low / scale), 0, 255))
+def _quantization_of(real: Array) -> tuple[float, int]:
+    """Scale and zero point that spread 8 bits over the range of `real`."""
+    scale, zero_point = affine_parameters(real.min(), real.max(), _UINT8, symmetric=False)
+    return float(scale), int(zero_point)

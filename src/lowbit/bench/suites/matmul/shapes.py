@@ -1,4 +1,4 @@
-"""Sets of shapes: products that real work consists of, by name.
+"""Sets of shapes, by name: products that real work consists of, and products that nobody chose.
 
 A convolution is the product that im2col makes of it: M = output pixels of one image, K = input
 channels times kernel area, N = output channels. Equal products stand once, under the first name.
@@ -6,7 +6,7 @@ channels times kernel area, N = output channels. Equal products stand once, unde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
 from dataclasses import dataclass
 
 
@@ -98,7 +98,7 @@ def _square() -> list[Work]:
     return [Work(f"{size} cubed", size, size, size) for size in (128, 256, 512, 1024, 2048)]
 
 
-_MAKERS: Mapping[str, Callable[[], list[Work]]] = {
+_MAKERS = {
     "seed": _seed,
     "resnet34": _resnet34,
     "vit_b16": _vit_b16,
@@ -106,17 +106,40 @@ _MAKERS: Mapping[str, Callable[[], list[Work]]] = {
     "llm": _llm,
     "square": _square,
 }
-SHAPES = (*_MAKERS, "all")
-"""The names of the sets; "all" is all the others, one after another."""
+RANDOM = "random"
+SHAPES = (*_MAKERS, "all", RANDOM)
+"""The names of the sets; "all" is those before it, one after another, "random" is drawn."""
+
+_LARGEST = 16384
+_MOST_BYTES = 1 << 27
+_MOST_MULTIPLY_ADDS = 1 << 33
 
 
-def works_of(name: str) -> tuple[Work, ...]:
-    """The products of a set, each shape once. ValueError, naming the sets, if it is unknown."""
+def _random(seed: int, count: int) -> tuple[Work, ...]:
+    """So many shapes, each of M, N and K log-uniform from 1 to 16,384. Left out are those with more
+    than 2^33 multiply-adds, or with more than 2^27 bytes in M*K + K*N + 4*M*N: a hundred then take
+    one thread some ten minutes."""
+    if count < 1:
+        raise ValueError(f"count is {count}; it must be at least 1")
+    draw = random.Random(seed)
+    found: dict[str, Work] = {}
+    while len(found) < count:
+        m, n, k = (int((_LARGEST + 1) ** draw.random()) for _ in range(3))
+        if m * k + k * n + 4 * m * n <= _MOST_BYTES and m * n * k <= _MOST_MULTIPLY_ADDS:
+            work = Work(f"{RANDOM}: {len(found) + 1}", m, k, n)
+            found.setdefault(work.shape, work)
+    return tuple(found.values())
+
+
+def works_of(name: str, seed: int = 0, count: int = 100) -> tuple[Work, ...]:
+    """The products of a set, each shape once; seed and count are for "random". ValueError, naming
+    the sets, if it is unknown."""
     if name not in SHAPES:
         raise ValueError(f"no set of shapes is called {name!r}; known are {', '.join(SHAPES)}")
-    names = tuple(_MAKERS) if name == "all" else (name,)
+    if name == RANDOM:
+        return _random(seed, count)
     found: dict[str, Work] = {}
-    for one in names:
+    for one in _MAKERS if name == "all" else (name,):
         for work in _MAKERS[one]():
             found.setdefault(work.shape, Work(f"{one}: {work.name}", work.m, work.k, work.n))
     return tuple(found.values())

@@ -2,8 +2,10 @@
 
        b0 (6)  b1 (7)          A tile of a is 16 rows of 32 k, one of b 16 pairs of k of 16
 a0 (4)  c 0     c 1            columns: each of their rows is one cache line of the packed
-a1 (5)  c 2     c 3            operands. Tiles cannot be read lane by lane, so the sums leave
-                               through scratch.
+a1 (5)  c 2     c 3            operands, or of rows copied beside each other. Tiles cannot be read
+                               lane by lane: the sums go through scratch, and are finished while
+                               the next step is multiplied. Panels pass by once for each block of
+                               rows: they are loaded so that they do not push it from the cache.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from lowbit.isa.amx import (
     ldtilecfg,
     tdpbf16ps,
     tileloadd,
+    tileloaddt1,
     tilerelease,
     tilestored,
     tilezero,
@@ -23,11 +26,14 @@ from lowbit.isa.amx import (
 from lowbit.isa.types import f32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     Left,
     PackedLeft,
     PackedRight,
+    Passing,
+    PlainLeft,
     Right,
     register,
 )
@@ -43,6 +49,7 @@ class TileMicro(FloatMicro):
     plain = False
     line = _UNITS
     quantum = 2 * _UNITS
+    in_registers = False
 
     def shapes(self) -> list[tuple[int, int]]:
         return [(2 * ROWS, 2), (ROWS, 4), (2 * ROWS, 1), (ROWS, 3), (ROWS, 2), (ROWS, 1)]
@@ -67,34 +74,46 @@ class TileMicro(FloatMicro):
         left: Left,
         right: Right,
         units: Value,
-        scratch: Value,
-    ) -> list[list[Value]] | None:
-        assert isinstance(left, PackedLeft)
+        ahead: Ahead | None = None,
+        passing: Passing | None = None,
+    ) -> list[list[Value]]:
         assert isinstance(right, PackedRight)
+        assert passing is not None
         rows, vectors = sizes
         depth = rows // ROWS
         sums = [[k.tile(d * vectors + v) for v in range(vectors)] for d in range(depth)]
         a_tiles = [k.tile(depth * vectors + d) for d in range(depth)]
         b_tiles = [k.tile(t) for t in range(depth * vectors + depth, TILES)]
-        a_stride, b_stride = k.index(ROW_BYTES), k.index(4 * right.width)
+        b_stride = k.index(4 * right.width)
         for tile in (t for row in sums for t in row):
             tilezero(tile)
         for unit in k.range(0, units, _UNITS):
             for d, a_tile in enumerate(a_tiles):
-                offset = unit * left.rows + d * ROWS * _UNITS
-                tileloadd(a_tile, left.base + offset, a_stride)
+                tileloadd(a_tile, *_rows_of(k, left, unit, d))
             for v in range(vectors):
                 b_tile = b_tiles[v % len(b_tiles)]
                 offset = unit * right.width + v * self.lanes
-                tileloadd(b_tile, right.base + offset, b_stride)
+                tileloaddt1(b_tile, right.base + offset, b_stride)
                 for d, a_tile in enumerate(a_tiles):
                     tdpbf16ps(sums[d][v], a_tile, b_tile)
+            passing.some()
+        passing.rest()
         line = vectors * self.lanes
         for d, tiles in enumerate(sums):
             for v, tile in enumerate(tiles):
-                place = scratch + (d * ROWS * line + v * self.lanes)
+                place = passing.scratch + (d * ROWS * line + v * self.lanes)
                 tilestored(tile, place, k.index(f32.bytes * line))
-        return None
+        return []
+
+
+def _rows_of(k: Builder, left: Left, unit: Value, block: int) -> tuple[Value, Value]:
+    """Where 16 rows of a block lie at a unit, and how far apart they are, in bytes."""
+    if isinstance(left, PackedLeft):
+        return left.base + (unit * left.rows + block * ROWS * _UNITS), k.index(ROW_BYTES)
+    assert isinstance(left, PlainLeft)
+    assert left.apart is not None
+    start = left.rows[0] + (left.apart * (block * ROWS) + unit * left.reader.depth)
+    return start, left.apart * left.reader.bytes
 
 
 TILES_BF16 = register(TileMicro(AMX_BF16))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import f32
@@ -12,6 +13,9 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.operand import Reader
 from lowbit.registry import Registry
+
+if TYPE_CHECKING:
+    from lowbit.kernels.cpu.float.ahead import Ahead
 
 M = TypeVar("M", bound="FloatMicro")
 
@@ -63,11 +67,13 @@ class PackedLeft:
 
 @dataclass(frozen=True)
 class PlainLeft:
-    """Rows where they are: a pointer to each one's first element."""
+    """Rows where they are: a pointer to each one's first element, or to that of the first, and
+    how many elements `apart` they are."""
 
     reader: Reader
     rows: list[Value]
     stride: Value
+    apart: Value | None = None
 
     def one(self, unit: Value, row: int) -> Value:
         at = self.rows[row] + unit * self.reader.depth * self.stride
@@ -103,12 +109,22 @@ class PlainRight:
         return self.reader.across(at, self.stride, self.lanes, left)
 
 
+class Passing(NamedTuple):
+    """Where a step leaves its sums, float32, row by row, and what it does meanwhile: `some`
+    finishes a few rows of the step before, `rest` what is left of them."""
+
+    scratch: Value
+    some: Callable[[], None]
+    rest: Callable[[], None]
+
+
 class FloatMicro(ABC):
     """The inner loop for one instruction set.
 
     `pair`: a unit of K is two bfloat16. `plain`: it can read operands where they are. `line`:
     units of one row of the packed left operand that lie together. `quantum`: K is padded to so
-    many. `lanes`: float32 in a vector of accumulators.
+    many. `lanes`: float32 in a vector of accumulators. `in_registers`: whether a step's sums are
+    there at its end.
     """
 
     name: str
@@ -116,6 +132,7 @@ class FloatMicro(ABC):
     plain: bool = True
     line: int = 1
     quantum: int = 1
+    in_registers: bool = True
 
     def __init__(self, isa: InstructionSet) -> None:
         self.isa = isa
@@ -150,11 +167,12 @@ class FloatMicro(ABC):
         left: Left,
         right: Right,
         units: Value,
-        scratch: Value,
-    ) -> list[list[Value]] | None:
-        """Emit the product of (rows, vectors) `sizes` over `units`.
+        ahead: Ahead | None = None,
+        passing: Passing | None = None,
+    ) -> list[list[Value]]:
+        """Emit the product of (rows, vectors) `sizes` over `units`, fetching what is `ahead`.
 
-        Returns the sums [row][vector], or None if they are in `scratch`: float32, row by row.
+        Returns the sums [row][vector]; or nothing, if they go to scratch, of which `passing` tells.
         """
 
 

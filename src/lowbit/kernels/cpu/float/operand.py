@@ -30,12 +30,15 @@ class Operand(NamedTuple):
 
     `kind`: "f32" or "bf16". `along`: the axis whose neighbours are neighbours in memory: "k",
     "x" (rows of the left operand, columns of the right one), or "" for neither. `packed`: whether
-    it is brought into units first, or read where it is.
+    it is brought into units first, or read where it is. `copied`: a left operand that is not
+    packed, but whose rows are brought near each other: far apart, they may be in each other's way
+    in the caches.
     """
 
     kind: str
     along: str
     packed: bool
+    copied: bool = False
 
 
 def _load(at: Value, lanes: int, left: Value | None) -> Value:
@@ -53,6 +56,11 @@ class Reader:
     def depth(self) -> int:
         """How many k a unit holds."""
         return 2 if self.pair else 1
+
+    @property
+    def bytes(self) -> int:
+        """Of an element."""
+        return ELEMENTS[self.kind].bytes
 
     def pointer(self, base: Value) -> Value:
         """`base` as a pointer to this kind's elements."""

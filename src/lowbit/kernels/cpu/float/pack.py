@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowbit.isa.generic import maximum, minimum, shuffle
+from lowbit.isa.generic import load_head, maximum, minimum, prefetch, shuffle
 from lowbit.isa.types import u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.operand import Reader, transposed
+from lowbit.kernels.cpu.shared.layout import LINE
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,26 @@ def _transpose(k: Builder, source: Source, part: Part, lanes: int, end: Value) -
         if width % side:
             square(unit, width // side * side, width % side)
     return squares
+
+
+def copy_rows(
+    k: Builder,
+    source: Source,
+    to: Source,
+    block: Value,
+    rows: int,
+    units: tuple[Value, Value],
+) -> None:
+    """Copy a block of rows over units from, to, contiguous along K, to the begin of `to`, with
+    zeros up to a whole cache line; and fetch the rows of the next block meanwhile."""
+    (begin, end), depth, lanes = units, source.reader.depth, LINE // source.reader.bytes
+    count = minimum(end * depth, source.depth) - begin * depth
+    for row in range(rows):
+        start, target = source.at(block * rows + row, begin), to.base + to.x_stride * row
+        following = source.at((block + 1) * rows + row, begin)
+        for at in k.range(0, count, lanes):
+            prefetch(following + at)
+            (target + at).store(load_head(start + at, count - at, lanes))
 
 
 def pack_lines(k: Builder, source: Source, part: Part, units: int) -> None:

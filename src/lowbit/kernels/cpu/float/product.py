@@ -1,33 +1,42 @@
 """The frame of float matrix products: pack what is worth packing, multiply, finish, store.
 
-Two parallel regions, as in product.py. In an item of the second one K is cut into blocks, so that
-a block of rows of the left operand stays in the nearest cache while the item's columns of the right
-one, which stay in the second, pass by. The first block of K leaves alpha·sum + beta·c, the later
-ones add alpha·sum to it; in which order is fixed by the shape, never by the number of threads.
+K is cut into blocks. Over one of them a panel of the right operand, or a group of panels, is packed
+for a thread alone, just before the item's rows pass by. The first block of K leaves
+alpha·sum + beta·c, the later ones add alpha·sum to it; in which order is fixed by the shape, never
+by the number of threads. A left operand that cannot be read where it is was packed before, in a
+parallel region of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-from lowbit.isa.generic import load_head, minimum, select, store_head
+from lowbit.isa.generic import minimum, select
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.float.ahead import Ahead, Along, Beside
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
     Left,
     PackedLeft,
     PackedRight,
+    Passing,
     PlainLeft,
     PlainRight,
     Right,
 )
 from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
-from lowbit.kernels.cpu.float.pack import Part, Source, pack_lines, pack_units
-from lowbit.kernels.cpu.shared.functions import canonical
+from lowbit.kernels.cpu.float.pack import Part, Source, copy_rows, pack_lines, pack_units
+from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
+from lowbit.kernels.cpu.shared.layout import LINE
+
+_PANELS_PER_COPY = 16  # from which on rows are copied for tiles
+_UNITS_AHEAD = 16  # of a packed panel that comes from the second-level cache
+_ROWS_IN_PASSING = 2  # finished for each 32 k; more would outlast the products
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -44,7 +53,9 @@ def float_product(
     b_column_stride: Int,
     b_stride: Int,
     packed_a: U8Pointer,
-    packed_b: U8Pointer,
+    private: U8Pointer,
+    private_bytes: Int,
+    group_panels: Int,
     c: F32Pointer,
     c_stride: Int,
     partial: F32Pointer,
@@ -68,42 +79,51 @@ def float_product(
     left: Operand,
     right: Operand,
     out_kind: str,
+    ahead: int,
 ) -> None:
     """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
 
     Strides count elements. `k_size` is a part of K. `k_block` is a multiple of the micro-kernel's
-    quantum; an item is so many blocks of rows by so many panels. alpha, beta: bits of float32.
+    quantum; an item is so many blocks of rows by so many panels, of which `group_panels` meet all
+    rows before the next. alpha, beta: bits of float32. private: scratch, so many bytes a thread.
     """
+    mine = private + k.thread() * private_bytes
     a_source = _source(k, left, micro, a, (a_stride, a_row_stride), (m, k_size))
     b_source = _source(k, right, micro, b, (b_stride, b_column_stride), (n, k_size))
     depth = a_source.reader.depth
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
-    scratch = k.local(f32, shape.rows * shape.vectors * micro.lanes)
-    packed = packed_a.cast(u32), packed_b.cast(u32)
-    work = _Work(micro, shape, left, right, (a_source, b_source), packed, units, k_block // depth,
-                 scratch)  # fmt: skip
-    sizes = _ceil(m, shape.rows), _ceil(n, shape.vectors * micro.lanes)
-    if left.packed or right.packed:
-        _pack(k, work, *sizes)
+    tile = shape.rows * shape.vectors * micro.lanes
+    pending = None if micro.in_registers else Pending(k, k.local(f32, tile))
+    packed = packed_a.cast(u32), mine.cast(u32)
+    copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
+    work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
+                 units, k_block // depth, pending)  # fmt: skip
     target = out.cast(f32 if out_kind == "f32" else bf16)
-    calls = _Calls(c, c_stride, reads_c, partial, partial_stride, target, out_stride,
+    sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
+    calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride,
                    (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
-    micro.begin(k)
-    _items(k, work, calls, sizes, (item_blocks, item_panels))
-    micro.end(k)
+    _items(k, work, calls, (item_blocks, item_panels, group_panels))
 
 
-def _items(
-    k: Builder, work: _Work, calls: _Calls, sizes: tuple[Value, Value], item: tuple[Value, Value]
-) -> None:
-    """All items: of so many blocks of rows and panels in all, so many in each."""
-    (blocks, panels), (item_blocks, item_panels) = sizes, item
+def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value]) -> None:
+    """All items: of so many blocks of rows by so many panels, in groups of panels."""
+    item_blocks, item_panels, group = item
+    blocks = _ceil(work.sources[0].extent, work.shape.rows)
+    panels = _ceil(work.sources[1].extent, work.shape.vectors * work.micro.lanes)
+    if work.left.packed:
+        _pack_left(k, work, blocks)
+    work.micro.begin(k)
     across = _ceil(panels, item_panels)
     for number in k.parallel(_ceil(blocks, item_blocks) * across):
         row, column = number // across * item_blocks, number % across * item_panels
         rows = row, minimum(row + item_blocks, blocks)
-        columns = column, minimum(column + item_panels, panels)
-        _multiply(k, work, calls, rows, columns, panels)
+        end = minimum(column + item_panels, panels)
+        for unit in k.range(0, work.units, work.block_units):
+            finish = _finish(k, work, calls, unit)
+            for first in k.range(column, end, group):
+                columns = first, minimum(first + group, end)
+                _multiply(k, work, finish, rows, columns, panels, unit)
+    work.micro.end(k)
 
 
 def _source(
@@ -120,6 +140,12 @@ def _source(
     return Source(reader, reader.pointer(start), along, across, *extents, operand.along)
 
 
+def _copied(source: Source, mine: Value, k_block: Value, columns: Value) -> Source:
+    """A block of rows over a block of K, behind so many packed columns in a thread's scratch."""
+    base = source.reader.pointer(mine + k_block * columns * (4 // source.reader.depth))
+    return replace(source, base=base, x_stride=k_block + LINE // source.reader.bytes)
+
+
 def _strides(k: Builder, operand: Operand, along_k: Value, along_x: Value) -> tuple[Value, Value]:
     """The strides along K and across it; those that are known to be 1 become constants."""
     one = k.index(1)
@@ -131,18 +157,20 @@ def _strides(k: Builder, operand: Operand, along_k: Value, along_x: Value) -> tu
 
 @dataclass(frozen=True)
 class _Work:
-    """What all items share. Packed operands have room for whole blocks and panels, with K rounded
-    up to the quantum."""
+    """What all items share. The packed left operand has room for whole blocks, with K rounded up
+    to the quantum; of the right one, a panel over a block of K is packed at a time."""
 
     micro: FloatMicro
     shape: FloatShape
     left: Operand
     right: Operand
+    ahead: int
     sources: tuple[Source, Source]
     packed: tuple[Value, Value]
+    copied: Source
     units: Value
     block_units: Value
-    scratch: Value
+    pending: Pending | None
 
 
 @dataclass(frozen=True)
@@ -165,71 +193,65 @@ class _Calls:
     last: Value
 
 
-@dataclass(frozen=True)
-class Finish:
-    """How sums become output: value = factors[0]·sum + factors[1]·source, if `reads`.
-
-    Goes to `out` if this is where the sum `ends`, else to `partial`.
-    """
-
-    source: Value
-    source_stride: Value
-    reads: Value
-    factors: tuple[Value, Value]
-    partial: Value
-    partial_stride: Value
-    out: Value
-    out_stride: Value
-    ends: Value
-    m: Value
-    n: Value
-
-
-def _pack(k: Builder, work: _Work, blocks: Value, panels: Value) -> None:
-    """The first region: an item is one block or panel, over one block of K."""
-    pieces = _ceil(work.units, work.block_units)
-    packs_left = k.index(1 if work.left.packed else 0)
-    packs_right = k.index(1 if work.right.packed else 0)
-    for item in k.parallel((blocks * packs_left + panels * packs_right) * pieces):
-        which, first = item // pieces, item % pieces * work.block_units
+def _pack_left(k: Builder, work: _Work, blocks: Value) -> None:
+    """The first region: an item is one block of rows over one block of K."""
+    pieces, rows = _ceil(work.units, work.block_units), work.shape.rows
+    for item in k.parallel(blocks * pieces):
+        block, first = item // pieces, item % pieces * work.block_units
         last = minimum(first + work.block_units, work.units)
-        if work.left.packed:
-            width = work.shape.rows
-            for _ in k.when(which < blocks):
-                target = work.packed[0] + which * work.units * width
-                part = Part(which * width, width, first, last, target)
-                if work.micro.line > 1:
-                    pack_lines(k, work.sources[0], part, work.micro.line)
-                else:
-                    pack_units(k, work.sources[0], part, work.micro.lanes)
-        if work.right.packed:
-            width = work.shape.vectors * work.micro.lanes
-            panel = which - blocks * packs_left
-            for _ in k.when(panel > -1):
-                target = work.packed[1] + panel * work.units * width
-                part = Part(panel * width, width, first, last, target)
-                pack_units(k, work.sources[1], part, work.micro.lanes)
+        target = work.packed[0] + block * work.units * rows
+        part = Part(block * rows, rows, first, last, target)
+        if work.micro.line > 1:
+            pack_lines(k, work.sources[0], part, work.micro.line)
+        else:
+            pack_units(k, work.sources[0], part, work.micro.lanes)
 
 
 def _multiply(
     k: Builder,
     work: _Work,
-    calls: _Calls,
+    finish: Finish,
     rows: tuple[Value, Value],
     columns: tuple[Value, Value],
     panels: Value,
+    unit: Value,
 ) -> None:
-    """One item: blocks of rows from, to; panels of columns from, to; over all of this call's K."""
-    tail = work.shape.tail
-    whole = minimum(columns[1], panels - 1) if tail else columns[1]
-    for unit in k.range(0, work.units, work.block_units):
-        finish = _finish(k, work, calls, unit)
-        for block in k.range(*rows):
-            for panel in k.range(columns[0], whole):
-                _step(k, work, finish, block, panel, unit, work.shape.vectors)
-            if tail:
-                for _ in k.when(whole < columns[1]):
-                    _step(k, work, finish, block, whole, unit, tail)
+    """Blocks of rows from, to by panels of columns from, to over the block of K at `unit`."""
+    shape, lanes = work.shape, work.micro.lanes
+    width, end = shape.vectors * lanes, minimum(unit + work.block_units, work.units)
+    panel_units = work.block_units * width
+    if work.right.packed:
+        for panel in k.range(*columns):
+            target = work.packed[1] + ((panel - columns[0]) * panel_units - unit * width)
+            pack_units(k, work.sources[1], Part(panel * width, width, unit, end, target), lanes)
+    whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
+    for block in k.range(*rows):
+        left = _left(k, work, block, (unit, end), columns[1] - columns[0])
+
+        def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
+            packed = work.packed[1] + (panel - columns[0]) * panel_units
+            _step(k, work, finish, left, packed, (block, panel), unit, vectors)
+
+        for panel in k.range(columns[0], whole):
+            step(panel, shape.vectors)
+        if shape.tail:
+            for _ in k.when(whole < columns[1]):
+                _drain(k, work, finish, shape.vectors)
+                step(whole, shape.tail)
+                _drain(k, work, finish, shape.tail)
+    _drain(k, work, finish, shape.vectors)
+
+
+def _ragged(shape: FloatShape, vectors: int) -> bool:
+    """Whether of a step of so many vectors, the last in a row, the last may not be whole."""
+    return shape.ragged and vectors == (shape.tail or vectors)
+
+
+def _drain(k: Builder, work: _Work, finish: Finish, vectors: int) -> None:
+    """Finish what waits of a step of so many vectors."""
+    if work.pending is not None:
+        ragged = _ragged(work.shape, vectors)
+        work.pending.finish(k, finish, vectors, work.micro.lanes, ragged)
 
 
 def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
@@ -254,121 +276,74 @@ def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
 
 
 def _step(
-    k: Builder, work: _Work, finish: Finish, block: Value, panel: Value, unit: Value, vectors: int
+    k: Builder,
+    work: _Work,
+    finish: Finish,
+    left: Left,
+    packed: Value,
+    place: tuple[Value, Value],
+    unit: Value,
+    vectors: int,
 ) -> None:
-    """One block of rows times one panel of columns over one block of K."""
-    row, column = block * work.shape.rows, panel * (work.shape.vectors * work.micro.lanes)
+    """One block of rows times one panel of columns, `packed` there or not, over a block of K."""
+    shape, lanes, (block, panel) = work.shape, work.micro.lanes, place
+    row, column = block * shape.rows, panel * (shape.vectors * lanes)
     units = minimum(work.block_units, work.units - unit)
-    left, right = _left(work, block, unit), _right(work, panel, unit, vectors)
+    ragged, pending = _ragged(shape, vectors), work.pending
+    if work.right.packed:
+        right: Right = PackedRight(packed, shape.vectors * lanes, lanes)
+    else:
+        right = _plain_right(work, column, unit, vectors, vectors - 1 if ragged else None)
+    ahead, passing = _ahead(work, right, vectors), None
+    if pending is not None:
+        rest = partial(pending.finish, k, finish, vectors, lanes, ragged)
+        passing = Passing(pending.scratch, partial(rest, rows=_ROWS_IN_PASSING), rest)
     with k.scope():
-        sizes = work.shape.rows, vectors
-        sums = work.micro.step(k, sizes, left, right, units, work.scratch)
+        sums = work.micro.step(k, (shape.rows, vectors), left, right, units, ahead, passing)
+    if pending is not None:
+        pending.put(finish, (row, column), shape.rows)
+        return
     with k.scope():  # the accumulators have become plain values
-        store_tile(k, finish, (row, column), (work.shape.rows, vectors * work.micro.lanes), sums,
-                   work.scratch, work.micro.lanes)  # fmt: skip
+        store_tile(k, finish, (row, column), sums, lanes, ragged)
 
 
-def _left(work: _Work, block: Value, unit: Value) -> Left:
-    rows, source = work.shape.rows, work.sources[0]
+def _left(k: Builder, work: _Work, block: Value, units: tuple[Value, Value], panels: Value) -> Left:
+    """A block of rows over units from, to, which so many panels will meet."""
+    rows, source, copied, unit = work.shape.rows, work.sources[0], work.copied, units[0]
     if work.left.packed:
         return PackedLeft(work.packed[0] + (block * work.units + unit) * rows, rows)
-    starts = [source.at(block * rows + row, unit) for row in range(rows)]
-    return PlainLeft(source.reader, starts, source.stride)
+    if not work.left.copied:
+        starts = [source.at(block * rows + row, unit) for row in range(rows)]
+        return PlainLeft(source.reader, starts, source.stride)
+    if work.micro.in_registers:
+        copy_rows(k, source, copied, block, rows, units)
+        starts = [copied.base + copied.x_stride * row for row in range(rows)]
+        return PlainLeft(source.reader, starts, source.stride)
+    # Tiles take whole rows, whole units, from anywhere: for a few panels as they lie.
+    start, apart = k.register(copied.base), k.register(copied.x_stride)
+    whole = (block * rows + (rows - 1) < source.extent) & (panels < _PANELS_PER_COPY)
+    for _ in k.when(whole & (units[1] * source.reader.depth < source.depth + 1)):
+        start.value, apart.value = source.at(block * rows, unit), source.x_stride
+    for _ in k.when(apart.value.equals(copied.x_stride)):
+        copy_rows(k, source, copied, block, rows, units)
+        start.value = copied.base
+    return PlainLeft(source.reader, [start.value], source.stride, apart.value)
 
 
-def _right(work: _Work, panel: Value, unit: Value, vectors: int) -> Right:
-    width, source = work.shape.vectors * work.micro.lanes, work.sources[1]
-    if work.right.packed:
-        base = work.packed[1] + (panel * work.units + unit) * width
-        return PackedRight(base, width, work.micro.lanes)
-    column = panel * width
-    last = vectors - 1
-    masked = last if work.shape.ragged and vectors == (work.shape.tail or vectors) else None
+def _plain_right(
+    work: _Work, column: Value, unit: Value, vectors: int, masked: int | None
+) -> PlainRight:
+    lanes, source = work.micro.lanes, work.sources[1]
     start = source.base + (column + unit * source.reader.depth * source.stride)
-    left = source.extent - (column + last * work.micro.lanes)
-    return PlainRight(source.reader, start, source.stride, work.micro.lanes, masked, left)
+    left = source.extent - (column + (vectors - 1) * lanes)
+    return PlainRight(source.reader, start, source.stride, lanes, masked, left)
 
 
-def store_tile(
-    k: Builder,
-    finish: Finish,
-    place: tuple[Value, Value],
-    sizes: tuple[int, int],
-    sums: list[list[Value]] | None,
-    scratch: Value,
-    lanes: int,
-) -> None:
-    """Finish and store the sums [rows, width] at (row, column) `place`; None: they are in scratch.
-
-    Whole tiles of float32 go straight from the registers, others through scratch.
-    """
-    (row, column), (rows, width) = place, sizes
-    if sums is None:
-        _store_from(k, finish, place, sizes, scratch, lanes)
-        return
-
-    def spill() -> None:
-        for r, line in enumerate(sums):
-            for v, value in enumerate(line):
-                (scratch + (r * width + v * lanes)).store(value)
-        _store_from(k, finish, place, sizes, scratch, lanes)
-
-    if finish.out.type != finish.partial.type:
-        spill()
-        return
-    whole = k.register(k.index(0))
-    for _ in k.when((row + (rows - 1) < finish.m) & (column + (width - 1) < finish.n)):
-        whole.value = k.index(1)
-    for _ in k.when(whole.value > 0):
-        _store_whole(k, finish, place, sums, lanes)
-    for _ in k.when(whole.value.equals(0)):
-        spill()
-
-
-def _store_whole(
-    k: Builder, finish: Finish, place: tuple[Value, Value], sums: list[list[Value]], lanes: int
-) -> None:
-    """Finish and store a tile of which every row and column exists."""
-    row, column = place
-    alpha, beta = (factor.splat(lanes) for factor in finish.factors)
-    totals = [[k.register(value * alpha) for value in line] for line in sums]
-    for _ in k.when(finish.reads):
-        for r, line in enumerate(totals):
-            source = finish.source + ((row + r) * finish.source_stride + column)
-            for v, total in enumerate(line):
-                total.value = total.value + (source + v * lanes).load(lanes) * beta
-    for r, line in enumerate(totals):
-        target = finish.out + ((row + r) * finish.out_stride + column)
-        for v, total in enumerate(line):
-            (target + v * lanes).store(canonical(total.value))
-
-
-def _store_from(
-    k: Builder,
-    finish: Finish,
-    place: tuple[Value, Value],
-    sizes: tuple[int, int],
-    scratch: Value,
-    lanes: int,
-) -> None:
-    """Finish and store what exists of a tile in scratch."""
-    (row, column), (rows, width) = place, sizes
-    alpha, beta = (factor.splat(lanes) for factor in finish.factors)
-    for r in k.range(0, minimum(k.index(rows), finish.m - row)):
-        source = finish.source + ((row + r) * finish.source_stride + column)
-        target = finish.out + ((row + r) * finish.out_stride + column)
-        partial = finish.partial + ((row + r) * finish.partial_stride + column)
-        for offset in k.range(0, minimum(k.index(width), finish.n - column), lanes):
-            left = finish.n - column - offset
-            value = (scratch + (r * width + offset)).load(lanes) * alpha
-            with k.scope():
-                total = k.register(value)
-                for _ in k.when(finish.reads):
-                    total.value = value + load_head(source + offset, left, lanes) * beta
-                if finish.out.type == finish.partial.type:
-                    store_head(canonical(total.value), target + offset, left)
-                else:
-                    for _ in k.when(finish.ends):
-                        store_head(total.value.to(bf16), target + offset, left)
-                    for _ in k.when(select(finish.ends, k.index(0), k.index(1)) > 0):
-                        store_head(total.value, partial + offset, left)
+def _ahead(work: _Work, right: Right, vectors: int) -> Ahead | None:
+    """What fetches, unit by unit, what is to be read later: of a packed panel, or further along the
+    rows of an operand that is read where it is."""
+    if isinstance(right, PackedRight):
+        return Along(right, vectors, _UNITS_AHEAD)
+    assert isinstance(right, PlainRight)
+    ahead = work.ahead // right.reader.bytes
+    return Beside(right, vectors, ahead) if ahead else None

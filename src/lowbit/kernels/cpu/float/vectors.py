@@ -24,10 +24,12 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, bf16, f32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Right, register
+from lowbit.kernels.cpu.float.ahead import Ahead
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Passing, Right, register
 
-_LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
+LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
 _UNROLLED = 32  # products that a turn of the loop should hold, so that its control costs little
+_MOST_ROWS = 8  # each has a pointer, for which a register is wanted too
 
 Combine = Callable[[Value, Value, Value], Value]
 
@@ -56,13 +58,19 @@ class VectorMicro(FloatMicro):
         self.quantum = 2 if pair else 1
 
     def shapes(self) -> list[tuple[int, int]]:
-        free = self.isa.vector_registers - 1  # for the broadcast number
-        most = self.isa.vector_registers // 2
+        registers = self.isa.vector_registers
+        free = registers - 1 - registers // 16  # one for the broadcast number, a few to work with
+        most = registers // 2 - registers // 16
         return [
             (rows, vectors)
             for vectors in range(1, most + 1)
-            for rows in range(1, (free - vectors) // vectors + 1)
+            for rows in range(1, min((free - vectors) // vectors, _MOST_ROWS) + 1)
         ]
+
+    @staticmethod
+    def parts(products: int) -> int:
+        """Partial sums that each of few accumulators has, which would wait for each other."""
+        return max(p for p in (1, 2, 4) if p == 1 or p * products <= 2 * LATENCY)
 
     def step(
         self,
@@ -71,12 +79,12 @@ class VectorMicro(FloatMicro):
         left: Left,
         right: Right,
         units: Value,
-        scratch: Value,
-    ) -> list[list[Value]] | None:
+        ahead: Ahead | None = None,
+        passing: Passing | None = None,
+    ) -> list[list[Value]]:
         rows, vectors = sizes
         products = rows * vectors
-        # Few accumulators would wait for each other: give each several partial sums.
-        parts = max(p for p in (1, 2, 4) if p == 1 or p * products <= 2 * _LATENCY)
+        parts = self.parts(products)
         unroll = max(u for u in (parts, 4, 2, 1) if u == parts or u * products <= _UNROLLED)
         zero = k.zeros(f32, self.lanes)
         sums = [
@@ -85,18 +93,27 @@ class VectorMicro(FloatMicro):
         whole = units // unroll * unroll
         for unit in k.range(0, whole, unroll):
             for u in range(unroll):
-                self._multiply(left, right, unit + u, sums[u % parts])
+                self._multiply(left, right, unit + u, sums[u % parts], ahead)
         if unroll > 1:
             for unit in k.range(whole, units):
-                self._multiply(left, right, unit, sums[0])
+                self._multiply(left, right, unit, sums[0], ahead)
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
 
-    def _multiply(self, left: Left, right: Right, unit: Value, sums: list[list[Register]]) -> None:
+    def _multiply(
+        self,
+        left: Left,
+        right: Right,
+        unit: Value,
+        sums: list[list[Register]],
+        ahead: Ahead | None,
+    ) -> None:
         """Add the products at one unit of K to every accumulator."""
+        if ahead is not None:
+            ahead.fetch(unit)
         columns = [right.vector(unit, which) for which in range(len(sums[0]))]
         for row, accumulators in enumerate(sums):
             a = left.one(unit, row).splat(self.lanes)

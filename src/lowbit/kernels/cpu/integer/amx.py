@@ -49,8 +49,9 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _TILE = ROWS * LINE  # bytes
 FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
-_SHORT = 8  # k, for which vectors have multiplied before tiles have stored their sums
-LEAST_WORK = 1 << 15  # multiply-adds that vectors do while tiles are configured and released
+# Cycles to configure tiles and release them; to load one, as long as to multiply it by so many
+# rows. And k of one row by 16 columns that vectors multiply in a cycle.
+SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
@@ -110,14 +111,22 @@ class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
 
     name = "amx"
+    per_cycle = 512
 
     def refuses(self, query: KernelQuery) -> str:
         why = super().refuses(query)
-        if not why and query.weight != "s8" and query.m <= FEW:
-            why = f"tiles read nibbles from memory only, and {query.m} rows are few to share that"
-        if not why and (query.k <= _SHORT or query.m * query.n * query.k < LEAST_WORK):
-            why = "the product takes less time than tiles need beside theirs"
-        return why
+        if why:
+            return why
+        rows = query.m
+        if query.weight != "s8":
+            few = f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+            return few if rows <= FEW else ""
+        panels = blocks(query.n, PANEL)
+        tiles = SETUP + panels * (rows + query.k_blocks * max(rows, _LOAD))
+        vectors = panels * rows * blocks(query.k, _PER_CYCLE)
+        if vectors <= tiles:
+            return f"tiles would take some {tiles:,} cycles, and vectors {vectors:,}"
+        return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         m, k_blocks, wide = query.m, query.k_blocks, blocks(query.n, PANEL)

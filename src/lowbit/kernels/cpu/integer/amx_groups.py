@@ -35,7 +35,7 @@ from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import f32, s32, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.integer.amx import FEW, LEAST_WORK
+from lowbit.kernels.cpu.integer.amx import FEW
 from lowbit.kernels.cpu.integer.micro_kernel import (
     Columns,
     KernelQuery,
@@ -204,6 +204,7 @@ class AmxGroups(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
 
     name = "amx_groups"
+    per_cycle = 256
 
     def refuses(self, query: KernelQuery) -> str:
         grouping = query.grouping
@@ -214,8 +215,6 @@ class AmxGroups(MicroKernel):
         rows = query.m * query.digits
         if rows <= FEW:
             return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
-        if rows * query.n * query.k < LEAST_WORK:
-            return "the product takes less time than tiles need beside theirs"
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:

@@ -130,6 +130,7 @@ class MicroKernel(ABC):
 
     name: str
     preference = 0
+    per_cycle = 128  # multiply-adds, about, where nothing is waited for
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)

@@ -132,9 +132,9 @@ class _Rows:
     def block_outputs(self) -> Value:
         return self.block_rows // self.format.digits
 
-    @property
-    def by_lines(self) -> bool:
-        return self.format.by_lines and not self.wants_sums
+    def by_lines(self, k: Builder) -> bool:
+        """Whether lines are made one by one: without facts, by vectors with masks for bytes."""
+        return self.format.by_lines and not self.wants_sums and k.isa.vector_bytes == LINE
 
     @property
     def block_bytes(self) -> Value:
@@ -143,6 +143,13 @@ class _Rows:
 
     def pack(self, k: Builder, first: Value, target: Value) -> None:
         """Pack the block of rows that begins with row `first`, as far as there are rows."""
+        if self.by_lines(k):
+            self._pack_whole_lines(k, first, target)
+            for _ in k.when(self.k_size % LINE > 0):
+                last = self.k_size // LINE
+                place = target + last * (self.block_rows * LINE)
+                self._pack_line(k, first, self.block_outputs, last, place, whole=False)
+            return
         digits = self.format.digits
         for r in k.range(first, minimum(first + self.block_outputs, self.count)):
             row = Row(
@@ -155,18 +162,30 @@ class _Rows:
             with k.scope():
                 self.format.pack(k, row, self._facts(r))
 
-    def pack_lines(
+    def _pack_whole_lines(self, k: Builder, first: Value, target: Value) -> None:
+        for r in k.range(0, minimum(self.block_outputs, self.count - first)):
+            source, lines = self.a + (first + r) * self.row_stride, target + r * LINE
+            for which in k.range(0, self.k_size // LINE):
+                line = self.format.line(source + which * LINE, None)
+                (lines + which * (self.block_rows * LINE)).store(line)
+
+    def pack_block(
         self, k: Builder, first: Value, count: Value, block: Value, target: Value
     ) -> None:
-        """Pack 64 k of `count` rows from `first` on, as far as there are rows."""
-        source = self.a + (first * self.row_stride + block * LINE)
-        left = self.k_size - block * LINE
-        rows = minimum(count, self.count - first)
+        """Pack a block of 64 k of `count` rows from `first` on, as far as there are rows."""
         for whole in (True, False):
+            left = self.k_size - block * LINE
             for _ in k.when(left > LINE - 1 if whole else left < LINE):
-                for r in k.range(0, rows):
-                    line = self.format.line(source + r * self.row_stride, None if whole else left)
-                    (target + r * LINE).store(line)
+                self._pack_line(k, first, count, block, target, whole)
+
+    def _pack_line(
+        self, k: Builder, first: Value, count: Value, block: Value, target: Value, whole: bool
+    ) -> None:
+        source = self.a + (first * self.row_stride + block * LINE)
+        left = None if whole else self.k_size - block * LINE
+        for r in k.range(0, minimum(count, self.count - first)):
+            line = self.format.line(source + r * self.row_stride, left)
+            (target + r * LINE).store(line)
 
     def _facts(self, r: Value) -> RowFacts:
         """Where what is made beside row r goes."""
@@ -258,23 +277,23 @@ class _Items:
             unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, kind)
         return target
 
-    @property
-    def _by_lines(self) -> bool:
-        return self.fused and self.shape.ring > 0 and self.rows.by_lines
+    def _in_passing(self, k: Builder) -> bool:
+        """Whether rows are packed in the course of their products."""
+        return self.fused and self.shape.ring > 0 and self.rows.by_lines(k)
 
     def _make_lines(self, k: Builder, index: Value, block: Value) -> None:
         """Pack 64 k of the rows of a step, in the course of its products."""
         rows = self.rows.block_rows * self.shape.row_blocks
         target = self.private + (block & (self.shape.ring - 1)) * (rows * LINE)
         for _ in k.when(block < self.rows.k_blocks):
-            self.rows.pack_lines(k, index * rows, rows, block, target)
+            self.rows.pack_block(k, index * rows, rows, block, target)
 
     def _rows_of(self, k: Builder, index: Value) -> Value:
         """Where the packed rows of a step are, or will be."""
         count, size = self.shape.row_blocks, self.rows.block_bytes
         if not self.fused:
             return self.packed + index * count * size
-        for block in range(count if not self._by_lines else 0):
+        for block in range(0 if self._in_passing(k) else count):
             first = (index * count + block) * self.rows.block_outputs
             self.rows.pack(k, first, self.private + size * block)
         return self.private
@@ -305,7 +324,7 @@ class _Items:
             columns=self.columns,
             groups=self.rows.groups,
             span=span,
-            make_lines=partial(self._make_lines, k, index) if self._by_lines else None,
+            make_lines=partial(self._make_lines, k, index) if self._in_passing(k) else None,
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)

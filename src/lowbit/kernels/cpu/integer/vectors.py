@@ -61,13 +61,8 @@ class VectorKernel(MicroKernel):
         the left, and less than 16 on the right."""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
-        vectors = self.panels * len(self.offsets)
         digits = query.digits
         bytes_rows = query.m * digits
-
-        def cost(rows: int) -> tuple[int, int]:
-            return blocks(bytes_rows, rows) * (rows * vectors + _STEP_OVERHEAD), -rows
-
         if query.weight != "s8":
             # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
             # some, where they are long and all rows meet them at once.
@@ -78,8 +73,21 @@ class VectorKernel(MicroKernel):
             ahead = host.read_ahead() if count == 1 else 0
             panels = _STREAMS if many else 1
             return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
-        rows = min(range(digits, max(self.most_rows, digits) + 1, digits), key=cost)
-        return Shape(rows, row_blocks=1, panels=self.panels), rows
+        wide = blocks(query.n, PANEL)
+
+        def cost(cut: tuple[int, int]) -> tuple[int, int]:
+            panels, rows = cut
+            steps = [panels] * (wide // panels) + [1] * (wide % panels)
+            vectors = [each * len(self.offsets) for each in steps]
+            cycles = sum(max(rows * each, rows + each) + _STEP_OVERHEAD for each in vectors)
+            return blocks(bytes_rows, rows) * cycles, -rows
+
+        cuts: list[tuple[int, int]] = []
+        for panels in range(1, min(self.panels, wide) + 1):
+            most = self.most_rows * self.panels // panels  # in the registers that panels leave
+            cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
+        panels, rows = min(cuts, key=cost)
+        return Shape(rows, row_blocks=1, panels=panels), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         places = [(p, at) for p in range(panels) for at in self.offsets]

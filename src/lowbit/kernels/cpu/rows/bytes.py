@@ -26,6 +26,9 @@ class Bytes(InputFormat):
     contiguous: bool = True
     shared: bool = False  # whether all rows have the same scale and zero point
 
+    made = False
+    copied = True
+
     @property
     def element(self) -> Scalar:
         return u8
@@ -37,14 +40,6 @@ class Bytes(InputFormat):
     @property
     def uniform(self) -> bool:
         return self.shared
-
-    @property
-    def made(self) -> bool:
-        return False
-
-    @property
-    def copied(self) -> bool:
-        return True
 
     @property
     def by_lines(self) -> bool:

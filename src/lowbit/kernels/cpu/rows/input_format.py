@@ -49,6 +49,9 @@ class InputFormat(ABC):
     as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
     """
 
+    made = True
+    copied = False
+
     @property
     @abstractmethod
     def element(self) -> Scalar: ...
@@ -57,14 +60,6 @@ class InputFormat(ABC):
     def zero_points(self) -> bool: ...
     @property
     def uniform(self) -> bool:
-        return False
-
-    @property
-    def made(self) -> bool:
-        return True
-
-    @property
-    def copied(self) -> bool:
         return False
 
     @property

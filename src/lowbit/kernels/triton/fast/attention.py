@@ -45,7 +45,7 @@ _SECTION_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
-class AttentionConfig(Config):
+class AttentionConfig(Config, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
     """A program has `queries` rows of q and walks along k and v by `keys` rows."""
 
     queries: int
@@ -54,10 +54,8 @@ class AttentionConfig(Config):
     num_stages: int
     maxnreg: int | None = None
 
-    def refusal(self, head_size: int) -> str | None:
-        """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := self.not_powers(queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
-            return refusal
+    def misfit(self, head_size: int) -> str | None:
+        """Heads of this size, a power of two, have 16 bits."""
         return too_much_shared(2 * head_size * (self.queries + 2 * self.num_stages * self.keys))
 
 

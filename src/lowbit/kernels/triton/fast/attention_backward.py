@@ -1,8 +1,7 @@
 """The derivative of attention: weights are computed again, from the scores and their saved sums.
 
 One kernel goes along the queries and gives dk and dv, another along the keys and gives dq; nothing
-is added up in an order that depends on the run. `BackwardConfig.together` has the first kernel
-give dq too, in five products for seven, by additions to memory in whatever order they come.
+is added up in an order that depends on the run.
 """
 
 # Triton turns numbers into its own types, which its annotations do not say.
@@ -11,9 +10,7 @@ give dq too, in five products for seven, by additions to memory in whatever orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +25,6 @@ from lowbit.kernels.triton.fast.attention import (
     sizes_of,
 )
 from lowbit.kernels.triton.fast.config import (
-    LEAST_DOT,
     Choice,
     Config,
     Table,
@@ -49,35 +45,21 @@ from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
-class KeysConfig(Config):
-    """For dk and dv: a program has `keys` rows of k and v and walks along q by `queries` rows.
+class KeysConfig(AttentionConfig):
+    """For dk and dv: a program has `keys` rows of k and v and walks along q by `queries` rows."""
 
-    together: it adds to dq as well.
-    """
-
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
-    together: bool = False
-    maxnreg: int | None = None
-
-    def refusal(self, head_size: int) -> str | None:
-        """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
-        if refusal := self.not_powers(queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
-            return refusal
+    def misfit(self, head_size: int) -> str | None:
         return too_much_shared(4 * head_size * (self.keys + self.num_stages * self.queries))
 
 
 @dataclass(frozen=True)
 class BackwardConfig(Config):
-    """How dk and dv are made, and how dq is unless it is made together with them."""
+    """How dk and dv are made, and how dq is."""
 
     keys: KeysConfig
     queries: AttentionConfig
 
-    def refusal(self, head_size: int) -> str | None:
-        """Why it does not fit heads of this size, a power of two, in 16 bits; None if it does."""
+    def misfit(self, head_size: int) -> str | None:
         return self.keys.refusal(head_size) or self.queries.refusal(head_size)
 
 
@@ -120,13 +102,6 @@ def attention_delta_kernel(
 
 
 @triton.jit
-def sums_of(lse, delta, sizes, QUERIES: tl.constexpr):
-    """What was kept of each query, both [batches · heads, queries], in tiles [1, QUERIES]."""
-    shape = (sizes[0] * sizes[1], sizes[3])
-    return tiles_of(lse, shape, (1, QUERIES)), tiles_of(delta, shape, (1, QUERIES))
-
-
-@triton.jit
 def queries_that_see(first, sizes, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
     """The first block of queries that sees a key of the block from `first` on, and where those that
     see all of it begin."""
@@ -142,23 +117,23 @@ def queries_that_see(first, sizes, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, 
 
 @triton.jit
 def attention_dk_dv_kernel(
-    q_rows, k_rows, v_rows, dz_rows, lse_rows, delta_rows, dk_rows, dv_rows, dq_ptr,
+    q_rows, k_rows, v_rows, dz_rows, lse_rows, delta_rows, dk_rows, dv_rows,
     sizes, scale, section,
-    CAUSAL: tl.constexpr, TOGETHER: tl.constexpr,
-    SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """A block of keys of one key head: dk and dv over all queries of all heads that share it.
 
     Everything is the other way round, [KEYS, QUERIES], so that the weights go from registers into
     the next product. Queries past the end add nothing, since q and dz are 0 there; keys past the
-    end are not stored. dq, if TOGETHER, is float32, contiguous, and without the scale.
+    end are not stored.
     """
     log2_e = tl.constexpr(1.4426950408889634)
     batches, heads, group, queries, keys, size = sizes
     key_heads = heads // group
     q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
     dz_rows = tiles_of(dz_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
-    lse_rows, delta_rows = sums_of(lse_rows, delta_rows, sizes, QUERIES)
+    lse_rows = tiles_of(lse_rows, (batches * heads, queries), (1, QUERIES))
+    delta_rows = tiles_of(delta_rows, (batches * heads, queries), (1, QUERIES))
     k_rows = tiles_of(k_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
     v_rows = tiles_of(v_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
     dk_rows = tiles_of(dk_rows, (batches, key_heads, keys, size), (1, 1, KEYS, SIZE))
@@ -190,19 +165,8 @@ def attention_dk_dv_kernel(
             dv = tl.dot(weight.to(dz.dtype), dz, dv)
             ds = (weight * (tl.dot(v, dz.T) - delta)).to(q.dtype)
             dk = tl.dot(ds, q, dk)
-            if TOGETHER:
-                dq_at = dq_ptr + query_head.to(tl.int64) * queries * size
-                _add_rows(dq_at, tl.dot(ds.T, k), row, queries, size, SIZE)
     store_rows(dk_rows, batch, key_head, first, dk * scale)
     store_rows(dv_rows, batch, key_head, first, dv)
-
-
-@triton.jit
-def _add_rows(at, values, row, rows, size, SIZE: tl.constexpr):
-    """Add [row, SIZE] to float32 [rows, size] in memory."""
-    column = tl.arange(0, SIZE)
-    inside = (row < rows)[:, None] & (column < size)[None, :]
-    tl.atomic_add(at + row[:, None] * size + column[None, :], values, mask=inside, sem="relaxed")
 
 
 @triton.jit
@@ -255,25 +219,33 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, of what `attention` was given and returned.
 
-    With config.keys.together dq differs in its last bits from run to run. ValueError if `config`
-    does not fit.
+    ValueError if `config` does not fit.
     """
-    padded = padded_head(q.shape[3])
-    config = config or backward_choice(gpu_of(q.device), q.shape[3]).config
+    queries, size, keys = *q.shape[2:], k.shape[2]
+    padded = padded_head(size)
+    config = config or backward_choice(gpu_of(q.device), size).config
     config.require(padded)
     if 0 in (q.numel(), k.numel()):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     q, k, v, dz = aligned(q), aligned(k), aligned(v), aligned(dz)
+    dq, dk, dv = aligned_like(q), aligned_like(k), aligned_like(k)
     lse = aligned(lse.flatten(0, 1))
     delta = _delta(z, dz, lse, padded)
     inputs = {"q": q, "dz": dz, "k": k, "v": v}
     shared = {"sizes": sizes_of(q, k), "scale": scale, "CAUSAL": causal, "SIZE": padded}
-    dq, dk, dv = _dk_dv(inputs, lse, delta, shared, config.keys)
-    if config.keys.together:
-        dq = (dq * scale).to(q.dtype)
-    else:
-        dq = _dq(inputs, lse, delta, shared, config.queries)
-    return dq, dk, dv
+    block = (1, config.keys.queries)
+    sums = {"lse_rows": described(lse, block), "delta_rows": described(delta, block)}
+    launch_blocks(
+        attention_dk_dv_kernel, config.keys, queries, shared | sums, dk=dk, dv=dv, **inputs
+    )
+    sums = {
+        "lse_ptr": lse,
+        "delta_ptr": delta,
+        "sums_stride": lse.stride(0),
+        "MASKED": causal or keys % config.queries.keys > 0,
+    }
+    launch_blocks(attention_dq_kernel, config.queries, keys, shared | sums, dq=dq, **inputs)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous()
 
 
 def _delta(z: Tensor, dz: Tensor, lse: Tensor, padded: int) -> Tensor:
@@ -297,46 +269,3 @@ def _delta(z: Tensor, dz: Tensor, lse: Tensor, padded: int) -> Tensor:
     grid = (triton.cdiv(queries, rows), batches * heads)
     launch(attention_delta_kernel, grid, arguments, num_warps=4)
     return delta
-
-
-def _dk_dv(
-    inputs: dict[str, Tensor],
-    lse: Tensor,
-    delta: Tensor,
-    shared: dict[str, Any],
-    config: KeysConfig,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq (float32, without scale, of no meaning unless config.together), dk, dv."""
-    q, k = inputs["q"], inputs["k"]
-    dk, dv = aligned_like(k), aligned_like(k)
-    made = q.shape if config.together else (0,)
-    dq = torch.zeros(made, dtype=torch.float32, device=q.device)
-    arguments = {
-        **shared,
-        "lse_rows": described(lse, (1, config.queries)),
-        "delta_rows": described(delta, (1, config.queries)),
-        "dq_ptr": dq,
-        "TOGETHER": config.together,
-    }
-    tensors = {"dk": dk, "dv": dv, **inputs}
-    launch_blocks(attention_dk_dv_kernel, config, q.shape[2], arguments, **tensors)
-    return dq, dk.contiguous(), dv.contiguous()
-
-
-def _dq(
-    inputs: dict[str, Tensor],
-    lse: Tensor,
-    delta: Tensor,
-    shared: dict[str, Any],
-    config: AttentionConfig,
-) -> Tensor:
-    keys, dq = inputs["k"].shape[2], aligned_like(inputs["q"])
-    arguments = {
-        **shared,
-        "lse_ptr": lse,
-        "delta_ptr": delta,
-        "sums_stride": lse.stride(0),
-        "MASKED": shared["CAUSAL"] or keys % config.keys > 0,
-    }
-    launch_blocks(attention_dq_kernel, config, keys, arguments, dq=dq, **inputs)
-    return dq.contiguous()

@@ -22,7 +22,7 @@ from lowbit.kernels.triton.fast.config import (
 )
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
-    aligned_empty,
+    aligned_like,
     describable,
     described,
     tiles_of,
@@ -31,28 +31,17 @@ from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
 
 
 @dataclass(frozen=True)
-class MatmulConfig(Config):
-    """Blocks of z are [rows, columns]; a step along the summed axis is `depth` long.
-
-    together: how many blocks of rows are gone through before the next block of columns, so that
-    programs that run at the same time share operands. staggered: programs of a processor.
-    """
+class MatmulConfig(Config, rows=LEAST_DOT, columns=LEAST_DOT, depth=LEAST_DOT, num_warps=1):
+    """Blocks of z are [rows, columns]; a step along the summed axis is `depth` long."""
 
     rows: int
     columns: int
     depth: int
     num_warps: int
     num_stages: int
-    together: int = 8
-    staggered: int = 1
     flat: bool = True
-    maxnreg: int | None = None
 
-    def refusal(self, element_size: int) -> str | None:
-        """Why it does not fit elements of so many bytes; None if it does."""
-        least = dict.fromkeys(("rows", "columns", "depth"), LEAST_DOT)
-        if refusal := self.not_powers(**least, num_warps=1):
-            return refusal
+    def misfit(self, element_size: int) -> str | None:
         held = element_size * self.depth * (self.rows + self.columns) * self.num_stages
         return too_much_shared(held)
 
@@ -74,11 +63,16 @@ def matmul_choice(gpu: Gpu, itemsize: int) -> Choice[MatmulConfig]:
     return from_table("batched_matmul_kernel", TABLE, gpu, itemsize, what, fallback)
 
 
+# Blocks of rows that are gone through before the next block of columns, so that programs that run
+# at the same time share operands.
+TOGETHER = tl.constexpr(8)
+
+
 @triton.jit
 def batched_matmul_kernel(
     x, y, z, batches, rows, columns, terms,
     X_TURNED: tl.constexpr, Y_TURNED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """x [batches, rows, terms] and y [batches, terms, columns], each with its last two axes the
@@ -136,7 +130,7 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
     if 0 in (x.numel(), y.numel()):
         return x.new_zeros((batches, rows, columns))
     (x, x_turned), (y, y_turned) = _operand(x), _operand(y)
-    z = aligned_empty((batches, rows, columns), x.dtype, x.device)
+    z = aligned_like(x, batches, rows, columns)
     x_block = (config.depth, config.rows) if x_turned else (config.rows, config.depth)
     y_block = (config.columns, config.depth) if y_turned else (config.depth, config.columns)
     arguments = {
@@ -152,11 +146,10 @@ def batched_matmul(x: Tensor, y: Tensor, tf32: bool, config: MatmulConfig | None
         "ROWS": config.rows,
         "COLUMNS": config.columns,
         "DEPTH": config.depth,
-        "TOGETHER": config.together,
         "PRECISION": "tf32" if tf32 else "ieee",
         "FLAT": config.flat,
     }
     blocks = batches * triton.cdiv(rows, config.rows) * triton.cdiv(columns, config.columns)
-    programs = min(blocks, config.staggered * gpu.multiprocessors)
+    programs = min(blocks, gpu.multiprocessors)
     launch(batched_matmul_kernel, (programs,), arguments, **config.options)
     return z.contiguous()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.registry import Registry
@@ -24,27 +24,36 @@ Table = Mapping[int, Mapping[Hashable, C]]
 
 @dataclass(frozen=True)
 class Config:
-    """Base of the records of what can be tuned."""
+    """Base of the records of what can be tuned.
 
-    def refusal(self, *args: Any, **kwargs: Any) -> str | None:
+    A class names its fields that must be powers of two, each with its least, and those that must
+    only be `positive`.
+    """
+
+    _least: ClassVar[Mapping[str, int]] = {}
+    _positive: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, positive: tuple[str, ...] = (), **powers: int) -> None:
+        cls._least, cls._positive = powers or cls._least, positive or cls._positive
+
+    def refusal(self, *facts: Any) -> str | None:
         """Why it does not fit a call, of which each kind has its own facts; None if it does."""
+        for name in (*self._least, *self._positive):
+            value, least = getattr(self, name), self._least.get(name, 1)
+            if name in self._least and (value < 1 or value & (value - 1)):
+                return f"{name} is {value}; it must be a power of two"
+            if value < least:
+                return f"{name} is {value}; it must be {least} or more"
+        return self.misfit(*facts)
+
+    def misfit(self, *args: Any, **kwargs: Any) -> str | None:
+        """What else speaks against it, where all fields have values that are possible."""
         return None
 
     def require(self, *facts: Any) -> None:
         """ValueError if it refuses these facts of a call, with its reason."""
         if reason := self.refusal(*facts):
             raise ValueError(f"{self} does not fit: {reason}")
-
-    def not_powers(self, **least: int) -> str | None:
-        """The complaint about the first of these fields that is no power of two, or below its
-        least."""
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value < 1 or value & (value - 1):
-                return f"{name} is {value}; it must be a power of two"
-            if value < lowest:
-                return f"{name} is {value}; it must be {lowest} or more"
-        return None
 
     @property
     def options(self) -> dict[str, int]:

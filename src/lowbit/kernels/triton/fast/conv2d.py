@@ -21,7 +21,14 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class ConvConfig(Config):
+class ConvConfig(
+    Config,
+    pixels=LEAST_DOT,
+    channels=LEAST_DOT,
+    depth=LEAST_DOT,
+    num_warps=1,
+    positive=("num_stages",),
+):
     """A program computes `pixels` by `channels` of the result, `depth` terms at a time."""
 
     pixels: int
@@ -29,13 +36,6 @@ class ConvConfig(Config):
     depth: int
     num_warps: int
     num_stages: int
-
-    def refusal(self) -> str | None:
-        """Why this is no configuration; None if it is."""
-        least = dict.fromkeys(("pixels", "channels", "depth"), LEAST_DOT)
-        if refusal := self.not_powers(**least, num_warps=1):
-            return refusal
-        return None if self.num_stages >= 1 else f"num_stages is {self.num_stages}; least is 1"
 
 
 TABLE: Table[ConvConfig] = {
@@ -110,20 +110,6 @@ def conv2d_kernel(
     tl.store(z_ptr + at, total.to(z_ptr.dtype.element_ty), mask=inside)
 
 
-def out_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The height or width of the result; below 1 where the kernel does not fit in."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
-def empty_result(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """[B, O, OH, OW] in the memory format of x, and its dtype."""
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    shape = (x.shape[0], weight.shape[0], *(out_size(*one) for one in sizes))
-    last = is_channels_last(x)
-    memory = torch.channels_last if last else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory)
-
-
 def is_channels_last(x: Tensor) -> bool:
     """Whether neighbours in memory are channels of one pixel."""
     return x.stride(1) == 1 and x.shape[1] > 1
@@ -145,7 +131,11 @@ def conv2d(
     """
     config = config or conv_choice(gpu_of(x.device), len(weight), x.element_size()).config
     config.require()
-    z = empty_result(x, weight, stride, padding, dilation)
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    shape = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]
+    memory = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    made = {"dtype": x.dtype, "device": x.device, "memory_format": memory}
+    z = torch.empty((len(x), len(weight), *shape), **made)
     flat = x.shape[1] % config.depth != 0 and x.shape[1] < 2 * config.depth
     if not flat:
         # In NCHW neighbours of a thread's load are pixels, which the taps shift: loads of one

@@ -36,21 +36,15 @@ def describable(x: Tensor) -> bool:
 
 def aligned(x: Tensor) -> Tensor:
     """The tensor, or a copy of it whose rows begin at multiples of 16 bytes."""
-    if describable(x):
-        return x
-    return aligned_like(x).copy_(x)
+    return x if describable(x) else aligned_like(x).copy_(x)
 
 
-def aligned_like(x: Tensor) -> Tensor:
-    """Memory for a tensor of this shape and dtype whose rows begin at multiples of 16 bytes."""
-    return aligned_empty(x.shape, x.dtype, x.device)
-
-
-def aligned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a tensor whose rows begin at multiples of 16 bytes."""
-    *outer, width = shape
-    padded = width + -width % (_ALIGNMENT // dtype.itemsize)
-    return torch.empty((*outer, padded), dtype=dtype, device=device)[..., :width]
+def aligned_like(x: Tensor, *shape: int) -> Tensor:
+    """Memory for a tensor like x, of another shape if one is given, whose rows begin at multiples
+    of 16 bytes."""
+    *outer, width = shape or x.shape
+    padded = width + -width % (_ALIGNMENT // x.itemsize)
+    return torch.empty((*outer, padded), dtype=x.dtype, device=x.device)[..., :width]
 
 
 def described(x: Tensor, block: Sequence[int]) -> Any:

@@ -25,7 +25,7 @@ MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a pro
 
 
 @dataclass(frozen=True)
-class VectorConfig(Config):
+class VectorConfig(Config, rows=1, num_warps=1, positive=("programs",)):
     """How one row is multiplied: `rows` of the weight at once, and `programs` on each
     multiprocessor."""
 
@@ -34,14 +34,9 @@ class VectorConfig(Config):
     num_stages: int
     programs: int
 
-    def refusal(self) -> str | None:
-        """Why this is no configuration; None if it is."""
-        if refusal := self.not_powers(rows=1, num_warps=1):
-            return refusal
+    def misfit(self) -> str | None:
         # The weight is padded to whole tiles, and loaded without a mask.
-        if self.rows > TILE_ROWS:
-            return f"rows is {self.rows}; a tile has {TILE_ROWS}"
-        return None if self.programs >= 1 else f"programs is {self.programs}; it must be positive"
+        return f"rows is {self.rows}; a tile has {TILE_ROWS}" if self.rows > TILE_ROWS else None
 
 
 def refusal(M: int, K: int, group_size: int, itemsize: int) -> str | None:

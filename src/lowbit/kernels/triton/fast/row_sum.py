@@ -19,19 +19,13 @@ _WANTED_OF_A_THREAD, _LEAST_BLOCK, _LARGEST_CHUNK = 16, 2048, 4096
 
 
 @dataclass(frozen=True)
-class SumConfig(Config):
+class SumConfig(Config, rows=1, chunk=1, num_warps=1, positive=("parts",)):
     """`rows` rows to a program, which walks along them by `chunk`; `parts` programs to a row."""
 
     rows: int
     chunk: int
     parts: int
     num_warps: int
-
-    def refusal(self) -> str | None:
-        """Why this is no configuration; None if it is."""
-        if refusal := self.not_powers(rows=1, chunk=1, num_warps=1):
-            return refusal
-        return None if self.parts >= 1 else f"parts is {self.parts}; it must be at least 1"
 
 
 @triton.jit

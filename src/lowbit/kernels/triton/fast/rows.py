@@ -33,7 +33,7 @@ LARGEST_CHUNK = 16384
 
 
 @dataclass(frozen=True)
-class RowConfig(Config):
+class RowConfig(Config, rows=1, chunk=1, num_warps=1, pieces=1):
     """How rows are cut: `rows` of them to a program, and `chunk` elements of each.
 
     A row longer than `chunk` is shared by several programs. A chunk is worked on in so many
@@ -52,11 +52,8 @@ class RowConfig(Config):
         """How many programs share a row."""
         return -(-length // self.chunk)
 
-    def refusal(self, length: int, processors: int) -> str | None:
-        """Why rows of this length cannot be cut so on a GPU of so many multiprocessors; None if
-        they can."""
-        if refusal := self.not_powers(rows=1, chunk=1, num_warps=1, pieces=1):
-            return refusal
+    def misfit(self, length: int, processors: int) -> str | None:
+        """Why rows of this length cannot be cut so on a GPU of so many multiprocessors."""
         if self.pieces > self.chunk:
             return f"a chunk of {self.chunk} elements cannot be cut into {self.pieces} pieces"
         held = self.rows * self.chunk / (self.num_warps * _WARP)

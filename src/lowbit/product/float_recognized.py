@@ -1,0 +1,76 @@
+"""Products of floats that were made before in the same way: see jit.recognize."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.jit.kernel import Program
+from lowbit.jit.recognize import Array, Fresh, Same
+from lowbit.jit.workspace import aligned_empty
+from lowbit.product.arguments import LARGE
+from lowbit.product.prepare import KEPT
+
+_MOST = 4  # ways to call with operands of the same shapes that are told apart
+
+
+class OneCall(NamedTuple):
+    """A product that is one call in one thread: what fills the slots of its program, but for a, b
+    and out. `swapped`: it is computed transposed. `scratch`: offsets of so many bytes."""
+
+    program: Program
+    words: Mapping[str, int]
+    scratch: Mapping[str, int]
+    scratch_bytes: int
+    swapped: bool
+
+
+@dataclass
+class RecognizedGemms:
+    """The calls that are recognized, by the shapes of a and b.
+
+    `calls` holds callables of all arguments in order; they return the result, or None where a call
+    is another.
+    """
+
+    calls: dict[Any, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
+    _last: dict[Any, OneCall] = field(default_factory=dict)
+
+    def learn(
+        self,
+        one: OneCall,
+        a: npt.NDArray[Any],
+        b: npt.NDArray[Any],
+        out: npt.NDArray[Any] | None,
+        result: npt.NDArray[Any],
+        bits: int,
+        others: tuple[Any, ...],
+    ) -> None:
+        """Recognize such a call from now on, if the last one with such shapes was alike.
+
+        bits: of alpha. others: c and the factors, then what follows `out` among the arguments.
+        """
+        key = a.shape, b.shape
+        if self._last.get(key) is not one:
+            if len(self._last) > KEPT:
+                self._last.clear()
+                self.calls.clear()
+            self._last[key] = one
+            return
+        known = self.calls.get(key, ())
+        if len(known) >= _MOST:
+            return
+        left, right = ("b", "a") if one.swapped else ("a", "b")
+        before, after = others[:3], others[3:]
+        target = Same(None) if out is None else Array(out, "out", written=True)
+        checks = [Array(a, left), Array(b, right), *map(Same, before), target, *map(Same, after)]
+        make = np.empty if result.nbytes < LARGE else aligned_empty
+        fresh = Fresh(make, (result.shape, result.dtype), "out") if out is None else None
+        words = {**one.words, "alpha": bits}
+        call = one.program.recognizer(words, one.scratch, one.scratch_bytes, checks, fresh)
+        if call is not None:
+            self.calls[key] = (*known, call)
