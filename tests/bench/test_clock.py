@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -294,3 +295,16 @@ def test_another_process_tells_its_own_seconds(clock: Clock) -> None:
     taken = interleave({"there": [elsewhere(0), elsewhere(1)]}, limits)
     assert list(taken["there"].seconds) == [0.25] * 4
     assert asked == [0, 1, 0, 1]
+
+
+def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
+    """Nor does the second: both may take milliseconds, where later ones take microseconds."""
+    called = 0
+
+    def call() -> None:
+        nonlocal called
+        called += 1
+        if called < 3:
+            time.sleep(8e-3)
+
+    assert timing._calls_per_sample([call]) > 50

@@ -152,12 +152,15 @@ def _calls_per_sample(calls: Sequence[Call]) -> int:
         call()
     if (time.perf_counter() - start) / len(calls) > _LONG_SECONDS:
         return 0
-    start = time.perf_counter()
-    done = 0
-    while done < 3 or (time.perf_counter() - start < 20 * _SAMPLE_SECONDS and done < _MOST_CALLS):
-        calls[done % len(calls)]()
-        done += 1
-    each = (time.perf_counter() - start) / done
+    # One by one: some of the first may compile, or lose their core.
+    taken: list[float] = []
+    start = end = time.perf_counter()
+    while len(taken) < 5 or (end - start < 20 * _SAMPLE_SECONDS and len(taken) < _MOST_CALLS):
+        before = time.perf_counter()
+        calls[len(taken) % len(calls)]()
+        end = time.perf_counter()
+        taken.append(end - before)
+    each = float(np.median(taken))
     return max(1, min(_MOST_CALLS, math.ceil(_SAMPLE_SECONDS / each)))
 
 
