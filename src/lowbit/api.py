@@ -238,10 +238,11 @@ def _matmul_scaled(
     prepared.into(left, b.addresses, result, scale, zero, added, beside, spec.parameters)
     if _scaled.ripe(b, prepared):
         number = real(a_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
-        dropped = a_zero_point is not wanted_zero_point
+        # A zero point that was dropped, or is one for many scales, is not where it would be put.
+        elsewhere = a_zero_point is not wanted_zero_point or not (uniform or a_zero_point is None)
         checks = (
             as_given(a, left, "a"), number,
-            None if dropped else zero_point(a_zero_point, left.dtype, prepared),
+            None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
             as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
             constant(post_ops), same(out_dtype), same(out_scale), same(out_zero_point),
             out_as_given(out, result), threads_as_given(threads, prepared), same(isa),
