@@ -254,3 +254,13 @@ def test_the_next_set_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
     assert prepared.plan
     assert prepared.plan.micro in left
+
+
+def test_spans_of_k_are_for_outputs_wider_than_what_a_cache_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 48 << 10, "L2": 2 << 20, "L3": 1 << 30})
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    assert micro.shape(KernelQuery(512, 4096, 14336))[0].span > 0
+    for n in (16, 46, 64):
+        assert micro.shape(KernelQuery(512, n, 14336))[0].span == 0

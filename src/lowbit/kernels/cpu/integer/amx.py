@@ -87,10 +87,11 @@ def _span(query: KernelQuery) -> int:
     """How many blocks of 64 k are multiplied before the next; 0: all.
 
     Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
-    of the second-level cache holds few columns. The rows of a step then fill the nearest cache.
+    of the second-level cache holds few of the columns. The rows of a step then fill the nearest cache.
     """
     caches, rows = host.caches(), 2 * ROWS
-    long = caches["L2"] // 2 // _FEWEST_COLUMNS < query.k
+    columns = min(_FEWEST_COLUMNS, blocks(query.n, PANEL) * PANEL)
+    long = caches["L2"] // 2 // columns < query.k
     if not long or query.weight != "s8" or query.m <= rows:
         return 0
     most = caches["L1d"] // (rows * LINE)
