@@ -87,7 +87,7 @@ def _span(query: KernelQuery) -> int:
     """How many blocks of 64 k are multiplied before the next; 0: all.
 
     Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
-    of the second-level cache holds few of the columns. The rows of a step then fill the nearest cache.
+    of the second-level cache holds few of the columns. A step's rows then fill the nearest cache.
     """
     caches, rows = host.caches(), 2 * ROWS
     columns = min(_FEWEST_COLUMNS, blocks(query.n, PANEL) * PANEL)
