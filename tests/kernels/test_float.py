@@ -43,7 +43,12 @@ from lowbit.spec.operations.products import gemm as gemm_spec
 
 MICROS = pytest.mark.parametrize("micro", float_micro_kernels(), ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
-SIZES = [(1, 1, 1), (3, 21, 5), (9, 50, 37), (34, 33, 70)]
+SIZES = [
+    (1, 1, 1),
+    (3, 21, 5),
+    (9, 50, 37),
+    pytest.param((34, 33, 70), marks=pytest.mark.slow),
+]
 X86 = pytest.mark.skipif(
     not llvm.get_process_triple().startswith("x86_64"), reason="LLVM here generates no x86 code"
 )
