@@ -60,6 +60,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         return why
     shape, block_rows = micro.shape(query)
     step_rows = block_rows // digits * shape.row_blocks
+    assert b.scale is not None
     each = np.zeros((m, b.scale.shape[1]), np.float32)
     out = np.full((m, n), np.nan, np.float32)
     symmetric = case.static.get("symmetric", False)
