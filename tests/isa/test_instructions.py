@@ -23,6 +23,7 @@ from lowbit.isa.types import (
     bit,
     element_of,
     f32,
+    f64,
     s8,
     s16,
     s32,
@@ -71,7 +72,8 @@ _integers = [
     Example((u32, u32)),
     Example((s64, s64), span=(0, 2**30)),
 ]
-_floats = [Example((W, W)), Example((f32, f32))]
+D = Vector(f64, 8)
+_floats = [Example((W, W)), Example((f32, f32)), Example((D, D)), Example((f64, f64))]
 _counts = [
     Example((V,), (7,)),
     Example((Vector(u16, 16),), (8,)),
@@ -84,6 +86,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "mul": _integers + _floats,
     "fdiv": _floats,
     "fma": [Example((W, W, W)), Example((f32, f32, f32))],
+    "sqrt": [Example((W,)), Example((f32,))],
     "div": [Example((s64, s64), span=(1, 2**40))],
     "rem": [Example((s64, s64), span=(1, 2**40))],
     "and": _integers,
@@ -110,6 +113,9 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((Vector(u32, 16),), (f32,)),
         Example((Vector(bf16, 32),), (f32,)),
         Example((bf16,), (f32,)),
+        Example((W,), (f64,)),
+        Example((D,), (f32,)),
+        Example((D,), (s32,), span=(-(2**30), 2**30)),
         Example((Vector(f32, 16),), (bf16,)),
         Example((f32,), (bf16,)),
         Example((Vector(f32, 8),), (s32,), span=(-(2**30), 2**30)),
@@ -141,6 +147,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((BYTES, Pointer(u8))),
     ],
     "prefetch": [Example((Pointer(u8),)), Example((Pointer(f32),))],
+    "prefetch_far": [Example((Pointer(u8),)), Example((Pointer(f32),))],
     "stream": [Example((V, Pointer(s32))), Example((BYTES, Pointer(u8)))],
     "load_head": [
         Example((Pointer(f32), s64), (16,), span=(-2, 20)),
@@ -197,9 +204,9 @@ def _draw(rng: np.random.Generator, type_: Type, span: tuple[int, int] | None) -
         low, high = span if span and element.bits == 8 else (limits.min, int(limits.max) + 1)
         return rng.integers(low, high, count).astype(element.numpy)
     if span:
-        return rng.uniform(*span, count).astype(np.float32)
-    values = rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
-    special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-42, 1.0], np.float32)
+        return rng.uniform(*span, count).astype(element.numpy)
+    values = np.frombuffer(rng.bytes(count * element.bytes), element.numpy)
+    special = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-42, 1.0], element.numpy)
     return np.where(rng.random(count) < 0.3, rng.choice(special, count), values)
 
 
@@ -269,7 +276,7 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
     names = [f"p{i}" for i in range(len(pointers))]
     text = _text(instruction, example)
     code = compiler.object_code(str(emit(text, list(pointers), isa, "text")), isa)
-    program = Program(compiler.Loaded(code, "text", isa), isa, names)
+    program = Program("text", compiler.Loaded(code, "text", isa), isa, names)
     rng = np.random.default_rng(5)
     for _ in range(ROUNDS):
         data = [_draw(rng, type_, example.span) for type_ in example.operands]
@@ -280,7 +287,8 @@ def test_emission_and_meaning_agree(instruction: Instruction, example: Example, 
         with np.errstate(all="ignore"):
             text(machine, *(machine.pointer(name, one, to.element) for name, one, to in given))
         # As floats, any NaN equals any other: which one is made is not defined.
-        kind = np.float32 if result is not None and element_of(result).is_float else np.uint8
+        element = None if result is None else element_of(result)
+        kind = element.numpy if element is not None and element.is_float else np.uint8
         compiled[-1], interpreted[-1] = compiled[-1].view(kind), interpreted[-1].view(kind)
         np.testing.assert_array_equal(compiled[-1], interpreted[-1])
         for ours, meant in zip(compiled[:-1], interpreted[:-1], strict=True):

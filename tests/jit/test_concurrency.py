@@ -81,7 +81,7 @@ for count in (1, 2, 3):
 """
     )
     before, after = words(code)
-    assert before == "threads-of-each-call"
+    assert before == "threads-of-its-own"
     assert "omp" in after
 
 
@@ -106,12 +106,12 @@ for _ in range(3):
 @NEEDS_FORK
 @NEEDS_TORCH
 def test_a_child_of_fork_computes_where_openmp_ran(words: Words) -> None:
-    assert words("import torch" + PRODUCT + FORKED) == ["threads-of-each-call"] * 3
+    assert words("import torch" + PRODUCT + FORKED) == ["threads-of-its-own"] * 3
 
 
 @NEEDS_FORK
 def test_a_child_of_fork_computes_where_own_threads_ran(words: Words) -> None:
-    assert words(PRODUCT + FORKED) == ["threads-of-each-call"] * 3
+    assert words(PRODUCT + FORKED) == ["threads-of-its-own"] * 3
 
 
 @pytest.mark.slow

@@ -94,7 +94,8 @@ def test_a_forced_set_that_the_machine_lacks_is_told(run_python: RunPython, forc
     assert not done.stdout
 
 
-@pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))])
+# One that nobody knows, one that this machine lacks: the tests above name all of them.
+@pytest.mark.parametrize("forced", ["sse9", *sorted(SETS.keys() - set(available()))[:1]])
 @pytest.mark.parametrize("command", ["info", "bench matmul 8x8:8x8"])
 def test_the_command_line_says_it_in_one_line(
     run_python: RunPython, forced: str, command: str

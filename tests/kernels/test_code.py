@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
 import llvmlite.binding as llvm
 import pytest
@@ -47,7 +49,11 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
 
 def _assembly(micro: MicroKernel, m: int, n: int = 96) -> str:
     _needs_llvm_for(micro)
-    shape, _ = micro.shape(KernelQuery(m, n, 256))
+    return _assembly_of(micro, micro.shape(KernelQuery(m, n, 256))[0])
+
+
+@cache  # several numbers of rows and columns have one shape
+def _assembly_of(micro: MicroKernel, shape: Any) -> str:
     return product.assembly(
         micro.isa,
         micro=micro,
@@ -75,6 +81,7 @@ def _innermost_loop(assembly: str, instruction: str) -> list[str]:
     return best
 
 
+@pytest.mark.slow
 @MICRO_KERNELS
 @pytest.mark.parametrize(("m", "n"), [(1, 96), (4, 96), (17, 64), (64, 96), (72, 32), (72, 16)])
 def test_the_innermost_loop_spills_nothing(micro: MicroKernel, m: int, n: int) -> None:

@@ -245,6 +245,7 @@ def test_errors_say_what_to_do() -> None:
 POINTERS = {"tiles_ptr": "*i32", "weight_scale_ptr": "*bf16", "zero_ptr": "*bf16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("half", [False, True])
 def test_ahead_of_time_rows(sm: int, half: bool) -> None:
@@ -264,6 +265,7 @@ def test_ahead_of_time_rows(sm: int, half: bool) -> None:
     assert made.count("HADD2") == (32 if half else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
     planes = compile_ahead(
@@ -277,6 +279,7 @@ def test_ahead_of_time_what_is_made_of_x(sm: int) -> None:
     assert planes.count("LDG.E.64") > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("group", [32, 128])
 def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
@@ -293,6 +296,7 @@ def test_ahead_of_time_dequantized(sm: int, group: int) -> None:
     assert made.count("I2F") + made.count("I2FP") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(
     ("n", "depth", "group", "zeros", "half"),

@@ -14,14 +14,16 @@ from lowbit.jit.memory import OutOfBoundsError
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
-from lowbit.numerics import QTensor, quantize, quantize_rows
+from lowbit.numerics import QTensor, int_format, quantize, quantize_rows
 from lowbit.spec.operations.products import matmul
 from lowbit.weights.panels import PackedMatrix
+from lowbit.weights.split import Split
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
 MICRO_KERNELS = pytest.mark.parametrize(
@@ -37,11 +39,23 @@ def interpreted(
     """Run the product's text on NumPy, with items small enough that there are several."""
     m, k = a.shape
     lines = blocks(k, LINE)
-    shape, block_rows = micro.shape(KernelQuery(m, b.N, k))
+    split: Split | None = extra.pop("split", None)
+    a_format = extra.pop("a_format", Bytes())
+    in_place = extra.pop("in_place", False)
+    query = KernelQuery(
+        m,
+        b.N,
+        k,
+        in_place=in_place,
+        signed=a_format.flip > 0,
+        split=split.format if split else None,
+    )
+    shape, block_rows = micro.shape(query)
+    assert shape.in_place or not in_place or query.signed
     shape = replace(shape, span=extra.pop("span", 0), ring=extra.pop("ring", 0))
     step_rows = block_rows * shape.row_blocks
     private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
-    a_format = extra.pop("a_format", Bytes())
+    private_bytes += micro.scratch_bytes(shape, lines)
     fused = extra.pop("fused", False)
     weight = extra.pop("weight", "s8")
     epilogue = extra.pop("epilogue", Epilogue())
@@ -49,11 +63,14 @@ def interpreted(
         "a": a,
         "a_row_stride": a.strides[0] // a.itemsize,
         "a_stride": a.strides[1] // a.itemsize,
+        "windows": None,
+        "first_row": 0,
+        "residual_stride": b.N,
         "packed": np.zeros((blocks(m, step_rows) * step_rows, padded_k(k)), np.uint8),
         "row_scale": np.zeros(m, np.float32),
         "row_zero": np.zeros(m, np.int32),
         "row_sum": np.zeros(m, np.int32),
-        "panels": b.panels,
+        "panels": split.memory if split else b.right_for(shape),
         "column_sum": b.column_sums,
         "column_zero": b.zero_points,
         "column_scale": b.scale,
@@ -68,6 +85,7 @@ def interpreted(
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
+        "threads": 1,
         "private": np.zeros(private_bytes, np.uint8),
         "private_bytes": private_bytes,
         **extra,
@@ -121,6 +139,45 @@ def test_sums_wait_between_spans_of_k(sizes: tuple[int, int, int], span: int) ->
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    "micro", [m for m in micro_kernels() if isinstance(m, VectorKernel)], ids=repr
+)
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((9, n, k) for n in (1, 4, 6) for k in (1, 3, 31, 130)),
+        *((17, 1, 64), (8, 2, 97), (11, 7, 15), (12, 8, 64), (19, 13, 30), (8, 16, 32)),
+    ],
+)
+def test_rows_are_multiplied_where_they_lie(
+    micro: MicroKernel, sizes: tuple[int, int, int], signed: bool
+) -> None:
+    """Nothing is read between rows or behind them, whatever pieces they are cut into; rows of the
+    output lie apart or not."""
+    m, n, k = sizes
+    rng = np.random.default_rng(m * n + k)
+    whole = rng.integers(0, 256, (m, k + 3), dtype=np.uint8)
+    most = 32 if micro.name == "split" else 64  # which takes what is small enough, or split to be
+    b = rng.integers(-most, most, (k, n), dtype=np.int8)
+    a, zeros, scales = whole[:, 1 : k + 1], rng.integers(0, 256, m), rng.random(m)
+    values = a.astype(np.int64) ^ (FLIP if signed else 0)
+    weight = pack(
+        QTensor(b, np.ones(n, np.float32), np.zeros(n, np.int32), int_format("int8"), axis=1)
+    )
+    exact = (values - zeros[:, None]) @ b
+    expected = exact.astype(np.float32) * scales.astype(np.float32)[:, None]
+    for gap in (0, 5):
+        out = np.full((m, n + gap), 7, np.float32)
+        interpreted(
+            micro, a, weight, out[:, :n], in_place=True, fused=True, a_format=Bytes(signed),
+            row_zero=zeros.astype(np.int32), row_scale=scales.astype(np.float32),
+            epilogue=Epilogue(a_zero=True, out="f32"),
+        )  # fmt: skip
+        np.testing.assert_array_equal(out[:, :n], expected)
+        assert (out[:, n:] == 7).all()
 
 
 @pytest.mark.parametrize("ring", [4, 8])
@@ -264,21 +321,25 @@ def test_pack_interpreted(along: str, order: str, sizes: tuple[int, int], unsign
     np.testing.assert_array_equal(again.panels, panels)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @MICRO_KERNELS
-def test_group_maxima(micro: MicroKernel) -> None:
-    """The greatest of each 8 columns; those past the last one count as −∞."""
+def test_group_maxima(micro: MicroKernel, masked: bool) -> None:
+    """The greatest of each 8 columns; those past the last one, or masked, count as −∞."""
     rng = np.random.default_rng(6)
     m, n, k = 19, 37, 70
     a = rng.integers(0, 256, (m, k)).astype(np.uint8)
     weight = quantize(rng.standard_normal((k, n)).astype(np.float32), "int4", axis=1)
     packed = pack(weight)
     out = np.full((m, 6), 7, np.float32)
+    mask = rng.random(48) < 0.3
     scale = rng.uniform(0.5, 2, m).astype(np.float32)
     interpreted(
         micro, a, packed, out, row_scale=scale, weight=packed.weight, fused=True,
-        epilogue=Epilogue(out="max8"),
+        epilogue=Epilogue(out="max8_masked" if masked else "max8"), residual=mask,
     )  # fmt: skip
     sums = a.astype(np.int64) @ weight.values.astype(np.int64)
     scores = np.full((m, 48), -np.inf, np.float32)
     scores[:, :n] = sums.astype(np.float32) * scale[:, None] * weight.scale
+    if masked:
+        scores[:, ~mask] = -np.inf
     np.testing.assert_array_equal(out, scores.reshape(m, 6, 8).max(axis=2))

@@ -171,10 +171,13 @@ def _arguments(
     shape, block_rows = micro.shape(KernelQuery(m, PANEL, k))
     step_rows = block_rows * shape.row_blocks
     nothing = np.zeros(0, np.float32)
-    return {
+    arguments = {
         "a": a,
         "a_row_stride": k,
         "a_stride": 1,
+        "windows": nothing,
+        "first_row": 0,
+        "residual_stride": b.N,
         "packed": np.zeros((blocks(m, step_rows) * step_rows, padded_k(k)), np.uint8),
         "row_scale": np.zeros(m, np.float32),
         "row_zero": np.zeros(m, np.int32),
@@ -194,9 +197,11 @@ def _arguments(
         "block_rows": block_rows,
         "item_steps": 2,
         "item_panels": 3,
+        "threads": 1,
         "private": np.zeros(0, np.uint8),
         "private_bytes": 0,
     }
+    return {name: arguments[name] for name in product.types}
 
 
 def _shape(micro: MicroKernel, m: int, k: int) -> Shape:

@@ -9,8 +9,11 @@ import pytest
 
 import lowbit
 from lowbit.numerics import QTensor, int_format
+from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panels import PackedMatrix, Panels
+from lowbit.weights.panel_packing import Panels
+from lowbit.weights.panels import PackedMatrix
+from lowbit.weights.rows import Rows
 from lowbit.weights.tiles import Tiles
 
 FORMATS = [
@@ -45,7 +48,7 @@ def _same(one: QTensor, other: QTensor) -> None:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)
 
 
-@pytest.mark.parametrize("packing", [Panels(), Tiles()], ids=["panels", "tiles"])
+@pytest.mark.parametrize("packing", [Panels(), Tiles(), Rows()], ids=["panels", "tiles", "rows"])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_there_and_back(packing: Any, format: WeightFormat, shape: tuple[int, int]) -> None:
@@ -54,24 +57,24 @@ def test_there_and_back(packing: Any, format: WeightFormat, shape: tuple[int, in
         assert isinstance(packing, Tiles)
         assert format == INT8 or (format.group_size == 8 and shape[1] > 8), refusal
         return
-    arrays = packing.pack(q)
+    arrays = packing.pack(QuantizedWeight(q))
     assert set(arrays) <= set(packing.parts)
-    _same(packing.unpack(arrays, format, shape), q)
+    _same(packing.unpack(arrays, format, shape).weight, q)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_files_hold_the_record(format: WeightFormat, shape: tuple[int, int]) -> None:
     q = _drawn(format, shape)
-    arrays = format.to_stored(q)
+    arrays = format.to_stored(QuantizedWeight(q))
     described = format.stored(shape)
     assert {n: (a.dtype.name, a.shape) for n, a in arrays.items()} == described
-    _same(format.from_stored(arrays, shape), q)
+    _same(format.from_stored(arrays, shape).weight, q)
 
 
 def test_tiles_lie_as_they_are_drawn() -> None:
     q = _drawn(WeightFormat("uint4", 32), (70, 300))
-    arrays = Tiles().pack(q)
+    arrays = Tiles().pack(QuantizedWeight(q))
     tiles = arrays["tiles"].view(np.uint32)
     assert tiles.shape == (2, 3, 64, 16)
     for n, k in ((0, 0), (5, 7), (63, 127), (64, 128), (69, 299)):
@@ -83,7 +86,7 @@ def test_tiles_lie_as_they_are_drawn() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
 @pytest.mark.parametrize("groups", [False, True])
-def test_packed_matrices_give_back_what_was_quantized(dtype: str, groups: bool) -> None:
+def test_packed_matrices_give_back_what_was_quantized(dtype: Any, groups: bool) -> None:
     if groups and dtype.endswith("8"):
         return
     w = np.random.default_rng(1).standard_normal((70, 33))

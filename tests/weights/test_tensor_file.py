@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import lowbit
-from lowbit.search.index import _FILE as INDEX
+from lowbit.search.files import FILE as INDEX
 from lowbit.weights.packed_file import _FILE as PACKED
 from lowbit.weights.tensor_file import StoredTensor, TensorFile
 

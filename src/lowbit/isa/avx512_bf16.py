@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from lowbit.isa import host
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, Signature, instruction
@@ -17,6 +18,13 @@ from lowbit.isa.instruction_set import register
 from lowbit.isa.types import Vector, bf16, f32
 
 AVX512_BF16 = register(AVX512_VNNI.plus("avx512_bf16", "avx512bf16", extension=True))
+
+
+def starts_like_fma() -> bool:
+    """Whether VDPBF16PS starts as often as VFMADD231PS on this machine, and so multiplies twice as
+    many numbers: on AMD's CPUs, but not on Intel's. Source: uops.info."""
+    return host.cpu_name().startswith("znver")
+
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
@@ -60,3 +68,19 @@ def vdpbf16ps(acc: Any, a: Any, b: Any) -> Any:
     left, right = flushed(a), flushed(b)
     first = flushed(fma.meaning(left[1::2], right[1::2], flushed(acc)))
     return flushed(fma.meaning(left[0::2], right[0::2], first))
+
+
+def _narrow(call: Call, value: Any) -> Any:
+    module, name = call.builder.module, "llvm.x86.avx512bf16.cvtneps2bf16.512"
+    kind = ir.FunctionType(ir.VectorType(_BFloat(), 16), [value.type])
+    function = module.globals.get(name) or ir.Function(module, kind, name)
+    return call.builder.bitcast(call.builder.call(function, [value]), call.result.llvm)
+
+
+@instruction(Signature(Vector(bf16, 16), Vector(f32, 16)), _narrow, feature="avx512bf16")
+def vcvtneps2bf16(a: Any) -> Any:
+    """The nearest bfloat16, ties to even; subnormal numbers as zero, the upper half of a NaN, made
+    a quiet one."""
+    bits = flushed(a).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(a), bits >> 16 | 0x40, rounded).astype(np.uint16).view(bf16.numpy)

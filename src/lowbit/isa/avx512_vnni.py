@@ -9,3 +9,4 @@ from lowbit.isa.instruction_set import register
 AVX512_VNNI = register(AVX512.plus("avx512_vnni", "avx512vnni"))
 
 vpdpbusd = byte_products("vpdpbusd", 16, "avx512vnni")
+vpdpbusd_half = byte_products("vpdpbusd_half", 8, "avx512vnni")

@@ -8,6 +8,7 @@ depend on the machine. Source: the LLVM language reference.
 from __future__ import annotations
 
 import operator
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,12 @@ def _integers(*types: Type) -> Type:
     return types[0]
 
 
+def _floats(*types: Type) -> Type:
+    if not element_of(_same(*types)).is_float:
+        raise TypeError(f"floats expected, got {types[0]}")
+    return types[0]
+
+
 def _float32s(*types: Type) -> Type:
     if element_of(_same(*types)) != f32:
         raise TypeError(f"float32 expected, got {types[0]}")
@@ -96,7 +103,7 @@ def _comparison(sign: str) -> Any:
 add = Instruction("add", _numbers, _by_kind("add", "fadd"), operator.add)
 sub = Instruction("sub", _numbers, _by_kind("sub", "fsub"), operator.sub)
 mul = Instruction("mul", _numbers, _by_kind("mul", "fmul"), operator.mul)
-fdiv = Instruction("fdiv", _float32s, _by_kind("", "fdiv"), np.divide)
+fdiv = Instruction("fdiv", _floats, _by_kind("", "fdiv"), np.divide)
 # Quotient and remainder are of non-negative integers: kernel texts divide nothing else.
 div = Instruction("div", _integers, _by_kind("sdiv"), operator.floordiv)
 rem = Instruction("rem", _integers, _by_kind("srem"), operator.mod)
@@ -133,6 +140,18 @@ def fma(a: Any, b: Any, c: Any) -> Any:
     return rounded if rounded.ndim else rounded[()]
 
 
+def _sqrt(call: Call, a: ir.Value) -> Any:
+    type_ = call.types[0]
+    suffix = f"v{type_.lanes}f32" if isinstance(type_, Vector) else "f32"
+    return call.intrinsic(f"llvm.sqrt.{suffix}", a)
+
+
+@instruction(_float32s, _sqrt)
+def sqrt(a: Any) -> Any:
+    """The square root of float32, rounded once; NaN below zero."""
+    return np.sqrt(a)
+
+
 def constant_like(type_: Scalar | Vector, value: float) -> ir.Constant:
     """The number, of this type, in every lane."""
     element = element_of(type_)
@@ -163,6 +182,8 @@ shr = Instruction("shr", _shift_type, _shift_right, operator.rshift)
 
 
 def _selected(condition: Type, a: Type, b: Type) -> Type:
+    if isinstance(a, Pointer) and a == b and condition == bit:
+        return a
     _same(a, b)
     if condition not in (bit, with_element(a, bit)):
         raise TypeError(f"a {condition} cannot select between {a}")
@@ -171,9 +192,8 @@ def _selected(condition: Type, a: Type, b: Type) -> Type:
 
 @instruction(_selected, lambda call, c, a, b: call.builder.select(c, a, b))
 def select(condition: Any, a: Any, b: Any) -> Any:
-    """Lane by lane, `a` where `condition` holds, else `b`."""
-    chosen = np.where(condition, a, b)
-    return chosen if chosen.ndim else chosen[()]
+    """Lane by lane, `a` where `condition` holds, else `b`; of pointers and scalars, one of them."""
+    return np.where(condition, a, b) if np.ndim(condition) else a if condition else b
 
 
 def minimum(a: Value, b: Value) -> Value:
@@ -186,11 +206,16 @@ def maximum(a: Value, b: Value) -> Value:
     return select(lt(b, a), a, b)
 
 
+@cache
+def _mask(lanes: tuple[int, ...]) -> ir.Constant:
+    """Which lanes a shuffle takes: one object for each choice, which is printed once."""
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+
+
 def _splat(call: Call, value: Any, lanes: int) -> Any:
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = call.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
-    return call.builder.shuffle_vector(first, undefined, zeros)
+    return call.builder.shuffle_vector(first, undefined, _mask((0,) * lanes))
 
 
 @instruction(lambda value, lanes: Vector(element_of(value), lanes), _splat)
@@ -205,8 +230,7 @@ def _shuffle_type(a: Type, b: Type, lanes: tuple[int, ...]) -> Type:
 
 
 def _shuffle(call: Call, a: ir.Value, b: ir.Value, lanes: tuple[int, ...]) -> Any:
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
-    return call.builder.shuffle_vector(a, b, mask)
+    return call.builder.shuffle_vector(a, b, _mask(lanes))
 
 
 @instruction(_shuffle_type, _shuffle)
@@ -253,8 +277,8 @@ def store(value: Any, address: Any) -> None:
     address.store(np.atleast_1d(value))
 
 
-def _prefetch(call: Call, pointer: ir.Value) -> None:
-    read, near, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
+def _prefetch(call: Call, pointer: ir.Value, locality: int = 3) -> None:
+    read, near, data = (ir.Constant(ir.IntType(32), n) for n in (0, locality, 1))
     call.intrinsic("llvm.prefetch.p0", pointer, read, near, data)
 
 
@@ -266,6 +290,11 @@ def _anywhere(pointer: Type) -> None:
 @instruction(_anywhere, _prefetch)
 def prefetch(address: Any) -> None:
     """A hint that the cache line there will be read. It need not exist: nothing is accessed."""
+
+
+@instruction(_anywhere, partial(_prefetch, locality=2))
+def prefetch_far(address: Any) -> None:
+    """`prefetch` into the second-level cache, but not the first."""
 
 
 def _stream(call: Call, value: ir.Value, pointer: ir.Value) -> None:

@@ -47,6 +47,7 @@ def _cpuinfo(field: str) -> str:
     return next((value.strip() for name, _, value in fields if name.strip() == field), "")
 
 
+@cache
 def triple() -> str:
     """LLVM's name of what this process runs on, such as "x86_64-unknown-linux-gnu"."""
     return llvm.get_process_triple().replace("arm64", "aarch64", 1)  # Apple's name for it
@@ -61,6 +62,12 @@ def cpu_name() -> str:
 def model_name() -> str:
     """The name that the operating system gives the CPU, or the architecture."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+@cache
+def vendor() -> str:
+    """Of an x86 CPU, as CPUID has it, such as "GenuineIntel"; else ""."""
+    return _cpuinfo("vendor_id")
 
 
 @cache
@@ -86,7 +93,7 @@ def read_ahead() -> int:
     Intel's cores follow a stream only to the end of its page of 4 KiB: fetching 2 KiB ahead made an
     Emerald Rapids core read 20 to 30 % more. A Zen 4 core lost 3 to 13 % by it.
     """
-    return 2048 if _cpuinfo("vendor_id") == "GenuineIntel" else 0
+    return 2048 if vendor() == "GenuineIntel" else 0
 
 
 @cache

@@ -8,6 +8,7 @@ comparing and converting depend on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -20,21 +21,43 @@ else:
     Value = object
 
 
-@dataclass(frozen=True)
-class Scalar:
+_MADE: dict[tuple[Any, ...], Any] = {}
+
+
+class _Interned(type):
+    """A class whose instances of the same parameters are one object. Types are compared and looked
+    up at every instruction that is emitted or interpreted: this way by identity."""
+
+    def __call__(cls, *parameters: Any) -> Any:
+        key = cls, *parameters
+        found = _MADE.get(key)
+        return _MADE.setdefault(key, super().__call__(*parameters)) if found is None else found
+
+
+class _Type(metaclass=_Interned):
+    """What all types share: a copy and a pickle are the same object again."""
+
+    __match_args__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(vars(self)[name] for name in self.__match_args__)
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar(_Type):
     """A number: kind "s" (signed), "u" (unsigned), "f" (IEEE float), "bf" (bfloat16, the upper half
     of a float32, which is only stored, and converted from and to that) or "b" (one bit)."""
 
     kind: str
     bits: int
 
-    @property
+    @cached_property
     def llvm(self) -> ir.Type:
         if self.kind != "f":  # LLVM would compute with its bfloat, on every machine somehow
             return ir.IntType(self.bits)
         return {32: ir.FloatType(), 64: ir.DoubleType()}[self.bits]
 
-    @property
+    @cached_property
     def numpy(self) -> np.dtype[Any]:
         if self.kind == "b":
             return np.dtype(np.bool_)
@@ -42,7 +65,7 @@ class Scalar:
             return np.dtype(bfloat16)
         return np.dtype(f"{'i' if self.kind == 's' else self.kind}{self.bits // 8}")
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return max(1, self.bits // 8)
 
@@ -54,18 +77,18 @@ class Scalar:
         return "bool" if self.kind == "b" else f"{self.kind}{self.bits}"
 
 
-@dataclass(frozen=True)
-class Vector:
+@dataclass(frozen=True, eq=False)
+class Vector(_Type):
     """`lanes` numbers of one scalar type, side by side in a register."""
 
     element: Scalar
     lanes: int
 
-    @property
+    @cached_property
     def llvm(self) -> ir.Type:
         return ir.VectorType(self.element.llvm, self.lanes)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.element.bytes * self.lanes
 
@@ -73,13 +96,13 @@ class Vector:
         return f"{self.element}x{self.lanes}"
 
 
-@dataclass(frozen=True)
-class Pointer:
+@dataclass(frozen=True, eq=False)
+class Pointer(_Type):
     """The address of an element; arithmetic on it counts elements."""
 
     element: Scalar
 
-    @property
+    @cached_property
     def llvm(self) -> ir.Type:
         return ir.PointerType()
 
@@ -87,11 +110,11 @@ class Pointer:
         return f"{self.element}*"
 
 
-@dataclass(frozen=True)
-class Tile:
+@dataclass(frozen=True, eq=False)
+class Tile(_Type):
     """A two-dimensional matrix register, named by its number (0 to 7), never moved."""
 
-    @property
+    @cached_property
     def llvm(self) -> ir.Type:
         return ir.IntType(8)
 
@@ -106,7 +129,7 @@ u8, s8 = Scalar("u", 8), Scalar("s", 8)
 u16, s16 = Scalar("u", 16), Scalar("s", 16)
 u32, s32 = Scalar("u", 32), Scalar("s", 32)
 s64 = Scalar("s", 64)
-f32 = Scalar("f", 32)
+f32, f64 = Scalar("f", 32), Scalar("f", 64)
 bf16 = Scalar("bf", 16)
 tile = Tile()
 
@@ -115,7 +138,9 @@ tile = Tile()
 Int = Annotated[Value, s64]
 U8Pointer = Annotated[Value, Pointer(u8)]
 S8Pointer = Annotated[Value, Pointer(s8)]
+S16Pointer = Annotated[Value, Pointer(s16)]
 S32Pointer = Annotated[Value, Pointer(s32)]
+S64Pointer = Annotated[Value, Pointer(s64)]
 F32Pointer = Annotated[Value, Pointer(f32)]
 
 

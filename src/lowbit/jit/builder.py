@@ -9,7 +9,9 @@ conditions run while the kernel is generated (they unroll and specialise); `k.ra
     for item in k.parallel(items): ...   items are shared out among threads; regions run in order
 
 All three are generators: the compiler yields once and closes the block when the body is done, the
-interpreter yields as often as the machine would. So a body must not `break` or `return`.
+interpreter yields as often as the machine would. So a body must not `break` or `return`. A text
+with parallel regions reads and writes operands only in them: outside there may be a thread that
+comes when the call has returned (jit.team).
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ class Builder(ABC):
         self.isa = isa
         self._vector_registers = 0
         self._tiles: dict[int, Value] = {}
+        self._results: dict[tuple[Instruction, tuple[Any, ...]], Type | None] = {}
+        self._integers: dict[tuple[int, Type], Value] = {}
 
     # What the backends differ in.
 
     @abstractmethod
     def execute(self, instruction: Any, operands: tuple[Any, ...]) -> Value | None: ...
     @abstractmethod
-    def constant(self, value: float, type_: Type) -> Value: ...
+    def _constant(self, value: float, type_: Type) -> Value: ...
     @abstractmethod
     def advance(self, pointer: Value, elements: Value | int) -> Value: ...
     @abstractmethod
@@ -88,16 +92,33 @@ class Builder(ABC):
             raise TypeError(f"an s64 is expected, got {value.type}; convert it with .to(s64)")
         return value
 
+    def constant(self, value: float, type_: Type) -> Value:
+        """A number, of a vector's type in every lane. ValueError if the type does not hold it."""
+        if type(value) is not int:  # -0.0 is another constant than 0.0, and equal
+            self._check_constant(value, type_)
+            return self._constant(value, type_)
+        key = value, type_
+        if key not in self._integers:
+            self._check_constant(value, type_)
+            self._integers[key] = self._constant(value, type_)
+        return self._integers[key]
+
     def typed(self, instruction: Instruction, operands: tuple[Any, ...]) -> tuple[Any, Any, Any]:
         """(operand types, payloads, result type) of one use; TypeError if it may not be."""
-        types = tuple(o.type if isinstance(o, Value) else o for o in operands)
+        types = tuple([o.type if isinstance(o, Value) else o for o in operands])
         payloads = [o.payload if isinstance(o, Value) else o for o in operands]
+        use = instruction, types
+        if use not in self._results:
+            self._results[use] = self._result(instruction, types)
+        return types, payloads, self._results[use]
+
+    def _result(self, instruction: Instruction, types: tuple[Any, ...]) -> Type | None:
         if instruction.feature and instruction.feature not in self.isa.features:
             raise TypeError(
                 f"{instruction.name} needs {instruction.feature}, which {self.isa.name} lacks"
             )
         try:
-            return types, payloads, instruction.typing(*types)
+            return instruction.typing(*types)
         except TypeError as error:
             raise TypeError(f"{instruction.name}: {error}") from None
 

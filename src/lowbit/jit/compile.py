@@ -7,6 +7,7 @@ machine would run.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -57,6 +58,9 @@ def _initialize_all() -> None:
     llvm.initialize_all_asmprinters()
 
 
+_process_triple = cache(llvm.get_process_triple)
+
+
 @cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
     if isa.is_foreign:
@@ -64,7 +68,7 @@ def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
         triple = f"{isa.architecture}-unknown-linux-gnu"
     else:
         _initialize()
-        triple = llvm.get_process_triple()
+        triple = _process_triple()
     # Tuning for a generic core would otherwise split 512-bit vectors in two.
     wide = ["-prefer-256-bit"] if isa.vector_bytes == 64 else []
     features = ",".join([f"+{name}" for name in isa.features] + wide)
@@ -99,7 +103,8 @@ def assembly(ir_text: str, isa: InstructionSet) -> str:
 
 
 class Loaded:
-    """An object file in executable memory, for as long as this object lives.
+    """An object file in executable memory, for as long as the process lives: a thread of the pool
+    may be in it when everything else has ended.
 
     RuntimeError for code of another architecture, ValueError if it lacks the function.
     """
@@ -111,11 +116,12 @@ class Loaded:
         if sys.byteorder != "little":
             raise RuntimeError("lowbit's kernels are written for little-endian machines")
         empty = llvm.parse_assembly("")
-        empty.triple = llvm.get_process_triple()
+        empty.triple = _process_triple()
         machine = llvm.Target.from_triple(empty.triple).create_target_machine(jit=True)
         self._engine = llvm.create_mcjit_compiler(empty, machine)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         self.address = self._engine.get_function_address(name)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))
         if not self.address:
             raise ValueError(f"the object file holds no function {name!r}")

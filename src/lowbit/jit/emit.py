@@ -3,8 +3,8 @@
 The function it becomes has the signature `void kernel(int64_t *slots)`: one 8-byte slot for each
 parameter, in order, followed by the counters of the parallel regions, zero at the start. Any number
 of threads may enter with the same slots at the same time: each takes items from a counter until
-none is left, and waits between regions until every item is done. So the result does not depend on
-how many threads came.
+none is left, and waits behind each region until every item is done. So the result does not depend
+on how many threads came, and one that comes too late finds nothing to do.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ class Emitter(Builder):
         return values
 
     def finish(self) -> ir.Module:
-        """Close the function and return its module."""
+        """Close the function and return its module. It ends when all items are done."""
         if self._open:
             raise RuntimeError(
                 f"{self.function.name}: {self._open} bodies of k.range, k.when or k.parallel "
                 "were left by break or return, which only the interpreter would have obeyed"
             )
+        self._wait()
         self.builder.ret_void()
         return self.module
 
@@ -91,8 +92,7 @@ class Emitter(Builder):
         value = instruction.emit(Call(self.builder, types, result), *payloads)
         return None if result is None else Value(self, result, value)
 
-    def constant(self, value: float, type_: Type) -> Value:
-        self._check_constant(value, type_)
+    def _constant(self, value: float, type_: Type) -> Value:
         assert isinstance(type_, Scalar | Vector)
         return Value(self, type_, constant_like(type_, value))
 

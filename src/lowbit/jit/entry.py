@@ -6,8 +6,7 @@ was fixed beforehand, and which of them a call fills. A call copies the slots to
 them, releases the GIL and jumps. Through ctypes the same costs microseconds, as long as a small
 product takes. An argument is an int (an address, a size), None (0), or a NumPy array, whose address
 is read from where NumPy's C interface keeps it (`PyArrayObject_fields`, numpy/ndarraytypes.h: the
-first member after Python's own header). Whether objects are laid out so is asked once, of
-real ones.
+first member after Python's own header). Whether objects are laid out so is asked once, of some.
 
 Sources: Python's C API reference, "Common Object Structures", "Thread State and the GIL".
 """
@@ -159,7 +158,11 @@ wrong:
   call void @PyErr_SetString(ptr %kind, ptr @message)
   ret ptr null
 copy:
-  %slots = alloca i64, i64 %words, align 64
+  %room = add i64 %words, 8
+  %numbered = alloca i64, i64 %room, align 64
+  %slots = getelementptr i64, ptr %numbered, i64 8
+  %number_at = getelementptr i64, ptr %numbered, i64 7
+  store i64 %words, ptr %number_at        ; before the slots, for jit.team
   %size = shl i64 %words, 3
   call void @llvm.memcpy.p0.p0.i64(ptr %slots, ptr %template, i64 %size, i1 false)
   br label %next

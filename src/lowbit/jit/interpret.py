@@ -7,6 +7,7 @@ machine it runs on: an AMX kernel runs anywhere.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,18 +28,19 @@ class Interpreter(Builder):
     def __init__(self, isa: InstructionSet, trace: list[Access] | None = None) -> None:
         super().__init__(isa)
         self.trace = trace
-        self.executed: dict[str, int] = {}
+        self.executed: dict[str, int] = defaultdict(int)
 
     def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
         _, payloads, result = self.typed(instruction, operands)
-        self.executed[instruction.name] = self.executed.get(instruction.name, 0) + 1
+        self.executed[instruction.name] += 1
         value = instruction.meaning(*payloads)
         return None if result is None else Value(self, result, value)
 
-    def constant(self, value: float, type_: Type) -> Value:
-        self._check_constant(value, type_)
+    def _constant(self, value: float, type_: Type) -> Value:
         if isinstance(type_, Vector):
-            return Value(self, type_, np.full(type_.lanes, value).astype(type_.element.numpy))
+            lanes = np.full(type_.lanes, value).astype(type_.element.numpy)
+            lanes.flags.writeable = False
+            return Value(self, type_, lanes)
         assert isinstance(type_, Scalar)
         return Value(self, type_, int(value) if type_ == s64 else type_.numpy.type(value))
 

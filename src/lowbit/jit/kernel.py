@@ -10,8 +10,9 @@ static: each combination of them is a program of its own.
 from __future__ import annotations
 
 import inspect
+import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from lowbit.isa import InstructionSet
 from lowbit.isa.types import Pointer, Type
 from lowbit.isa.value import Value
-from lowbit.jit import cache, threads
+from lowbit.jit import cache, threads, verbose
 from lowbit.jit import compile as compiler
 from lowbit.jit.emit import emit
 from lowbit.jit.entry import bound
@@ -28,16 +29,29 @@ from lowbit.jit.interpret import Interpreter
 from lowbit.jit.memory import Access
 from lowbit.jit.recognize import Check, Fresh, recognizer
 
+_OTHER = re.compile("stride|item_|block|private|first")  # numbers that are no sizes of a problem
+
 
 class Program:
     """Machine code of one kernel for one instruction set and static arguments.
 
-    An argument is an int, a NumPy array for a pointer to its first element, or None for 0.
+    An argument is an int, a NumPy array for a pointer to its first element, or None for 0. `sizes`:
+    the parameters that say how much is computed.
     """
 
-    def __init__(self, loaded: compiler.Loaded, isa: InstructionSet, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        loaded: compiler.Loaded,
+        isa: InstructionSet,
+        names: Iterable[str],
+        sizes: Collection[str] = (),
+    ) -> None:
         self.isa = isa
         self.names = tuple(names)
+        self.sizes = sizes
+        self.name = name
+        self.address = loaded.address
         self._loaded = loaded
         self._unbound: dict[int, Callable[..., None]] = {}
 
@@ -55,9 +69,7 @@ class Program:
             other = [name for name in named if name not in self.names or named.count(name) > 1]
             raise TypeError(f"a kernel's parameters: {missing} are missing, {other} do not fit")
         call = bound(self._loaded, thread_count, self.names, varying, fixed)
-        if thread_count == 1:
-            return call
-        return lambda *arguments: call(threads.runner(), *arguments)
+        return call if thread_count == 1 else threads.Shared(call)
 
     def recognizer(
         self,
@@ -67,21 +79,33 @@ class Program:
         checks: Sequence[Check],
         fresh: Fresh | None,
         kept: Any = None,
+        brief: bool = False,
     ) -> Callable[..., Any] | None:
         """This program, in one thread, behind a comparison of arguments: see jit.recognize.
 
-        `kept` lives as long as what is returned.
+        `kept` lives as long as what is returned. `brief`: the GIL is kept.
         """
         return recognizer(
-            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept
+            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept, brief
         )
 
     def __call__(self, thread_count: int, *arguments: Any) -> None:
         """Run with one argument for each parameter, in order."""
         call = self._unbound.get(thread_count)
         if call is None:
-            call = self._unbound[thread_count] = self.bind(thread_count, self.names)
+            call = self.bind(thread_count, self.names)
+            if verbose.LEVEL:
+                call = verbose.telling(call, partial(self._told, thread_count))
+            self._unbound[thread_count] = call
         call(*arguments)
+
+    def told(self, thread_count: int, words: Mapping[str, Any], name: str = "") -> str:
+        """What a line of jit.verbose says of a launch with these words; name: whom it serves."""
+        sizes = " ".join(f"{size}={words[size]}" for size in self.sizes)
+        return verbose.line(name or self.name, "-", sizes, self.name, self.isa.name, thread_count)
+
+    def _told(self, thread_count: int, *arguments: Any) -> str:
+        return self.told(thread_count, dict(zip(self.names, arguments, strict=True)))
 
 
 class Kernel:
@@ -126,7 +150,9 @@ class Kernel:
         text = name if cache.is_known(self.text) else self.ir(isa, **static)
         make_ir = partial(self.ir, isa, **static)
         loaded = cache.load(self.name, isa, make_ir, text, sorted(static.items()))
-        return Program(loaded, isa, self.types)
+        numbers = [name for name, type_ in self.types.items() if not isinstance(type_, Pointer)]
+        sizes = [name for name in numbers if not _OTHER.search(name)]
+        return Program(self.name, loaded, isa, self.types, sizes)
 
     def interpret(
         self,

@@ -80,13 +80,12 @@ class Memory(Protocol):
 class ArrayMemory:
     """A NumPy array of any strides. Accesses are added to `trace`, where there is one."""
 
-    def __init__(
-        self, name: str, array: npt.NDArray[Any], trace: list[Access] | None = None
-    ) -> None:
+    def __init__(self, name: str, array: npt.NDArray[Any], trace: list[Access] | None) -> None:
         elements = Elements(array.shape, array.strides, array.itemsize)
         self.name, self._array, self._trace = name, array, trace
         self._start = -elements.low
         self._mine = elements.owner != NOBODY
+        self._has_gaps = not self._mine.all()
         self._bytes = _bytes_of(array, elements.low, len(elements.owner))
 
     def load(self, offset: int, size: int) -> Bytes:
@@ -101,7 +100,8 @@ class ArrayMemory:
 
     def _span(self, kind: str, offset: int, size: int) -> slice:
         low = self._start + offset
-        if low < 0 or low + size > len(self._mine) or not self._mine[low : low + size].all():
+        outside = low < 0 or low + size > len(self._mine)
+        if outside or (self._has_gaps and not self._mine[low : low + size].all()):
             array = self._array
             raise OutOfBoundsError(
                 f"{kind} of {size} bytes at byte {offset} of {self.name}, an array of "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,7 @@ def of_torch() -> tuple[str, int] | None:
     return None
 
 
+@cache
 def count_of_torch() -> int | None:
     """The address of at::get_num_threads, int (): what `torch.get_num_threads` asks."""
     for path in _mapped("libtorch_cpu.so"):

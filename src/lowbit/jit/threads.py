@@ -1,4 +1,4 @@
-"""Threads: those of PyTorch where it is loaded, else some that live as long as a call.
+"""Threads: those of PyTorch where it is loaded, else a pool.
 
 A compiled kernel may be entered by any number of threads (see jit.emit), so all that is needed is a
 function of compiled code that calls it from several at once and returns when all have ended. It is
@@ -6,6 +6,10 @@ that of the OpenMP runtime that PyTorch runs on (jit.openmp), so that two librar
 the cores and `torch.set_num_threads` and `OMP_NUM_THREADS` are obeyed. Without PyTorch, and in a
 child after `fork`, where an OpenMP runtime would hang, it is jit.team's. A runtime that other
 libraries brought is left to them.
+
+An OpenMP region ends when the last of its threads has come to the barrier. If one has lost its core
+to another process, that is some milliseconds later, in each call. `Shared` notices and takes
+jit.team's threads for a while, for which nobody waits.
 """
 
 from __future__ import annotations
@@ -15,12 +19,12 @@ import operator
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
+from time import perf_counter
 from typing import Any
 
 from lowbit.jit import openmp, team
 
-OWN = "threads of each call"
+OWN = "threads of its own"
 
 _of_torch: tuple[str, int] | None = None  # name, address of the function
 _searched = False  # which is done once, after PyTorch has been imported
@@ -41,6 +45,7 @@ def _runtime() -> tuple[str, int]:
 def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
+    team.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -52,24 +57,15 @@ def max_threads() -> int:
     count = _torch_threads()
     if count is not None:  # OpenMP's own setting is one for each thread, PyTorch's is not
         return count()
-    with contextlib.suppress(ValueError):
-        first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-        return max(1, int(first))
+    if given := os.environ.get("OMP_NUM_THREADS"):
+        with contextlib.suppress(ValueError):
+            return max(1, int(given.split(",")[0]))
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-@cache
 def counter() -> int | None:
-    """The address of a function, int (), that says what `max_threads` does; None: there is none.
-
-    Only to be asked once PyTorch is loaded, which then says how many there are.
-    """
-    return openmp.count_of_torch()
-
-
-def torch_counts() -> bool:
-    """Whether PyTorch says how many threads a call may use."""
-    return _torch_threads() is not None
+    """The address of a function, int (), that says what `max_threads` does, if PyTorch has one."""
+    return None if _torch_threads() is None else openmp.count_of_torch()
 
 
 def checked(wanted: Any) -> int:
@@ -85,6 +81,42 @@ def runtime() -> str:
     return _runtime()[0]
 
 
-def runner() -> int:
-    """The address of the function: void (kernel, its slots, number of threads, unused)."""
-    return _runtime()[1]
+_STALL = 2e-3  # seconds that a region lasts at least where a thread has lost its core
+_IN_A_ROW = 3  # such regions that are no accident
+_WHILE = 1.0  # seconds for which what was found out holds
+_distrusted_until = 0.0  # PyTorch's threads, by perf_counter's clock
+
+
+class Shared:
+    """A call of several threads: `call` is given first the address of what starts them, a function
+    void (kernel, its slots, number of threads, unused)."""
+
+    __slots__ = ("_call", "_least", "_long", "_quiet_until")
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+        self._long = 0  # the last calls in a row that took suspiciously long
+        self._least = 0.0  # seconds that these took at least
+        self._quiet_until = 0.0
+
+    def __call__(self, *arguments: Any) -> None:
+        global _distrusted_until
+        own, runner = team.address(), _runtime()[1]
+        begin = perf_counter()
+        if runner == own or begin < _distrusted_until:
+            self._call(own, *arguments)
+        elif self._long == _IN_A_ROW:  # was that the work itself? the other threads tell
+            self._call(own, *arguments)
+            now = perf_counter()
+            if now - begin < self._least / 2:
+                _distrusted_until = now + _WHILE
+            self._long, self._quiet_until = 0, now + _WHILE
+        else:
+            self._call(runner, *arguments)
+            now = perf_counter()
+            took = now - begin
+            if took < _STALL or now < self._quiet_until:
+                self._long = 0
+            else:
+                self._least = min(took, self._least) if self._long else took
+                self._long += 1

@@ -19,7 +19,7 @@ from lowbit.weights.panels import PackedMatrix, padded
 
 Array = npt.NDArray[Any]
 
-LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
+_LARGE = 1 << 18  # bytes of an output that is worth beginning at a cache line
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(bfloat16)
 _INT8 = np.dtype(np.int8)
@@ -44,9 +44,8 @@ def array(value: Any, name: str) -> Array:
             f"{name} must be a NumPy array or a PyTorch tensor, got {type(value).__name__}"
         )
     check_native(value.dtype, name)
-    return (
-        value if type(value) is np.ndarray else np.asarray(value)
-    )  # no subclass, whose indexing may mean something else
+    # No subclass, whose indexing may mean something else.
+    return value if type(value) is np.ndarray else np.asarray(value)
 
 
 def check_native(dtype: np.dtype[Any], name: str) -> None:
@@ -189,6 +188,12 @@ def check_k(
         )
 
 
+def allocation(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """What makes a new output, and of which arguments."""
+    large = math.prod(shape) * dtype.itemsize >= _LARGE
+    return aligned_empty if large else np.empty, (shape, dtype)
+
+
 def output(
     like: Any,
     out: Any,
@@ -202,8 +207,8 @@ def output(
     one of `inputs`, which are what the user gave. MemoryError: there cannot be such an array.
     """
     if out is None:
-        large = math.prod(shape) * dtype.itemsize >= LARGE
-        fresh = aligned_empty(shape, dtype) if large else np.empty(shape, dtype)
+        make, arguments = allocation(shape, dtype)
+        fresh = make(*arguments)
         if type(like) is not np.ndarray and _is_torch(like):
             return fresh, tensor_of(fresh)
         return fresh, fresh
@@ -319,9 +324,13 @@ def _plain(value: Any, name: str, kinds: str) -> Array:
     return given
 
 
-def per_element(value: Any, shape: tuple[int, int], name: str) -> Array:
-    """float32 of a given shape, C-contiguous."""
-    given = np.ascontiguousarray(float_matrix(value, name))
+def per_element(
+    value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any] = _FLOAT32
+) -> Array:
+    """Of a given shape and type, C-contiguous."""
+    given = array(value, name)
+    if given.dtype != dtype:
+        raise TypeError(f"{name} must be {dtype}, got {given.dtype}; convert it first")
     if given.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {given.shape}")
-    return given
+    return np.ascontiguousarray(given)

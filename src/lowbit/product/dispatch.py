@@ -15,6 +15,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     micro_kernels,
 )
 from lowbit.kernels.cpu.shared import serving
+from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
@@ -76,6 +77,15 @@ def wants_proof(isa: str | None) -> bool:
     return consider(chosen, unproven._replace(largest_pair=0))[-1] != consider(chosen, unproven)[-1]
 
 
+@cache
+def wants_split(isa: str | None) -> bool:
+    """Whether splitting the weights could get a product on this set a faster kernel."""
+    chosen = instruction_sets.active() if isa is None else instruction_sets.named(isa)
+    whole = KernelQuery(64, 64, 64)
+    small = whole._replace(split=SplitFormat(4, 0))
+    return consider(chosen, small)[-1] != consider(chosen, whole)[-1]
+
+
 def threads_key(wanted: int | None) -> int:
     """What a product says of its threads: the number asked for, or, negative, as many as there are.
 
@@ -97,9 +107,9 @@ def thread_count(
 
 
 def plan(product: Product) -> Plan:
-    """The plan for a product, of at least one row, column and k."""
+    """The plan for a product, of at least one row, column and k, on a set of any machine."""
     query = product.query
-    isa, micro, _ = consider(instruction_sets.get(product.isa), query)[-1]
+    isa, micro, _ = consider(instruction_sets.named(product.isa), query)[-1]
     assert micro is not None
     sizes, wanted = (product.m, product.n, product.k), product.threads
     count = thread_count(*sizes, wanted, micro.per_cycle)
@@ -108,22 +118,25 @@ def plan(product: Product) -> Plan:
     # item beside, if that is wide; quantizing them again would take longer than a barrier.
     width = host.caches()["L2"] // 2 // product.row_bytes
     fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
-    fused = fused and not micro.shape(query)[0].span  # in which rows are read span by span
+    shape, block_rows = micro.shape(query)
+    fused = shape.in_place or (fused and not shape.span)  # in which rows are read span by span
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
-    shape, block_rows = micro.shape(query._replace(m=chunk_rows))
+    if chunk_rows < product.m:
+        shape, block_rows = micro.shape(query._replace(m=chunk_rows))
     step_rows = block_rows // product.a.digits * shape.row_blocks
     if chunk_rows < product.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
     item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
     private_bytes = 0
-    if fused:  # the rows of a step
+    if fused and not shape.in_place:  # the rows of a step
         held = shape.ring if shape.ring and product.by_lines else query.k_blocks
         private_bytes += step_rows * product.a.digits * LINE * held
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
+    private_bytes += micro.scratch_bytes(shape, query.k_blocks)
     if shape.span:
         private_bytes += item_steps * item_panels * shape.step_sums
     return Plan(

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.kernel import Program
 from lowbit.jit.recognize import Array, Fresh, Same
-from lowbit.jit.workspace import aligned_empty
-from lowbit.product.arguments import LARGE
+from lowbit.product.arguments import allocation
 from lowbit.product.prepare import KEPT
 
 _MOST = 4  # ways to call with operands of the same shapes that are told apart
@@ -68,8 +66,7 @@ class RecognizedGemms:
         before, after = others[:3], others[3:]
         target = Same(None) if out is None else Array(out, "out", written=True)
         checks = [Array(a, left), Array(b, right), *map(Same, before), target, *map(Same, after)]
-        make = np.empty if result.nbytes < LARGE else aligned_empty
-        fresh = Fresh(make, (result.shape, result.dtype), "out") if out is None else None
+        fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
         words = {**one.words, "alpha": bits}
         call = one.program.recognizer(words, one.scratch, one.scratch_bytes, checks, fresh)
         if call is not None:

@@ -6,7 +6,7 @@ Operands are NumPy arrays of float32 or bfloat16.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as pairs
@@ -16,17 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
+from lowbit.jit import verbose
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
-from lowbit.product.arguments import (
-    check_float,
-    check_inner,
-    check_matrix,
-    check_no_overlap,
-)
+from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap
+from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
@@ -42,19 +39,38 @@ _NARROW = 16  # columns below which a tall output is computed as its transpose
 _FLOAT32 = np.dtype(np.float32)
 
 
+Launch = tuple[Program, dict[str, Any]]
+"""A program, and a word for each of its parameters."""
+
+
 class PreparedGemm(Protocol):
     """How products of certain layouts are computed, and the shape of what they give.
 
-    Without a part in it, c is not read.
+    Without a part in it, c is not read. told: what a line of jit.verbose says of it.
     """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def one_call(self) -> OneCall | None: ...
+    @property
+    def told(self) -> str: ...
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
     ) -> None: ...
+
+
+class Launched(Protocol):
+    """One that is nothing but launches of kernels, which need `scratch` bytes.
+
+    An address may be any object that a distance in bytes can be added to.
+    """
+
+    @property
+    def scratch(self) -> int: ...
+    def launches(
+        self, start: Any, a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float
+    ) -> Iterator[Launch]: ...
 
 
 recognized = RecognizedGemms()
@@ -77,7 +93,7 @@ def learn(
     """
     one = prepared.one_call
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
-    if one is None or c is not None or beta or not arrays:
+    if one is None or c is not None or beta or not arrays or verbose.LEVEL:
         return
     if a.size * b.shape[1] < LITTLE:
         recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options))
@@ -166,7 +182,7 @@ def _prepared(
     by_rows, by_columns = out.steps[1] == 1, out.steps[0] == 1
     swapped = by_columns if narrow else by_columns and not by_rows
     few = min(shape) <= MOST_DOT_ROWS
-    detour = _Detour(
+    detour = Detour(
         shape=shape,
         threads=threads,
         isa=isa,
@@ -176,16 +192,21 @@ def _prepared(
         by_columns=narrow or swapped,
         copies_out=not (swapped or (by_rows and not narrow)),
     )
-    if detour.copies_a or detour.copies_b or detour.copies_c or detour.copies_out:
+    if detour.copies:
+        verbose.log.info("miss,%s,what is copied first lies as no kernel takes it", detour.told)
         return detour
     count = thread_count(shape[0], shape[1], a.shape[1], threads)
     if swapped:
         a, b, c, out = b.T, a.T, c.T if c else None, out.T
     product = FloatProduct(a, b, c, out, isa, count)
     dots = plan_dots(product)
+    made: _Dots | _Blocked
     if dots is not None:
-        return _Dots(product, dots, swapped)
-    return _Blocked(product, plan(product), swapped)
+        made = _Dots(product, dots, swapped)
+    else:
+        made = _Blocked(product, plan(product), swapped)
+    tell_plan(made.told)
+    return made
 
 
 @dataclass(frozen=True)
@@ -195,6 +216,7 @@ class _Scaling:
     shape: tuple[int, ...]
     adds: bool
     one_call: None = None
+    told: str = verbose.line("gemm", "-", "-", "no products")
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -208,7 +230,7 @@ class _Scaling:
 
 
 @dataclass(frozen=True)
-class _Detour:
+class Detour:
     """Copy first what the kernels cannot take, or would be slow with, as it lies.
 
     Copies of c and of the output, which is copied back, are by columns or by rows.
@@ -223,6 +245,17 @@ class _Detour:
     by_columns: bool
     copies_out: bool
     one_call: None = None
+
+    @property
+    def copies(self) -> str:
+        """What is copied."""
+        which = {"a": self.copies_a, "b": self.copies_b, "c": self.copies_c, "out": self.copies_out}
+        return "+".join(name for name, copied in which.items() if copied)
+
+    @property
+    def told(self) -> str:
+        shape, how = "x".join(map(str, self.shape)), f"copies {self.copies}"
+        return verbose.line("gemm", "-", shape, how, self.isa, abs(self.threads))
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -274,6 +307,8 @@ class _Dots:
             "reads_c": int(self._reads_c),
         }
         varying = ("a", "b", "c", "out", "alpha", "beta")
+        self.told = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
+        self._program, self._fixed = program, fixed
         self._call = program.bind(product.threads, varying, **fixed)
         single = product.threads == 1 and not self._reads_c
         self.one_call = OneCall(program, fixed, {}, 0, swapped) if single else None
@@ -284,6 +319,16 @@ class _Dots:
         if self._swapped:
             a, b = b, a
         self._call(a, b, c if self._reads_c else None, out, _bits(alpha), _bits(beta))
+
+    scratch = 0
+
+    def launches(
+        self, start: Any, a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float
+    ) -> Iterator[Launch]:
+        if self._swapped:
+            a, b = b, a
+        words = {"a": a, "b": b, "c": c if self._reads_c else None, "out": out}
+        yield self._program, {**self._fixed, **words, "alpha": _bits(alpha), "beta": _bits(beta)}
 
 
 class _Part(NamedTuple):
@@ -313,6 +358,8 @@ class _Blocked:
             plan.k_block, plan.chunk_depth
         )
         program, self._parts = _parts(product, plan, self._keeps_sums)
+        self._program = program
+        self.told = of_floats(product, plan.micro.name, program.isa.name)
         self._private = -(-plan.packed_bytes // LINE) * LINE
         self._sums_at = self._private + product.threads * plan.private_bytes
         sums = 4 * product.m * product.n if self._keeps_sums else 0
@@ -352,6 +399,33 @@ class _Blocked:
                 _moved(out, part.out), *factors,
             )  # fmt: skip
         del memory  # until here nothing else may use it
+
+    @property
+    def scratch(self) -> int:
+        m, n = self._sums
+        return self._sums_at + (4 * m * n if self._keeps_sums else 0)
+
+    def launches(
+        self, start: Any, a: Any, b: Any, c: Any, out: Any, alpha: float, beta: float
+    ) -> Iterator[Launch]:
+        if self._swapped:
+            a, b = b, a
+        for part in self._parts:
+            yield (
+                self._program,
+                {
+                    **part.fixed,
+                    "a": a + part.a,
+                    "b": b + part.b,
+                    "packed_a": start,
+                    "private": start + self._private,
+                    "c": c + part.c if self._reads_c else None,
+                    "partial": start + (self._sums_at + part.partial),
+                    "out": out + part.out,
+                    "alpha": _bits(alpha),
+                    "beta": _bits(beta),
+                },
+            )
 
 
 def _moved(array: Array | int, distance: int) -> Array | int:
@@ -397,7 +471,6 @@ def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Pr
             "last": int(first + plan.chunk_depth >= k),
         }
         call = program.bind(threads, _VARYING, **fixed)
-        at_out = row * out.strides[0]
         part = _Part(
             call,
             fixed,
@@ -405,7 +478,7 @@ def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Pr
             b=first * b.strides[0],
             c=row * c.strides[0] if c else 0,
             partial=row * n * 4 if keeps_sums else 0,
-            out=at_out,
+            out=row * out.strides[0],
         )
         parts.append(part)
     return program, parts

@@ -39,6 +39,12 @@ class OutputSpec:
     post_ops: tuple[str, ...] = ()
     parameters: npt.NDArray[np.float32] | None = None
 
+    @property
+    def residual(self) -> np.dtype[Any]:
+        """What a residual is of."""
+        short = {"residual_u8": np.uint8, "residual_s8": np.int8}
+        return np.dtype(next((short[one] for one in self.post_ops if one in short), np.float32))
+
     @classmethod
     def of(
         cls,
@@ -86,7 +92,9 @@ def _check(steps: tuple[AnyPostOp, ...], given: tuple[str, ...]) -> None:
     for step in steps:
         one: PostOp = post_ops.get(_name(step))
         if isinstance(step, str) and one.parameters:
-            raise ValueError(f"the post-operation {step!r} needs numbers: Clamp(low, high)")
+            raise ValueError(
+                f"the post-operation {step!r} needs numbers: give its class, Clamp(low, high)"
+            )
         if one.operand and one.operand not in given:
             raise ValueError(f"the post-operation {step!r} needs the argument {one.operand}")
         needed.add(one.operand)

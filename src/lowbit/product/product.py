@@ -1,4 +1,4 @@
-"""What is asked for, when anything asks for a product: one record."""
+"""What is asked for, when anything asks for a product, or for a convolution: one record each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lowbit.kernels.cpu.rows.input_format import InputFormat
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.product.geometry import Geometry
 
 
 class Product(NamedTuple):
@@ -20,8 +21,9 @@ class Product(NamedTuple):
     - isa: the instruction set. threads: how many, or, negative, at most how many, as the work is
       worth.
     - post_ops: their names, in order. output: "s32", "f32", "bf16", "u8", "s8", or "max8", the
-      greatest float32 of each 8 columns. streams: the output goes past the caches; its rows begin
-      at multiples of 64 bytes.
+      greatest float32 of each 8 columns ("max8_masked": of those that a mask admits, bytes, one for
+      each column, in place of a residual). streams: the output goes past the caches; its rows begin
+      at multiples of 64 bytes. residual_stride: elements from row to row of the residual; 0: n.
     """
 
     m: int
@@ -33,6 +35,7 @@ class Product(NamedTuple):
     post_ops: tuple[str, ...] = ()
     output: str = "s32"
     streams: bool = False
+    residual_stride: int = 0
 
     @property
     def n(self) -> int:
@@ -53,6 +56,14 @@ class Product(NamedTuple):
         return OUTPUTS[self.output].bytes
 
     @property
+    def residual_bytes(self) -> int:
+        """From row to row of the residual."""
+        if self.output == "max8_masked":  # which is the same for all
+            return 0
+        item = 4 if "residual" in self.post_ops else 1
+        return item * (self.residual_stride or self.n)
+
+    @property
     def by_lines(self) -> bool:
         """Whether lines of rows can be made one by one: without sums, which rows have as wholes."""
         return self.a.by_lines and not self.epilogue.b_zero
@@ -61,7 +72,10 @@ class Product(NamedTuple):
     def query(self) -> KernelQuery:
         """What the micro-kernels are asked."""
         b = self.b
-        return KernelQuery(self.m, b.n, b.k, b.largest_pair, b.stored, self.a.grouping)
+        return KernelQuery(
+            self.m, b.n, b.k, b.largest_pair, b.stored, self.a.grouping,
+            self.by_lines and not self.a.windows, bool(self.a.flip), b.split,
+        )  # fmt: skip
 
     @property
     def epilogue(self) -> Epilogue:
@@ -78,3 +92,39 @@ class Product(NamedTuple):
             scales=scales,
             uniform=self.a.uniform,
         )
+
+
+class Convolution(NamedTuple):
+    """The convolution of 8-bit images [batch, *size, channels], channels last and contiguous, to
+    [batch, *output, outputs], and what follows it.
+
+    - groups: how many, each of which has a weight of the form `b`.
+    - signed: images are int8, else uint8. shifted: they have a zero point.
+    - isa, threads, post_ops, output: as in `Product`.
+    """
+
+    batch: int
+    geometry: Geometry
+    channels: int
+    groups: int
+    signed: bool
+    shifted: bool
+    b: PanelFormat
+    isa: str
+    threads: int
+    post_ops: tuple[str, ...] = ()
+    output: str = "s32"
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is a group."""
+        return self.channels == self.groups > 1
+
+    @property
+    def outputs(self) -> int:
+        return self.b.n * self.groups
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        return self.batch, *self.geometry.output, self.outputs

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit import threads
+from lowbit.jit import threads, verbose
 from lowbit.jit.recognize import Array, Check, Count, Fresh, Integer, Real, Same
-from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
-from lowbit.product.arguments import LARGE
+from lowbit.product.arguments import allocation
 from lowbit.product.prepare import PreparedProduct
 from lowbit.weights.panels import PackedMatrix
 
@@ -35,11 +34,14 @@ class _Seen:
 class Recognized:
     """Of one public function: for each right operand, by its identity, the calls recognized.
 
+    `arguments`: the names of the others, in order.
+
     `calls` holds callables that take all other arguments, in order, and return the result, or None
     where a call is another. They live as long as the operand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, operation: str, *arguments: str) -> None:
+        self._operation, self._arguments = operation, arguments
         self.calls: dict[int, tuple[Callable[..., Any], ...]] = {}
         self.of = self.calls.get
         self._seen: dict[int, _Seen] = {}
@@ -73,15 +75,21 @@ class Recognized:
         parameters: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Recognize such a call, if it can be: one check for each argument but b, and none that is
-        None. `right`, `zero`, `parameters`: what the product
-        was given; `result`: where it wrote; `fresh`: it made that itself."""
+        None. `right`, `zero`, `parameters`: what the product was given; `result`: where it wrote;
+        `fresh`: it made that itself."""
         key = id(b)
         self._seen[key].attempts += 1
         known = [check for check in checks if check is not None]
         if len(known) < len(checks):
+            pairs = zip(self._arguments, checks, strict=True)
+            others = ", ".join(name for name, check in pairs if check is None)
+            if self._seen[key].attempts == 1:
+                verbose.log.info(
+                    "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
+                    "or taken as given", self._operation, others,
+                )  # fmt: skip
             return
-        make = np.empty if result.nbytes < LARGE else aligned_empty
-        made = Fresh(make, (result.shape, result.dtype), "out") if fresh else None
+        made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
         stride = result.strides[0] // result.itemsize
         call = prepared.recognizer(right, known, made, stride, zero, parameters)
         if call is not None:
@@ -104,17 +112,12 @@ def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
     return Array(out, "out", written=True) if out is result and in_rows and whole else None
 
 
-def same(value: Any) -> Check:
-    """The check of a number, a name or nothing: that it is the same object."""
-    return Same(value)
-
-
 def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check | None:
     """The check of a number of threads: that one still serves, where more might be useful."""
     assert prepared.plan is not None
     if wanted is not None or prepared.plan.alone:
         return Same(wanted)
-    function = threads.counter() if threads.torch_counts() else None
+    function = threads.counter()
     return None if function is None else Count(function, -prepared.product.threads)
 
 

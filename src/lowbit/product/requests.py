@@ -6,6 +6,7 @@ behind it stands a call: checked, prepared, with its output specified.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,20 +17,22 @@ from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.rows.input_format import InputFormat
 from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.groups import Grouping
-from lowbit.kernels.cpu.shared.layout import padded_k
+from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
-from lowbit.product.dispatch import wants_proof
+from lowbit.product.dispatch import wants_proof, wants_split
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import KEPT, PreparedProduct, prepare
-from lowbit.product.product import Product
+from lowbit.product.product import Convolution, Product
+from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
 _MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
-
 
 Left = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 """What a left operand [M, K] is: its shape, strides in bytes, and dtype."""
@@ -48,14 +51,31 @@ def _call(
     left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec
 ) -> Call:
     name = instruction_sets.active(isa).name
-    m, steps = left[0][0], _steps(left)
-    product = Product(m, a, steps, b, name, threads, output.post_ops, output.out)
+    product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out)
     return prepare(product), output
 
 
-def panel_format(b: PackedMatrix, isa: str | None) -> PanelFormat:
+def panel_format(b: PackedMatrix | PackedDepthwise, isa: str | None) -> PanelFormat:
     """What b is, with what is proven about its values where that can matter."""
+    if wants_split(isa):
+        return b.split_format
     return b.proven_format if wants_proof(isa) else b.format
+
+
+def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
+    """The form of the matrix of each group, with what is proven about the values of all."""
+    formats = [panel_format(matrix, isa) for matrix in weight.matrices]
+    most = max(one.largest_pair for one in formats)
+    return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]))
+
+
+def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:
+    """How all are split, if one kernel can read them."""
+    known = [form for form in forms if form is not None]
+    if len({(form.summed, form.chunk, form.corrections > 0) for form in known}) != 1:
+        return None
+    most = max(form.corrections for form in known)
+    return known[0]._replace(corrections=most) if len(known) == len(forms) else None
 
 
 _SUMS = OutputSpec("s32", np.dtype(np.int32))
@@ -109,10 +129,12 @@ def floats(
 
 @lru_cache(maxsize=KEPT)
 def maxima(
-    rows: int, b: PanelFormat, threads: int, isa: str | None, biased: bool
+    rows: int, b: PanelFormat, threads: int, isa: str | None, biased: bool, masked: bool = False
 ) -> PreparedProduct:
-    """The greatest of each 8 columns of what `floats` gives of "dynamic" rows, contiguous."""
-    output = OutputSpec("max8", np.dtype(np.float32), ("bias",) if biased else ())
+    """The greatest of each 8 columns of what `floats` gives of "dynamic" rows, contiguous; with a
+    mask, given as the residual, of those columns that it admits."""
+    kind = "max8_masked" if masked else "max8"
+    output = OutputSpec(kind, np.dtype(np.float32), ("bias",) if biased else ())
     left = (rows, b.k), (4 * b.k, 4), np.dtype(np.float32)
     return _call(left, float_rows("dynamic", "float32", b), b, threads, isa, output)[0]
 
@@ -121,8 +143,8 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     """What floats become on their way to the kernel.
 
     activations: "dynamic", which are quantized row by row; "symmetric", the same with a fixed zero
-    point; or "float", as good as their `dtype`, "float32" or "bfloat16". For the
-    latter b has groups. ValueError: they do not go with b, or a sum could leave int32.
+    point; or "float", as good as their `dtype`, "float32" or "bfloat16", for which b has groups.
+    ValueError: they do not go with b, or a sum could leave int32.
     """
     if activations not in ("dynamic", "symmetric", "float"):
         raise ValueError(
@@ -143,3 +165,17 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     if activations == "float":
         return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "bfloat16")
     return SignedBytes(Grouping(size, 1, b.zero_points), symmetric)
+
+
+def convolved(c: Convolution) -> Product:
+    """The product that one group of a convolution is."""
+    each = c.channels // c.groups
+    if c.geometry.plain:
+        rows: InputFormat = Bytes(c.signed, c.shifted, shared=True)
+        row_bytes = c.channels
+    else:
+        room = 0 if each % LINE == 0 else 1 << (c.b.k + LINE - 1).bit_length()
+        rows = Windows(c.signed, c.shifted, room)
+        row_bytes = math.prod(c.geometry.size) * c.channels
+    return Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
+                   c.post_ops, c.output, residual_stride=c.outputs)  # fmt: skip

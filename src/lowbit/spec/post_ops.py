@@ -36,25 +36,29 @@ _AT_END = 1e-35  # What a kernel may make of minus infinity, where its exponenti
 
 @dataclass(frozen=True)
 class Function:
-    """A function of one number: its float64 formula, and two facts that bound errors.
+    """A function of one number: its float64 formula, and facts that bound errors.
 
-    `slope`: the most that it stretches an error of its argument. `own`: the error that a kernel
-    may add, in units of u·|x|.
+    `slope`: the most that it stretches an error of its argument. `own`, `fixed`: the error that a
+    kernel may add, in units of u·|x| and of u. `end`: its limit at minus infinity.
     """
 
     formula: Callable[[Array], Array]
     slope: float
     own: float
+    fixed: float = 0
+    end: float = 0
 
     def meaning(self, value: Array) -> Array:
-        """The function in float64; all are 0 at minus infinity, where formulas are not."""
-        return self.formula(np.where(np.isneginf(value), 0, value))
+        """The function in float64; at minus infinity its limit, which formulas may not give."""
+        ends = np.isneginf(value)
+        return np.where(ends, self.end, self.formula(np.where(ends, 0, value)))
 
     def apply(self, value: Array, error: Array) -> tuple[Array, Array]:
         """The value after the function, and the error that it may then have."""
         ends = np.isneginf(value)
         size = np.where(ends, 0, np.abs(value))
         own = self.own * UNIT * (size + error) if self.own else 0
+        own = own + self.fixed * UNIT
         return self.meaning(value), self.slope * error + own + np.where(ends, _AT_END, _TINY)
 
 
@@ -66,6 +70,10 @@ def _logistic(x: Array) -> Array:
     return 1 / (1 + np.exp(-np.clip(x, -700, 700)))
 
 
+def _ramp(x: Array) -> Array:
+    return np.clip(x / 6 + 0.5, 0, 1)
+
+
 # The slopes are the maxima of the derivatives; GELU's is Φ(√2) + √2·φ(√2) = 1.129, SiLU's 1.0998.
 FUNCTIONS = {
     "relu": Function(lambda x: np.maximum(x, 0), slope=1, own=0),
@@ -74,6 +82,10 @@ FUNCTIONS = {
         lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), slope=1.13, own=4
     ),
     "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4),
+    "sigmoid": Function(_logistic, slope=0.25, own=0, fixed=4),
+    "hardsigmoid": Function(_ramp, slope=1 / 6, own=0, fixed=4),
+    "hardswish": Function(lambda x: x * _ramp(x), slope=1.5, own=4),
+    "tanh": Function(np.tanh, slope=1, own=4, end=-1),
 }
 
 

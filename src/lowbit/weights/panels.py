@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,15 +12,18 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
+from lowbit.kernels.cpu.integer.micro_kernel import Shape as KernelShape
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
-from lowbit.numerics import QTensor, int_format, longest_sum
+from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.formats import check_values
-from lowbit.weights.format import Shape, WeightFormat
+from lowbit.weights.columns import columns
+from lowbit.weights.split import Split, split
 
 Array = npt.NDArray[Any]
+Addresses = tuple[int, int, int, int]
 
 _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
@@ -96,7 +98,7 @@ def _by_panels(each: Array) -> Array:
     return _aligned(filled.reshape(len(filled), count, PANEL).transpose(1, 0, 2))
 
 
-def _by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
+def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
     """What `_by_panels` was given, in memory of its own."""
     rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)
     return rows[: blocks(k, group_size), :n].copy()
@@ -140,7 +142,8 @@ class PackedMatrix:
     zero_points: Array | None = None
     group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
-    addresses: tuple[int, int, int, int] = field(init=False)
+    addresses: Addresses = field(init=False)
+    _columns: dict[tuple[int, int], npt.NDArray[np.uint8]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in STORED:
@@ -225,6 +228,37 @@ class PackedMatrix:
         return self.format._replace(largest_pair=self.largest_pair)
 
     @cached_property
+    def split(self) -> Split | None:
+        """The panels split for sums of four products, where that can be; of nibbles, None."""
+        return split(self.panels) if self.weight == "s8" else None
+
+    @cached_property
+    def split_format(self) -> PanelFormat:
+        """`proven_format` with what is known of the split panels, which are made for that."""
+        known = self.proven_format
+        return known if self.split is None else known._replace(split=self.split.format)
+
+    def addresses_for(self, shape: KernelShape | None) -> Addresses:
+        """`addresses`, or, in place of the panels, those of what such a kernel reads."""
+        memory = None if shape is None else self.right_for(shape)
+        if memory is None or memory is self.panels:
+            return self.addresses
+        return memory.ctypes.data, *self.addresses[1:]
+
+    def right_for(self, shape: KernelShape) -> npt.NDArray[np.uint8]:
+        """What a kernel of this shape reads: panels, split panels with lists, or long columns."""
+        if shape.summed:
+            assert self.split is not None
+            return self.split.memory
+        if shape.piece <= QUAD:
+            return self.panels
+        key = shape.held, shape.piece
+        if key not in self._columns:
+            made = columns(_stored_values(self.panels, self.K, self.N), *key)
+            return self._columns.setdefault(key, made)  # addresses of the first are in use
+        return self._columns[key]
+
+    @cached_property
     def grouped(self) -> PackedMatrix:
         """The same 4-bit integers with groups: itself, or one group for all of K."""
         if self.group_size is not None or self.scale is None:
@@ -288,7 +322,7 @@ class PackedMatrix:
             zeros += fmt.midpoint  # which had been taken from the integers
         if size is None:
             return QTensor(self.unpack(), self.scale[:n].copy(), zeros[:n], fmt, axis=1)
-        scale, zeros = _by_groups(self.scale, k, n, size), _by_groups(zeros, k, n, size)
+        scale, zeros = by_groups(self.scale, k, n, size), by_groups(zeros, k, n, size)
         return QTensor(self.unpack(), scale, zeros, fmt, 1, min(size, max(k, 1)), 0)
 
     def __repr__(self) -> str:
@@ -324,11 +358,7 @@ def pack(
         depth, columns = values.shape
         zero = np.zeros(columns, np.int32)
     stored_zero = padded(zero - np.int32(FLIP) if dtype == "uint8" else zero)
-    if STORED[dtype] == "s8":
-        panels, sums = panels_and_sums(values, isa)
-    else:  # 4-bit values fit a signed byte as they are
-        panels, sums = panels_and_sums(values.view(np.int8), isa)
-        panels = _bytes_to_nibbles(panels, signed=dtype == "int4")
+    panels, sums = packed_panels(values, dtype, isa)
     return PackedMatrix(
         panels=panels,
         column_sums=sums - np.int32(depth) * stored_zero,
@@ -399,6 +429,17 @@ def _checked_dtype(values: Array, dtype: str | None) -> str:
     return dtype
 
 
+def packed_panels(
+    values: Array, dtype: str, isa: str | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """`panels_and_sums` of integers of a format, with nibbles where that has four bits."""
+    if STORED[dtype] == "s8":
+        return panels_and_sums(values, isa)
+    # 4-bit values fit a signed byte as they are.
+    panels, sums = panels_and_sums(values.view(np.int8), isa)
+    return _bytes_to_nibbles(panels, signed=dtype == "int4"), sums
+
+
 def panels_and_sums(
     values: Array, isa: str | None = None
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
@@ -422,45 +463,3 @@ def panels_and_sums(
 def _strides(given: Array) -> tuple[int, ...]:
     """Strides of bytes, where an axis of one element counts as contiguous."""
     return tuple(s if n > 1 else 1 for s, n in zip(given.strides, given.shape, strict=True))
-
-
-class Panels:
-    """Weights [out, in] as the CPU's kernels take them: the arrays of a PackedMatrix [in, out]."""
-
-    parts = ("panels", "column_sums", "scale", "zero_points")
-
-    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
-        """Why a weight of this format cannot be packed so; None if it can."""
-        size = format.group_of(in_features)
-        if size is not None and size < in_features and (refusal := group_refusal("uint4", size)):
-            return refusal
-        summed = size or in_features
-        if size is None:
-            most, instead = longest_sum("uint8", "int8", shifted=(True, False)), ""
-        else:
-            most, instead = longest_sum("int8", "uint4"), "; use groups"
-        if summed > most:
-            return (
-                f"a sum over {summed} inputs could overflow int32; at most {most} cannot{instead}"
-            )
-        return None
-
-    def group_size(self, format: WeightFormat, in_features: int) -> int:
-        """How many k share a scale, 0 without groups: of one group, as many as the panels have."""
-        size = format.group_of(in_features) or 0
-        return size if size < in_features else one_group(in_features)
-
-    def pack(self, q: QTensor) -> dict[str, Array]:
-        """The arrays of a weight, by name."""
-        packed = pack(q.T)
-        arrays = {name: getattr(packed, name) for name in self.parts}
-        if packed.dtype == "uint4" and packed.zero_points is None:  # all of them in the middle
-            arrays["zero_points"] = np.zeros(arrays["scale"].shape, np.int8)
-        return {name: array for name, array in arrays.items() if array is not None}
-
-    def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
-        """What `pack` was given."""
-        out_features, in_features = shape
-        size = self.group_size(format, in_features) or None
-        sizes: dict[str, Any] = {"K": in_features, "N": out_features, "group_size": size}
-        return PackedMatrix(**arrays, **sizes, dtype=format.dtype).quantized().T

@@ -17,7 +17,8 @@ _LONGEST_STEM = 100  # bytes of the target's name in that of the unfinished file
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file to write, which takes the name `path` when the block ends without an error.
+    """A new file, to write and read, which takes the name `path` when the block ends without an
+    error.
 
     It is in its place for good then: file and folder are synced. A file that was there before is
     as it was until that moment; its mode is kept, and its owner where that is allowed. Through a
@@ -67,8 +68,8 @@ def _locked_file(folder: str, stem: str, before: os.stat_result | None) -> tuple
     mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
     while True:
         path = os.path.join(folder, f".{stem}.{secrets.token_hex(8)}.unfinished")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        file = open(os.open(path, flags, mode | stat.S_IWUSR), "wb")  # noqa: SIM115
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = open(os.open(path, flags, mode | stat.S_IWUSR), "w+b")  # noqa: SIM115
         with contextlib.suppress(OSError):  # no locks in this file system: then orphans stay
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:

@@ -16,10 +16,12 @@ import hashlib
 import itertools
 import json
 import math
+import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -28,12 +30,15 @@ import numpy.typing as npt
 from lowbit.weights.replacing import replacing
 
 Array = npt.NDArray[Any]
+Put = Callable[[str, npt.NDArray[np.uint8]], None]
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
 _LARGEST_HEADER = 100_000_000  # as the safetensors library has it
 _MOST_DIMENSIONS = 64
 _NO_DIGEST = "0" * 64
+_NO_DATA_DIGEST = "1" * 64
+_BLOCK = 1 << 22
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
     "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
@@ -42,7 +47,8 @@ DTYPES = {
 }  # fmt: skip
 """What NumPy, with ml_dtypes, and PyTorch call the format's dtypes."""
 _ITEM_BYTES = {code: np.dtype(getattr(ml_dtypes, n, n)).itemsize for code, n in DTYPES.items()}
-_NUMPY = {code: np.dtype(DTYPES[code]).newbyteorder("<") for code in ("U8", "I8", "I32", "F32")}
+_CODES_OF_ARRAYS = ("U8", "I8", "I32", "I64", "F32")
+_NUMPY = {code: np.dtype(DTYPES[code]).newbyteorder("<") for code in _CODES_OF_ARRAYS}
 _CODES = {dtype.name: code for code, dtype in _NUMPY.items()}
 
 
@@ -56,7 +62,7 @@ class StoredTensor(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> StoredTensor:
-        """An array of int8, uint8, int32 or float32."""
+        """An array of int8, uint8, int32, int64 or float32."""
         code = _CODES[array.dtype.name]
         data = np.ascontiguousarray(array, _NUMPY[code]).reshape(-1).view(np.uint8)
         return cls(code, array.shape, data)
@@ -87,31 +93,61 @@ class TensorFile:
         tensors: Mapping[str, StoredTensor],
     ) -> None:
         """Write the file whole or not at all, as `replacing` does. OSError if that fails."""
+        described = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        with self.writing(path, metadata, described) as put:
+            for name, tensor in tensors.items():
+                put(name, tensor.data)
+
+    @contextmanager
+    def writing(
+        self,
+        path: str | os.PathLike[str],
+        metadata: Mapping[str, str],
+        described: Mapping[str, tuple[str, tuple[int, ...]]],
+    ) -> Iterator[Put]:
+        """The same piece by piece, for tensors that are never in memory together: `described` are
+        their dtypes, as the format calls them, and shapes. `put(name, bytes)` appends bytes, uint8,
+        to a tensor. The file appears when the block ends; ValueError if bytes are missing then.
+        """
+        sizes = {name: math.prod(s) * _ITEM_BYTES[d] for name, (d, s) in described.items()}
         ordered = sorted(
-            tensors.items(),
-            key=lambda item: (item[1].data.nbytes % _ALIGNMENT != 0, -_ITEM_BYTES[item[1].dtype]),
+            described,
+            key=lambda name: (sizes[name] % _ALIGNMENT != 0, -_ITEM_BYTES[described[name][0]]),
         )
-        ends = list(itertools.accumulate((t.data.nbytes for _, t in ordered), initial=0))
-        digest = hashlib.sha256()
-        for _, tensor in ordered:
-            digest.update(tensor.data.data)
+        ends = list(itertools.accumulate((sizes[name] for name in ordered), initial=0))
         own = {
             "format": self.format,
             "format_version": self.version,
             "header_sha256": _NO_DIGEST,
-            "data_sha256": digest.hexdigest(),
+            "data_sha256": _NO_DATA_DIGEST,
         }
         header: dict[str, Any] = {"__metadata__": {**own, **metadata}}
-        for (name, tensor), offsets in zip(ordered, itertools.pairwise(ends), strict=True):
-            shape = list(tensor.shape)
-            header[name] = {"dtype": tensor.dtype, "shape": shape, "data_offsets": offsets}
+        for name, offsets in zip(ordered, itertools.pairwise(ends), strict=True):
+            dtype, shape = described[name]
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         text = json.dumps(header).encode()
         text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
-        signed = text.replace(_NO_DIGEST.encode(), _sha256(text), 1)
+        begin = _LENGTH_BYTES + len(text)
+        places = {name: begin + start for name, start in zip(ordered, ends, strict=False)}
+        left = dict(sizes)
+
         with replacing(path) as file:
-            file.write(len(signed).to_bytes(_LENGTH_BYTES, "little") + signed)
-            for _, tensor in ordered:
-                file.write(tensor.data.data)
+
+            def put(name: str, data: npt.NDArray[np.uint8]) -> None:
+                if data.nbytes > left[name]:
+                    raise ValueError(f"{name!r} has {sizes[name]} bytes, and more are given")
+                file.seek(places[name] + sizes[name] - left[name])
+                file.write(data.data)
+                left[name] -= data.nbytes
+
+            file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+            yield put
+            if missing := [name for name, count in left.items() if count]:
+                raise ValueError(f"bytes are missing of {missing[:5]}")
+            digest = _digest_of_rest(file, begin)
+            text = text.replace(_NO_DATA_DIGEST.encode(), digest, 1)
+            file.seek(_LENGTH_BYTES)
+            file.write(text.replace(_NO_DIGEST.encode(), _sha256(text), 1))
 
     def read(
         self, path: str | os.PathLike[str], *, verify: bool, writable: bool = False
@@ -125,24 +161,11 @@ class TensorFile:
         says or damaged. FileNotFoundError if there is no file of this name.
         """
         name = os.fspath(path)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no file {name!r}")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            begin = _LENGTH_BYTES + length
-            if not 2 <= length <= _LARGEST_HEADER or begin > size:
-                raise ValueError(
-                    f"{name} is truncated or not a safetensors file: it has {size} bytes, and its "
-                    f"first eight stand for a header of {length}"
-                )
-            text = file.read(length)
-            # Of this file, whatever is renamed to its name meanwhile.
-            mapped = np.memmap(file, np.uint8, "c" if writable else "r")
+        text, data = _mapped(path, writable)
         try:
-            metadata, tensors = _parsed(text, mapped[begin:])
+            metadata, tensors = _parsed(text, data)
             self._check(metadata)
-            self._check_digests(metadata, text, mapped[begin:].data if verify else None)
+            self._check_digests(metadata, text, data.data if verify else None)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} cannot be read as a {self.title}: {error}") from None
         return metadata, tensors
@@ -174,6 +197,30 @@ class TensorFile:
             raise ValueError("it is damaged: its numbers are not what was written")
 
 
+def read_tensors(
+    path: str | os.PathLike[str], *, writable: bool = False
+) -> dict[str, StoredTensor]:
+    """The tensors of any safetensors file, whoever wrote it, mapped as `TensorFile.read` does.
+
+    ValueError, naming the file, if it is none, truncated or longer than it says.
+    FileNotFoundError if there is no file of this name.
+    """
+    text, data = _mapped(path, writable)
+    try:
+        return _parsed(text, data)[1]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} is not a safetensors file: {error}") from None
+
+
+def forget(tensor: StoredTensor) -> None:
+    """Give back the memory that the file of a tensor, mapped for reading, has been read into."""
+    found: Any = tensor.data
+    while found is not None and not isinstance(found, mmap.mmap):
+        found = getattr(found, "base", None)
+    if found is not None:
+        found.madvise(mmap.MADV_DONTNEED)
+
+
 def check_names(given: Iterable[str], required: Iterable[str], optional: Iterable[str]) -> None:
     """ValueError unless all that is required is given, and nothing else but what is optional."""
     missing = set(required).difference(given)
@@ -181,6 +228,34 @@ def check_names(given: Iterable[str], required: Iterable[str], optional: Iterabl
     if missing or unknown:
         parts = (("missing", missing), ("unknown", unknown))
         raise ValueError("; ".join(f"{what}: {sorted(names)}" for what, names in parts if names))
+
+
+def _mapped(path: str | os.PathLike[str], writable: bool) -> tuple[bytes, npt.NDArray[np.uint8]]:
+    """The header's text, and all bytes after it."""
+    name = os.fspath(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {name!r}")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        begin = _LENGTH_BYTES + length
+        if not 2 <= length <= _LARGEST_HEADER or begin > size:
+            raise ValueError(
+                f"{name} is truncated or not a safetensors file: it has {size} bytes, and its "
+                f"first eight stand for a header of {length}"
+            )
+        text = file.read(length)
+        # Of this file, whatever is renamed to its name meanwhile.
+        return text, np.memmap(file, np.uint8, "c" if writable else "r")[begin:]
+
+
+def _digest_of_rest(file: BinaryIO, begin: int) -> bytes:
+    """The digest of what follows a header that has been written."""
+    digest = hashlib.sha256()
+    file.seek(begin)
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest().encode()
 
 
 def _sha256(text: bytes) -> bytes:

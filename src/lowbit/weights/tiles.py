@@ -17,6 +17,7 @@ from lowbit.kernels.triton.fast.tiles import (
     to_tiles,
 )
 from lowbit.numerics import QTensor, from_int32, int_format, to_int32
+from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import Shape, WeightFormat
 
 Array = npt.NDArray[Any]
@@ -39,6 +40,8 @@ class Tiles:
             return f"tiles are of 4-bit integers, not of {format.dtype}"
         if size < in_features and size % GROUP_UNIT:
             return f"group_size must be a multiple of {GROUP_UNIT} there, got {size}"
+        if format.layout != WeightFormat(format.dtype, format.group_size).layout:
+            return f"what {format.method!r} gives beside integers has no place in tiles"
         return None
 
     def group_size(self, format: WeightFormat, in_features: int) -> int:
@@ -46,8 +49,9 @@ class Tiles:
         size = format.group_of(in_features) or in_features
         return size if size < in_features else -(-in_features // TILE_DEPTH) * TILE_DEPTH
 
-    def pack(self, q: QTensor) -> dict[str, Array]:
+    def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
         """The arrays of a weight, by name."""
+        q = weight.weight
         rows, depth = q.shape
         tall, deep = -(-rows // TILE_ROWS), -(-depth // TILE_DEPTH)
         nibbles = np.zeros((tall * TILE_ROWS, deep * TILE_DEPTH), np.uint8)
@@ -63,7 +67,9 @@ class Tiles:
             arrays |= {f"row_{name}": filled, name: np.ascontiguousarray(filled.T)}
         return arrays
 
-    def unpack(self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape) -> QTensor:
+    def unpack(
+        self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape
+    ) -> QuantizedWeight:
         """What `pack` was given."""
         (rows, depth), fmt = shape, int_format(format.dtype)
         nibbles = from_int32(to_rows(arrays["tiles"]), axis=1)[:rows, :depth]
@@ -72,4 +78,5 @@ class Tiles:
         zeros = np.full(scale.shape, fmt.midpoint, np.int32)
         if "row_zero" in arrays:
             zeros += arrays["row_zero"][:rows]
-        return QTensor(values, scale, zeros, fmt, 0, format.group_of(depth))
+        q = QTensor(values, scale, zeros, fmt, 0, format.group_of(depth))
+        return QuantizedWeight(q)

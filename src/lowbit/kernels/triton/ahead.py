@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ class Compiled:
     """What became of a kernel: its PTX, its machine code as text, and what it takes.
 
     registers: of a thread; shared, local: bytes of a program, and of a thread's local memory (its
-    stack, which holds what did not fit into registers).
+    stack, which holds what did not fit into registers). stages: the texts before PTX, by name.
     """
 
     ptx: str
@@ -29,6 +29,7 @@ class Compiled:
     registers: int
     shared: int
     local: int
+    stages: Mapping[str, str] = field(default_factory=dict)
 
     def count(self, instruction: str) -> int:
         """How many machine instructions begin with this, for example "LDG.E.128"."""
@@ -85,7 +86,8 @@ def compile_ahead(
         sass, usage = (_printed(tool, flag, file.name) for flag in ("-sass", "-res-usage"))
     taken = {name: int(number) for name, number in _RESOURCE.findall(usage)}
     local = taken.get("STACK", 0) + taken.get("LOCAL", 0)
-    return Compiled(made.asm["ptx"], sass, taken["REG"], made.metadata.shared, local)
+    stages = {name: made.asm[name] for name in ("ttir", "ttgir", "llir")}
+    return Compiled(made.asm["ptx"], sass, taken["REG"], made.metadata.shared, local, stages)
 
 
 def _printed(tool: Path, flag: str, file: str) -> str:

@@ -146,7 +146,7 @@ def linear_dynamic(
     return total * scale[:, None] * b_scale
 
 
-def _gemm_budget(
+def gemm_budget(
     case: Case, a: Array, b: Array, c: Array | None = None, *, alpha: float, beta: float
 ) -> Array:
     """gamma_(K + 4) of |alpha| |a| |b| + |beta| |c|: K products, the additions of their sums and
@@ -172,7 +172,7 @@ def _gemm_budget(
     accumulator="float32",
     tried={"alpha": (1.0, -1.5), "beta": (0.0, 0.25)},
     special=True,
-    budget=_gemm_budget,
+    budget=gemm_budget,
     result="out",
 )
 def gemm(

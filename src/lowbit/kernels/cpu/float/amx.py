@@ -15,15 +15,13 @@ from lowbit.isa.amx import (
     ROW_BYTES,
     ROWS,
     TILES,
-    ldtilecfg,
     tdpbf16ps,
     tileloadd,
     tileloaddt1,
-    tilerelease,
     tilestored,
     tilezero,
 )
-from lowbit.isa.types import f32, u8
+from lowbit.isa.types import f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.float.ahead import Ahead
@@ -37,6 +35,7 @@ from lowbit.kernels.cpu.float.micro_kernel import (
     Right,
     register,
 )
+from lowbit.kernels.cpu.shared.tiles import configure, release
 
 _UNITS = ROW_BYTES // 4  # pairs of k in a row of a tile of a; also the columns in a row of b's
 
@@ -55,17 +54,10 @@ class TileMicro(FloatMicro):
         return [(2 * ROWS, 2), (ROWS, 4), (2 * ROWS, 1), (ROWS, 3), (ROWS, 2), (ROWS, 1)]
 
     def begin(self, k: Builder) -> None:
-        """All tiles have 16 rows of 64 bytes."""
-        config = k.local(u8, 64)
-        config.store(k.zeros(u8, 64))
-        config.store(k.constant(1, u8))
-        for number in range(TILES):
-            (config + (16 + 2 * number)).store(k.constant(ROW_BYTES, u8))
-            (config + (48 + number)).store(k.constant(ROWS, u8))
-        ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
+        configure(k)
 
     def end(self, k: Builder) -> None:
-        tilerelease(*(k.tile(i) for i in range(TILES)))
+        release(k)
 
     def step(
         self,
@@ -98,11 +90,11 @@ class TileMicro(FloatMicro):
                     tdpbf16ps(sums[d][v], a_tile, b_tile)
             passing.some()
         passing.rest()
-        line = vectors * self.lanes
+        stride = k.index(vectors * self.lanes) if passing.stride is None else passing.stride
         for d, tiles in enumerate(sums):
             for v, tile in enumerate(tiles):
-                place = passing.scratch + (d * ROWS * line + v * self.lanes)
-                tilestored(tile, place, k.index(f32.bytes * line))
+                place = passing.scratch + (stride * (d * ROWS) + v * self.lanes)
+                tilestored(tile, place, stride * f32.bytes)
         return []
 
 
@@ -116,4 +108,4 @@ def _rows_of(k: Builder, left: Left, unit: Value, block: int) -> tuple[Value, Va
     return start, left.apart * left.reader.bytes
 
 
-TILES_BF16 = register(TileMicro(AMX_BF16))
+register(TileMicro(AMX_BF16))

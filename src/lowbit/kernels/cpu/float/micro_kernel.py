@@ -111,11 +111,13 @@ class PlainRight:
 
 class Passing(NamedTuple):
     """Where a step leaves its sums, float32, row by row, and what it does meanwhile: `some`
-    finishes a few rows of the step before, `rest` what is left of them."""
+    finishes a few rows of the step before, `rest` what is left of them. `stride`: how far apart
+    rows are, if not one behind another."""
 
     scratch: Value
     some: Callable[[], None]
     rest: Callable[[], None]
+    stride: Value | None = None
 
 
 class FloatMicro(ABC):

@@ -134,9 +134,11 @@ def _source(
     strides: tuple[Value, Value],
     extents: tuple[Value, Value],
 ) -> Source:
-    """An operand in memory; strides along K and across it, its extent across and along."""
+    """An operand in memory; strides along K and across it, of which one that is known to be 1
+    becomes a constant; its extent across and along."""
     reader = Reader(operand.kind, micro.pair)
-    along, across = _strides(k, operand, *strides)
+    along = k.index(1) if operand.along == "k" else strides[0]
+    across = k.index(1) if operand.along == "x" else strides[1]
     return Source(reader, reader.pointer(start), along, across, *extents, operand.along)
 
 
@@ -144,15 +146,6 @@ def _copied(source: Source, mine: Value, k_block: Value, columns: Value) -> Sour
     """A block of rows over a block of K, behind so many packed columns in a thread's scratch."""
     base = source.reader.pointer(mine + k_block * columns * (4 // source.reader.depth))
     return replace(source, base=base, x_stride=k_block + LINE // source.reader.bytes)
-
-
-def _strides(k: Builder, operand: Operand, along_k: Value, along_x: Value) -> tuple[Value, Value]:
-    """The strides along K and across it; those that are known to be 1 become constants."""
-    one = k.index(1)
-    return (
-        one if operand.along == "k" else along_k,
-        one if operand.along == "x" else along_x,
-    )
 
 
 @dataclass(frozen=True)

@@ -20,21 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lowbit.isa import host
-from lowbit.isa.amx import (
-    ROWS,
-    TILES,
-    ldtilecfg,
-    tdpbusd,
-    tileloadd,
-    tileloaddt1,
-    tilerelease,
-    tilestored,
-    tilezero,
-)
+from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import s32, u8
+from lowbit.isa.types import s32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.integer.in_place import cycles_in_place
 from lowbit.kernels.cpu.integer.micro_kernel import (
     Columns,
     KernelQuery,
@@ -44,14 +35,19 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Step,
     micro_kernel,
 )
+from lowbit.kernels.cpu.integer.vnni import Vnni
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.tiles import configure, release
 
 _TILE = ROWS * LINE  # bytes
 FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
 # Cycles to configure tiles and release them; to load one, as long as to multiply it by so many
 # rows. And k of one row by 16 columns that vectors multiply in a cycle.
 SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
+# Cycles to pack a line of a row and to begin with it; to finish and store it, for each panel.
+_PACK, _ROW, _STORE = 3, 2, 3
+_VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
@@ -125,6 +121,10 @@ class Amx(MicroKernel):
         panels = blocks(query.n, PANEL)
         tiles = SETUP + panels * (rows + query.k_blocks * max(rows, _LOAD))
         vectors = panels * rows * blocks(query.k, _PER_CYCLE)
+        cut, _ = _VECTORS.shape(query)
+        if cut.in_place:  # without what tiles need beside products
+            tiles += rows * (_PACK * query.k_blocks + _ROW + _STORE * panels)
+            vectors = int(rows * cycles_in_place(query, cut))
         if vectors <= tiles:
             return f"tiles would take some {tiles:,} cycles, and vectors {vectors:,}"
         return ""
@@ -147,22 +147,15 @@ class Amx(MicroKernel):
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
     ) -> _Session:
         """Shape the tiles: those of b have 16 rows, the others as many as a block."""
-        config = k.local(u8, 64)
-        config.store(k.zeros(u8, 64))
-        config.store(k.constant(1, u8))
         first_b = shape.row_blocks * shape.panels + shape.row_blocks
-        for number in range(TILES):
-            (config + (16 + 2 * number)).store(k.constant(LINE, u8))
-            rows = k.constant(ROWS, u8) if number >= first_b else block_rows.to(u8)
-            (config + (48 + number)).store(rows)
-        ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
+        configure(k, [(block_rows, LINE)] * first_b + [(ROWS, LINE)] * (TILES - first_b))
         size = shape.row_blocks * ROWS * PANEL
         scratch = [k.local(s32, size) for _ in range(shape.panels)]
         row, panel, count, done = (k.register(k.index(0)) for _ in range(4))
         return _Session(scratch, row, panel, count, done)
 
     def end(self, k: Builder) -> None:
-        tilerelease(*(k.tile(i) for i in range(TILES)))
+        release(k)
 
     def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
         whole = panels == shape.panels

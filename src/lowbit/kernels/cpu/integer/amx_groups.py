@@ -1,8 +1,8 @@
 """The micro-kernel for AMX and weights with groups: two by two tiles, or one by four for few rows.
 
-A tile of sums is complete after every group, and is then stored to scratch. To store it takes no
-time, if the last of its products is some 60 cycles back; products of other tiles fill these. So the
-tiles of sums take turns, in an order in which neighbours share an operand:
+A tile of sums is complete after every group, and is then stored to scratch. That waits for the last
+of its products, and products of other tiles fill the time. So the tiles of sums take turns, in an
+order in which neighbours share an operand:
 
     c 0   a0·b0, both blocks of 64 k           Before its first product of a group a tile of sums
     c 2   a1·b0                                is stored, that of the group before, and becomes
@@ -22,17 +22,15 @@ from lowbit.isa import host
 from lowbit.isa.amx import (
     ROWS,
     TILES,
-    ldtilecfg,
     tdpbssd,
     tdpbsud,
     tileloadd,
     tileloaddt1,
-    tilerelease,
     tilestored,
     tilezero,
 )
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import f32, s32, u8
+from lowbit.isa.types import f32, s32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.amx import FEW
@@ -46,6 +44,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
 )
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.tiles import configure, release
 
 _HALF = LINE // 2  # the least k that tiles take at once
 _TILE = ROWS * PANEL  # sums
@@ -234,15 +233,8 @@ class AmxGroups(MicroKernel):
         """Shape the tiles: all but those of b have as many rows as a block."""
         assert grouping is not None
         width = _width(grouping)
-        config = k.local(u8, 64)
-        config.store(k.zeros(u8, 64))
-        config.store(k.constant(1, u8))
-        for number in range(TILES):
-            row_bytes = width if _A <= number < _B else LINE
-            (config + (16 + 2 * number)).store(k.constant(row_bytes, u8))
-            rows = k.constant(width // QUAD, u8) if number >= _B else block_rows.to(u8)
-            (config + (48 + number)).store(rows)
-        ldtilecfg(config, *(k.tile(i) for i in range(TILES)))
+        b_tiles = [(width // QUAD, LINE)] * (TILES - _B)
+        configure(k, [(block_rows, LINE)] * _A + [(block_rows, width)] * (_B - _A) + b_tiles)
         size = shape.row_blocks * shape.panels * _TILE
         scratch, totals = k.local(s32, size), k.local(f32, 2 * size)
         for i in k.range(0, size, PANEL):
@@ -254,7 +246,7 @@ class AmxGroups(MicroKernel):
         return session
 
     def end(self, k: Builder) -> None:
-        tilerelease(*(k.tile(i) for i in range(TILES)))
+        release(k)
 
     def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
         groups = step.groups

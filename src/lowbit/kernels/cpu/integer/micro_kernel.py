@@ -6,19 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from lowbit.isa import named
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.epilogue import Store
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
 
-# (panel, first column in it, columns) -> how to store accumulators of so many columns.
-Columns = Callable[[Value, int, int], Store]
+
+class Columns(Protocol):
+    """How to store the accumulators of `lanes` columns of a panel from the one at `at` on; or of
+    `rows` rows of all columns."""
+
+    def __call__(self, panel: Value, at: int, lanes: int, rows: int = 1, /) -> Store: ...
 
 
 class KernelQuery(NamedTuple):
@@ -26,7 +31,9 @@ class KernelQuery(NamedTuple):
 
     `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
     sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
-    or nibbles. `grouping`: of weights with groups.
+    or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes, contiguous along K,
+    of which nothing but their products is wanted, so they need not be packed; `signed` ones, which
+    somebody must make unsigned. `split`: of weights that are split besides.
     """
 
     m: int
@@ -35,6 +42,9 @@ class KernelQuery(NamedTuple):
     largest_pair: int = UNPROVEN
     weight: str = "s8"
     grouping: Grouping | None = None
+    in_place: bool = False
+    signed: bool = False
+    split: SplitFormat | None = None
 
     @property
     def k_blocks(self) -> int:
@@ -54,12 +64,16 @@ class Step:
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
     `block_rows` rows each). K, `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on,
-    those before `rows` exist. `columns(panel, offset, lanes)` returns how to store the accumulators
-    of one panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of
-    the output has a row of bytes for each digit in the block, and what is stored are totals,
-    float32. `span`, where the shape has one: the blocks of K that are multiplied now, and where
-    sums wait for the next span. `make_lines(block)`, where the shape has a ring: emits the making
-    of the lines that belong there, of one block of 64 k, if there is such a block.
+    those before `rows` exist. `columns(panel, offset, lanes)` returns how to store the
+    accumulators of one panel, 16 columns, or of the part of it that starts at `offset`. With
+    `groups`, a row of the output has a row of bytes for each digit in the block, and what is
+    stored are totals, float32. `span`, where the shape has one: the blocks of K that are
+    multiplied now, and where sums wait for the next span. `make_lines(block)`, where the shape has
+    a ring: emits the making of the lines that belong there, of one block of 64 k, if there is such
+    a block. `row_stride`, where the shape is in place: `a` points to rows as they lie, so many
+    bytes apart, all of which exist, and `flip` makes their bytes unsigned.
+    `fetch`: what the next item will read. `behind`: the address behind all panels; `scratch`: what
+    `begin_rows` was given.
     """
 
     a: Value
@@ -76,6 +90,19 @@ class Step:
     groups: Groups | None = None
     span: Span | None = None
     make_lines: Callable[[Value], None] | None = None
+    row_stride: Value | None = None
+    flip: int = 0
+    behind: Value | None = None
+    fetch: Fetch | None = None
+    scratch: Value | None = None
+
+
+class Fetch(NamedTuple):
+    """What is fetched into the second-level cache in the course of a step: from `place` on, the
+    line of the byte i·`each` at the i-th 4 k."""
+
+    place: Value
+    each: Value
 
 
 @dataclass(frozen=True)
@@ -93,16 +120,21 @@ class Shape:
     """How a micro-kernel cuts the output. It keys the code.
 
     `rows` is the rows of a block as far as the code fixes them (0: told at run time), `row_blocks`
-    the blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
-    `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
-    that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
-    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
-    panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all
-    steps of an item are multiplied before the next span; 0: of all, step by step. `stays`: all
-    panels fit into the nearest cache beside the rows of a step. `ring`: where lines of
-    rows can be made in passing and each is needed once, of how many blocks of 64 k they are kept;
-    0: lines are made beforehand. `centred`: nibbles that are unpacked beforehand lose 8 and become
-    signed bytes.
+    the blocks of rows in a step, `panels` the panels in a step (a step of one serves what
+    remains). `interleave`: how many rows of the step before are finished in the course of 64 k, by
+    a kernel that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel
+    unpacks on their way into the registers; "": of bytes. `ahead`: how many bytes before they are
+    needed such panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of
+    64 k all steps of an item are multiplied before the next span; 0: of all, step by step.
+    `stays`: all panels fit into the nearest cache beside the rows of a step. `ring`: where lines
+    of rows can be made in passing and each is needed once, of how many blocks of 64 k they are
+    kept; 0: lines are made beforehand. `centred`: nibbles that are unpacked beforehand lose 8 and
+    become signed bytes. `in_place`: rows are not packed, all panels are met in one step, and the
+    last step begins earlier if rows are missing. `lanes`: columns in a vector, where that is not
+    the kernel's own number. `columns`: of the output, where they are one panel and rows in place.
+    `piece`: bytes of a row in place that are multiplied at once, of each column.
+    `summed`: panels are split, with lists behind them, so that so many products can be summed in
+    16 bits (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
     """
 
     rows: int
@@ -115,11 +147,22 @@ class Shape:
     stays: bool = False
     ring: int = 0
     centred: bool = False
+    in_place: bool = False
+    lanes: int = 0
+    columns: int = 0
+    piece: int = 0
+    summed: int = 0
+    chunk: int = 0
 
     @property
     def step_sums(self) -> int:
         """Bytes of the sums of a step over one panel, which wait between spans."""
         return 4 * self.row_blocks * PANEL * PANEL
+
+    @property
+    def held(self) -> int:
+        """Columns in a vector of pieces."""
+        return self.lanes * QUAD // self.piece
 
 
 class MicroKernel(ABC):
@@ -131,6 +174,7 @@ class MicroKernel(ABC):
     name: str
     preference = 0
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
+    fetches = False  # whether it does what `Step.fetch` asks for
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)
@@ -153,6 +197,16 @@ class MicroKernel(ABC):
         """Emit what must happen once in each thread before the first step: as a rule, nothing.
         What it returns is given to every step."""
 
+    def scratch_bytes(self, shape: Shape, k_blocks: int) -> int:
+        """Of a thread, for what `begin_rows` makes."""
+        return 0
+
+    def begin_rows(  # noqa: B027
+        self, k: Builder, shape: Shape, a: Value, block_bytes: Value, k_blocks: Value, memory: Value
+    ) -> None:
+        """Emit what must happen once for the packed rows of a step, before it meets any panel: as a
+        rule, nothing. `memory`: `scratch_bytes` of this thread."""
+
     @abstractmethod
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         """Emit the product of `shape.row_blocks` blocks of rows with `panels` panels."""
@@ -166,13 +220,14 @@ class MicroKernel(ABC):
         """Emit what must happen once in each thread after the last step: as a rule, nothing."""
 
 
+M = TypeVar("M", bound=MicroKernel)
 _known: Registry[MicroKernel] = Registry("micro-kernel", "lowbit.kernels.cpu.integer")
 
 
-def micro_kernel(*instruction_sets: str) -> Callable[[type[MicroKernel]], type[MicroKernel]]:
+def micro_kernel(*instruction_sets: str) -> Callable[[type[M]], type[M]]:
     """Register a MicroKernel class for the instruction sets that it is written for."""
 
-    def register(cls: type[MicroKernel]) -> type[MicroKernel]:
+    def register(cls: type[M]) -> type[M]:
         for one in map(cls, instruction_sets):
             _known.add(repr(one), one)
         return cls

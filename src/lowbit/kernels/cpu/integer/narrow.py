@@ -8,22 +8,23 @@ packing lets one prove; other weights are refused, and served by an exact kernel
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
 from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
-from lowbit.isa.types import Vector, s8, s16, u8, u32
+from lowbit.isa.types import Vector, s8, s16, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import LINE, QUAD
+from lowbit.kernels.cpu.shared.layout import QUAD
 
 LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
 
-# Byte product, pair sum, columns in a vector, most rows, panels, rows for nibbles.
-_VARIANTS = {
-    "avx512": (vpmaddubsw_512, vpmaddwd_512, 16, 8, 2, 16),
-    "avx2": (vpmaddubsw, vpmaddwd, 8, 5, 1, 4),
-}
+# Byte product and pair sum, by columns of a vector.
+_INSTRUCTIONS = {16: (vpmaddubsw_512, vpmaddwd_512), 8: (vpmaddubsw, vpmaddwd)}
+# Columns in a vector, most rows, panels, rows for nibbles.
+_VARIANTS = {"avx512": (16, 8, 2, 16), "avx2": (8, 5, 1, 4)}
 
 
 @micro_kernel("avx512", "avx2")
@@ -32,10 +33,10 @@ class Narrow(VectorKernel):
 
     name = "narrow"
     preference = 1
+    any_pairs = False
 
     def __init__(self, isa: str) -> None:
-        self._multiply_bytes, self._add_pairs, *sizes = _VARIANTS[isa]
-        super().__init__(isa, *sizes)
+        super().__init__(isa, *_VARIANTS[isa])
 
     def refuses(self, query: KernelQuery) -> str:
         if query.largest_pair <= LARGEST_PAIR:
@@ -46,14 +47,20 @@ class Narrow(VectorKernel):
         )
 
     def multiply(
-        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+        self,
+        k: Builder,
+        lanes: int,
+        rows: Iterable[Value],
+        columns: list[Value],
+        sums: list[list[Register]],
+        signed: bool = False,
     ) -> None:
-        size = self.lanes * QUAD
+        size = lanes * QUAD
         unsigned, other = Vector(u8, size), Vector(s8, size)
-        ones = k.constant(1, Vector(s16, 2 * self.lanes))
-        for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
+        ones = k.constant(1, Vector(s16, 2 * lanes))
+        multiply, add_pairs = _INSTRUCTIONS[lanes]
+        for four, accumulators in zip(rows, sums, strict=True):
             for accumulator, column in zip(accumulators, columns, strict=True):
                 pair = (column, four) if signed else (four, column)
-                pairs = self._multiply_bytes(pair[0].bits(unsigned), pair[1].bits(other))
-                accumulator.value = accumulator.value + self._add_pairs(pairs, ones)
+                pairs = multiply(pair[0].bits(unsigned), pair[1].bits(other))
+                accumulator.value = accumulator.value + add_pairs(pairs, ones)

@@ -6,19 +6,16 @@ follows is the same operations in the same order.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from lowbit.isa.types import (
     F32Pointer,
     Int,
-    Pointer,
     S32Pointer,
+    S64Pointer,
     U8Pointer,
     Value,
     Vector,
     f32,
     s32,
-    s64,
 )
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -28,8 +25,6 @@ from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _PER_PANEL = PANEL // OCTET
 _BYTES = OCTET * QUAD  # of an octet in a line
-
-S64Pointer = Annotated[Value, Pointer(s64)]
 
 
 @kernel
@@ -75,7 +70,7 @@ def octet_scores(
 
 
 def _sum(k: Builder, a: Value, source: Value, k_blocks: Value, weight: str) -> Value:
-    """Σ a·b of the 8 columns of a octet, whose lines are 64 bytes apart."""
+    """Σ a·b of the 8 columns of an octet, whose lines are 64 bytes apart."""
     total = k.register(k.zeros(s32, OCTET))
 
     def add(quad: Value, values: Value) -> None:

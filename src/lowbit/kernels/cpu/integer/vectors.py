@@ -9,14 +9,16 @@ a1 |  sum       sum       sum           broadcast. How many rows and panels fit,
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
 from lowbit.isa import host
-from lowbit.isa.generic import minimum, prefetch
-from lowbit.isa.types import f32, s32
+from lowbit.isa.generic import minimum, prefetch, prefetch_far
+from lowbit.isa.types import f32, s32, u32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.integer.in_place import multiply_in_place, shape_in_place
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
@@ -33,6 +35,9 @@ class VectorKernel(MicroKernel):
     nibbles. `chains`: accumulators that the products need in order not to wait for each other;
     where a step has fewer, each gets partial sums.
     """
+
+    fetches = True
+    any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
 
     def __init__(
         self,
@@ -53,14 +58,24 @@ class VectorKernel(MicroKernel):
 
     @abstractmethod
     def multiply(
-        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+        self,
+        k: Builder,
+        lanes: int,
+        rows: Iterable[Value],
+        columns: list[Value],
+        sums: list[list[Register]],
+        signed: bool = False,
     ) -> None:
-        """Emit the products of 4 k. `a`: those of the first row, the next rows' 64 bytes apart;
+        """Emit the products of 4 k in each of `lanes` dwords. `rows`: a vector for each row;
         `columns`: a vector of bytes for each vector of accumulators; `sums`: for each row one
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
         the left, and less than 16 on the right."""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
+        most = self.most_rows * self.panels * len(self.offsets)
+        cut = shape_in_place(query, self.lanes, self.panels, most, self.any_pairs)
+        if cut:
+            return cut, cut.rows
         digits = query.digits
         bytes_rows = query.m * digits
         if query.weight != "s8":
@@ -77,9 +92,13 @@ class VectorKernel(MicroKernel):
 
         def cost(cut: tuple[int, int]) -> tuple[int, int]:
             panels, rows = cut
-            steps = [panels] * (wide // panels) + [1] * (wide % panels)
-            vectors = [each * len(self.offsets) for each in steps]
-            cycles = sum(max(rows * each, rows + each) + _STEP_OVERHEAD for each in vectors)
+            cycles = sum(
+                count * (max(rows * each, rows + each) + _STEP_OVERHEAD)
+                for count, each in (
+                    (wide // panels, panels * len(self.offsets)),
+                    (wide % panels, len(self.offsets)),
+                )
+            )
             return blocks(bytes_rows, rows) * cycles, -rows
 
         cuts: list[tuple[int, int]] = []
@@ -90,6 +109,9 @@ class VectorKernel(MicroKernel):
         return Shape(rows, row_blocks=1, panels=panels), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
+        if shape.in_place:
+            multiply_in_place(k, self.multiply, shape, step)
+            return
         places = [(p, at) for p in range(panels) for at in self.offsets]
         parts = self._parts(shape, step, len(places))
         pairs = (step.k_size + (2 * QUAD - 1)) // (2 * QUAD)
@@ -157,10 +179,16 @@ class VectorKernel(MicroKernel):
                 for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
                     place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
                     prefetch(place + (shape.ahead + line))
+            if step.fetch and together == 1:
+                prefetch_far(step.fetch.place + quad * step.fetch.each)
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
                 signed = step.groups is not None
-                self.multiply(k, a + which * QUAD, columns, sums[which % parts], signed)
+                fours = (
+                    (a + (which * QUAD + row * LINE)).cast(u32).load().splat(self.lanes)
+                    for row in range(shape.rows)
+                )
+                self.multiply(k, self.lanes, fours, columns, sums[which % parts], signed)
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):

@@ -11,18 +11,23 @@ For each 4 k: three loads of b and eight broadcasts feed 24 products.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lowbit.isa import named
 from lowbit.isa.avx2_vnni import vpdpbusd_256
-from lowbit.isa.avx512_vnni import vpdpbusd
-from lowbit.isa.types import Vector, s8, u8, u32
+from lowbit.isa.avx512_vnni import vpdpbusd, vpdpbusd_half
+from lowbit.isa.types import Vector, s8, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import LINE, QUAD
+from lowbit.kernels.cpu.shared.layout import QUAD
 
-# Instruction, most rows, panels, rows for nibbles.
-_VARIANTS = {"avx512_vnni": (vpdpbusd, 8, 3, 16), "avx2_vnni": (vpdpbusd_256, 6, 1, 5)}
+# Instructions by columns of a vector, most rows, panels, rows for nibbles.
+_VARIANTS = {
+    "avx512_vnni": ({16: vpdpbusd, 8: vpdpbusd_half}, 8, 3, 16),
+    "avx2_vnni": ({8: vpdpbusd_256}, 6, 1, 5),
+}
 _CHAINS = 12  # an accumulator is ready again after 5 cycles, with two products a cycle at best
 
 
@@ -33,18 +38,23 @@ class Vnni(VectorKernel):
     name = "vnni"
 
     def __init__(self, isa: str) -> None:
-        self._dot, *sizes = _VARIANTS[isa]
+        self._dots, *sizes = _VARIANTS[isa]
         super().__init__(isa, named(isa).vector_bytes // QUAD, *sizes, chains=_CHAINS)
 
     def multiply(
-        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+        self,
+        k: Builder,
+        lanes: int,
+        rows: Iterable[Value],
+        columns: list[Value],
+        sums: list[list[Register]],
+        signed: bool = False,
     ) -> None:
-        size = self.lanes * QUAD
+        size, dot = lanes * QUAD, self._dots[lanes]
         unsigned, other = Vector(u8, size), Vector(s8, size)
-        for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
+        for four, accumulators in zip(rows, sums, strict=True):
             for accumulator, column in zip(accumulators, columns, strict=True):
                 pair = (column, four) if signed else (four, column)
-                accumulator.value = self._dot(
+                accumulator.value = dot(
                     accumulator.value, pair[0].bits(unsigned), pair[1].bits(other)
                 )

@@ -9,6 +9,8 @@ column's own 32-bit lane. Pair sums of u8 times s8 stay below 2^17: nothing satu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lowbit.isa.avx2 import vpmaddwd
 from lowbit.isa.avx512 import vpmaddwd_512
 from lowbit.isa.generic import madd16
@@ -17,13 +19,12 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import micro_kernel
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.shared.layout import LINE
 
-# Instruction, columns in a vector, most rows, panels, rows for nibbles.
+# Instructions by columns of a vector, columns in a vector, most rows, panels, rows for nibbles.
 _VARIANTS = {
-    "avx512": (vpmaddwd_512, 16, 8, 2, 12),
-    "avx2": (vpmaddwd, 8, 4, 1, 3),
-    "generic": (madd16, 8, 2, 1, 2),
+    "avx512": ({16: vpmaddwd_512, 8: vpmaddwd}, 16, 8, 2, 12),
+    "avx2": ({8: vpmaddwd}, 8, 4, 1, 3),
+    "generic": ({8: madd16}, 8, 2, 1, 2),
 }
 
 
@@ -34,23 +35,30 @@ class Widening(VectorKernel):
     name = "widening"
 
     def __init__(self, isa: str) -> None:
-        self._multiply_add, *sizes = _VARIANTS[isa]
+        self._instructions, *sizes = _VARIANTS[isa]
         super().__init__(isa, *sizes)
 
     def multiply(
-        self, k: Builder, a: Value, columns: list[Value], sums: list[list[Register]], signed: bool
+        self,
+        k: Builder,
+        lanes: int,
+        rows: Iterable[Value],
+        columns: list[Value],
+        sums: list[list[Register]],
+        signed: bool = False,
     ) -> None:
         """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
-        pairs = Vector(s16, 2 * self.lanes)
+        pairs = Vector(s16, 2 * lanes)
+        multiply_add = self._instructions[lanes]
         halves = [((both << 8) >> 8, both >> 8) for both in (c.bits(pairs) for c in columns)]
-        for row, accumulators in enumerate(sums):
-            four = (a + row * LINE).cast(u32).load().splat(self.lanes)
+        for row, accumulators in zip(rows, sums, strict=True):
+            four = row.bits(Vector(u32, lanes))
             if signed:
                 odd = four.bits(pairs) >> 8
                 even = (four.bits(pairs) << 8) >> 8
             else:
-                odd = (four.bits(Vector(u16, 2 * self.lanes)) >> 8).bits(pairs)
+                odd = (four.bits(Vector(u16, 2 * lanes)) >> 8).bits(pairs)
                 even = (four & 0x00FF00FF).bits(pairs)
             for accumulator, (b_even, b_odd) in zip(accumulators, halves, strict=True):
-                accumulator.value = accumulator.value + self._multiply_add(even, b_even)
-                accumulator.value = accumulator.value + self._multiply_add(odd, b_odd)
+                accumulator.value = accumulator.value + multiply_add(even, b_even)
+                accumulator.value = accumulator.value + multiply_add(odd, b_odd)

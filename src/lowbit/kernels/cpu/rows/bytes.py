@@ -8,7 +8,13 @@ from lowbit.isa.generic import load_head, minimum, reduce_add, store_head
 from lowbit.isa.types import Scalar, Vector, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts
+from lowbit.kernels.cpu.rows.input_format import (
+    InputFormat,
+    LeftOperand,
+    Lines,
+    Row,
+    RowFacts,
+)
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 
 _WORD = 8  # bytes that are copied together, where a whole line would be too many
@@ -42,15 +48,25 @@ class Bytes(InputFormat):
         return self.shared
 
     @property
+    def flip(self) -> int:
+        return FLIP if self.signed else 0
+
+    @property
     def by_lines(self) -> bool:
         return self.contiguous
 
-    def line(self, source: Value, left: Value | None) -> Value:
-        values = source.load(LINE) if left is None else load_head(source, left, LINE)
-        return values ^ (FLIP if self.signed else 0)
+    def lines(self, k: Builder, operand: LeftOperand, number: Value) -> Lines:
+        row = operand.row(number)
+
+        def line(which: Value, left: Value | None) -> Value:
+            source = row + which * LINE
+            values = source.load(LINE) if left is None else load_head(source, left, LINE)
+            return values ^ self.flip
+
+        return line
 
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
-        flip = FLIP if self.signed else 0
+        flip = self.flip
         total = k.register(k.constant(0, s32))
 
         def add(values: Value) -> None:

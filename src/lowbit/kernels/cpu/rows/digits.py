@@ -80,8 +80,8 @@ class SignedBytes(InputFormat):
 
 
 def _split(k: Builder, grouping: Grouping, row: Row, scales: Value, sums: Value) -> None:
-    """Bring a row of float32, or of bfloat16, into lines of digits, one after another
-    for each block of 64 k; `scales` and `sums` have an entry for each group."""
+    """Bring a row of float32, or of bfloat16, into lines of digits, one after another for each
+    block of 64 k; `scales` and `sums` have an entry for each group."""
     wide = grouping.size % (2 * _UNIT) == 0 and k.isa.vector_registers == 32
     lanes = 2 * _UNIT if wide else _UNIT
     for group in k.range(0, _groups(grouping, row.length)):

@@ -18,15 +18,54 @@ from lowbit.kernels.cpu.shared.groups import Grouping
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row: where it is, how far apart its elements are, and where its lines of 64 bytes go;
-    several, one after another, if it has several digits."""
+class LeftOperand:
+    """Where the left operand is, whose rows have `k_size` elements; strides count elements.
 
-    source: Value
+    `zero`: the zero points of rows, s32, as stored values have them. `windows`, `first_row`: of
+    rows that are windows, the table that says where they lie, and the number of the first row.
+    """
+
+    a: Value
+    row_stride: Value
     stride: Value
-    length: Value
+    k_size: Value
+    zero: Value
+    windows: Value
+    first_row: Value
+
+    def row(self, number: Value) -> Value:
+        """Where a row begins that lies in one piece."""
+        return self.a + number * self.row_stride
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, by its number, and where its lines of 64 bytes go; several, one after another, if it
+    has several digits."""
+
+    operand: LeftOperand
+    number: Value
     lines: Value
     line_stride: Value
+
+    @property
+    def source(self) -> Value:
+        """Where it is, if it lies in one piece."""
+        return self.operand.row(self.number)
+
+    @property
+    def stride(self) -> Value:
+        """How far apart its elements are."""
+        return self.operand.stride
+
+    @property
+    def length(self) -> Value:
+        """Its elements."""
+        return self.operand.k_size
+
+
+# (number of a line, how many of its bytes are in the row, None: all) -> its 64 bytes
+Lines = Callable[[Value, Value | None], Value]
 
 
 @dataclass(frozen=True)
@@ -46,11 +85,15 @@ class InputFormat(ABC):
     `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
     `uniform`: scale and zero point of all rows are the first, which is then applied to columns.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
-    as fast as copying. `grouping`: of a right operand with groups, for which rows are signed.
+    as fast as copying. `windows`: rows are found through a table. `flip`: what makes bytes of rows
+    unsigned. `grouping`: of a right operand
+    with groups, for which rows are signed.
     """
 
     made = True
     copied = False
+    windows = False
+    flip = 0
 
     @property
     @abstractmethod
@@ -64,7 +107,7 @@ class InputFormat(ABC):
 
     @property
     def by_lines(self) -> bool:
-        """Whether a row's lines of 64 bytes can be made one by one, by `line`."""
+        """Whether a row's lines of 64 bytes can be made one by one, by `lines`."""
         return False
 
     @property
@@ -80,9 +123,9 @@ class InputFormat(ABC):
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         """Emit the work on one row. Lines behind its end are filled."""
 
-    def line(self, source: Value, left: Value | None) -> Value:
-        """The line of a row that begins at `source`, without facts: 64 bytes, of which only `left`
-        are in the row, if that is given. What is behind them does not matter."""
+    def lines(self, k: Builder, operand: LeftOperand, number: Value) -> Lines:
+        """What makes the lines of a row without facts. Of one that is not whole, what is behind
+        the row's end does not matter."""
         raise NotImplementedError
 
 

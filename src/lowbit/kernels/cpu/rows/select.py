@@ -12,20 +12,18 @@ pass, so that a row is read about as fast as memory gives it.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from lowbit.isa.generic import extract, maximum, minimum, select, shuffle
-from lowbit.isa.types import F32Pointer, Int, Pointer, Value, s32, s64, with_element
+from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, s32, s64, with_element
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.rows.input_format import across
 
 _LANES, _VECTORS = 16, 4
 _BLOCK = _LANES * _VECTORS  # numbers that are compared together
 _PLACE_BITS = 32
 LAST_PLACE = (1 << _PLACE_BITS) - 1
 EMPTY = -(1 << 63)  # less than any key
-
-S64Pointer = Annotated[Value, Pointer(s64)]
 
 
 def _ordered(value: Value) -> Value:
@@ -42,11 +40,7 @@ def _greatest(vectors: list[Value]) -> Value:
     """The greatest lane of them all."""
     while len(vectors) > 1:
         vectors = [maximum(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    best, half = vectors[0], _LANES // 2
-    while half:
-        turned = shuffle(best, best, tuple(lane ^ half for lane in range(_LANES)))
-        best, half = maximum(best, turned), half // 2
-    return extract(best, 0)
+    return across(vectors[0], maximum)
 
 
 @kernel

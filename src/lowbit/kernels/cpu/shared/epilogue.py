@@ -13,19 +13,20 @@ of this wraps modulo 2^32, so it is exact whenever the result fits in 32 bits. (
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
-from lowbit.isa.generic import extract, maximum, minimum, shuffle, store_head, stream
-from lowbit.isa.types import Scalar, bf16, f32, s8, s32, u8
+from lowbit.isa.generic import extract, maximum, select, shuffle, store_head, stream
+from lowbit.isa.types import Scalar, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.functions import canonical, rounded
+from lowbit.kernels.cpu.shared.formats import FORMATS, parameters_of, storing
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 
 # What the output can be, and the type that is stored.
-OUTPUTS: dict[str, Scalar] = {"s32": s32, "f32": f32, "bf16": bf16, "u8": u8, "s8": s8, "max8": f32}
-_QUANTIZED = {"u8": (0.0, 255.0), "s8": (-128.0, 127.0)}
+MAXIMA = ("max8", "max8_masked")
+OUTPUTS: dict[str, Scalar] = {**FORMATS, **dict.fromkeys(MAXIMA, f32)}
 OCTET = 8  # columns that share one maximum
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
@@ -40,7 +41,8 @@ class Epilogue(NamedTuple):
     happens. Otherwise sums become float32, are multiplied by their row's, then by their column's
     scale, go through `post_ops` in order, by name, and are stored as `out`: "f32", "bf16",
     quantized to "u8" or "s8", or as "max8", the greatest float32 of each 8 columns, two for a
-    panel, where columns that do not exist count as −∞. `streams`: past the caches, for outputs that
+    panel, where columns that do not exist count as −∞; or "max8_masked", where those do too whose
+    byte, in place of a residual, is 0. `streams`: past the caches, for outputs that
     these could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
@@ -56,20 +58,24 @@ class Epilogue(NamedTuple):
     uniform: bool = False
 
 
-def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> Store:
-    """Load what belongs to `lanes` columns from `column` on; return how to store a row of them."""
+def columns(
+    k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int, rows: int = 1
+) -> Store:
+    """Load what belongs to `lanes` columns from `column` on; return how to store a row of them; or
+    `rows` rows of all columns, of which there are lanes / rows."""
+    left = at.columns - column if rows == 1 else k.index(lanes)
+    place = Columns(k, at, column, lanes, left, rows=rows)
     scales = "none" if epilogue.out == "s32" else epilogue.scales
     kind = f32 if epilogue.scales == "row" else s32
-    column_sum = (at.column_sum.cast(kind) + column).load(lanes) if epilogue.a_zero else None
+    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
     if column_sum is not None and epilogue.uniform:
         column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
-    column_zero = (at.column_zero + column).load(lanes) if epilogue.b_zero else None
-    column_scale = (at.column_scale + column).load(lanes) if scales == "both" else None
+    column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
+    column_scale = place.of_columns(at.column_scale) if scales == "both" else None
     first_scale = None
     if epilogue.uniform and scales != "none":
         first_scale = at.row_scale.load().splat(lanes)
-    *applied, convert = _after(k, epilogue, at, column, lanes)
-    left = at.columns - column
+    *applied, convert = _after(epilogue, place)
     target = at.out.cast(OUTPUTS[epilogue.out])
 
     def store(row: Value, accumulators: Value) -> None:
@@ -77,71 +83,71 @@ def columns(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: 
         if column_sum is not None:
             shift = column_sum
             if not epilogue.uniform:
-                shift = (at.row_zero + row).load().to(kind).splat(lanes) * column_sum
+                shift = place.of_rows(at.row_zero, row).to(kind) * column_sum
             value = value - shift
         if column_zero is not None:
-            value = value - (at.row_sum + row).load().splat(lanes) * column_zero
+            value = value - place.of_rows(at.row_sum, row) * column_zero
         if scales != "none":
             scale = first_scale
             if scale is None:
-                scale = (at.row_scale + row).load().splat(lanes)
+                scale = place.of_rows(at.row_scale, row)
             value = value.to(f32) * scale
         if column_scale is not None:
             value = value * column_scale
         for apply in applied:
             value = apply(row, value)
-        if epilogue.out == "max8":
+        if epilogue.out in MAXIMA:
+            if epilogue.out != "max8":
+                mask = (at.residual.cast(u8) + column).load(lanes).to(s32)
+                value = select(mask > 0, value, k.constant(float("-inf"), value.type))
             with k.scope():
                 _store_maxima(k, value, lanes, target + row * at.out_stride, column, left)
             return
         value = convert(row, value)
-        place = target + (row * at.out_stride + column)
+        start = target + (row * at.out_stride + column)
+        if rows > 1:
+            _store_rows(place, value, start)
+            return
         whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
         for _ in k.when(left > lanes - 1):
             if epilogue.streams and whole_line:
-                stream(value, place)
+                stream(value, start)
             else:
-                place.store(value)
+                start.store(value)
         for _ in k.when(left < lanes):
-            store_head(value, place, left)
+            store_head(value, start, left)
 
     return store
 
 
-def _after(k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int) -> list[Apply]:
+def _store_rows(at: Columns, value: Value, start: Value) -> None:
+    """Store several rows of all columns: at once where no gap is between them."""
+    stride, each = at.operands.out_stride, at.each
+    for _ in at.k.when(stride.equals(each)):
+        start.store(value)
+    for _ in at.k.when((stride < each) | (stride > each)):
+        for row in range(at.rows):
+            lanes = tuple(range(row * each, row * each + each))
+            (start + stride * row).store(shuffle(value, value, lanes))
+
+
+def _after(epilogue: Epilogue, at: Columns) -> list[Apply]:
     """What each post-operation does, and in the end the conversion to the output's type."""
     found: list[Apply] = []
-    place = at.parameters
+    place = at.operands.parameters
 
     def numbers(count: int) -> list[Value]:
         nonlocal place
-        given = [(place + i).load().splat(lanes) for i in range(count)]
+        given = [(place + i).load().splat(at.lanes) for i in range(count)]
         place = place + count
         return given
 
     for one in map(post_ops.get, epilogue.post_ops):
-        given = numbers(one.parameters)
-        found.append(one.begin(Columns(k, at, column, lanes, at.columns - column, given)))
-    convert = _conversion(epilogue.out, numbers)
+        found.append(one.begin(replace(at, numbers=numbers(one.parameters))))
+    if epilogue.out == "s32" or epilogue.out in MAXIMA:
+        return [*found, lambda row, value: value.to(OUTPUTS[epilogue.out])]
+    convert = storing(epilogue.out, numbers(parameters_of(epilogue.out)))
     return [*found, lambda row, value: convert(value)]
-
-
-def _conversion(out: str, numbers: Callable[[int], list[Value]]) -> Callable[[Value], Value]:
-    if out in _QUANTIZED:
-        return _quantizing(out, *numbers(2))
-    return canonical if out == "f32" else lambda value: value.to(OUTPUTS[out])
-
-
-def _quantizing(out: str, inverse: Value, zero: Value) -> Callable[[Value], Value]:
-    """From float32 to bytes: clamped first, so that rounding cannot leave."""
-    least, greatest = (limit - zero for limit in _QUANTIZED[out])
-    whole_zero = rounded(zero)
-
-    def quantized(value: Value) -> Value:
-        steps = minimum(maximum(value * inverse, least), greatest)
-        return (rounded(steps) + whole_zero).to(OUTPUTS[out])
-
-    return quantized
 
 
 def _store_maxima(

@@ -24,6 +24,19 @@ _EXP = (
     1.6666665459e-1,
     5.0000001201e-1,
 )
+# log(1 + z) = z − z²/2 + z³·p(z) for √½ ≤ 1 + z < √2, from the Cephes library's logf.
+_LOG = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+_SQRT_HALF_BITS = 0x3F3504F3
 _LEAST_EXP, _GREATEST_EXP = -87.0, 88.0  # so that the power of two is a normal number
 
 
@@ -46,15 +59,45 @@ def polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
     return result
 
 
+def short_polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
+    """Estrin's scheme, highest power first: as many steps wait for each other as the degree has
+    bits, where Horner's rule lets all of them, so that few vectors keep the machine busy."""
+    terms = [constant(x, one) for one in reversed(coefficients)]
+    while len(terms) > 1:
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        odd = terms[-1:] if len(terms) % 2 else []
+        terms, x = [low + high * x for low, high in pairs] + odd, x * x
+    return terms[0]
+
+
 def exp(x: Value) -> Value:
     """e^x, for x clamped to [-87, 88]."""
     x = minimum(maximum(x, constant(x, _LEAST_EXP)), constant(x, _GREATEST_EXP))
     n = rounded(x * _LOG2_E)
     whole = n.to(f32)
     r = x - whole * _LN_2_HIGH - whole * _LN_2_LOW
-    fraction = polynomial(r, _EXP) * (r * r) + r + 1.0
+    fraction = short_polynomial(r, _EXP) * (r * r) + r + 1.0
     power = ((n + 127) << 23).bits(with_element(x.type, f32))
     return fraction * power
+
+
+def decay(x: Value) -> Value:
+    """e^x for x ≤ 0: 0 below -87, so that what is masked by minus infinity counts nothing; NaN
+    for NaN."""
+    power = select(x < _LEAST_EXP, constant(x, 0.0), exp(x))
+    return select(x.equals(x), power, x)
+
+
+def log(x: Value) -> Value:
+    """ln x for normal x > 0; NaN for NaN."""
+    signed = with_element(x.type, s32)
+    shifted = x.bits(signed) - _SQRT_HALF_BITS  # whose exponent is that of x / √½
+    n = (shifted >> 23).to(f32)
+    mantissa = (shifted & 0x7FFFFF) + _SQRT_HALF_BITS
+    z = mantissa.bits(with_element(x.type, f32)) - 1.0
+    square = z * z
+    small = polynomial(z, _LOG) * z * square + n * _LN_2_LOW - square * 0.5
+    return select(x.equals(x), z + small + n * _LN_2_HIGH, x)
 
 
 def vanishing(x: Value) -> Value:

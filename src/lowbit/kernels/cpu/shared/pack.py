@@ -52,7 +52,7 @@ def pack(
                         if along == "n":
                             put(line, _interleaved(start, k_stride) ^ flip)
                         else:
-                            _gather(k, start, n_stride, target + line * LINE, flip)
+                            _gather(start, n_stride, target + line * LINE, flip)
             for line in k.range(fast_lines.value, lines):
                 put(line, k.zeros(u8, LINE))
                 for i in k.range(line * QUAD, minimum(line * QUAD + QUAD, k_size)):
@@ -82,7 +82,7 @@ def _zipped(a: Value, b: Value) -> Value:
     return shuffle(a, b, tuple(i // 2 + lanes * (i % 2) for i in range(2 * lanes)))
 
 
-def _gather(k: Builder, start: Value, n_stride: Value, target: Value, flip: int) -> None:
+def _gather(start: Value, n_stride: Value, target: Value, flip: int) -> None:
     """Four neighbouring k of each of 16 columns, a dword at a time."""
     for column in range(PANEL):
         four = (start + n_stride * column).cast(u32).load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.layout import FLIP
 
 UNPROVEN = 2 * FLIP
@@ -24,6 +25,7 @@ class PanelFormat(NamedTuple):
     - group_size: k of a group; 0 without groups.
     - largest_pair: of the stored values, the largest magnitude that two neighbours along K of one
       sign sum to, as far as it is known.
+    - split: how the values are split besides (weights/split.py), if they are.
     """
 
     k: int
@@ -34,6 +36,7 @@ class PanelFormat(NamedTuple):
     zero_points: str = ""
     group_size: int = 0
     largest_pair: int = UNPROVEN
+    split: SplitFormat | None = None
 
     @property
     def stored(self) -> str:

@@ -1,4 +1,4 @@
-"""The ceilings that a product of bytes is measured against: products alone, and reading alone.
+"""The ceilings that a product is measured against: products alone, and reading alone.
 
 A way to multiply keeps as many independent accumulators going as its latency needs, on operands
 that were loaded before the loop: nothing touches memory inside, so the rate is what the execution
@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowbit.isa.amx import TILES, ldtilecfg, tdpbusd, tileloadd, tilerelease, tilestored, tilezero
+from lowbit.isa.amx import TILES, tdpbusd, tileloadd, tilestored, tilezero
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
 from lowbit.isa.avx2_vnni import vpdpbusd_256
 from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.avx512_vnni import vpdpbusd
-from lowbit.isa.generic import madd16
+from lowbit.isa.generic import fma, madd16
 from lowbit.isa.neon import sdot, usmmla
 from lowbit.isa.tiles import ROW_BYTES, ROWS
-from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s8, s16, s32, u8
+from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, f32, s8, s16, s32, u8, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.shared.tiles import configure, release
 
 OPERAND_BYTES = 2 * ROWS * ROW_BYTES  # what a way may load before it starts: two tiles
 OUT_BYTES = ROWS * ROW_BYTES  # what it may store for each item at the end: one tile
@@ -33,13 +34,15 @@ _VectorStep = Callable[[Builder, Value, Value, Value], Value]
 
 @dataclass(frozen=True)
 class _Vectors:
-    """A way to multiply in vector registers: `step` adds `products` products of bytes."""
+    """A way to multiply in vector registers: `step` adds `products` products of bytes, or
+    floats."""
 
     isa: str
     width: int
     accumulators: int
     products: int
     step: _VectorStep
+    dtype: str = "int8"
 
     def begin(self, k: Builder, values: Value) -> None:
         pass
@@ -47,14 +50,21 @@ class _Vectors:
     def run(self, k: Builder, values: Value, rounds: Value, out: Value) -> None:
         a = values.load(self.width)
         b = (values + self.width).cast(s8).load(self.width)
-        sums = [k.register(k.zeros(s32, self.width // 4)) for _ in range(self.accumulators)]
+        number, lanes = s32, self.width // 4
+        if self.dtype == "float32":
+            # From 2^-63 to 2: nothing that is no number, or too small for the unit's usual speed.
+            number, words = f32, Vector(u32, lanes)
+            a, b = (
+                ((x.bits(words) & 0x3FFFFFFF) | 0x20000000).bits(Vector(f32, lanes)) for x in (a, b)
+            )
+        sums = [k.register(k.zeros(number, lanes)) for _ in range(self.accumulators)]
         for _ in k.range(0, rounds):
             for one in sums:
                 one.value = self.step(k, one.value, a, b)
         total = sums[0].value
         for one in sums[1:]:
             total = total + one.value
-        out.store(total)
+        out.store(total.bits(Vector(s32, lanes)))
 
     def end(self, k: Builder) -> None:
         pass
@@ -65,21 +75,15 @@ class _Tiles:
     are done after 52 (Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on
     AMX), so four would do."""
 
-    isa = "amx"
+    isa, dtype = "amx", "int8"
     accumulators = TILES - 2
     products = ROWS * ROWS * ROW_BYTES
 
     def begin(self, k: Builder, values: Value) -> None:
-        config = k.local(u8, 64)
-        config.store(k.zeros(u8, 64))
-        config.store(k.constant(1, u8))
-        for number in range(TILES):
-            (config + (16 + 2 * number)).store(k.constant(ROW_BYTES, u8))
-            (config + (48 + number)).store(k.constant(ROWS, u8))
-        tiles = [k.tile(number) for number in range(TILES)]
-        ldtilecfg(config, *tiles)
-        for number, tile in enumerate(tiles[-2:]):
-            tileloadd(tile, values + number * ROWS * ROW_BYTES, k.index(ROW_BYTES))
+        configure(k)
+        for number in range(2):
+            place = values + number * ROWS * ROW_BYTES
+            tileloadd(k.tile(self.accumulators + number), place, k.index(ROW_BYTES))
 
     def run(self, k: Builder, values: Value, rounds: Value, out: Value) -> None:
         *sums, a, b = (k.tile(number) for number in range(TILES))
@@ -91,7 +95,7 @@ class _Tiles:
         tilestored(sums[0], out, k.index(ROW_BYTES))
 
     def end(self, k: Builder) -> None:
-        tilerelease(*(k.tile(number) for number in range(TILES)))
+        release(k)
 
 
 # Where a product does not add by itself, it is given the accumulator as an operand: with two
@@ -128,12 +132,15 @@ WAYS: dict[str, _Vectors | _Tiles] = {
         "neon_dotprod", 16, 16, 16, lambda k, c, a, b: sdot(c, a.bits(Vector(s8, 16)), b)
     ),
     "madd16": _Vectors("generic", 16, 8, 8, _pairs_of_words(madd16, 16)),
+    "vfmadd zmm": _Vectors("avx512", 64, 24, 16, lambda k, c, a, b: fma(a, b, c), "float32"),
+    "vfmadd ymm": _Vectors("avx2", 32, 12, 8, lambda k, c, a, b: fma(a, b, c), "float32"),
+    "mulps, addps": _Vectors("generic", 16, 12, 4, lambda k, c, a, b: c * a + b, "float32"),
 }
-"""Ways to multiply bytes, by what does it; several for one instruction set compete."""
+"""Ways to multiply bytes or floats, by what does it; several for one instruction set compete."""
 
 
 def products_of(way: str) -> int:
-    """Products of two bytes that one round of a way does."""
+    """Products of two numbers that one round of a way does."""
     return WAYS[way].accumulators * WAYS[way].products
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from lowbit.isa.generic import select
+from lowbit.isa.generic import load_head, select, shuffle
+from lowbit.isa.types import element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.registry import Registry
@@ -21,8 +22,8 @@ from lowbit.registry import Registry
 class Operands:
     """Where the operands of an epilogue are: one entry a row, or one a column (padded to a panel).
 
-    `residual` has the output's shape, its rows `columns` apart. `parameters` are float32 numbers:
-    those of each post-operation, one after another; then those of the output.
+    `residual` has the output's shape, its rows `residual_stride` apart. `parameters` are float32
+    numbers: those of each post-operation, one after another; then those of the output.
     """
 
     row_zero: Value
@@ -33,6 +34,7 @@ class Operands:
     column_scale: Value
     bias: Value
     residual: Value
+    residual_stride: Value
     parameters: Value
     out: Value
     out_stride: Value
@@ -42,14 +44,53 @@ class Operands:
 @dataclass(frozen=True)
 class Columns:
     """`lanes` columns of the output from `column` on, of which the first `left` exist, and the
-    numbers that a post-operation was given, each in every lane."""
+    numbers that a post-operation was given, each in every lane. With `rows`, a vector holds so many
+    neighbouring rows of all columns, row by row, and all of them exist."""
 
     k: Builder
     operands: Operands
     column: Value
     lanes: int
     left: Value
-    numbers: Sequence[Value]
+    numbers: Sequence[Value] = ()
+    rows: int = 1
+
+    @property
+    def each(self) -> int:
+        """Lanes of one row."""
+        return self.lanes // self.rows
+
+    def of_columns(self, array: Value) -> Value:
+        """What an array, padded to panels, says of the columns."""
+        values = (array + self.column).load(self.lanes)
+        if self.rows == 1:
+            return values
+        return shuffle(values, values, tuple(i % self.each for i in range(self.lanes)))
+
+    def of_output(self, array: Value, row: Value) -> Value:
+        """The elements of a residual, an array of the output's shape."""
+        k, stride = self.k, self.operands.residual_stride
+        start = array + (self.column + row * stride)
+        if self.rows == 1:
+            with k.scope():
+                found = k.register(k.zeros(element_of(array.type), self.lanes))
+                for _ in k.when(self.left > self.lanes - 1):  # not all machines mask bytes
+                    found.value = start.load(self.lanes)
+                for _ in k.when(self.left < self.lanes):
+                    found.value = load_head(start, self.left, self.lanes)
+            return found.value
+        parts = [(start + stride * number).load(self.each) for number in range(self.rows)]
+        while len(parts) > 1:
+            both = tuple(range(2 * self.lanes // len(parts)))
+            parts = [shuffle(x, y, both) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    def of_rows(self, array: Value, row: Value) -> Value:
+        """What an array says of the row or rows."""
+        if self.rows == 1:
+            return (array + row).load().splat(self.lanes)
+        values = (array + row).load(self.rows)
+        return shuffle(values, values, tuple(i // self.each for i in range(self.lanes)))
 
 
 # (row, vector of values) -> what they become
@@ -95,3 +136,16 @@ post_ops: Registry[PostOp] = Registry("post-operation", "lowbit.kernels.cpu.shar
 def keeping_nan(x: Value, result: Value) -> Value:
     """`result`, but NaN where x is NaN, which comparisons would lose."""
     return select(x.equals(x), result, x)
+
+
+def function_of(
+    name: str, k: Builder, lanes: int, numbers: Sequence[Value]
+) -> Callable[[Value], Value]:
+    """A post-operation that reads no operand, as a function of vectors; ValueError: it does."""
+    one = post_ops.get(name)
+    if one.operand:
+        raise ValueError(f"the post-operation {name!r} reads {one.operand}")
+    start = k.index(0)
+    nothing = cast(Operands, None)  # which it does not look at
+    apply = one.begin(Columns(k, nothing, start, lanes, k.index(lanes), numbers))
+    return lambda value: apply(start, value)

@@ -9,7 +9,7 @@ class Bias(PostOp):
     operand = "bias"
 
     def begin(self, at: Columns) -> Apply:
-        bias = (at.operands.bias + at.column).load(at.lanes)
+        bias = at.of_columns(at.operands.bias)
         return lambda row, value: value + bias
 
 

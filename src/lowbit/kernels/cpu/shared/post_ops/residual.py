@@ -1,6 +1,5 @@
 """y + residual[m, n]."""
 
-from lowbit.isa.generic import load_head
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, PostOp, post_ops
 
 
@@ -10,8 +9,7 @@ class Residual(PostOp):
     operand = "residual"
 
     def begin(self, at: Columns) -> Apply:
-        start, stride = at.operands.residual + at.column, at.operands.columns
-        return lambda row, value: value + load_head(start + row * stride, at.left, at.lanes)
+        return lambda row, value: value + at.of_output(at.operands.residual, row)
 
 
 post_ops.add("residual", Residual())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from lowbit.kernels.numba.registry import COLUMNS, PACKED_ROWS, ROWS, uint4_step
+from lowbit.kernels.steps.registry import step
+from lowbit.kernels.steps.uint4.layouts import COLUMNS, PACKED_ROWS, ROWS
 
 TILE = 64
 """Vectors in a tile: at K = 256 it is 16 KiB of bytes or 32 KiB of 16-bit words, which a
@@ -15,7 +16,7 @@ SPAN = 144
 291, in whole registers of 32 words."""
 
 
-@uint4_step(1, COLUMNS)
+@step("uint4", 1, COLUMNS)
 @njit
 def naive_loops(a, b, out):
     """Three loops, the sum innermost.
@@ -35,7 +36,7 @@ def naive_loops(a, b, out):
             out[m, n] = total
 
 
-@uint4_step(2, COLUMNS)
+@step("uint4", 2, COLUMNS)
 @njit
 def loop_order(a, b, out):
     """The loop over vectors innermost, so that neighbours in memory are worked on together.
@@ -55,7 +56,7 @@ def loop_order(a, b, out):
                 out[m, n] += np.int32(a[m, k]) * b[k, n]
 
 
-@uint4_step(3, ROWS)
+@step("uint4", 3, ROWS)
 @njit
 def dot_rows(a, b, out):
     """A vector lies in a row, so that its sum stays in a register until it is finished.
@@ -75,7 +76,7 @@ def dot_rows(a, b, out):
             out[m, n] = total
 
 
-@uint4_step(4, PACKED_ROWS)
+@step("uint4", 4, PACKED_ROWS)
 @njit
 def packed_rows(a, b, out):
     """Two values to a byte halve what is read, and cost a mask and a shift at every use.
@@ -106,7 +107,7 @@ def unpack_rows(packed, values):
             values[r, 2 * p + 1] = packed[r, p] >> 4
 
 
-@uint4_step(5, PACKED_ROWS)
+@step("uint4", 5, PACKED_ROWS)
 @njit
 def unpacked_tile(a, b, out):
     """A tile of vectors is unpacked once into the cache and serves all queries from there.
@@ -131,7 +132,7 @@ def unpacked_tile(a, b, out):
                 out[m, first + n] = total
 
 
-@uint4_step(6, PACKED_ROWS)
+@step("uint4", 6, PACKED_ROWS)
 @njit
 def widened_tile(a, b, out):
     """The tile holds signed 16-bit words, which one instruction multiplies and adds in pairs.
@@ -157,7 +158,7 @@ def widened_tile(a, b, out):
                 out[m, first + n] = total
 
 
-@uint4_step(7, PACKED_ROWS)
+@step("uint4", 7, PACKED_ROWS)
 @njit
 def narrow_sums(a, b, out):
     """Sums of 16 bits hold 291 products of 4-bit values, so that all arithmetic is 16 bits wide.

@@ -11,23 +11,20 @@ pytest.importorskip("numba")
 pytest.importorskip("jaxtyping")
 from numba import njit
 
-from lowbit.kernels.numba.registry import (
+from lowbit.kernels.steps.registry import Layout, Step, step, steps
+from lowbit.kernels.steps.uint4.layouts import (
     COLUMNS,
     LONGEST,
     PACKED_ROWS,
     ROWS,
-    Layout,
-    Uint4Step,
     check_operands,
-    uint4_step,
-    uint4_steps,
 )
-from lowbit.kernels.numba.steps import SPAN, TILE
+from lowbit.kernels.steps.uint4.loops import SPAN, TILE
 from lowbit.spec import Operation
-from lowbit.spec.operations.uint4_steps import product_of_packed_rows
+from lowbit.spec.operations.steps import product_of_packed_rows
 
 SHAPES = [(1, 1, 1), (1, 9, 31), (5, 1, 64), (3, 130, 1), (7, TILE + 3, 65), (2, 2 * TILE, 577)]
-EACH = pytest.mark.parametrize("one", uint4_steps(), ids=lambda one: one.name)
+EACH = pytest.mark.parametrize("one", steps("uint4"), ids=lambda one: one.name)
 POISON = -0x55555556
 GUARD = 64
 
@@ -50,9 +47,10 @@ def exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype(np.int64) @ b.T.astype(np.int64)
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, TILE + 1, 2 * SPAN + 1)], ids=str)
-def test_stays_within_its_arrays(one: Uint4Step, shape: tuple[int, int, int]) -> None:
+def test_stays_within_its_arrays(one: Step, shape: tuple[int, int, int]) -> None:
     """Compiled with every index checked, between guards, on a poisoned output."""
     kernel: Any = one.kernel
     arranged = one.layout.arrange(*draw(*shape))
@@ -74,7 +72,7 @@ def test_stays_within_its_arrays(one: Uint4Step, shape: tuple[int, int, int]) ->
 
 @EACH
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_exact(one: Uint4Step, shape: tuple[int, int, int]) -> None:
+def test_exact(one: Step, shape: tuple[int, int, int]) -> None:
     a, b = draw(*shape)
     result = one.prepare(a, b)()
     assert result.dtype == np.int32
@@ -82,14 +80,14 @@ def test_exact(one: Uint4Step, shape: tuple[int, int, int]) -> None:
 
 
 @EACH
-def test_largest_sums(one: Uint4Step) -> None:
+def test_largest_sums(one: Step) -> None:
     """Sums past 16 bits, in more than two spans of the narrow ones."""
     a, b = np.full((2, 601), 15, np.uint8), np.full((3, 601), 15, np.uint8)
     np.testing.assert_array_equal(one.prepare(a, b)(), np.full((2, 3), 225 * 601))
 
 
 @EACH
-def test_strides_do_not_matter(one: Uint4Step) -> None:
+def test_strides_do_not_matter(one: Step) -> None:
     a, b = draw(6, 10, 14)
     np.testing.assert_array_equal(
         one.prepare(a[::2, ::-2], b.T.copy().T[::3, ::-2])(), exact(a[::2, ::-2], b[::3, ::-2])
@@ -117,10 +115,10 @@ def test_spans_fit_sixteen_bits() -> None:
 
 
 def test_steps_have_ideas_of_their_own() -> None:
-    steps = uint4_steps()
-    assert [one.step for one in steps] == list(range(1, len(steps) + 1))
-    assert len({one.name for one in steps}) == len({one.idea for one in steps}) == len(steps)
-    for one in steps:
+    several = steps("uint4")
+    assert [one.number for one in several] == list(range(1, len(several) + 1))
+    assert len({one.name for one in several}) == len({one.idea for one in several}) == len(several)
+    for one in several:
         text = " ".join((one.kernel.__doc__ or "").split())
         assert one.idea
         assert "Bytes: " in text, one.name
@@ -131,10 +129,10 @@ def test_a_step_is_taken_once() -> None:
     def another(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
         raise AssertionError
 
-    assert uint4_steps()[0].name == "naive_loops"
+    assert steps("uint4")[0].name == "naive_loops"
     with pytest.raises(ValueError, match="'1' already"):
-        uint4_step(1, ROWS)(another)
-    assert uint4_steps()[0].name == "naive_loops"
+        step("uint4", 1, ROWS)(another)
+    assert steps("uint4")[0].name == "naive_loops"
 
 
 ONES = np.ones((2, 3), np.uint8)
@@ -157,7 +155,7 @@ def test_what_is_no_uint4_is_refused(
     with pytest.raises(error, match=message):
         check_operands(a, b)
     with pytest.raises(error, match=message):
-        uint4_steps()[0].prepare(a, b)
+        steps("uint4")[0].prepare(a, b)
 
 
 def test_sums_that_could_overflow_are_refused() -> None:

@@ -1,0 +1,1 @@
+"""Convolutions that are no products of matrices."""

@@ -1,0 +1,198 @@
+"""Rows of bytes multiplied where they lie, unpacked: what the kernels of vector registers share.
+
+Packing costs some cycles for each line of 64 bytes, as much as a product of few columns. Where one
+step meets all panels, packed lines would be read once, so rows are read from their own memory: a
+piece of each is broadcast and meets vectors of b.
+
+    16 columns, pieces of 4 bytes:  | 4 k of column 0 | 4 k of column 1 | ...    | of column 15 |
+    4 columns, pieces of 16 bytes:  | 16 k of column 0              | ... | 16 k of column 3    |
+    1 column, pieces of 64 bytes:   | 64 k of column 0                                          |
+
+Panels are made of the first kind. With fewer columns most of it would be multiplied in vain, so the
+right operand is packed in vectors of another kind (weights/columns.py). Their lanes are summed, of
+several rows together, after the last product.
+
+Nothing behind the end of a row is read. The last piece ends where the row does, and has zeros in b
+for what came before; with pieces of 4 bytes it is two bytes, and one, as K may be less than 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lowbit.isa.generic import select, shuffle
+from lowbit.isa.types import Vector, s32, u8, u16, u32
+from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, Shape, Step
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+
+ROWS = 8  # in a step: each has a pointer of its own
+_HALF = 8  # columns, of the shortest vectors of b
+_FEWEST = 4  # lanes that a row is stored from
+# Cycles of a row: a line from the second-level cache, a piece's load and product, a product alone,
+# and for each panel what follows the sums.
+_LINE, _PIECE, _PRODUCT, _STORE = 1.5, 0.72, 0.5, 5
+
+Multiply = Callable[..., None]
+"""`VectorKernel.multiply`."""
+
+
+def shape_in_place(
+    query: KernelQuery, lanes: int, panels: int, most_sums: int, odd: bool
+) -> Shape | None:
+    """How rows are cut by a kernel whose vectors have `lanes` columns, its steps so many panels and
+    registers for so many vectors of sums; None: they are better packed. `odd`: pieces may begin
+    anywhere; else at even k."""
+    wide, columns, piece = blocks(query.n, PANEL), query.n, QUAD
+    if not query.in_place or wide > panels:
+        return None
+    if query.weight != "s8" or query.grouping:
+        return None
+    if columns <= lanes:
+        held = _power(columns)
+        while lanes // held * QUAD > max(query.k, QUAD):
+            held *= 2
+        if odd or query.k % 2 == 0:
+            piece = lanes // held * QUAD
+    if piece == QUAD and query.m < ROWS:
+        return None  # the sums of few rows and short pieces would wait for each other
+    if piece == QUAD and columns <= _HALF:
+        lanes = _HALF
+    if query.signed and piece == QUAD and query.k > LINE // 2:
+        return None  # each piece is made unsigned, which would take longer than packing lines
+    rows = min(most_sums // (wide * blocks(min(columns, PANEL), lanes)), ROWS)
+    if query.m < ROWS:
+        rows = _power(query.m // 2 + 1)  # whose sums can be joined in pairs
+    known = columns if wide == 1 else 0
+    return Shape(rows, 1, wide, in_place=True, lanes=lanes, columns=known, piece=piece)
+
+
+def cycles_in_place(query: KernelQuery, shape: Shape) -> float:
+    """Of one row, in registers of 512 bits."""
+    products = shape.panels + query.signed  # what makes bytes unsigned takes as long as one
+    pieces = blocks(query.k, shape.piece) * max(_PIECE, _PRODUCT * products)
+    return max(pieces, query.k_blocks * _LINE) + _STORE * shape.panels
+
+
+def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) -> None:
+    """Emit the product of a block of rows with all panels, and what follows."""
+    assert step.row_stride is not None
+    lanes, zero = shape.lanes, k.zeros(s32, shape.lanes)
+    rows = [step.a + step.row_stride * number for number in range(shape.rows)]
+    offsets = range(0, shape.columns or PANEL, lanes)
+    places = [(panel, at) for panel in range(shape.panels) for at in offsets]
+    held = len(rows) * len(places) * blocks(lanes * QUAD, k.isa.vector_bytes)
+    with k.scope():
+        parts = 2 if held <= k.isa.vector_registers // 3 else 1  # lest they wait for each other
+        sums = [[[k.register(zero) for _ in places] for _ in rows] for _ in range(parts)]
+
+        def add(which: int, column: Value, at: Value, size: int, mask: Value | None = None) -> None:
+            columns = [
+                (step.b + (step.panel_bytes * panel + column + offset * QUAD)).load(lanes * QUAD)
+                for panel, offset in places
+            ]
+            if mask is not None:
+                columns = [one.bits(Vector(u32, lanes)) & mask for one in columns]
+            pieces = (_broadcast(row + at, size, lanes) ^ step.flip for row in rows)
+            multiply(k, lanes, pieces, columns, sums[which % parts])
+
+        _add_all(k, shape, step, add)
+        vectors = [[one.value for one in row] for row in sums[0]]
+        for part in sums[1:]:
+            for row, more in zip(vectors, part, strict=True):
+                row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
+    if shape.columns and shape.columns <= lanes:
+        _store_few(k, shape, step, [row[0] for row in vectors])
+        return
+    for (panel, at), column in zip(places, zip(*vectors, strict=True), strict=True):
+        store = step.columns(step.panel + panel, at, lanes)
+        for number, value in enumerate(column):
+            store(step.row + number, value)
+
+
+def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> None:
+    """Add the products of all pieces. `add`: to which sums, the place of a vector of b, that of a
+    piece, its bytes, and of a dword of b what counts."""
+    piece, size = shape.piece, shape.lanes * QUAD if shape.piece > QUAD else LINE
+    whole = step.k_size // piece
+    pairs = whole // 2 * 2
+    for number in k.range(0, pairs, 2):
+        for which in range(2):
+            add(which, (number + which) * size, (number + which) * piece, piece)
+    for _ in k.when(pairs < whole):
+        add(0, pairs * size, pairs * piece, piece)
+    if piece > QUAD:
+        for _ in k.when(whole * piece < step.k_size):
+            add(1, whole * size, step.k_size - piece, piece)
+        return
+    two = (step.k_size & 2) > 0
+    for _ in k.when(two):
+        add(0, whole * size, whole * piece, 2, k.constant(0xFFFF, Vector(u32, shape.lanes)))
+    for _ in k.when((step.k_size & 1) > 0):
+        # One byte is everywhere in a dword; the mask leaves its place in the column.
+        first, third = (k.constant(0xFF << bits, u32) for bits in (0, 16))
+        add(1, whole * size, step.k_size - 1, 1, select(two, third, first).splat(shape.lanes))
+
+
+def _broadcast(source: Value, size: int, lanes: int) -> Value:
+    """Some bytes, a power of two, again and again in a vector of dwords."""
+    wide = lanes * QUAD
+    if size > QUAD:
+        piece = source.load(size)
+        return shuffle(piece, piece, tuple(i % size for i in range(wide)))
+    element = {1: u8, 2: u16, 4: u32}[size]
+    return source.cast(element).load().splat(wide // size).bits(Vector(u8, wide))
+
+
+def _store_few(k: Builder, shape: Shape, step: Step, sums: list[Value]) -> None:
+    """Sum lanes that belong to one column, and store rows: where it can be, some in a vector."""
+    columns, part = shape.columns, shape.piece // QUAD
+    while part > 1:  # lanes of one column
+        sums, part = _halved(sums, part), part // 2
+    each = shape.lanes * QUAD // shape.piece  # lanes of one row
+    if columns == _power(columns) and shape.rows > 1 and columns < shape.lanes:
+        _store_joined(k, shape, step, sums, each)
+        return
+    store = step.columns(step.panel, 0, max(each, _FEWEST))
+    for number in range(shape.rows):
+        which, place = divmod(number * each, _lanes(sums[0]))
+        lanes = tuple(place + lane % each for lane in range(max(each, _FEWEST)))
+        store(step.row + number, shuffle(sums[which], sums[which], lanes))
+
+
+def _store_joined(k: Builder, shape: Shape, step: Step, sums: list[Value], each: int) -> None:
+    """Bring as many rows into a vector as there are lanes; `each` row has so many at first."""
+    columns, most = shape.columns, max(k.isa.vector_bytes // QUAD, shape.lanes)
+    lanes = _lanes(sums[0])
+    used = tuple(row + lane for row in range(0, lanes, each) for lane in range(columns))
+    while len(sums) > 1 and len(used) < most:
+        both = (*used, *(lanes + lane for lane in used))
+        sums = [shuffle(x, y, both) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        lanes = len(both)
+        used = tuple(range(lanes))
+    rows = len(used) // columns
+    store = step.columns(step.panel, 0, len(used), rows)
+    for number, value in enumerate(sums):
+        whole = value if len(used) == lanes else shuffle(value, value, used)
+        store(step.row + number * rows, whole)
+
+
+def _halved(vectors: list[Value], part: int) -> list[Value]:
+    """Both halves of each part of the vectors added; two vectors become one, and one a half."""
+    lanes, many = _lanes(vectors[0]), len(vectors) > 1
+    starts = range(0, lanes * (1 + many), part)
+    low = tuple(start + i for start in starts for i in range(part // 2))
+    high = tuple(i + part // 2 for i in low)
+    pairs = zip(vectors[::2], vectors[1::2], strict=True) if many else [(vectors[0],) * 2]
+    return [shuffle(x, y, low) + shuffle(x, y, high) for x, y in pairs]
+
+
+def _lanes(vector: Value) -> int:
+    assert isinstance(vector.type, Vector)
+    return vector.type.lanes
+
+
+def _power(least: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (least - 1).bit_length()

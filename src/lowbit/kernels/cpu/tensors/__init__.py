@@ -1,0 +1,1 @@
+"""Kernels over whole tensors: what networks need besides products and convolutions."""

@@ -1,0 +1,305 @@
+"""Element by element over strided tensors: arithmetic, functions, conversions and copies.
+
+One kernel serves what differs only in its expression, its formats and its strides: Add to Where,
+activations, Quantize, Dequantize, Requantize, Cast, and, as copies, Transpose, Concat, Split,
+Slice, Expand and Pad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.isa.generic import maximum, minimum, select, sqrt
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, Scalar, U8Pointer, Vector, f32, s32
+from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    RAW,
+    WIDE,
+    Convert,
+    dequantizing,
+    load_vector,
+    parameters_of,
+    same,
+    store_vector,
+    storing,
+)
+from lowbit.kernels.cpu.shared.post_op import function_of, keeping_nan, post_ops
+from lowbit.kernels.cpu.tensors.functions import FUNCTIONS
+from lowbit.kernels.cpu.tensors.loops import (
+    BROADCAST,
+    GATHERED,
+    STRIDED,
+    TRANSPOSED,
+    Loops,
+    Nest,
+    by_vectors,
+    plan_loops,
+)
+from lowbit.kernels.cpu.tensors.transpose import move_tiles
+
+NUMBER = "number"
+KINDS = {**FORMATS, **WIDE, **RAW}
+_TOGETHER = 4  # vectors
+
+Step = int | str
+
+
+def _min(a: Value, b: Value) -> Value:
+    return keeping_nan(a, minimum(a, b))
+
+
+def _max(a: Value, b: Value) -> Value:
+    return keeping_nan(a, maximum(a, b))
+
+
+def _truth(condition: Value) -> Value:
+    bits = Vector(s32, condition.type.lanes)  # type: ignore[union-attr]
+    one = condition.machine.constant(1, bits)
+    return select(condition, one, one - one).to(f32)
+
+
+# What an expression can hold besides inputs, numbers and the post-operations that need no tensor.
+OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "add": (2, lambda a, b: a + b),
+    "sub": (2, lambda a, b: a - b),
+    "mul": (2, lambda a, b: a * b),
+    "div": (2, lambda a, b: a / b),
+    "min": (2, _min),
+    "max": (2, _max),
+    "less": (2, lambda a, b: _truth(a < b)),
+    "equal": (2, lambda a, b: _truth(a.equals(b))),
+    "where": (3, lambda condition, a, b: select(condition.equals(0.0), b, a)),
+    "neg": (1, lambda a: a * -1.0),
+    "abs": (1, lambda a: maximum(a, 0.0 - a)),
+    "sqrt": (1, sqrt),
+    **FUNCTIONS,
+}
+
+
+class Form(NamedTuple):
+    """What is computed. It keys the code.
+
+    inputs, out: formats, "s64" too, or of a copy one of `RAW`. Integers pass through float32, which
+    holds them exactly up to 2^24; what becomes s32 or s64 loses its fraction. expression: in
+    postfix order, of each element as float32: the number of an input, "number" for one of the
+    parameters, the name of one of `OPERATIONS`, or of a post-operation that needs no tensor.
+    columns: as in `Loops`.
+    """
+
+    inputs: tuple[str, ...]
+    out: str
+    expression: tuple[Step, ...]
+    columns: tuple[str, ...]
+
+
+class Elementwise(NamedTuple):
+    """A form, and the table and number of items that go with it."""
+
+    form: Form
+    geometry: npt.NDArray[np.int64]
+    items: int
+
+
+def plan_elementwise(
+    inputs: Sequence[str],
+    out: str,
+    expression: Sequence[Step],
+    shape: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> Elementwise:
+    """What `elementwise` needs for an output of this shape.
+
+    strides: of the output, then of each input, in elements. ValueError: a format or a step of the
+    expression is unknown, there are too few operands, or the strides do not fit.
+    """
+    form = Form(tuple(inputs), out, tuple(expression), ())
+    _check(form)
+    tile_bytes = RAW[out].bytes if out in RAW else 0
+    loops: Loops = plan_loops(shape, strides, tile_bytes)
+    return Elementwise(form._replace(columns=loops.columns), loops.geometry, loops.items)
+
+
+def parameters_array(
+    inputs: Sequence[tuple[float, int]],
+    numbers: Sequence[float] = (),
+    out: tuple[float, int] | None = None,
+) -> npt.NDArray[np.float32]:
+    """The parameters of `elementwise`, from scales and zero points of what consists of integers."""
+    last = [] if out is None else [np.float32(1) / np.float32(out[0]), out[1]]
+    return np.array([*(n for pair in inputs for n in pair), *numbers, *last], np.float32)
+
+
+def plan_copy(itemsize: int, shape: Sequence[int], strides: Sequence[Sequence[int]]) -> Elementwise:
+    """What `elementwise` needs to copy elements of 1, 2, 4 or 8 bytes: strides of output, input."""
+    raw = f"raw{itemsize}"
+    return plan_elementwise([raw], raw, (0,), shape, strides)
+
+
+def _check(form: Form) -> None:
+    for name in (*form.inputs, form.out):
+        if name not in KINDS:
+            raise ValueError(f"{name!r} is no format; known: {', '.join(KINDS)}")
+    if len(form.inputs) > 3:
+        raise ValueError(f"at most three inputs, got {len(form.inputs)}")
+    if RAW.keys() & {*form.inputs, form.out}:
+        if (form.inputs, form.expression) != ((form.out,), (0,)):
+            raise ValueError(f"{form.out} can only be copied, from the same: got {form}")
+        return
+    depth = 0
+    for step in form.expression:
+        if isinstance(step, int) and step not in range(len(form.inputs)):
+            raise ValueError(f"there is no input {step}: {form.expression}")
+        taken = 0 if isinstance(step, int) or step == NUMBER else _arity(step)
+        if depth < taken:
+            raise ValueError(f"{step!r} lacks operands: {form.expression}")
+        depth += 1 - taken
+    if depth != 1:
+        raise ValueError(f"an expression has one result, not {depth}: {form.expression}")
+
+
+def _arity(step: str) -> int:
+    if step in OPERATIONS:
+        return OPERATIONS[step][0]
+    if post_ops.get(step).operand:
+        raise ValueError(f"{step!r} needs a tensor: write it as an operation on inputs")
+    return 1
+
+
+@kernel
+def elementwise(
+    k: Builder,
+    out: U8Pointer,
+    a: U8Pointer,
+    b: U8Pointer,
+    c: U8Pointer,
+    parameters: F32Pointer,
+    geometry: S64Pointer,
+    items: Int,
+    *,
+    form: Form,
+) -> None:
+    """out = the expression of a, b and c, of which only as many are used as the form has inputs.
+
+    parameters: float32, in this order: scale and zero point of each input of integers; the numbers
+    of the expression; 1 / scale and zero point of an output of 8 bits. geometry, items: of
+    `plan_elementwise`. The output may be an input of the same format and strides, and may otherwise
+    not overlap one.
+    """
+    kinds = [KINDS[name] for name in (form.out, *form.inputs)]
+    pointers = [p.cast(kind) for p, kind in zip((out, a, b, c), kinds, strict=False)]
+    nest = Nest(k, geometry, len(kinds))
+    if TRANSPOSED in form.columns:
+        for item in k.parallel(items):
+            move_tiles(k, nest.block(item, pointers))
+        return
+    row = _Row(k, form, kinds, parameters)
+    for item in k.parallel(items):
+        block = nest.block(item, pointers)
+        steps = [stride[-1] for stride in block.strides]
+        block.rows(k, lambda at, block=block, steps=steps: row.emit(at, steps, block.extents[-1]))
+
+
+class _Row:
+    """What is done with one row."""
+
+    def __init__(self, k: Builder, form: Form, kinds: list[Scalar], parameters: Value) -> None:
+        raw = form.out in RAW
+        self._k, self._form, self._kinds = k, form, kinds
+        self._lanes = k.isa.vector_bytes // (kinds[0].bytes if raw else 4)
+        numbers = _numbers(parameters, self._lanes)
+        self._scratch = [
+            k.local(kind, GATHERED) if how == STRIDED else None
+            for kind, how in zip(kinds, form.columns, strict=True)
+        ]
+        self._loaded: list[Convert] = [same] * len(form.inputs)
+        self._evaluate: Callable[[list[Value]], Value] = lambda values: values[0]
+        self._stored: Convert = same
+        if not raw:
+            self._loaded = [
+                dequantizing(name, [next(numbers) for _ in range(parameters_of(name))])
+                for name in form.inputs
+            ]
+            self._evaluate = _compiled(k, form.expression, numbers, self._lanes)
+            left = [next(numbers) for _ in range(parameters_of(form.out))]
+            self._stored = storing(form.out, left)
+
+    def emit(self, pointers: list[Value], steps: list[Value], count: Value) -> None:
+        k = self._k
+        target, *sources = pointers
+        fetch = [
+            self._source(number, source, steps[number], count)
+            for number, source in enumerate(sources, start=1)
+        ]
+        place = target if self._scratch[0] is None else self._scratch[0]
+
+        def some(at: Value, lanes: int, together: int, left: Value | None) -> None:
+            for part in range(0, together * lanes, lanes):
+                value = self._evaluate([one(at + part, lanes, left) for one in fetch])
+                store_vector(self._stored(value), place + at + part, left)
+
+        by_vectors(k, count, self._lanes, _TOGETHER, some, self._form.out in RAW)
+        if place is not target:
+            for i in k.range(0, count):
+                (target + i * steps[0]).store((place + i).load())
+
+    def _source(
+        self, number: int, source: Value, step: Value, count: Value
+    ) -> Callable[[Value, int, Value | None], Value]:
+        """What loads a vector of an input: from where on, how many lanes, how many are left."""
+        k, convert = self._k, self._loaded[number - 1]
+        if self._form.columns[number] == BROADCAST:
+            every = source.load()
+            whole = convert(every.splat(self._lanes))
+            return lambda at, lanes, left: whole if lanes == self._lanes else every.splat(lanes)
+        scratch = self._scratch[number]
+        if scratch is not None:
+            for i in k.range(0, count):
+                (scratch + i).store((source + i * step).load())
+            source = scratch
+        return lambda at, lanes, left: convert(load_vector(source + at, lanes, left))
+
+
+def _numbers(parameters: Value, lanes: int) -> Iterator[Value]:
+    """The parameters one after another, each in every lane."""
+    at = 0
+    while True:
+        yield (parameters + at).load().splat(lanes)
+        at += 1
+
+
+def _compiled(
+    k: Builder, expression: Sequence[Step], numbers: Iterator[Value], lanes: int
+) -> Callable[[list[Value]], Value]:
+    """The expression as a function of the inputs' vectors; its numbers are loaded here."""
+    steps: list[tuple[int, Callable[..., Value]] | int] = []
+    for step in expression:
+        if isinstance(step, int):
+            steps.append(step)
+        elif step == NUMBER:
+            number = next(numbers)
+            steps.append((0, lambda number=number: number))
+        elif step in OPERATIONS:
+            steps.append(OPERATIONS[step])
+        else:
+            given = [next(numbers) for _ in range(post_ops.get(step).parameters)]
+            steps.append((1, function_of(step, k, lanes, given)))
+
+    def evaluate(inputs: list[Value]) -> Value:
+        stack: list[Value] = []
+        for step in steps:
+            if isinstance(step, int):
+                stack.append(inputs[step])
+                continue
+            arity, function = step
+            operands = [stack.pop() for _ in range(arity)][::-1]
+            stack.append(function(*operands))
+        return stack[0]
+
+    return evaluate

@@ -1,0 +1,149 @@
+"""Functions of numbers beside those that may follow a product, for expressions of `elementwise`.
+
+Errors are those of float32's exp and log, some 1e-7 of the result, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.types import f32
+from lowbit.isa.value import Value
+from lowbit.kernels.cpu.shared import functions
+from lowbit.kernels.cpu.shared.functions import constant, polynomial, rounded, vanishing
+from lowbit.kernels.cpu.shared.post_op import keeping_nan
+
+_WHOLE = 2.0**23  # from which on all numbers are integers
+_NORMAL = 2.0**-126
+_FAR = 9.1  # where erfc is 1e-37
+# erfc(z) = p(1 / (1 + 0.3275911 z)) · exp(-z²), Abramowitz and Stegun, formula 7.1.26.
+_ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+_ERFC_T = 0.3275911
+# π/2 in three parts, of which the first two have so few bits that their multiples are exact.
+_HALF_PI = (1.5703125, 4.837512969970703125e-4, 7.549789948768648e-8)
+# sin(r) = r + r³·p(r²) and cos(r) = 1 − r²/2 + r⁴·p(r²) for |r| ≤ π/4: the Cephes library's.
+_SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
+_COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+
+
+def _magnitude(x: Value) -> Value:
+    return maximum(x, 0.0 - x)
+
+
+def exp(x: Value) -> Value:
+    """e^x: 0 below -87, infinity where it is beyond float32."""
+    far = x < 88.0
+    power = functions.exp(select(far, x, x - 1.0)) * select(
+        far, constant(x, 1.0), constant(x, math.e)
+    )
+    return keeping_nan(x, select(x < -87.0, constant(x, 0.0), power))
+
+
+def log(x: Value) -> Value:
+    """ln x; minus infinity of 0, NaN of less."""
+    small = x < _NORMAL
+    scaled = functions.log(select(small, x * _WHOLE, x))
+    found = select(small, scaled - 23 * math.log(2), scaled)
+    found = select(x.equals(math.inf), x, found)
+    found = select(x.equals(0.0), constant(x, -math.inf), found)
+    return keeping_nan(x, select(x < 0.0, constant(x, math.nan), found))
+
+
+def erf(x: Value) -> Value:
+    """The error function, to 4e-7 absolutely."""
+    z = minimum(_magnitude(x), constant(x, _FAR))
+    t = 1.0 / (z * _ERFC_T + 1.0)
+    made = 1.0 - polynomial(t, _ERFC) * t * functions.exp(0.0 - z * z)
+    return keeping_nan(x, select(x < 0.0, 0.0 - made, made))
+
+
+def elu(x: Value, alpha: Value) -> Value:
+    """x, or alpha · (e^x − 1) below 0, where what e^x was rounded by is made up for (Kahan)."""
+    near = minimum(maximum(x, constant(x, -80.0)), constant(x, 0.0))
+    power = functions.exp(near)
+    whole = power.equals(1.0)
+    less = (power - 1.0) * near / select(whole, constant(x, 1.0), functions.log(power))
+    return keeping_nan(x, select(x < 0.0, alpha * select(whole, near, less), x))
+
+
+def softplus(x: Value) -> Value:
+    """ln(1 + e^x), whose logarithm makes up for what 1 + e^-|x| was rounded by."""
+    power = functions.decay(0.0 - _magnitude(x))
+    total = power + 1.0
+    whole = total.equals(1.0)
+    over = select(whole, constant(x, 1.0), total - 1.0)
+    small = select(whole, power, functions.log(total) * power / over)
+    return keeping_nan(x, maximum(x, constant(x, 0.0)) + small)
+
+
+def mish(x: Value) -> Value:
+    """x · tanh(ln(1 + e^x)), which is x · n / (n + 2) with n = e^x · (e^x + 2)."""
+    power = functions.exp(minimum(x, constant(x, 20.0)))
+    n = power * (power + 2.0)
+    return keeping_nan(x, vanishing(x) * (n / (n + 2.0)))
+
+
+def nearest(x: Value) -> Value:
+    """The nearest integer, of two the even one."""
+    magnitude = _magnitude(x)
+    whole = (magnitude + _WHOLE) - _WHOLE
+    return select(magnitude < _WHOLE, select(x < 0.0, 0.0 - whole, whole), x)
+
+
+def floor(x: Value) -> Value:
+    whole = nearest(x)
+    return select(x < whole, whole - 1.0, whole)
+
+
+def ceil(x: Value) -> Value:
+    return 0.0 - floor(0.0 - x)
+
+
+def trunc(x: Value) -> Value:
+    """Towards 0."""
+    whole = floor(_magnitude(x))
+    return keeping_nan(x, select(x < 0.0, 0.0 - whole, whole))
+
+
+def power(x: Value, y: Value) -> Value:
+    """x^y, to |y · ln x| times 1e-7 of it."""
+    made = exp(y * log(_magnitude(x)))
+    half = y * 0.5
+    odd = select(floor(half).equals(half), made, 0.0 - made)
+    below = select(floor(y).equals(y), odd, constant(x, math.nan))
+    return select(y.equals(0.0), constant(x, 1.0), keeping_nan(x, select(x < 0.0, below, made)))
+
+
+def _wave(x: Value, quarter: int) -> Value:
+    """The sine of x and so many quarters of a turn, for |x| up to some 8000."""
+    near = minimum(maximum(x, constant(x, -1e6)), constant(x, 1e6))
+    n = rounded(near * (2 / math.pi))
+    whole, rest = n.to(f32), near
+    for part in _HALF_PI:
+        rest = rest - whole * part
+    square = rest * rest
+    sine = rest + rest * square * polynomial(square, _SIN)
+    cosine = 1.0 - square * 0.5 + square * square * polynomial(square, _COS)
+    turn = n + quarter
+    made = select((turn & 1).equals(0), sine, cosine)
+    return keeping_nan(x, select((turn & 2).equals(0), made, 0.0 - made))
+
+
+# How many operands, and what is made of them.
+FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "exp": (1, exp),
+    "log": (1, log),
+    "erf": (1, erf),
+    "elu": (2, elu),
+    "softplus": (1, softplus),
+    "mish": (1, mish),
+    "nearest": (1, nearest),
+    "floor": (1, floor),
+    "ceil": (1, ceil),
+    "trunc": (1, trunc),
+    "power": (2, power),
+    "sin": (1, lambda x: _wave(x, 0)),
+    "cos": (1, lambda x: _wave(x, 1)),
+}

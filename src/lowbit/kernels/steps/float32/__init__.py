@@ -1,0 +1,1 @@
+"""Products of float32 matrices, from three loops to packed operands."""

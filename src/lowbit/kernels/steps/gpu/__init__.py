@@ -1,0 +1,1 @@
+"""Products of float32 matrices on a GPU, from a thread for each output to tensor cores."""

@@ -1,0 +1,170 @@
+"""A convolution as products: windows of images times a packed weight, prepared by `prepare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import isa as instruction_sets
+from lowbit.jit import verbose
+from lowbit.jit.kernel import Program
+from lowbit.kernels.cpu.convolution.depthwise import depthwise
+from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
+from lowbit.kernels.cpu.shared.layout import QUAD, blocks
+from lowbit.product.describe import of_depthwise, tell_plan
+from lowbit.product.dispatch import thread_count
+from lowbit.product.geometry import window_table
+from lowbit.product.prepare import KEPT, moved, prepare
+from lowbit.product.product import Convolution
+from lowbit.product.requests import convolved
+from lowbit.weights.convolution import PackedConvolution
+
+
+class PreparedConvolution(Protocol):
+    """A convolution that runs on addresses."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output."""
+        ...
+
+    @property
+    def scratch(self) -> int:
+        """Bytes that a launch needs."""
+        ...
+
+    def run(self, weight: PackedConvolution, at: Operands) -> None:
+        """Compute."""
+        ...
+
+    def launches(
+        self, weight: PackedConvolution, at: Operands, start: Any
+    ) -> Iterator[tuple[Program, dict[str, Any]]]:
+        """What computes it, one program after another, with a word for each parameter.
+
+        Addresses may be any objects that a distance in bytes can be added to; start: of scratch.
+        """
+        ...
+
+
+class Operands(NamedTuple):
+    """Addresses. Those that the convolution does not use are None.
+
+    scale, zero: float32 [1] and int32 [1], of the images; of int8, 128 more than their zero point.
+    bias: as `weight.biased` makes it; residual: of the output's shape; parameters: as
+    `PreparedProduct.run` takes them.
+    """
+
+    x: Any
+    out: Any
+    scale: Any = None
+    zero: Any = None
+    bias: Any = None
+    residual: Any = None
+    parameters: Any = None
+
+
+class _Grouped:
+    """One product for each group of channels."""
+
+    def __init__(self, c: Convolution) -> None:
+        self.shape, self._outputs = c.shape, c.outputs
+        self.product = prepare(convolved(c))
+        self.scratch = self.product.scratch
+        self.windows: npt.NDArray[np.int32] | None = None
+        each = c.channels // c.groups
+        if self.product.product.a.windows and 0 not in self.shape:
+            self.windows = window_table(c.geometry, each, c.channels)
+        residual = 4 if "residual" in c.post_ops else 1
+        # How far the operands of a group lie from those of the one before, in bytes.
+        self._steps = each, c.b.n * OUTPUTS[c.output].bytes, c.b.n * residual
+
+    def run(self, weight: PackedConvolution, at: Operands) -> None:
+        for operands in self._groups(weight, at):
+            self.product.run(*operands)
+
+    def launches(
+        self, weight: PackedConvolution, at: Operands, start: Any
+    ) -> Iterator[tuple[Program, dict[str, Any]]]:
+        for operands in self._groups(weight, at):
+            yield from self.product.launches(start, *operands)
+
+    def _groups(self, weight: PackedConvolution, at: Operands) -> Iterator[tuple[Any, ...]]:
+        """What `product` runs on, one group after another."""
+        x_step, out_step, residual_step = self._steps
+        for group, matrix in enumerate(weight.matrices):
+            yield (
+                moved(at.x, group * x_step), self.product.right(matrix),
+                moved(at.out, group * out_step), self._outputs, at.scale, at.zero,
+                moved(at.bias, group * 4 * len(matrix.column_sums)),
+                moved(at.residual, group * residual_step), at.parameters, self.windows,
+            )  # fmt: skip
+
+
+_VARYING = ("x", "windows", "weights", "row_scale", "row_zero", "column_sum", "column_scale",
+            "bias", "residual", "parameters", "out")  # fmt: skip
+_ITEMS_PER_THREAD = 4
+
+
+class _Depthwise:
+    """Each channel is a group."""
+
+    scratch = 0
+
+    def __init__(self, c: Convolution) -> None:
+        self.shape = c.shape
+        self.windows = None
+        if 0 not in self.shape:
+            self.windows = window_table(c.geometry, c.channels, c.channels, QUAD)
+        rows = Windows(c.signed, c.shifted)
+        epilogue = Epilogue(a_zero=rows.zero_points, post_ops=c.post_ops, out=c.output,
+                            uniform=True)  # fmt: skip
+        self._program = depthwise.program(instruction_sets.get(c.isa), format=rows,
+                                          epilogue=epilogue, repeated=c.b.n > 1)  # fmt: skip
+        m, taps = c.batch * c.geometry.pixels, c.geometry.taps
+        count = thread_count(m, c.outputs, taps, c.threads)
+        items = count * _ITEMS_PER_THREAD if count > 1 else 1
+        self._fixed = {
+            "image_stride": math.prod(c.geometry.size) * c.channels,
+            "m": m,
+            "n": c.outputs,
+            "multiplier": c.b.n,
+            "item_rows": max(1, blocks(m, items)),
+        }
+        self._call = self._program.bind(count, _VARYING, **self._fixed)
+        tell_plan(told := of_depthwise(c, count))
+        if verbose.LEVEL:
+            self._call = verbose.telling(self._call, told)
+
+    def run(self, weight: PackedConvolution, at: Operands) -> None:
+        for words in self._words(weight, at):
+            self._call(*words)
+
+    def launches(
+        self, weight: PackedConvolution, at: Operands, start: Any
+    ) -> Iterator[tuple[Program, dict[str, Any]]]:
+        for words in self._words(weight, at):
+            yield self._program, self._fixed | dict(zip(_VARYING, words, strict=True))
+
+    def _words(self, weight: PackedConvolution, at: Operands) -> Iterator[tuple[Any, ...]]:
+        """What the program is given: once, or never where there is nothing to compute."""
+        if self.windows is not None:
+            (matrix,) = weight.matrices
+            panels, sums, _, scales = matrix.addresses
+            yield (at.x, self.windows, panels, at.scale, at.zero, sums, scales, at.bias,
+                   at.residual, at.parameters, at.out)  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
+def prepare_convolution(convolution: Convolution) -> PreparedConvolution:
+    """A convolution made ready to run: the one prepared before, or a new one.
+
+    RuntimeError: the machine lacks the instruction set. ValueError: images are too large.
+    """
+    return (_Depthwise if convolution.depthwise else _Grouped)(convolution)

@@ -1,0 +1,136 @@
+"""`lowbit.convolution`: checks its arguments, prepares a convolution, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from lowbit import isa as instruction_sets
+from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.product.arguments import (
+    bytes_array,
+    check_bytes,
+    check_k,
+    output,
+    per_column,
+    per_element,
+    per_row,
+    zero_points,
+)
+from lowbit.product.convolution import Operands, PreparedConvolution, prepare_convolution
+from lowbit.product.dispatch import threads_key
+from lowbit.product.geometry import Geometry
+from lowbit.product.output import AnyPostOp, OutputSpec, post_ops_tuple
+from lowbit.product.prepare import KEPT
+from lowbit.product.product import Convolution
+from lowbit.product.requests import group_format
+from lowbit.product.types import Kind, Operand, OutDtype, PaddingMode
+from lowbit.weights.convolution import ConvolutionShape, PackedConvolution
+
+_UNSCALED = (False, False, None, "float32", None, 0)
+"""What must be asked of the output, as `OutputSpec.of` takes it, where there is no scale."""
+
+
+def convolution(
+    x: Kind,
+    weight: PackedConvolution,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int | Sequence[int]] = 0,
+    dilation: int | Sequence[int] = 1,
+    padding_mode: PaddingMode = "constant",
+    output_padding: int | Sequence[int] = 0,
+    zero_point: int = 0,
+    scale: float | None = None,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    post_ops: Sequence[AnyPostOp] | None = None,
+    out_dtype: OutDtype = "float32",
+    out_scale: float | None = None,
+    out_zero_point: int = 0,
+    out: Kind | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Kind:
+    """The convolution of 8-bit images, channels last, in any number of dimensions:
+    `[batch, *size, channels]` → `[batch, *output, outputs]`.
+
+    x: int8 or uint8; weight: from `lowbit.pack_convolution`, with its groups. stride, dilation: one
+    integer, or one for each dimension; padding: also a pair for each. What lies outside is
+    `zero_point` ("constant"), or pixels of the image as numpy.pad repeats them ("reflect",
+    "edge", "wrap"). Of a transposed weight all these, and output_padding, mean what they do in
+    ONNX's ConvTranspose.
+
+    Without a scale, the exact sums Σ (x − zero_point)·w, int32. With the scale of x, times this and
+    the weight's scales; then bias [outputs], residual `[batch, *output, outputs]`, post_ops and the
+    output as in `lowbit.matmul_scaled`. The same bits on every instruction set.
+
+    Raises as that does, and ValueError if the weight is of other channels or dimensions, padding
+    does not go with its mode, or an image takes 2 GiB.
+    """
+    left = np.ascontiguousarray(bytes_array(x, "x"))
+    geometry = _hashable((stride, padding, dilation, padding_mode, output_padding))
+    prepared, spec = _requested(
+        left.shape, left.dtype, weight.shape, group_format(weight, isa), threads_key(threads), isa,
+        zero_point != 0, scale is not None, geometry, bias is not None, residual is not None,
+        post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+    )  # fmt: skip
+    zero = zero_points(zero_point, 1, left.dtype, "zero_point", FLIP * (left.dtype == np.int8))
+    factor = None if scale is None else per_row(scale, 1, "scale")
+    added = None if bias is None else weight.biased(per_column(bias, weight.outputs, "bias"))
+    beside = residual
+    if residual is not None:
+        beside = per_element(residual, prepared.shape, "residual", spec.residual)
+    result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
+    target = result if result.flags.c_contiguous else np.empty(prepared.shape, spec.storage)
+    prepared.run(weight, Operands(left, target, factor, zero, added, beside, spec.parameters))
+    if target is not result:
+        result[...] = target
+    return returned
+
+
+@lru_cache(maxsize=KEPT)
+def _requested(
+    shape: tuple[int, ...], dtype: np.dtype[Any], weight: ConvolutionShape, b: PanelFormat,
+    threads: int, isa: str | None, shifted: bool, scaled: bool, geometry: tuple[Any, ...],
+    *output: Any,
+) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
+    """What `lowbit.convolution` asks for. shape, dtype: of the images; b: the form of a group's
+    matrix; shifted, scaled: whether they have a zero point, a scale; geometry: stride, padding,
+    dilation, padding_mode, output_padding; output: as `OutputSpec.of` takes it."""
+    check_bytes(dtype, "x")
+    size = shape[1:-1]
+    if len(shape) != len(weight.kernel) + 2 or shape[-1] != weight.channels:
+        raise ValueError(
+            f"x must be [batch, {len(weight.kernel)} sizes, {weight.channels} channels] for a "
+            f"kernel {weight.kernel}, got {shape}"
+        )
+    stride, padding, dilation, mode, more = geometry
+    if not weight.transposed:
+        if more:
+            raise ValueError("output_padding belongs to transposed convolutions")
+        where = Geometry.of(size, weight.kernel, stride, padding, dilation, mode)
+    else:
+        if mode != "constant":
+            raise ValueError(f"a transposed convolution has no padding_mode, got {mode!r}")
+        where = Geometry.transposed(size, weight.kernel, stride, padding, dilation, more)
+    check_k(b.k, dtype.name, b.dtype, (shifted, False))
+    if scaled and not b.scaled:
+        raise ValueError("weight has no scale: pack a QTensor, or give x no scale")
+    spec = OutputSpec.of(*output) if scaled else OutputSpec("s32", np.dtype(np.int32))
+    if not scaled and output != _UNSCALED:
+        raise ValueError("bias, residual, post_ops and outputs but int32 need the scale of x")
+    name = instruction_sets.active(isa).name
+    signed = dtype == np.int8
+    convolution = Convolution(shape[0], where, shape[-1], weight.groups, signed, shifted, b, name,
+                              threads, spec.post_ops, spec.out)  # fmt: skip
+    return prepare_convolution(convolution), spec
+
+
+def _hashable(given: Any) -> Any:
+    """Sequences in sequences as tuples."""
+    return tuple(map(_hashable, given)) if isinstance(given, list | tuple) else given

@@ -1,0 +1,93 @@
+"""Products in words, for the lines of jit.verbose: what is asked for, which kernel serves it."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from lowbit import isa as instruction_sets
+from lowbit.jit import verbose
+from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.digits import Digits
+from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.numerics import int_format
+from lowbit.product.dispatch import Plan, consider
+from lowbit.product.float_product import FloatProduct
+from lowbit.product.product import Convolution, Product
+
+
+def operation(product: Product) -> str:
+    """The public function that asks for such products, whoever does."""
+    if product.output == "max8":
+        return "search"
+    if isinstance(product.a, Windows) or product.residual_stride:
+        return "convolution"
+    if isinstance(product.a, Bytes):
+        return "matmul" if product.output == "s32" else "matmul_scaled"
+    return "linear_weight_only" if isinstance(product.a, Digits) else "linear_dynamic"
+
+
+def _short(dtype: str) -> str:
+    form = int_format(dtype)
+    return f"{'s' if form.signed else 'u'}{form.bits}"
+
+
+def of_product(product: Product, plan: Plan) -> str:
+    """An integer product; of 4-bit weights with groups, the dtype says their size: s4g32."""
+    a, b = product.a.element, product.b
+    groups = f"g{b.group_size}" if b.group_size else ""
+    out = "f32" if product.output == "max8" else product.output
+    return verbose.line(
+        operation(product), f"{a.kind}{a.bits}:{_short(b.dtype)}{groups}:{out}",
+        _shape(product.m, product.k, product.n), plan.micro.name, plan.isa.name, plan.threads,
+        "+".join(product.post_ops),
+    )  # fmt: skip
+
+
+def _shape(m: int, k: int, n: int) -> str:
+    return f"{m}x{k}:{k}x{n}"
+
+
+def of_depthwise(c: Convolution, threads: int) -> str:
+    """A convolution whose channels are groups; the shape: of the images, and of the kernel."""
+    x = "x".join(map(str, (c.batch, *c.geometry.size, c.channels)))
+    kernel = "x".join(map(str, (*c.geometry.kernel, c.outputs)))
+    return verbose.line(
+        "convolution", f"{'s8' if c.signed else 'u8'}:{_short(c.b.dtype)}:{c.output}",
+        f"{x}:{kernel}", "depthwise", c.isa, threads, "+".join(c.post_ops),
+    )  # fmt: skip
+
+
+def of_floats(product: FloatProduct, kernel: str, isa: str) -> str:
+    """A product of floats."""
+    added = "" if product.c is None else "beta"
+    kinds = f"{product.a.kind}:{product.b.kind}:{product.out.kind}"
+    shape = _shape(product.m, product.k, product.n)
+    return verbose.line("gemm", kinds, shape, kernel, isa, product.threads, added)
+
+
+def tell_plan(told: str) -> None:
+    """Log which kernel serves; the first time, what the machine has."""
+    if verbose.log.isEnabledFor(logging.INFO):
+        _tell_machine()
+        verbose.log.info("plan,%s", told)
+
+
+@cache
+def _tell_machine() -> None:
+    found = instruction_sets.report()
+    verbose.log.info("info,cpu,%s", found["model"])
+    for one in found["instruction_sets"]:
+        state = "used" if one["used"] else "available" if one["available"] else one["why"]
+        verbose.log.info("info,%s,%s", one["name"], state)
+
+
+def tell_integers(product: Product, plan: Plan) -> None:
+    """Log the plan of a product, and which kernels that come first did not serve, and why."""
+    if not verbose.log.isEnabledFor(logging.INFO):
+        return
+    told = of_product(product, plan)
+    tell_plan(told)
+    for one in consider(instruction_sets.get(product.isa), product.query):
+        if one.why and one.micro is not None:
+            verbose.log.info("miss,%s,%s on %s: %s", told, one.micro.name, one.isa.name, one.why)

@@ -1,0 +1,257 @@
+"""Where the windows of a convolution lie, in any number of dimensions: tables for the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.rows.windows import Header
+from lowbit.kernels.cpu.shared.layout import LINE
+
+MODES = ("constant", "reflect", "edge", "wrap")
+"""What lies outside of an image: the zero point, or its own pixels as `numpy.pad` repeats them."""
+
+OUTSIDE = -1
+_TABLES = 512  # that are kept
+_Places = npt.NDArray[np.int64]
+
+
+class Geometry(NamedTuple):
+    """A convolution but for its channels: one entry for each spatial dimension.
+
+    - size: of the image. kernel, stride, dilation: as in ONNX.
+    - before, after: pixels added at both ends; negative ones are taken away.
+    - mode: of `MODES`, what is added.
+    - spread: pixels of the image are first brought so far apart, with zeros between.
+    """
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: str = "constant"
+    spread: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        size: tuple[int, ...],
+        kernel: tuple[int, ...],
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        mode: str = "constant",
+    ) -> Geometry:
+        """From the arguments of `lowbit.convolution`; raises what it documents."""
+        count = len(kernel)
+        stride, dilation = each(stride, count, "stride", 1), each(dilation, count, "dilation", 1)
+        before, after = sides(padding, count)
+        if mode not in MODES:
+            raise ValueError(f"padding_mode must be one of {', '.join(MODES)}, got {mode!r}")
+        most = {"reflect": 1, "wrap": 0}
+        for axis, most_added in enumerate(s - most.get(mode, 0) for s in size):
+            if mode in most and max(before[axis], after[axis]) > most_added:
+                raise ValueError(
+                    f"padding_mode {mode!r} of {size[axis]} pixels adds {most_added} at most, "
+                    f"got {before[axis]} and {after[axis]}"
+                )
+        return cls(size, kernel, stride, dilation, before, after, mode)
+
+    @classmethod
+    def transposed(
+        cls,
+        size: tuple[int, ...],
+        kernel: tuple[int, ...],
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        output_padding: Any = 0,
+    ) -> Geometry:
+        """Of a transposed convolution, as one with stride 1 whose kernel is turned around."""
+        count = len(kernel)
+        stride, dilation = each(stride, count, "stride", 1), each(dilation, count, "dilation", 1)
+        before, after = sides(padding, count)
+        more = each(output_padding, count, "output_padding", 0)
+        end = tuple(a - m for a, m in zip(after, more, strict=True))
+        image = tuple(
+            (n - 1) * s + d * (k - 1) + 1 - b - e
+            for n, s, d, k, b, e in zip(size, stride, dilation, kernel, before, end, strict=True)
+        )
+        return cls(image, kernel, stride, dilation, before, end).turned(size)
+
+    def turned(self, size: tuple[int, ...]) -> Geometry:
+        """The transpose of this convolution, whose input is of this `size` and whose output is of
+        `self.size`, as a convolution."""
+        reach = [d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True)]
+        before = tuple(r - b for r, b in zip(reach, self.before, strict=True))
+        after = tuple(
+            m + b - (n - 1) * s - 1
+            for m, b, n, s in zip(self.size, self.before, size, self.stride, strict=True)
+        )
+        ones = (1,) * len(size)
+        return Geometry(size, self.kernel, ones, self.dilation, before, after, spread=self.stride)
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The size of the output; 0 where the kernel does not fit."""
+        made = []
+        for axis, size in enumerate(self.size):
+            spread = self.spread[axis] if self.spread else 1
+            whole = (size - 1) * spread + 1 if size else 0
+            added = self.before[axis] + self.after[axis]
+            if size or self.mode == "constant":
+                whole += added
+            room = whole - self.dilation[axis] * (self.kernel[axis] - 1)
+            made.append(len(range(0, max(room, 0), self.stride[axis])))
+        return tuple(made)
+
+    @property
+    def pixels(self) -> int:
+        """Of an image of the output."""
+        return math.prod(self.output)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.kernel)
+
+    @property
+    def plain(self) -> bool:
+        """Whether each window is the pixel at its place."""
+        return self.taps == 1 and self.output == self.size and self.mode == "constant" and not any(
+            (*self.before, *self.after)
+        ) and set(self.stride) <= {1} and set(self.spread) <= {1}  # fmt: skip
+
+    def _along(self, axis: int) -> _Places:
+        """The pixel under each tap, or `OUTSIDE`, int64 [output, kernel] of one dimension."""
+        size, kernel, dilation = self.size[axis], self.kernel[axis], self.dilation[axis]
+        before, after = self.before[axis], self.after[axis]
+        spread = self.spread[axis] if self.spread else 1
+        whole = max(size - 1, 0) * spread + min(size, 1)
+        pixels = np.full(whole, OUTSIDE, np.int64)
+        pixels[::spread] = np.arange(size)
+        added = max(before, 0), max(after, 0)
+        if self.mode == "constant":
+            pixels = np.pad(pixels, added, constant_values=OUTSIDE)
+        elif size:
+            pixels = np.pad(pixels, added, mode=self.mode)  # type: ignore[call-overload]
+        pixels = pixels[max(-before, 0) : len(pixels) - max(-after, 0)]
+        reach = dilation * (kernel - 1)
+        first = np.arange(0, max(len(pixels) - reach, 0), self.stride[axis])
+        return pixels[first[:, None] + dilation * np.arange(kernel)]
+
+    def steps(self) -> _Places:
+        """How far each tap is from the first, in pixels of the image, where all are inside: [taps];
+        of a spread image, as if it were not."""
+        steps = np.zeros(1, np.int64)
+        for size, kernel, dilation in zip(self.size, self.kernel, self.dilation, strict=True):
+            steps = (steps[:, None] * size + dilation * np.arange(kernel)).ravel()
+        return steps
+
+    def places(self) -> _Places:
+        """The pixel of the image under each tap of each window, or `OUTSIDE`: [pixels, taps]."""
+        places, outside = np.zeros((1, 1), np.int64), np.zeros((1, 1), bool)
+        for axis, size in enumerate(self.size):
+            along = self._along(axis)
+            shape = len(places) * len(along), places.shape[1] * along.shape[1]
+            wide = places[:, None, :, None] * size + along[:, None, :]
+            outside = (outside[:, None, :, None] | (along == OUTSIDE)[:, None, :]).reshape(shape)
+            places = wide.reshape(shape)
+        places[outside] = OUTSIDE
+        return places
+
+
+def each(given: Any, count: int, name: str, least: int) -> tuple[int, ...]:
+    """One integer for each dimension, or one for all. TypeError, ValueError: it is neither."""
+    values = tuple(given) if isinstance(given, Sequence) else (given,) * count
+    if any(type(value) is not int for value in values):
+        raise TypeError(f"{name} must be an integer or a sequence of them, got {given!r}")
+    if len(values) != count or any(value < least for value in values):
+        raise ValueError(
+            f"{name} must be {count} integers of at least {least}, or one, got {given!r}"
+        )
+    return values
+
+
+def sides(padding: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is added before and after: from one number, one for each dimension, or pairs."""
+    if isinstance(padding, Sequence) and any(isinstance(one, Sequence) for one in padding):
+        if not all(isinstance(one, Sequence) and len(one) == 2 for one in padding):
+            raise ValueError(f"padding must be numbers, or pairs of them, got {padding!r}")
+        before, after = zip(*padding, strict=True)
+        return each(before, count, "padding", 0), each(after, count, "padding", 0)
+    both = each(padding, count, "padding", 0)
+    return both, both
+
+
+@lru_cache(maxsize=_TABLES)
+def window_table(
+    geometry: Geometry, channels: int, pixel_bytes: int, together: int = 0
+) -> npt.NDArray[np.int32]:
+    """The table (kernels/cpu/rows/windows.py) of windows of `channels` bytes at each tap, in images
+    whose pixels are `pixel_bytes` apart. `together`: of single taps, filled with taps outside to a
+    multiple of this.
+
+    ValueError: an image, or the table, is too large for int32.
+    """
+    places, shared = geometry.places(), geometry.steps()
+    end = (math.prod(geometry.size) - 1) * pixel_bytes + channels
+    whole = channels % LINE == 0 and not together  # then each line is a tap
+    parts = np.arange(0, channels, LINE) if whole else np.zeros(1, np.int64)
+    outside = np.repeat(places == OUTSIDE, len(parts), axis=1)
+    places, shared = (
+        (one[..., None] * pixel_bytes + parts).reshape(*one.shape[:-1], -1)
+        for one in (places, shared)
+    )
+    places[outside] = OUTSIDE
+    inside = np.asarray(~outside.any(axis=1))
+    inside[inside] = (places[inside] - places[inside, :1] == shared).all(axis=1)
+    channels = LINE if whole else channels
+    offsets, positions = shared, np.zeros(0, np.int64)
+    if not (whole or together):
+        offsets, positions = _pieces(shared, channels)
+        inside &= places[:, 0] + offsets.max(initial=0) + LINE <= end
+    if together:  # in loads of up to 64 bytes
+        inside &= places[:, 0] + shared.max(initial=0) + channels + LINE <= end
+    entries, own = places[:, 0].copy(), places[~inside]
+    if together:
+        more = -len(shared) % together
+        offsets = np.pad(shared, (0, more))
+        own = np.pad(own, ((0, 0), (0, more)), constant_values=OUTSIDE)
+    taps = own.shape[1]
+    first = len(Header._fields)
+    at = np.cumsum([first, len(offsets), len(positions), len(places)])
+    if max(end, at[-1] + own.size) >= 1 << 31:
+        raise ValueError(f"images of {geometry.size} with {pixel_bytes} bytes a pixel, or their "
+                         "windows, are too large: a convolution takes 2 GiB at most")  # fmt: skip
+    entries[~inside] = -(at[3] + np.arange(len(own)) * taps)
+    header = Header(len(places), taps, channels, end, len(offsets), *at[:3])
+    table = aligned_empty((int(at[-1]) + own.size,), np.int32)
+    sections = header, offsets, positions, entries, own.ravel()
+    np.concatenate([np.asarray(one, np.int64) for one in sections], out=table, casting="unsafe")
+    table.flags.writeable = False
+    return table
+
+
+def _pieces(offsets: _Places, channels: int) -> tuple[_Places, _Places]:
+    """(offsets, positions) of loads of 64 bytes that gather taps of `channels` bytes: neighbours
+    are read together."""
+    found: list[tuple[int, int]] = []
+    begin = 0
+    for tap in range(len(offsets)):
+        if tap + 1 < len(offsets) and offsets[tap + 1] == offsets[tap] + channels:
+            continue
+        length = (tap + 1 - begin) * channels
+        found += [
+            (int(offsets[begin]) + at, begin * channels + at) for at in range(0, length, LINE)
+        ]
+        begin = tap + 1
+    pieces = np.array(found, np.int64).reshape(-1, 2)
+    return pieces[:, 0], pieces[:, 1]

@@ -1,0 +1,128 @@
+"""Panels of bytes split in two: smaller weights, and lists of what was taken away from some."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.shared.corrections import (
+    CHUNKS,
+    CYCLES,
+    LISTED,
+    MOST_LISTED,
+    MOST_SUM,
+    SCALE,
+    TAKEN,
+    TOGETHER,
+    SplitFormat,
+)
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+
+Array = npt.NDArray[Any]
+
+_LISTS = 2 * TOGETHER  # that lie side by side
+_AT_ONCE = 1 << 20  # weights that are looked at together
+_SAMPLE = 1 << 17  # weights that decide how many products are summed
+
+
+class Split(NamedTuple):
+    """memory: uint8, the panels and, behind them, the lists if there are any, as
+    kernels/cpu/shared/corrections.py describes them. format: what they are."""
+
+    memory: npt.NDArray[np.uint8]
+    format: SplitFormat
+
+
+def split(panels: npt.NDArray[np.uint8]) -> Split | None:
+    """Split panels [panels, lines, 64] of bytes; None if pairs are best, and need no lists."""
+    count, lines, _ = panels.shape
+    # [panel, two lines, which of the two, column, pair of k, k of the pair]
+    stored = panels.view(np.int8).reshape(count, lines // 2, 2, PANEL, 2, 2)
+    step = max(1, _AT_ONCE // max(1, lines * LINE))
+    summed = _best(stored[:step].reshape(-1, *stored.shape[2:])[:: max(1, panels.size // _SAMPLE)])
+    reduced = aligned_empty(panels.shape, np.uint8)
+    nothing = np.zeros(0, np.int64)
+    found = [_Taken(nothing, nothing, nothing)]
+    for first in range(0, count, step):
+        part = slice(first, first + step)
+        signs = _signs(stored[part], summed)
+        reduced[part] = (stored[part] - TAKEN * signs).view(np.uint8).reshape(-1, lines, LINE)
+        panel, both, line, column, pair, which = np.nonzero(signs)
+        minus = signs[panel, both, line, column, pair, which] < 0
+        k = (2 * both + line) * QUAD + 2 * pair + which
+        found.append(_Taken(panel + first, k, 2 * column + minus))
+    taken = _Taken(*map(np.concatenate, zip(*found, strict=True)))
+    if not taken.k.size:
+        return Split(panels, SplitFormat(summed, 0)) if summed == max(CYCLES) else None
+    chunk, table = _table(taken, count, lines * QUAD)
+    memory = aligned_empty((panels.size + table.nbytes,), np.uint8)
+    memory[: panels.size] = reduced.reshape(-1)
+    memory[panels.size :] = table.view(np.uint8)
+    return Split(memory, SplitFormat(summed, blocks(100 * len(table), panels.size), chunk))
+
+
+class _Taken(NamedTuple):
+    """The weights that were changed: panels, k, and twice the columns in these, plus 1 for those to
+    subtract."""
+
+    panels: npt.NDArray[np.int64]
+    k: npt.NDArray[np.int64]
+    sides: npt.NDArray[np.int64]
+
+
+def _best(sample: npt.NDArray[np.int8]) -> int:
+    """How many products had best be summed in 16 bits, going by some of the weights."""
+
+    def cycles(summed: int) -> float:
+        taken = np.count_nonzero(_signs(sample, summed))
+        return CYCLES[summed] + 2 * LISTED * taken / max(1, sample.size)
+
+    return min(sorted(CYCLES, reverse=True), key=cycles)
+
+
+def _signs(stored: npt.NDArray[np.int8], summed: int) -> npt.NDArray[np.int8]:
+    """The signs of the weights [..., 2, 16, 2, 2] that are changed, as few as will do, else 0."""
+    lines = summed // 2
+    cut = (*stored.shape[:-4], 2 // lines, lines, *stored.shape[-3:])
+    first = np.moveaxis(stored.reshape(cut), (-4, -1), (0, 1))
+    meeting = first.reshape(summed, -1).astype(np.int16)
+    signs = np.sign(meeting)
+    result = np.zeros(meeting.shape, np.int8)
+    left = np.arange(meeting.shape[1])
+    for choice in sorted(product((0, 1), repeat=summed), key=sum):
+        chosen = np.array(choice, np.int16)[:, None] * signs[:, left]
+        weights = meeting[:, left] - TAKEN * chosen
+        positive = np.maximum(weights, 0).sum(axis=0, dtype=np.int16)
+        negative = positive - weights.sum(axis=0, dtype=np.int16)
+        fits = (positive <= MOST_SUM) & (negative <= MOST_SUM)
+        result[:, left[fits]] = chosen[:, fits]
+        left = left[~fits]
+    return np.moveaxis(result.reshape(first.shape), (0, 1), (-4, -1)).reshape(stored.shape)
+
+
+def _table(taken: _Taken, panels: int, k_size: int) -> tuple[int, npt.NDArray[np.uint16]]:
+    """The chunk, and the starts and lists for that."""
+
+    def lists(chunk: int) -> tuple[Array, Array]:
+        """The number of the list of each change, and how long lists are."""
+        chunks = blocks(k_size, chunk)
+        numbers = (taken.panels * chunks + taken.k // chunk) * (2 * PANEL) + taken.sides
+        return numbers, np.bincount(numbers, minlength=panels * chunks * 2 * PANEL)
+
+    chunk = next(one for one in CHUNKS if lists(one)[1].max() <= MOST_LISTED)
+    numbers, lengths = lists(chunk)
+    order = np.lexsort((taken.k, numbers))
+    numbers, k = numbers[order], taken.k[order] % chunk
+    longest = lengths.reshape(-1, _LISTS).max(axis=1)
+    starts = np.zeros(len(longest) + 1, np.int32)
+    np.cumsum(longest * _LISTS, out=starts[1:])
+    starts += 2 * len(starts)  # u16 that they take themselves
+    table = np.zeros(starts[-1], np.uint16)
+    table[: 2 * len(starts)] = starts.view(np.uint16)
+    rank = np.arange(len(k)) - (np.cumsum(lengths) - lengths)[numbers]
+    table[starts[numbers // _LISTS] + rank * _LISTS + numbers % _LISTS] = (k + 1) * SCALE
+    return chunk, table

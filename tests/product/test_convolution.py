@@ -1,0 +1,344 @@
+"""Convolutions of 8-bit images against their definition: exactly, on every instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lowbit
+from lowbit.isa import available, named
+from lowbit.jit.memory import OutOfBoundsError
+from lowbit.kernels.cpu.convolution.depthwise import depthwise
+from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.product.dispatch import plan
+from lowbit.product.geometry import MODES, Geometry, window_table
+from lowbit.product.product import Convolution
+from lowbit.product.requests import convolved
+from lowbit.spec.operations.convolution import convolution_sums, transposed_convolution_sums
+
+pytestmark = pytest.mark.slow
+
+CASES: dict[str, dict[str, Any]] = {
+    "first layer": {"size": (19, 22), "channels": 3, "kernel": (7, 7), "stride": 2, "padding": 3},
+    "whole lines": {"size": (9, 7), "channels": 64, "kernel": (3, 3), "padding": 1},
+    "two lines": {"size": (6, 5), "channels": 128, "kernel": (3, 3), "stride": 2, "padding": 1},
+    "a line and one": {"size": (8, 9), "channels": 65, "kernel": (3, 3), "dilation": (1, 2)},
+    "a line less one": {"size": (7, 7), "channels": 63, "kernel": (3, 3), "padding": 1},
+    "one channel": {"size": (11, 12), "channels": 1, "kernel": (5, 5), "padding": ((2, 1), (0, 2))},
+    "row kernel": {"size": (6, 9), "channels": 5, "kernel": (1, 3), "padding": (0, 1)},
+    "pixels": {"size": (7, 5), "channels": 24, "kernel": (1, 1)},
+    "every other pixel": {"size": (7, 5), "channels": 64, "kernel": (1, 1), "stride": 2},
+    "one dimension": {"size": (40,), "channels": 24, "kernel": (5,), "padding": 2, "dilation": 2},
+    "three dimensions": {"size": (5, 6, 4), "channels": 5, "kernel": (3, 2, 3), "padding": 1},
+    "reflect": {"size": (6, 7), "channels": 5, "kernel": (3, 3), "padding": 2, "mode": "reflect"},
+    "edge": {"size": (6, 7), "channels": 64, "kernel": (3, 3), "padding": 1, "mode": "edge"},
+    "wrap": {"size": (6, 7), "channels": 3, "kernel": (3, 5), "padding": 2, "mode": "wrap"},
+    "larger than the image": {"size": (2, 2), "channels": 5, "kernel": (5, 5), "padding": 2},
+    "groups": {"size": (6, 7), "channels": 20, "kernel": (3, 3), "padding": 1, "groups": 4},
+    "depthwise": {"size": (9, 8), "channels": 72, "kernel": (3, 3), "padding": 1, "groups": 72},
+    "depthwise of few": {"size": (7, 7), "channels": 5, "kernel": (5, 5), "groups": 5, "stride": 2},
+    "depthwise, doubled": {
+        "size": (6, 5),
+        "channels": 40,
+        "kernel": (3, 3),
+        "groups": 40,
+        "padding": 1,
+        "outputs": 80,
+    },
+    "groups of lines": {"size": (5, 5), "channels": 128, "kernel": (3, 3), "groups": 2},
+}
+
+
+def _pairs(given: Any, count: int) -> tuple[tuple[int, int], ...]:
+    both = (given,) * count if isinstance(given, int) else given
+    return tuple((p, p) if isinstance(p, int) else p for p in both)
+
+
+def _each(given: Any, count: int) -> tuple[int, ...]:
+    return (given,) * count if isinstance(given, int) else given
+
+
+def _drawn(
+    seed: int, size: tuple[int, ...], channels: int, kernel: tuple[int, ...], dtype: str,
+    batch: int = 3, outputs: int = 20, groups: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    limits = np.iinfo(dtype)
+    x = rng.integers(limits.min, limits.max + 1, (batch, *size, channels)).astype(dtype)
+    weight = rng.integers(-128, 128, (outputs, channels // groups, *kernel)).astype(np.int8)
+    return x, weight
+
+
+def _expected(x: np.ndarray, weight: np.ndarray, zero_point: int, case: dict[str, Any]) -> Any:
+    count = weight.ndim - 2
+    return convolution_sums(
+        x.astype(np.int64) - zero_point, weight, _each(case.get("stride", 1), count),
+        _pairs(case.get("padding", 0), count), _each(case.get("dilation", 1), count),
+        case.get("groups", 1), case.get("mode", "constant"),
+    )  # fmt: skip
+
+
+def _arguments(case: dict[str, Any]) -> dict[str, Any]:
+    chosen = {name: case[name] for name in ("stride", "padding", "dilation") if name in case}
+    return {**chosen, "padding_mode": case.get("mode", "constant")}
+
+
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 77), ("int8", -3)])
+@pytest.mark.parametrize("name", CASES)
+def test_exact_sums(name: str, dtype: str, zero_point: int, isa: str) -> None:
+    case = CASES[name]
+    sizes = case["size"], case["channels"], case["kernel"]
+    groups = case.get("groups", 1)
+    outputs = case.get("outputs", groups if groups > 4 else 20)
+    x, weight = _drawn(1, *sizes, dtype, 3, outputs, groups)
+    packed = lowbit.pack_convolution(weight, groups=case.get("groups", 1))
+    result = lowbit.convolution(x, packed, zero_point=zero_point, isa=isa, **_arguments(case))
+    np.testing.assert_array_equal(result, _expected(x, weight, zero_point, case))
+
+
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed(groups: int, isa: str) -> None:
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 256, (2, 5, 6, 10)).astype(np.uint8)
+    weight = rng.integers(-128, 128, (10, 7, 3, 2)).astype(np.int8)
+    packed = lowbit.pack_convolution(weight, groups=groups, transposed=True)
+    result = lowbit.convolution(
+        x, packed, stride=(2, 3), padding=((1, 0), (0, 1)), dilation=(1, 2), output_padding=(1, 0),
+        zero_point=9, isa=isa,
+    )  # fmt: skip
+    expected = transposed_convolution_sums(
+        x.astype(np.int64) - 9, weight, (2, 3), ((1, 0), (0, 1)), (1, 2), groups, (1, 0)
+    )
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("isa", ["amx", "avx512_vnni", "avx2"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_access_is_inside(name: str, isa: str) -> None:
+    case = CASES[name]
+    if "groups" in case:
+        pytest.skip("groups are products of their own")
+    x, weight = _drawn(3, case["size"], case["channels"], case["kernel"], "int8", batch=2)
+    out = np.full(interpreted(x, weight, None, 5, case, isa), 0x55555555, np.int32)
+    interpreted(x, weight, out, 5, case, isa)
+    np.testing.assert_array_equal(out, _expected(x, weight, 5, case))
+
+
+def interpreted(
+    x: np.ndarray, weight: np.ndarray, out: Any, zero_point: int, case: dict[str, Any], isa: str
+) -> tuple[int, ...]:
+    """Run the product's text on NumPy; without `out`, only say what shape it must have."""
+    packed = lowbit.pack_convolution(weight)
+    (b,) = packed.matrices
+    geometry = Geometry.of(case["size"], case["kernel"], case.get("stride", 1),
+                           case.get("padding", 0), case.get("dilation", 1),
+                           case.get("mode", "constant"))  # fmt: skip
+    channels = x.shape[-1]
+    asked = Convolution(len(x), geometry, channels, 1, True, True, b.proven_format, isa, 1)
+    if out is None:
+        return asked.shape
+    stated = convolved(asked)
+    made = plan(stated)
+    arguments = dict.fromkeys(product.types) | {
+        "a": x.view(np.uint8), "a_row_stride": stated.a_strides[0], "a_stride": 1,
+        "windows": window_table(geometry, channels, channels), "first_row": 0,
+        "packed": np.zeros(made.packed_bytes, np.uint8),
+        "row_zero": np.array([zero_point + 128], np.int32), "panels": b.panels,
+        "column_sum": b.column_sums, "residual_stride": 0, "out": out, "out_stride": stated.n,
+        "m": stated.m, "n": stated.n, "k_size": stated.k, "block_rows": made.block_rows,
+        "item_steps": made.item_steps, "item_panels": made.item_panels,
+        "threads": 1,
+        "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
+    }  # fmt: skip
+    product.interpret(
+        named(isa), arguments, micro=made.micro, shape=made.shape, a_format=stated.a,
+        epilogue=stated.epilogue, fused=made.fused,
+    )  # fmt: skip
+    return asked.shape
+
+
+@pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "generic"])
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("depthwise")])
+def test_every_depthwise_access_is_inside(name: str, isa: str) -> None:
+    case = CASES[name]
+    outputs = case.get("outputs", case["groups"])
+    x, weight = _drawn(4, case["size"], case["channels"], case["kernel"], "int8", 2, outputs,
+                       case["groups"])  # fmt: skip
+    (packed,) = lowbit.pack_convolution(weight, groups=case["groups"]).matrices
+    geometry = Geometry.of(case["size"], case["kernel"], case.get("stride", 1),
+                           case.get("padding", 0))  # fmt: skip
+    out = np.full((len(x), *geometry.output, outputs), 0x55555555, np.int32)
+    arguments = dict.fromkeys(depthwise.types) | {
+        "x": x.view(np.uint8), "image_stride": x[0].size,
+        "windows": window_table(geometry, x.shape[-1], x.shape[-1], 4), "weights": packed.panels,
+        "row_zero": np.array([5 + 128], np.int32), "column_sum": packed.column_sums, "out": out,
+        "m": len(x) * geometry.pixels, "n": outputs, "multiplier": outputs // case["groups"],
+        "item_rows": 7,
+    }  # fmt: skip
+    depthwise.interpret(
+        named(isa), arguments, format=Windows(True, True), repeated=outputs > case["groups"],
+        epilogue=Epilogue(a_zero=True, uniform=True),
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, _expected(x, weight, 5, case))
+
+
+def test_a_table_that_leads_outside_is_caught() -> None:
+    """The check of the check: with an image one pixel too small, some load must be refused."""
+    case = CASES["whole lines"]
+    x, weight = _drawn(3, case["size"], case["channels"], case["kernel"], "int8", batch=1)
+    out = np.zeros(interpreted(x, weight, None, 0, case, "amx"), np.int32)
+    with pytest.raises(OutOfBoundsError):
+        interpreted(x[:, :-1], weight, out, 0, case, "amx")
+
+
+@st.composite
+def _convolutions(draw: st.DrawFn) -> dict[str, Any]:
+    count = draw(st.integers(1, 3))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    case = {
+        "channels": groups * draw(st.sampled_from([1, 2, 3, 5, 21, 32, 63, 64, 65, 128])),
+        "kernel": tuple(draw(st.integers(1, 4)) for _ in range(count)),
+        "stride": tuple(draw(st.integers(1, 3)) for _ in range(count)),
+        "dilation": tuple(draw(st.integers(1, 2)) for _ in range(count)),
+        "padding": tuple((draw(st.integers(0, 3)), draw(st.integers(0, 3))) for _ in range(count)),
+        "mode": draw(st.sampled_from(MODES)),
+        "groups": groups,
+    }
+    reach = [d * (k - 1) for k, d in zip(case["kernel"], case["dilation"], strict=True)]
+    case["size"] = tuple(
+        max(4, r + 1 - sum(p)) + draw(st.integers(0, 4))
+        for r, p in zip(reach, case["padding"], strict=True)
+    )
+    return case
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=_convolutions(),
+    dtype=st.sampled_from(["uint8", "int8"]),
+    zero_point=st.integers(0, 127),
+    outputs=st.integers(1, 40),
+    isa=st.sampled_from(available()),
+)
+def test_any_convolution(
+    case: dict[str, Any], dtype: str, zero_point: int, outputs: int, isa: str
+) -> None:
+    outputs *= case["groups"]
+    x, weight = _drawn(outputs, case["size"], case["channels"], case["kernel"], dtype, 2, outputs,
+                       case["groups"])  # fmt: skip
+    packed = lowbit.pack_convolution(weight, groups=case["groups"])
+    result = lowbit.convolution(x, packed, zero_point=zero_point, isa=isa, **_arguments(case))
+    np.testing.assert_array_equal(result, _expected(x, weight, zero_point, case))
+
+
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("groups", [1, 2, 24])
+@pytest.mark.parametrize("out_dtype", ["float32", "int8"])
+def test_what_follows_the_sums(out_dtype: Any, groups: int, isa: str) -> None:
+    """Scales, bias, a residual of bytes, ReLU and requantization, each rounded once, to the bit."""
+    rng = np.random.default_rng(6)
+    x = rng.integers(0, 256, (2, 6, 7, 24)).astype(np.uint8)
+    weight = lowbit.quantize(rng.standard_normal((48, 24 // groups, 3, 3)), axis=0)
+    bias = rng.standard_normal(48).astype(np.float32)
+    residual = rng.integers(0, 256, (2, 6, 7, 48)).astype(np.uint8)
+    quantized: dict[str, Any] = {}
+    if out_dtype == "int8":
+        quantized = {"out_scale": 0.05, "out_zero_point": -4}
+    out = np.zeros((2, 6, 9, 48), np.dtype(out_dtype))[:, :, 1:8]
+    result = lowbit.convolution(
+        x, lowbit.pack_convolution(weight, groups=groups), padding=1, zero_point=100, scale=0.02,
+        bias=bias, residual=residual, out=out, isa=isa, out_dtype=out_dtype,
+        post_ops=("bias", lowbit.QuantizedResidual(0.03, 7), "relu"), **quantized,
+    )  # fmt: skip
+    assert result is out
+    sums = convolution_sums(
+        x.astype(np.int64) - 100, weight.values, (1, 1), ((1, 1), (1, 1)), (1, 1), groups
+    )
+    y = sums.astype(np.float32) * np.float32(0.02) * weight.scale + bias
+    y = np.maximum(y + (residual.astype(np.float32) - np.float32(7)) * np.float32(0.03), 0)
+    if quantized:
+        y = np.clip(np.rint(y * (np.float32(1) / np.float32(0.05))) - 4, -128, 127)
+    np.testing.assert_array_equal(out, y.astype(out_dtype))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_as_pytorch_does(transposed: bool, count: int) -> None:
+    """In float64, which is exact for these integers."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(7)
+    x = rng.integers(0, 256, (2, *(7, 6, 5)[:count], 12)).astype(np.uint8)
+    weight = rng.integers(-128, 128, (12, 4, *(3, 2, 3)[:count])).astype(np.int8)
+    given: dict[str, Any] = {
+        "stride": 2,
+        "padding": 1,
+        **({"output_padding": 1} if transposed else {}),
+    }
+    packed = lowbit.pack_convolution(weight, groups=3, transposed=transposed)
+    result = lowbit.convolution(x, packed, **given)
+    name = f"conv{'_transpose' if transposed else ''}{count}d"
+    operands = (torch.from_numpy(a.astype(np.float64)) for a in (np.moveaxis(x, -1, 1), weight))
+    expected = getattr(torch.nn.functional, name)(*operands, groups=3, **given)
+    np.testing.assert_array_equal(result, np.moveaxis(expected.numpy(), 1, -1))
+
+
+def test_long_images_are_served_in_chunks() -> None:
+    """Rows that are packed before the products, more than a call takes, and several threads."""
+    rng = np.random.default_rng(8)
+    x = rng.integers(0, 256, (3, 30, 31, 512)).astype(np.uint8)
+    weight = rng.integers(-128, 128, (300, 512, 3, 3)).astype(np.int8)
+    packed = lowbit.pack_convolution(weight)
+    result = lowbit.convolution(x, packed, padding=1, threads=2)
+    case = {"stride": 1, "padding": 1}
+    np.testing.assert_array_equal(result, _expected(x, weight, 0, case))
+
+
+def test_nothing_to_compute() -> None:
+    packed = lowbit.pack_convolution(np.ones((5, 4, 3, 3), np.int8))
+    assert lowbit.convolution(np.ones((0, 8, 8, 4), np.uint8), packed).shape == (0, 6, 6, 5)
+    assert lowbit.convolution(np.ones((2, 2, 8, 4), np.uint8), packed).shape == (2, 0, 6, 5)
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        ({"x": np.zeros((1, 5, 5, 3), np.uint8)}, ValueError, "4 channels.* got"),
+        ({"x": np.zeros((1, 5, 4), np.uint8)}, ValueError, "2 sizes"),
+        ({"x": np.zeros((1, 5, 5, 4), np.float32)}, TypeError, "int8 or uint8"),
+        ({"stride": 0}, ValueError, "stride must be 2 integers of at least 1"),
+        ({"stride": (1, 1, 1)}, ValueError, "stride must be 2 integers"),
+        ({"padding": -1}, ValueError, "padding must be 2 integers of at least 0"),
+        ({"dilation": 1.5}, TypeError, "dilation must be an integer"),
+        ({"padding_mode": "mirror"}, ValueError, "padding_mode must be one of constant"),
+        ({"padding": 5, "padding_mode": "reflect"}, ValueError, "adds 4 at most"),
+        ({"output_padding": 1}, ValueError, "belongs to transposed"),
+        ({"zero_point": 300}, ValueError, "zero_point must lie between 0 and 255"),
+        ({"bias": np.zeros(5, np.float32)}, ValueError, "need the scale of x"),
+        ({"scale": 0.5}, ValueError, "weight has no scale"),
+    ],
+)
+def test_bad_arguments(more: dict[str, Any], error: type[Exception], message: str) -> None:
+    packed = lowbit.pack_convolution(np.ones((5, 4, 3, 3), np.int8))
+    call = {"x": np.zeros((1, 5, 5, 4), np.uint8), "weight": packed, **more}
+    with pytest.raises(error, match=message):
+        lowbit.convolution(**call)
+
+
+def test_bad_weights() -> None:
+    with pytest.raises(TypeError, match="must be int8, got uint8"):
+        lowbit.pack_convolution(np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(ValueError, match="groups must divide"):
+        lowbit.pack_convolution(np.zeros((4, 4, 3), np.int8), groups=3)
+    weight = lowbit.quantize(np.random.default_rng(0).standard_normal((4, 4, 3)), axis=1)
+    with pytest.raises(ValueError, match="axis=0"):
+        lowbit.pack_convolution(weight)
+    with pytest.raises(ValueError, match="symmetric"):
+        lowbit.pack_convolution(lowbit.quantize(np.arange(16.0).reshape(2, 2, 4), symmetric=False))
