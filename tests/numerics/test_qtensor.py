@@ -40,7 +40,7 @@ def normal(*shape: int) -> npt.NDArray[np.float32]:
 )
 @settings(deadline=None, max_examples=200)
 def test_round_trip_is_within_half_a_step_of_its_own_scale(
-    x: npt.NDArray[np.float32], name: str, axis: Any, group_size: int | None, symmetric: bool
+    x: npt.NDArray[np.float32], name: Any, axis: Any, group_size: int | None, symmetric: bool
 ) -> None:
     if axis == (0, -2) and x.ndim == 2:
         axis = (0,)
@@ -58,7 +58,7 @@ def test_round_trip_is_within_half_a_step_of_its_own_scale(
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_per_channel_is_per_tensor_on_each_channel(name: str, symmetric: bool) -> None:
+def test_per_channel_is_per_tensor_on_each_channel(name: Any, symmetric: bool) -> None:
     x = normal(5, 4, 6)
     for axis in range(3):
         t = quantize(x, name, axis=axis, symmetric=symmetric)
@@ -91,7 +91,7 @@ def test_groups_without_an_axis_and_two_axes() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_quantizing_what_was_dequantized_changes_nothing(name: str) -> None:
+def test_quantizing_what_was_dequantized_changes_nothing(name: Any) -> None:
     for scale in (1e-45, 1e-38, 1e-3, 1.0, 1e30):
         t = quantize(normal(7, 31) * np.float32(scale), name, axis=0)
         again = quantize(t.dequantize(), name, axis=0)
@@ -101,7 +101,7 @@ def test_quantizing_what_was_dequantized_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("constant", [0.0, -0.0, 3.0, -2.5, 1e-3, 1e38])
-def test_constant_channels(name: str, symmetric: bool, constant: float) -> None:
+def test_constant_channels(name: Any, symmetric: bool, constant: float) -> None:
     x = normal(3, 5)
     x[1] = constant
     t = quantize(x, name, axis=0, symmetric=symmetric)

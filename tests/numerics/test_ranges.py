@@ -53,7 +53,7 @@ def squared_errors(x: npt.NDArray[Any], t: QTensor) -> Floats:
 def test_no_error_is_above_that_of_the_least_and_greatest_value(
     x: npt.NDArray[Any],
     exponent: int,
-    kind: tuple[str, bool],
+    kind: tuple[Any, bool],
     group_size: int | None,
     data: Any,
 ) -> None:
@@ -84,7 +84,7 @@ def test_no_error_is_above_that_of_the_least_and_greatest_value(
         (("int8", True), None, 1.0),
     ],
 )
-def test_normal_data(kind: tuple[str, bool], group_size: int | None, most: float) -> None:
+def test_normal_data(kind: tuple[Any, bool], group_size: int | None, most: float) -> None:
     w = normal(1100, 30)  # a short group at the end, and several blocks of rows
     options: dict[str, Any] = {"axis": 1, "group_size": group_size, "symmetric": kind[1]}
     if group_size is not None:
@@ -116,7 +116,7 @@ def test_comes_close_to_all_scales_and_zero_points(size: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "symmetric"), [("uint4", False), ("int4", True)])
-def test_finds_the_scale_that_data_were_made_with(name: str, symmetric: bool) -> None:
+def test_finds_the_scale_that_data_were_made_with(name: Any, symmetric: bool) -> None:
     rng = np.random.default_rng(3)
     q = rng.integers(-5, 6, (4, 2000))
     w = 0.25 * q + rng.normal(0, 0.01, q.shape)
@@ -129,7 +129,7 @@ def test_finds_the_scale_that_data_were_made_with(name: str, symmetric: bool) ->
 
 
 @pytest.mark.parametrize(("name", "symmetric"), KINDS)
-def test_degenerate_groups(name: str, symmetric: bool) -> None:
+def test_degenerate_groups(name: Any, symmetric: bool) -> None:
     w = np.zeros((48, 2), np.float32)
     w[8:16] = -2.5
     w[16:24] = 1e-42

@@ -60,7 +60,7 @@ from lowbit.torch import (
 )
 def test_round_trip_through_json(config: QuantizeConfig, content: dict[str, Any]) -> None:
     text = config.to_json()
-    assert json.loads(text) == content
+    assert json.loads(text) == content | {"embeddings": 8, "method": "nearest"}
     assert config_from_json(text) == config
 
 
@@ -157,7 +157,7 @@ def test_copies_and_files_keep_the_numbers_whatever_their_range(tmp_path: Path) 
         ("[]", "string 'kind'"),
         ('{"symmetric": true}', "string 'kind'"),
         ('{"kind": "int3"}', "no configuration kind is called 'int3'; known: .*int8_dynamic"),
-        ('{"kind": "int8_dynamic"}', r"fields \['symmetric'\], got \[\]"),
+        ('{"kind": "int8_dynamic"}', r"fields .*'symmetric'\], got \["),
         ('{"kind": "int8_dynamic", "symmetric": true, "bits": 8}', "fields"),
     ],
 )

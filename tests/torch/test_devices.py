@@ -187,8 +187,8 @@ def test_on_a_gpu(config: Any, dtype: torch.dtype) -> None:
 def test_what_a_gpu_would_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors without numbers can be on a GPU that is not there."""
     layer = _layer(Int4WeightOnlyConfig(32)).requires_grad_(False)
-    quantized = layer.weight.quantized()
-    monkeypatch.setattr(QuantizedWeight, "quantized", lambda _: quantized)
+    record = layer.weight.record()
+    monkeypatch.setattr(QuantizedWeight, "record", lambda _: record)
     copied = torch.ops.aten._to_copy.default
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         layer.bias = None

@@ -354,6 +354,37 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel() -> None:
     assert done.stdout.split() == ["narrow", "widening"], done.stderr
 
 
+def test_many_rows_are_served_by_split_weights() -> None:
+    """With the bits of any other kernel, and anew when the weight changes."""
+    if "avx2" not in available():
+        pytest.skip("the machine has no AVX2")
+    script = """
+import torch, lowbit.torch
+from lowbit.product.prepare import PreparedProduct
+
+used = []
+run = PreparedProduct.run
+def remembered(self, *operands, **named):
+    used.append(self.plan.micro.name)
+    run(self, *operands, **named)
+PreparedProduct.run = remembered
+torch.manual_seed(0)
+layer, x = torch.nn.Linear(530, 40), torch.randn(64, 530)
+with torch.no_grad():
+    lowbit.torch.quantize_(layer, lowbit.torch.Int8DynamicConfig())
+    for _ in range(2):
+        together = layer(x)
+        assert torch.equal(together, torch.cat([layer(row) for row in x.split(1)]))
+        layer.weight.copy_(torch.randn(40, 530))
+print(*sorted(set(used)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env={**os.environ, "LOWBIT_ISA": "avx2"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["split", "widening"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "streams"),
     [(2, 32, [False]), (None, 32, [False, True]), (None, 33, [False])],

@@ -44,12 +44,12 @@ def test_filter(float_model: nn.Module) -> None:
     seen: list[str] = []
 
     def only_first(module: nn.Module, name: str) -> bool:
-        assert isinstance(module, nn.Linear)
+        assert isinstance(module, nn.Linear | nn.Embedding)
         seen.append(name)
         return name == "first"
 
     quantize_(float_model, CONFIG, only_first)
-    assert seen == ["first", "second", "head"]
+    assert seen == ["embedding", "first", "second", "head"]
     assert quantized_names(float_model) == {"first"}
 
 
@@ -82,9 +82,9 @@ def test_root_hooks_and_training_flag_stay(config: QuantizeConfig) -> None:
 
 
 def test_nothing_to_quantize(float_model: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"this ReLU: it has no layer of type torch\.nn\.Linear"):
+    with pytest.raises(ValueError, match=r"this ReLU: it has no layer of a kind .* Linear"):
         quantize_(nn.ReLU(), CONFIG)
-    with pytest.raises(ValueError, match="filter_fn accepted none of its 3 linear layers"):
+    with pytest.raises(ValueError, match="filter_fn accepted none of its 4 layers"):
         quantize_(float_model, CONFIG, lambda module, name: False)
 
 
@@ -93,16 +93,6 @@ def test_empty_layers_are_not_quantized() -> None:
     model = nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2))
     quantize_(model, CONFIG)
     assert quantized_names(model) == {"1"}
-
-
-def test_subclasses_are_not_quantized(tokens: torch.Tensor) -> None:
-    attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    x = torch.randn(2, 3, 16)
-    model = nn.Sequential(nn.Linear(16, 16), attention)
-    expected = attention(x, x, x)[0]
-    quantize_(model, CONFIG)
-    assert quantized_names(model) == {"0"}
-    assert torch.equal(attention(x, x, x)[0], expected)
 
 
 def test_transformer_layer_calls_the_quantized_layers() -> None:
@@ -118,7 +108,8 @@ def test_transformer_layer_calls_the_quantized_layers() -> None:
         linear.register_forward_hook(lambda *_: calls.append("linear1"))
         out = layer(x)
     assert calls == ["linear1"]
-    assert quantized_names(layer) == {"linear1", "linear2"}
+    assert quantized_names(layer) == {"linear1", "linear2", "self_attn.out_proj"}
+    assert isinstance(layer.self_attn.in_proj_weight, QuantizedWeight)
     torch.testing.assert_close(out, expected, atol=0.1, rtol=0)
 
 
@@ -141,18 +132,6 @@ def test_shared_module_is_quantized_once() -> None:
     quantize_(model, CONFIG)
     assert model[0] is model[2] is layer
     assert isinstance(layer.weight, QuantizedWeight)
-
-
-def test_weight_tied_with_an_embedding_is_separated(tokens: torch.Tensor) -> None:
-    model = nn.Sequential(nn.Embedding(23, 40), nn.Linear(40, 23))
-    embedding = torch.randn(23, 40)
-    model[0].weight = model[1].weight = nn.Parameter(embedding.clone())
-    expected = model(tokens)
-    quantize_(model, CONFIG)
-    assert type(model[0].weight) is nn.Parameter
-    assert torch.equal(model[0].weight, embedding)
-    assert isinstance(model[1].weight, QuantizedWeight)
-    assert nn.functional.cosine_similarity(model(tokens), expected, dim=-1).min() > 0.999
 
 
 def spoil_with_nan(layer: nn.Linear) -> None:

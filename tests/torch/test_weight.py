@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import nn
 
-from lowbit.numerics import quantize
+from lowbit.numerics import int_format, quantize
 from lowbit.torch import Int4DynamicConfig, QuantizeConfig, QuantizedWeight, quantize_
+from lowbit.torch.weight import Facts
 from lowbit.weights.format import INT8, WeightFormat
 
 FORMATS = [
@@ -48,7 +50,7 @@ def test_holds_what_the_reference_says(form: WeightFormat, rows: int, depth: int
     symmetric = form.dtype != "uint4"
     expected = quantize(
         original.numpy(),
-        form.dtype,
+        int_format(form.dtype),
         axis=0,
         symmetric=symmetric,
         **groups,  # type: ignore[arg-type]
@@ -78,9 +80,10 @@ def test_all_values_survive_packing(form: WeightFormat, shape: tuple[int, int]) 
     if form.four_bits and shape[1] % 2:
         given["values"][:, -1] &= 15
     quantized = form.from_stored(given, shape)
-    weight = QuantizedWeight.of(quantized, form, torch.float32, torch.device("cpu"))
+    facts = Facts(*shape, torch.float32, form, "panels")
+    weight = QuantizedWeight.of(quantized, facts, torch.device("cpu"))
     assert weight.shape == shape
-    stored = form.to_stored(weight.quantized())
+    stored = form.to_stored(weight.record())
     assert stored.keys() == given.keys()
     for name, part in stored.items():
         np.testing.assert_array_equal(part, given[name], strict=True)
@@ -165,14 +168,19 @@ def test_copy_quantizes_adopts_and_dequantizes(weight: QuantizedWeight) -> None:
 
 
 def test_other_operations_say_what_to_do(weight: QuantizedWeight) -> None:
+    before = weight.dequantize()
     for operation in (
-        lambda: weight + 1,
-        lambda: nn.functional.linear(torch.zeros(2, 70), weight),
-        lambda: weight.T,
+        lambda: weight.mul_(2),
+        lambda: weight.view(-1),
         lambda: weight[0],
+        lambda: weight.__setitem__(0, 1.0),
     ):
         with pytest.raises(NotImplementedError, match="dequantize"):
             operation()
+    for operation in (weight.data_ptr, lambda: save_model(nn.ParameterList([weight]), "x")):
+        with pytest.raises(NotImplementedError, match=r"call lowbit\.torch\.save"):
+            operation()
+    assert torch.equal(weight.dequantize(), before)
 
 
 def test_refuses_what_cannot_be_quantized() -> None:

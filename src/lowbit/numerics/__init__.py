@@ -1,7 +1,8 @@
 """Quantization arithmetic on NumPy arrays: formats, the affine map, quantized tensors.
 
-This package says what lowbit's numbers mean. It imports nothing else from lowbit, and the
-kernels are tested against it.
+This package says what lowbit's numbers mean. Of lowbit it imports only the registry, and the
+kernels are tested against it. Its packages: `observers` find ranges in batches of data,
+`methods` quantize a weight with regard to its inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lowbit.numerics.affine import (
     quantize_affine,
 )
 from lowbit.numerics.dynamic import quantize_rows
-from lowbit.numerics.formats import IntFormat, int_format
+from lowbit.numerics.formats import IntDtype, IntFormat, int_format
 from lowbit.numerics.gptq import GPTQLayer, read_gptq
 from lowbit.numerics.nibbles import from_int32, pack_nibbles, to_int32, unpack_nibbles
 from lowbit.numerics.qtensor import QTensor, quantize
@@ -22,6 +23,7 @@ from lowbit.numerics.sums import longest_sum
 
 __all__ = [
     "GPTQLayer",
+    "IntDtype",
     "IntFormat",
     "QTensor",
     "Range",

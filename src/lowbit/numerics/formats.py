@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+IntDtype = Literal["int8", "uint8", "int4", "uint4"]
 
 
 @dataclass(frozen=True)
 class IntFormat:
     """An integer format of at most eight bits, two's complement where it is signed."""
 
-    name: str
+    name: IntDtype
     bits: int
     signed: bool
 

@@ -15,7 +15,14 @@ from lowbit.numerics.affine import (
     dequantize_affine,
     quantize_affine,
 )
-from lowbit.numerics.formats import IntFormat, check_values, checked_axis, int_format, is_masked
+from lowbit.numerics.formats import (
+    IntDtype,
+    IntFormat,
+    check_values,
+    checked_axis,
+    int_format,
+    is_masked,
+)
 from lowbit.numerics.ranges import Range, check_range, least_squares
 
 Axis = int | tuple[int, ...] | None
@@ -73,8 +80,8 @@ class QTensor:
         check_values(self.zero_point, fmt, "zero_point")
 
     @property
-    def _sharing(self) -> _Sharing:
-        return _Sharing.of(self.values.shape, self.axis, self.group_size, self.group_axis)
+    def _sharing(self) -> Sharing:
+        return Sharing.of(self.values.shape, self.axis, self.group_size, self.group_axis)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,8 +107,11 @@ class QTensor:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The real values, float32, in the tensor's shape."""
-        spread = self._sharing.spread
-        return dequantize_affine(self.values, spread(self.scale), spread(self.zero_point))
+        return dequantize_affine(self.values, self.spread(self.scale), self.spread(self.zero_point))
+
+    def spread(self, part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """`part`, of the shape of the scales, in a shape that broadcasts against the values."""
+        return self._sharing.spread(part)
 
     def __repr__(self) -> str:
         parts = [f"{self.format.name} {list(self.shape)}"]
@@ -119,7 +129,7 @@ class QTensor:
 
 def quantize(
     array: npt.ArrayLike,
-    dtype: str | IntFormat = "int8",
+    dtype: IntDtype | IntFormat = "int8",
     *,
     axis: Axis = None,
     group_size: int | None = None,
@@ -127,38 +137,11 @@ def quantize(
     symmetric: bool = True,
     range: Range = "minmax",
 ) -> QTensor:
-    """Quantize floating-point numbers to integers of the format `dtype`.
-
-    `array` is a NumPy array of any shape, of float16, float32, float64 or a small float type
-    such as ml_dtypes.bfloat16, or what converts to one, such as a PyTorch tensor on the CPU.
-    Which values share a scale and a zero point:
-
-    - axis=None: one for the whole array;
-    - axis=i: one per index of axis i (a weight [out, in], per output channel: axis=0; an
-      activation [M, K], per token: axis=0); a tuple of axes: one per combination of indices;
-    - group_size=g: in addition, one per g consecutive elements of the last axis, or of
-      `group_axis`. Where g does not divide the axis, the last group is shorter. (A weight
-      [K, N] in groups of 128 along K: axis=1, group_size=128, group_axis=0.)
-
-    With `symmetric` the zero point is the middle of the format (0 for int8, 128 for uint8).
-    What these are chosen from is the `range`:
-
-    - "minmax": the least and greatest value, as `affine_parameters` says. No value is off by more
-      than half a step.
-    - "mse": a range, mostly narrower, that is searched for to lower the squared error of what
-      shares a scale, which is never above that of "minmax". Values outside of the range saturate.
-      Of normal data in 4 bits with zero points it is 10 % less in groups of 32, 40 % in rows of
-      4096. The search takes one to three seconds for 4096 x 4096 numbers.
-
-    Raises TypeError if `array` is not of such a float type, `axis`, `group_size` or `group_axis`
-    is not an integer or `range` no string; ValueError for NaN or infinity (naming the first),
-    values beyond float32, an unknown format or range, an axis that the array does not have, or a
-    group size or axis that does not fit.
-    """
+    """What `lowbit.quantize` (weights/quantize.py) computes, in NumPy: its specification."""
     check_range(range)
     fmt = int_format(dtype)
-    x = _float_array(array)
-    sharing = _Sharing.of(x.shape, axis, group_size, group_axis)
+    x = float_array(array)
+    sharing = Sharing.of(x.shape, axis, group_size, group_axis)
     check_finite(x)
     scale, zero_point = affine_parameters(*sharing.ranges(x), fmt, symmetric)
     if range == "mse":
@@ -169,11 +152,11 @@ def quantize(
             found = least_squares(rows, *given, fmt, symmetric)
             scale[where], zero_point[where] = (each.reshape(shape) for each in found)
     values = quantize_affine(x, sharing.spread(scale), sharing.spread(zero_point), fmt)
-    axis = _axis_like(axis, sharing.kept)
-    return QTensor(values, scale, zero_point, fmt, axis, group_size, sharing.cut)
+    return QTensor(values, scale, zero_point, fmt, sharing.like(axis), group_size, sharing.cut)
 
 
-def _float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
+def float_array(array: npt.ArrayLike) -> npt.NDArray[Any]:
+    """`array` as NumPy has it. TypeError: it does not hold real numbers, or cannot be read."""
     # A PyTorch parameter refuses to become an array until it is detached.
     detach = getattr(array, "detach", None)
     if is_masked(array):
@@ -200,7 +183,7 @@ def _axis_like(given: Axis, kept: tuple[int, ...]) -> Axis:
     return kept if isinstance(given, tuple) else kept[0] if kept else None
 
 
-class _Sharing(NamedTuple):
+class Sharing(NamedTuple):
     """Which values share a scale: those with the same indices of the axes `kept` and, if there are
     groups, in the same `size` indices of the axis `cut`."""
 
@@ -212,7 +195,7 @@ class _Sharing(NamedTuple):
     @classmethod
     def of(
         cls, shape: tuple[int, ...], axis: Axis, group_size: int | None, group_axis: int | None
-    ) -> _Sharing:
+    ) -> Sharing:
         """From what users give, checked, with negative axes resolved."""
         axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
         expected, ndim = "None, an int or a tuple of ints", len(shape)
@@ -242,6 +225,10 @@ class _Sharing(NamedTuple):
                 f"axis={axis!r}; leave one of the two out, or cut another axis with group_axis"
             )
         return cls(shape, kept, group_size, cut)
+
+    def like(self, given: Axis) -> Axis:
+        """The axes with a scale per index, in the form in which they were given."""
+        return _axis_like(given, self.kept)
 
     def _counts(self) -> list[int]:
         """How many scales there are along each axis; 0 along one that has none."""

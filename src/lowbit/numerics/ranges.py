@@ -14,12 +14,16 @@ for, group by group:
 3. The result is compared with the whole range once more, in the very arithmetic of
    `quantize_affine` and `dequantize_affine`, and is taken only where its error is less.
 
+Sums are added in an order that `ordered_sum` states, so that whoever follows this text, as the
+kernel of kernels/cpu/quantization does, has the same scales to the bit.
+
 Clipping by least squared error is old: Shin, Hwang, Sung 2016 (arXiv:1511.06488) search a grid,
 Banner, Nahshan, Soudry 2019 (arXiv:1810.05723) derive the clipping point from a distribution.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,8 +34,9 @@ from lowbit.numerics.formats import IntFormat
 
 Range = Literal["minmax", "mse"]
 
-_FACTORS = tuple(1.15 * 0.95**i for i in range(20))  # down to 0.43
-_TURNS = 3
+FACTORS = tuple(1.15 * 0.95**i for i in range(20))  # down to 0.43
+TURNS = 3
+PARTS, TURN, SPAN = 4, 16, 8192  # of a sum: see `ordered_sum`
 _BLOCK = 1 << 15  # elements: a few float32 arrays of that many stay in the second cache
 
 Floats = npt.NDArray[np.float32]
@@ -84,7 +89,7 @@ def _squared_error(
     """[groups] of the sums over x [groups, elements], as quantized tensors have them."""
     scale, zero_point = scale[:, None], zero_point[:, None]
     q = quantize_affine(x, scale, zero_point, fmt)
-    return np.square(dequantize_affine(q, scale, zero_point) - x).sum(axis=1)
+    return ordered_sum(np.square(dequantize_affine(q, scale, zero_point) - x))
 
 
 def _search(
@@ -104,7 +109,7 @@ def _search(
         best_zero = np.where(better, zero, best_zero)
         best = np.where(better, error, best)
 
-    for one in _FACTORS:
+    for one in FACTORS:
         factor = np.full(len(u), one, np.float32)
         keep_better(factor, zero, _round(u, factor, zero, fmt, work))
     factor = best_factor
@@ -113,7 +118,7 @@ def _search(
             moved = np.clip(zero + np.float32(move), fmt.qmin, fmt.qmax)
             keep_better(factor, moved, _round(u, factor, moved, fmt, work))
         zero = best_zero
-    for _ in range(_TURNS):
+    for _ in range(TURNS):
         factor, zero = _fit(u, factor, zero, fmt, symmetric, work)
         keep_better(factor, zero, _round(u, factor, zero, fmt, work))
     largest = np.finfo(np.float32).max
@@ -165,4 +170,39 @@ def _fit(
 
 
 def _dots(a: Floats, b: Floats) -> Floats:
-    return np.einsum("ij,ij->i", a, b)
+    """`ordered_sum(a * b)`, in a fourth of the time where np.einsum adds in the same order."""
+    if len(a) > 1 and a.shape[1] <= SPAN and _einsum_is_ordered():
+        return np.einsum("ij,ij->i", a, b)
+    return ordered_sum(a * b)
+
+
+@cache
+def _einsum_is_ordered() -> bool:
+    """That depends on the vectors that NumPy was built for."""
+    a, b = np.random.default_rng(0).standard_normal((2, 7, 1003)).astype(np.float32)
+    return np.array_equal(np.einsum("ij,ij->i", a, b), ordered_sum(a * b))
+
+
+def ordered_sum(terms: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The sums of `terms` [groups, elements] over the elements, [groups], in their own type.
+
+    Of more than 16384 elements, spans of 8192 are summed, and their sums added one after another.
+    In a span, or the one that there is, part i of four sums the elements whose number is i modulo
+    4, starting from 0, in their order but for this: of each whole 16, the last comes first. The
+    sum is (part 0 + part 1) + (part 2 + part 3).
+    """
+    groups = len(terms)
+    total = np.zeros(groups, terms.dtype)
+    length = SPAN if terms.shape[1] > 2 * SPAN else max(terms.shape[1], 1)
+    for start in range(0, terms.shape[1], length):
+        span = terms[:, start : start + length]
+        count, whole = span.shape[1], span.shape[1] // TURN * TURN
+        rows = np.zeros((groups, PARTS - -count // PARTS * PARTS), terms.dtype)
+        turns = span[:, :whole].reshape(groups, -1, TURN // PARTS, PARTS)[:, :, ::-1]
+        rows[:, PARTS : PARTS + whole] = turns.reshape(groups, whole)  # after a row of zeros
+        rows[:, PARTS + whole : PARTS + count] = span[:, whole:]
+        # A running sum: np.sum does not promise an order.
+        running = np.add.accumulate(rows.reshape(groups, -1, PARTS), axis=1)
+        a, b, c, d = running[:, -1].T
+        total += (a + b) + (c + d)
+    return total

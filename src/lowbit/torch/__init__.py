@@ -15,29 +15,49 @@ from lowbit.registry.extras import require
 
 require("lowbit.torch", "torch", "torch")
 
+from lowbit.torch.capture.export import to_graph  # noqa: E402
+from lowbit.torch.checkpoint import quantize_checkpoint  # noqa: E402
 from lowbit.torch.config import (  # noqa: E402
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizeConfig,
+    StaticInt8Config,
     config_from_json,
 )
 from lowbit.torch.explain import explain  # noqa: E402
 from lowbit.torch.files import load, save  # noqa: E402
-from lowbit.torch.linear import QuantizedLinear  # noqa: E402
+from lowbit.torch.kinds.linear import QuantizedLinear  # noqa: E402
+from lowbit.torch.mixed import mixed, sensitivity  # noqa: E402
+from lowbit.torch.network import CompiledModule, compile  # noqa: E402
 from lowbit.torch.quantize import quantize_  # noqa: E402
+from lowbit.torch.static import PreparedModule, convert, prepare  # noqa: E402
+from lowbit.torch.summary import LayerSummary, Summary, summary  # noqa: E402
 from lowbit.torch.weight import QuantizedWeight  # noqa: E402
 
 __all__ = [
+    "CompiledModule",
     "Int4DynamicConfig",
     "Int4WeightOnlyConfig",
     "Int8DynamicConfig",
+    "LayerSummary",
+    "PreparedModule",
     "QuantizeConfig",
     "QuantizedLinear",
     "QuantizedWeight",
+    "StaticInt8Config",
+    "Summary",
+    "compile",
     "config_from_json",
+    "convert",
     "explain",
     "load",
+    "mixed",
+    "prepare",
     "quantize_",
+    "quantize_checkpoint",
     "save",
+    "sensitivity",
+    "summary",
+    "to_graph",
 ]

@@ -7,166 +7,230 @@ A file holds the model's state_dict. Of a quantized layer NAME it holds
     NAME.weight.scale        float32 [out]      float32 [out, groups]
     NAME.weight.zero_point                      uint8 [out, groups], unless it is symmetric
 
-Its metadata are
+    NAME.weight.input_scale  float32 [in], of methods that have one (AWQ, SmoothQuant)
+
+Real zero points (HQQ) are float32. Its metadata are
 
     format          "lowbit.torch"
-    format_version  "3"; files of "1" and "2", which had no digests, are read as well
+    format_version  "4"; files of "1" to "3", which knew linear layers only, are read as well
     header_sha256, data_sha256      see lowbit.weights.tensor_file
-    layers          JSON: the name of each quantized layer and its configuration
+    layers          JSON: the key of each quantized weight and its configuration
+    weights         JSON: the same keys, and the weight's dtype, whether it is [in, out], and
+                    whether its format is that of embeddings
     shared          JSON: keys whose tensor is stored under another key, and that key
+    buffers         JSON: names of stored buffers that belong to no state_dict
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lowbit.torch.config import QuantizeConfig, config_from_json
-from lowbit.torch.linear import QuantizedLinear, become_quantized
-from lowbit.torch.quantize import is_plain_linear
-from lowbit.torch.weight import QuantizedWeight, device_refusal
-from lowbit.weights.format import WeightFormat
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile
-
-FILE = TensorFile("lowbit.torch", "model of lowbit.torch.save", "3", older=("1", "2"))
-_DTYPES = {code: found for code, n in DTYPES.items() if (found := getattr(torch, n, None))}
-_CODES = {dtype: name for name, dtype in _DTYPES.items()}
+from lowbit.torch.header import CODES, FILE, TORCH, Header, StoredWeight, part_key, read_header
+from lowbit.torch.kinds import QuantizedModule, become_quantized, kind_of
+from lowbit.torch.restore import restore_buffers
+from lowbit.torch.weight import PACKING_OF, QuantizedWeight, device_refusal
+from lowbit.weights.tensor_file import StoredTensor
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class _Header:
-    configs: dict[str, QuantizeConfig]  # by the key of the layer's weight
-    shared: dict[str, str]
-
-    def source(self, key: str) -> str:
-        """The key under which a key's tensor is stored."""
-        return self.shared.get(key, key)
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the state of `model`, quantized or not, to the safetensors file `path`.
 
     The file appears complete or not at all; an older one is replaced. Tensors that share their
-    memory are stored once. TypeError if the state_dict holds something that is not a tensor, or a
-    tensor that such a file cannot hold. OSError if the file cannot be written.
+    memory are stored once, and one tensor at a time is brought into the file's form. TypeError if
+    the state_dict holds something that is not a tensor, or a tensor that such a file cannot hold.
+    OSError if the file cannot be written.
     """
-    configs = {
-        _weight_key(name): module.config
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, QuantizedLinear)
-    }
-    tensors: dict[str, StoredTensor] = {}
+    weights: dict[str, StoredWeight] = {}
     shared: dict[str, str] = {}
     first_key: dict[Any, str] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
+    kept: dict[str, Tensor] = {}
+    configs = dict(_configs(model))
+    state = model.state_dict(keep_vars=True)
+    buffers = {n: one for n, one in model.named_buffers() if n not in state and not one.is_meta}
+    for key, value in (*state.items(), *buffers.items()):
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"{key!r} in the state_dict is a {type(value).__name__}; only tensors can be saved"
             )
         original = first_key.setdefault(_identity(value), key)
+        if isinstance(value, QuantizedWeight):
+            config, facts = configs.get(key, value.config), value.facts
+            if config is None:
+                raise TypeError(
+                    f"{key!r} is a QuantizedWeight of no configuration: make it with quantize_"
+                )
+            weights[key] = StoredWeight(config, facts.format, facts.transposed, facts.dtype)
         if original != key:
             shared[key] = original
-        elif isinstance(value, QuantizedWeight):
-            for part, array in value.format.to_stored(value.quantized()).items():
-                tensors[_part_key(key, part)] = StoredTensor.of(array)
         else:
-            tensors[key] = _stored(key, value)
-    metadata = {
-        "layers": json.dumps({key: json.loads(c.to_json()) for key, c in configs.items()}),
-        "shared": json.dumps(shared),
-    }
-    FILE.write(path, metadata, tensors)
+            kept[key] = value
+            if not isinstance(value, QuantizedWeight):
+                _check_storable(key, value)
+    header = Header(weights, shared, tuple(buffers))
+    with FILE.writing(path, header.metadata(), described(kept, header)) as put:
+        for key, value in kept.items():
+            for name, stored in _stored(key, value):
+                put(name, stored.data)
 
 
-def _stored(key: str, tensor: Tensor) -> StoredTensor:
-    if tensor.dtype not in _CODES or tensor.layout is not torch.strided or tensor.is_meta:
+def described(tensors: dict[str, Tensor], header: Header) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of all that a file holds, for tensors on any device, "meta" too."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for key, tensor in tensors.items():
+        if (one := header.weights.get(key)) is None:
+            found[key] = CODES[tensor.dtype], tuple(tensor.shape)
+            continue
+        rows, depth = tensor.shape[::-1] if one.transposed else tensor.shape
+        for part, (dtype, shape) in one.format.stored((rows, depth)).items():
+            found[part_key(key, part)] = CODES[getattr(torch, dtype)], shape
+    return found
+
+
+def _configs(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The configurations of quantized layers, by the keys of their weights."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantizedModule):
+            for one in module.weight_names(module):
+                yield (f"{name}.{one}" if name else one), module.config
+
+
+def _stored(key: str, tensor: Tensor) -> Iterator[tuple[str, StoredTensor]]:
+    if isinstance(tensor, QuantizedWeight):
+        for part, array in tensor.format.to_stored(tensor.record()).items():
+            yield part_key(key, part), StoredTensor.of(array)
+        return
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy()
+    yield key, StoredTensor(CODES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def _check_storable(key: str, tensor: Tensor) -> None:
+    if tensor.dtype not in CODES or tensor.layout is not torch.strided or tensor.is_meta:
         raise TypeError(
             f"{key!r} in the state_dict is a {tensor.layout} tensor of {tensor.dtype} on "
             f"{str(tensor.device)!r}, which a safetensors file cannot hold"
         )
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
-    return StoredTensor(_CODES[tensor.dtype], tuple(tensor.shape), data)
 
 
-def _tensor(key: str, stored: StoredTensor) -> Tensor:
-    if stored.dtype not in _DTYPES:
+def to_tensor(key: str, stored: StoredTensor) -> Tensor:
+    """A tensor of a file, in the same memory. ValueError for a dtype that PyTorch lacks."""
+    if stored.dtype not in TORCH:
         raise ValueError(f"{key!r} is of {stored.dtype}, which this PyTorch lacks")
-    return torch.from_numpy(stored.data).view(_DTYPES[stored.dtype]).reshape(stored.shape)
+    return torch.from_numpy(stored.data).view(TORCH[stored.dtype]).reshape(stored.shape)
 
 
-def load(model: Model, path: str | os.PathLike[str], *, verify: bool = True) -> Model:
-    """Load what `save` wrote into `model`, in place, and return it.
+def load(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    device: torch.device | str = "cpu",
+) -> Model:
+    """Load what `save` or `quantize_checkpoint` wrote into `model`, in place, and return it.
 
-    `model` has the same architecture and is float, as its class makes it, or quantized already.
-    The layers that are quantized in the file become quantized in the model. The whole file is
-    checked before the model is touched, with `verify` also its digest: ValueError for a file that
-    is truncated, damaged, not of this format or of another version, and for keys, shapes or dtypes
-    that do not match the model. FileNotFoundError if there is none.
+    `model` has the same architecture and is float, as its class makes it, or quantized already. Or
+    it has been made under `torch.device("meta")` and takes no memory: it then gets that of what is
+    loaded, on `device`, in the dtypes of the file. The layers that are quantized in the file become
+    quantized in the model. The whole file is checked before the model is touched, with `verify`
+    also its digest: ValueError for a file that is truncated, damaged, not of this format or of
+    another version, for keys, shapes or dtypes that do not match the model, and for buffers of a
+    meta model that no file holds. FileNotFoundError if there is none.
     """
     # In memory that may be written, since PyTorch knows no other.
     metadata, tensors = FILE.read(path, verify=verify, writable=True)
-    header = _read_header(metadata, path)
+    header = read_header(metadata, path)
     own = model.state_dict(keep_vars=True)
     try:
-        stored = {key: _tensor(key, tensor) for key, tensor in tensors.items()}
+        stored = {key: to_tensor(key, tensor) for key, tensor in tensors.items()}
+        header = _with_ties(own, stored, header)
         _check_keys(own, stored, header)
-        layers = _match_layers(model, own, stored, header)
+        layers = _match_layers(model, own, stored, header, torch.device(device))
         plain = {key: stored[header.source(key)] for key in own if key not in layers}
         _match_tensors(own, plain, header)
+        buffers = restore_buffers(model, {key: stored[key] for key in header.buffers}, device)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} does not fit this model: {error}") from None
     # Everything that can fail comes before the first change.
-    weights: dict[str, nn.Parameter] = {}
-    for key, layer in layers.items():
-        source = header.source(key)
-        if source not in weights:
-            form, shape = header.configs[source].weight_format, own[key].shape
-            arrays = {part: stored[_part_key(source, part)].numpy() for part in form.parts}
-            quantized = form.from_stored(arrays, shape)
-            own_weight = layer.weight
-            weight = QuantizedWeight.of(quantized, form, own_weight.dtype, own_weight.device)
-            weights[source] = nn.Parameter(weight, requires_grad=False)
-    for key, layer in layers.items():
-        become_quantized(layer, weights[header.source(key)], header.configs[key])
+    _put_weights(layers, own, stored, header, torch.device(device))
     with torch.no_grad():
-        for key, tensor in plain.items():
-            own[key].copy_(tensor)
+        made: dict[int, Tensor] = {}
+        for key, tensor in (*plain.items(), *buffers.items()):
+            target = own.get(key)
+            if target is not None and not target.is_meta:
+                target.copy_(tensor)
+                continue
+            if target is None or id(target) not in made:
+                new = tensor.clone().to(device)
+                if isinstance(target, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=target.requires_grad)
+                made[id(key if target is None else target)] = new
+            _set(model, key, made[id(key if target is None else target)])
     return model
 
 
-def _read_header(metadata: dict[str, str], path: str | os.PathLike[str]) -> _Header:
-    try:
-        layers, shared = json.loads(metadata["layers"]), json.loads(metadata["shared"])
-        configs = {key: config_from_json(json.dumps(config)) for key, config in layers.items()}
-        if not all(isinstance(key, str) for key in shared.values()):
-            raise TypeError("'shared' does not map keys to keys")
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{os.fspath(path)} has damaged metadata: {error!r}") from None
-    return _Header(configs, shared)
+def _set(model: nn.Module, key: str, tensor: Tensor) -> None:
+    """Put a tensor in the place of one on "meta"."""
+    owner, _, name = key.rpartition(".")
+    module = model.get_submodule(owner)
+    held: Any = module._parameters if name in module._parameters else module._buffers
+    held[name] = tensor
 
 
-def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: _Header) -> None:
-    """Raise unless the file says something about each key of the model, and of no other."""
-    sources = {key for key in header.configs if key not in header.shared}
-    parts = {
-        _part_key(key, part) for key in sources for part in header.configs[key].weight_format.parts
+def _with_ties(own: dict[str, Any], stored: dict[str, Tensor], header: Header) -> Header:
+    """With the keys that a file lacks since the model holds one tensor under several."""
+    known = {_identity(one): key for key, one in own.items() if key in stored}
+    missing = (key for key in own if key not in stored and key not in header.shared)
+    ties = {key: first for key in missing if (first := known.get(_identity(own[key])))}
+    weights = {key: header.weights[one] for key, one in ties.items() if one in header.weights}
+    return Header({**header.weights, **weights}, {**header.shared, **ties}, header.buffers)
+
+
+def _put_weights(
+    layers: dict[str, tuple[nn.Module, str]],
+    own: dict[str, Any],
+    stored: dict[str, Tensor],
+    header: Header,
+    device: torch.device,
+) -> None:
+    """Make the layers quantized, weight by weight."""
+    multiplied = {
+        header.source(key)
+        for key, (layer, _) in layers.items()
+        if (kind := kind_of(layer)) and kind.multiplies
     }
-    content = (stored.keys() - (parts - sources)) | header.shared.keys()
+    weights: dict[str, nn.Parameter] = {}
+    for key, (layer, name) in layers.items():
+        source, one = header.source(key), header.weights[key]
+        if source not in weights:
+            target = own[key]
+            where = device if target.is_meta else target.device
+            packing = PACKING_OF[where.type] if source in multiplied else "rows"
+            facts = one.facts(target.shape, one.dtype if target.is_meta else target.dtype, packing)
+            arrays = {part: stored[part_key(source, part)].numpy() for part in one.format.parts}
+            record = one.format.from_stored(arrays, (facts.out_features, facts.in_features))
+            weight = QuantizedWeight.of(record, facts, where)
+            weights[source] = nn.Parameter(weight, requires_grad=False)
+        become_quantized(layer, {name: weights[source]}, one.config)
+
+
+def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: Header) -> None:
+    """Raise unless the file says something about each key of the model, and of no other."""
+    sources = {key for key in header.weights if key not in header.shared}
+    parts = set(header.parts())
+    content = (stored.keys() - (parts - sources) - set(header.buffers)) | header.shared.keys()
     problems = []
     if missing := own.keys() - content:
         problems.append(f"missing in the file: {_some(missing)}")
     if unexpected := content - own.keys():
         problems.append(f"not in the model: {_some(unexpected)}")
-    referred = parts | set(header.shared.values())
+    referred = parts | set(header.shared.values()) | set(header.buffers)
     if dangling := referred - stored.keys():
         problems.append(f"referred to in the file but not stored: {_some(dangling)}")
     if problems:
@@ -174,48 +238,66 @@ def _check_keys(own: dict[str, Any], stored: dict[str, Tensor], header: _Header)
 
 
 def _match_layers(
-    model: nn.Module, own: dict[str, Any], stored: dict[str, Tensor], header: _Header
-) -> dict[str, nn.Linear]:
-    """The layers of `model` that are quantized in the file, by the key of their weight."""
+    model: nn.Module,
+    own: dict[str, Any],
+    stored: dict[str, Tensor],
+    header: Header,
+    device: torch.device,
+) -> dict[str, tuple[nn.Module, str]]:
+    """The layers of `model` that are quantized in the file, by the key of their weight, and how
+    they call it."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers: dict[str, nn.Linear] = {}
-    for key in header.configs:
-        layer = modules.get(key.removesuffix("weight").removesuffix("."))
-        if layer is None or not (is_plain_linear(layer) or isinstance(layer, QuantizedLinear)):
+    layers: dict[str, tuple[nn.Module, str]] = {}
+    for key, one in header.weights.items():
+        owner, _, name = key.rpartition(".")
+        layer = modules.get(owner)
+        kind = None if layer is None else kind_of(layer)
+        if layer is None or kind is None or name not in kind.weight_names(layer):
             raise ValueError(
                 f"{key!r} is quantized in the file, but in the model it is not the weight of "
-                f"a torch.nn.Linear"
+                f"a layer of a kind that can be quantized, such as a torch.nn.Linear"
             )
-        assert isinstance(layer, nn.Linear)
+        if kind.transposed != one.transposed:
+            places = ("file", "model") if one.transposed else ("model", "file")
+            raise ValueError(
+                f"{key!r} is [in, out] in the {places[0]} and [out, in] in the {places[1]}: give "
+                "quantize_checkpoint the model"
+            )
         source = header.source(key)
-        if source not in header.configs:
+        if source not in header.weights:
             raise ValueError(f"{key!r} shares {source!r}, which is not quantized in the file")
-        form = header.configs[key].weight_format
-        if form.layout != header.configs[source].weight_format.layout:
+        if one.format.layout != header.weights[source].format.layout:
             raise ValueError(f"{key!r} shares {source!r}, which is quantized to another format")
-        if refusal := device_refusal(layer.weight.device, form, layer.in_features):
+        where = device if own[key].is_meta else own[key].device
+        rows, depth = own[key].shape[::-1] if one.transposed else own[key].shape
+        packing = "" if kind.multiplies else "rows"
+        if refusal := device_refusal(where, one.format, depth, packing):
             raise ValueError(f"{key!r}: {refusal}; move the model to 'cpu'")
-        _check_parts(source, stored, form, own[key].shape)
-        layers[key] = layer
+        _check_parts(source, stored, one, (rows, depth))
+        layers[key] = layer, name
     return layers
 
 
 def _check_parts(
-    key: str, stored: dict[str, Tensor], form: WeightFormat, shape: tuple[int, int]
+    key: str, stored: dict[str, Tensor], one: StoredWeight, shape: tuple[int, int]
 ) -> None:
-    """Raise unless the parts of the quantized weight `key` are what `form` says."""
-    for part, (dtype, expected) in form.stored(shape).items():
-        name = _part_key(key, part)
+    """Raise unless the parts of the quantized weight `key` are what its format says."""
+    for part, (dtype, expected) in one.format.stored(shape).items():
+        name = part_key(key, part)
         _check_tensor(name, stored[name], torch.Size(expected), getattr(torch, dtype))
-    scale = stored[_part_key(key, "scale")]
-    if not bool(((scale > 0) & scale.isfinite()).all()):
-        raise ValueError(f"{_part_key(key, 'scale')!r} must be positive and finite")
-    zero_point = stored.get(_part_key(key, "zero_point"))
-    if form.zero_points and zero_point is not None and bool((zero_point > 15).any()):
-        raise ValueError(f"{_part_key(key, 'zero_point')!r} must lie between 0 and 15")
+    for part in ("scale", "input_scale"):
+        scale = stored.get(part_key(key, part))
+        if scale is not None and not bool(((scale > 0) & scale.isfinite()).all()):
+            raise ValueError(f"{part_key(key, part)!r} must be positive and finite")
+    zero_point = stored.get(part_key(key, "zero_point"))
+    if one.format.zero_points and zero_point is not None:
+        if zero_point.dtype is torch.float32 and not bool(zero_point.isfinite().all()):
+            raise ValueError(f"{part_key(key, 'zero_point')!r} must be finite")
+        if zero_point.dtype is torch.uint8 and bool((zero_point > 15).any()):
+            raise ValueError(f"{part_key(key, 'zero_point')!r} must lie between 0 and 15")
 
 
-def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Header) -> None:
+def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: Header) -> None:
     """Raise unless each tensor of `plain` can be copied into the model's tensor of that key."""
     source_of: dict[Any, str] = {}
     for key, tensor in plain.items():
@@ -224,9 +306,7 @@ def _match_tensors(own: dict[str, Any], plain: dict[str, Tensor], header: _Heade
             raise ValueError(f"{key!r} is quantized in the model but not in the file")
         if not isinstance(target, Tensor):
             raise ValueError(f"{key!r} is a {type(target).__name__} in the model, not a tensor")
-        if target.is_meta:
-            raise ValueError(f"{key!r} is on 'meta'; give the model memory first (to_empty)")
-        _check_tensor(key, tensor, target.shape, target.dtype)
+        _check_tensor(key, tensor, target.shape, tensor.dtype if target.is_meta else target.dtype)
         source = header.source(key)
         other = source_of.setdefault(_identity(target), source)
         if other != source:
@@ -254,15 +334,6 @@ def _identity(tensor: Tensor) -> Any:
         tensor.stride(),
         tensor.dtype,
     )
-
-
-def _weight_key(layer: str) -> str:
-    return f"{layer}.weight" if layer else "weight"
-
-
-def _part_key(weight_key: str, part: str) -> str:
-    # Cannot clash: a module cannot have a parameter and a submodule, both called "weight".
-    return weight_key if part == "values" else f"{weight_key}.{part}"
 
 
 def _some(keys: Iterable[str], most: int = 5) -> str:

@@ -2,102 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 
-from lowbit.torch.arguments import FLOATS
-from lowbit.torch.config import QuantizeConfig
-from lowbit.torch.linear import QuantizedLinear, become_quantized
+from lowbit.numerics.methods import Activations
+from lowbit.torch.config import QuantizeConfig, StaticInt8Config
+from lowbit.torch.kinds import become_quantized
+from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.observed import observed
+from lowbit.torch.plan import Filter, Plan, Shared, plan
+from lowbit.torch.progress import Progress, check_progress, told
+from lowbit.torch.static import quantize_static
+from lowbit.torch.summary import some, summary
 from lowbit.torch.weight import QuantizedWeight
-from lowbit.weights.format import WeightFormat
 
-Filter = Callable[[nn.Module, str], bool]
+_log = logging.getLogger(__name__)
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def quantize_(model: Model, config: QuantizeConfig, filter_fn: Filter | None = None) -> Model:
-    """Quantize the linear layers of `model` in place, and return it.
+def quantize_(
+    model: Model,
+    config: QuantizeConfig | StaticInt8Config,
+    filter_fn: Filter | None = None,
+    *,
+    calibration: Iterable[Any] | None = None,
+    progress: Progress = None,
+) -> Model:
+    """Quantize `model` in place, and return it. `lowbit.torch.summary(model)` says what became of
+    each layer, and so does the log at level INFO.
 
-    A layer is quantized if it is an `nn.Linear` (exactly: a subclass may have a forward of its
-    own that needs a float weight) and `filter_fn(module, fully_qualified_name)`, when given, is
-    true. Layers that are quantized already are left as they are. Layers that share a weight
-    share the quantized one; where a weight is shared with something that is not quantized (an
-    embedding, say), that keeps the float weight and the two are separate from then on.
+    A StaticInt8Config takes the whole network, and batches of its inputs as `calibration`: tensors,
+    tuples of positional arguments, or dicts of keywords. The model becomes a CompiledModule, which
+    is called as before; what it consisted of is gone. See docs/networks.md.
+
+    The other configurations take layers of four kinds, of exactly these classes, since a subclass
+    may need a float weight: nn.Linear, the Conv1D of transformers, nn.MultiheadAttention (its
+    projections), and nn.Embedding, unless `config.embeddings` is None. Of these, the layers are
+    quantized for which `filter_fn(module, fully_qualified_name)`, when given, is true. Layers that
+    are quantized already stay as they are; where their configuration is another, a warning in the
+    log says so. Layers that share a weight share the quantized one. Where a weight is shared with
+    what is not quantized, that keeps the float weight, the two are separate from then on, and a
+    warning says so.
+
+    calibration: for a `config.method` that needs data, batches as above, which are run through the
+    float model. progress: a function of (what is done, steps finished, steps in all); by default a
+    line on stderr, where that is a terminal and it takes more than a second; False: nothing.
 
     Either every layer that was selected is quantized, or the model is unchanged:
     TypeError for a wrong argument or a weight of a dtype that cannot be quantized, ValueError
     for a weight that holds NaN or infinity or is on a device that has no kernel for it, each naming
-    the layer, and
-    ValueError if the model has no layer that `config` applies to.
+    the layer, for calibration that is missing or not needed, and if the model has no layer that
+    `config` applies to.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module to quantize, got {type(model).__name__}")
+    check_progress(progress)
+    if isinstance(config, StaticInt8Config):
+        if calibration is None:
+            raise ValueError("a StaticInt8Config needs data: pass calibration=[batch, ...]")
+        return quantize_static(model, config, calibration, filter_fn)
     if not isinstance(config, QuantizeConfig):
         raise TypeError(f"expected a configuration such as Int8DynamicConfig(), got {config!r}")
-    targets = _select(model, filter_fn)
+    needed = _needs_data(config, calibration is not None)
+    made = plan(model, config, filter_fn)
     weights: dict[int, nn.Parameter] = {}
-    for name, layer in targets:
-        if id(layer.weight) not in weights:
-            weights[id(layer.weight)] = _quantized_weight(name, layer, config.weight_format)
-        else:
-            _check_bias(name, layer)
-    for _, layer in targets:
-        become_quantized(layer, weights[id(layer.weight)], config)
+    passes = (
+        observed(model, made.weights, calibration, progress) if needed else [(made.weights, {})]
+    )
+    for some_weights, seen in passes:
+        what = "Quantizing weights"
+        for shared in told(what, some_weights, len(some_weights), progress):
+            weights[id(shared)] = _quantized(shared, config, seen)
+    for shared in made.weights:
+        for place in shared.places:
+            become_quantized(place.layer, {place.parameter: weights[id(shared)]}, config)
+    _tell(model, config, made)
     return model
 
 
-def _select(model: nn.Module, filter_fn: Filter | None) -> list[tuple[str, nn.Linear]]:
-    targets: list[tuple[str, nn.Linear]] = []
-    found = quantized = 0
-    for name, module in model.named_modules():
-        if not (is_plain_linear(module) or isinstance(module, QuantizedLinear)):
-            continue
-        found += 1
-        if filter_fn is not None and not filter_fn(module, name):
-            continue
-        if isinstance(module, QuantizedLinear):
-            quantized += 1
-        else:
-            assert isinstance(module, nn.Linear)
-            targets.append((name, module))
-    if not targets and not quantized:
-        reason = (
-            f"filter_fn accepted none of its {found} linear layers"
-            if found
-            else "it has no layer of type torch.nn.Linear"
+def _needs_data(config: QuantizeConfig, given: bool) -> bool:
+    """Whether a configuration has to know inputs. ValueError unless that is what is given."""
+    needed = config.weight_format.needs_activations
+    if given and not needed:
+        raise ValueError(
+            f"calibration is for StaticInt8Config and methods that need data; {config!r} needs none"
         )
-        raise ValueError(f"nothing to quantize in this {type(model).__name__}: {reason}")
-    return targets
+    if needed and not given:
+        raise ValueError(f"{config!r} needs data: pass calibration=[batch, ...]")
+    return needed
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether `module` is a linear layer that can be quantized: no subclass, and not empty."""
-    return type(module) is nn.Linear and module.in_features > 0 and module.out_features > 0
-
-
-def _quantized_weight(name: str, layer: nn.Linear, format: WeightFormat) -> nn.Parameter:
-    where = repr(name) if name else "the model itself"
-    _check_bias(name, layer)
-    if type(layer._parameters.get("weight")) is not nn.Parameter:
-        raise TypeError(
-            f"layer {where}: expected a plain torch.nn.Parameter as weight, got "
-            f"{type(layer.weight).__name__}; remove weight_norm or other wrappers first"
-        )
+def _quantized(
+    shared: Shared, config: QuantizeConfig, seen: Mapping[int, Activations]
+) -> nn.Parameter:
+    place = shared.places[0]
     try:
-        weight = QuantizedWeight.from_float(layer.weight, format)
+        weight = QuantizedWeight.from_float(
+            shared.weight, shared.format, shared.packing, seen.get(id(shared.weight)), config,
+            shared.transposed,
+        )  # fmt: skip
     except (TypeError, ValueError) as error:
-        raise type(error)(f"layer {where}: {error}") from error
+        where = f"layer {place.name!r}" if place.name else "the model itself"
+        raise type(error)(f"{where}: {error}") from error
     return nn.Parameter(weight, requires_grad=False)
 
 
-def _check_bias(name: str, layer: nn.Linear) -> None:
-    bias = layer.bias
-    if bias is None:
-        return
-    if bias.device != layer.weight.device or bias.dtype not in FLOATS:
-        raise TypeError(
-            f"layer {name!r}: expected a float32, bfloat16 or float16 bias on "
-            f"{str(layer.weight.device)!r}, got {bias.dtype} on {str(bias.device)!r}"
-        )
+def _tell(model: nn.Module, config: QuantizeConfig, made: Plan) -> None:
+    """Leave the reasons with the layers, and log what was done."""
+    for name, reason in made.stays.items():
+        setattr(model.get_submodule(name), STAYS, reason)
+    for name, other in made.separated.items():
+        _log.warning("%s keeps the float weight that it shared with %s; they are separate now",
+                     name, other)  # fmt: skip
+    if others := [(name, one.config) for name, one in made.already if one.config != config]:
+        _log.warning(
+            "%d layers are quantized already, with %s, and stay as they are: %s. To change them, "
+            "begin with the float model",
+            len(others), some(str(one) for _, one in dict.fromkeys(others)),
+            some(name for name, _ in others),
+        )  # fmt: skip
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", summary(model))

@@ -41,6 +41,7 @@ def register(
     *,
     cpu: Callable[..., Any],
     kernel: str | None = None,
+    anywhere: bool = False,
     fake: Callable[..., Any] | None = None,
     backward: Callable[..., Any] | None = None,
     keep: Callable[..., None] | None = None,
@@ -49,14 +50,17 @@ def register(
 
     cpu: what serves CPU tensors. kernel: what serves CUDA tensors, as "module.function" of
     lowbit.kernels.triton.fast, imported at the first call; within `lowbit.lab.interpreter()` it
-    serves CPU tensors too. Without one, CUDA tensors are refused. fake: empty tensors of the
-    result's shape, dtype and strides; `cpu` on fake tensors, if not given. backward and keep: the
-    derivative and what it needs, as torch.library.register_autograd takes them.
+    serves CPU tensors too. Without one, CUDA tensors are refused, or, with `anywhere`, served by
+    `cpu`, which computes by PyTorch alone. fake: empty tensors of the result's shape, dtype and
+    strides; `cpu` on fake tensors, if not given. backward and keep: the derivative and what it
+    needs, as torch.library.register_autograd takes them.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
     def on_gpu(*arguments: Any, **named: Any) -> Any:
+        if anywhere:
+            return cpu(*arguments, **named)
         if kernel is None:
             raise NotImplementedError(
                 f"lowbit::{name} has no kernel for CUDA; move the tensors with .cpu()"

@@ -1,31 +1,41 @@
-"""`QuantizedWeight`: the integer weight of a linear layer, as a tensor that a module can hold."""
+"""`QuantizedWeight`: the integer weight of a layer, as a tensor that a module can hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
+from torch.utils import _pytree as pytree
 
-from lowbit.numerics import QTensor
+from lowbit.numerics import QTensor, methods
 from lowbit.torch.arguments import FLOATS
+from lowbit.torch.config import QuantizeConfig, configurations
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panels import Panels
+from lowbit.weights.panel_packing import Panels
+from lowbit.weights.rows import Rows
 from lowbit.weights.tiles import Tiles
 
-PACKINGS = {"panels": Panels(), "tiles": Tiles()}
+PACKINGS = {"panels": Panels(), "tiles": Tiles(), "rows": Rows()}
+_PART_NAMES = ("input_scale", *{part for one in PACKINGS.values() for part in one.parts})
 PACKING_OF = {"cpu": "panels", "cuda": "tiles"}
 """By type of device: how its kernels take a weight."""
 
-aten = torch.ops.aten
+SAVE = (
+    "quantized weights have no memory of their own that other programs could write to a file: "
+    "call lowbit.torch.save(model, path) in place of save_pretrained, SentenceTransformer.save or "
+    "safetensors.torch.save_model"
+)
 
 
-def device_refusal(device: torch.device, format: WeightFormat, in_features: int) -> str | None:
-    """Why such a weight cannot be on a device; None if it can."""
+def device_refusal(
+    device: torch.device, format: WeightFormat, in_features: int, packing: str = ""
+) -> str | None:
+    """Why such a weight cannot be on a device, in the usual packing or in "rows"; or None."""
     name = PACKING_OF.get(device.type)
+    if packing == "rows" and name is not None:
+        return None
     if name is None:
         known = " and ".join(map(repr, PACKING_OF))
         return f"quantized layers run on {known}, so they cannot be moved to {str(device)!r}"
@@ -34,63 +44,98 @@ def device_refusal(device: torch.device, format: WeightFormat, in_features: int)
     return None
 
 
+class Facts(NamedTuple):
+    """What a QuantizedWeight is, but for its numbers. `packing` is its name; `transposed`: whether
+    it shows itself as [in, out]."""
+
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+    format: WeightFormat
+    packing: str
+    config: QuantizeConfig | None = None
+    transposed: bool = False
+
+    @property
+    def shown(self) -> tuple[int, int]:
+        """The shape that PyTorch sees."""
+        if self.transposed:
+            return self.in_features, self.out_features
+        return self.out_features, self.in_features
+
+
 class QuantizedWeight(Tensor):
     """A weight [out_features, in_features] of integers, and their scales, as `format` says.
 
-    To PyTorch it has the shape and dtype of the float weight that it stands for. What it holds are
-    the `parts` of a `packing`, as the kernels of its device take them, and nothing else: on a CPU
-    those of `lowbit.weights.panels`, on a GPU those of `lowbit.weights.tiles`. Moving it to another
+    To PyTorch it has the shape and dtype of the float weight that it stands for; of layers that
+    hold theirs as [in, out], that shape. What it holds are the `parts` of a `packing`, as what uses
+    it takes them, and nothing else: kernels on a CPU those of `lowbit.weights.panels`, on a GPU
+    those of `lowbit.weights.tiles`, embeddings those of `lowbit.weights.rows`. Moving it to another
     device packs it anew.
 
-    `quantized()`, `int_values()`, `scales()` and `dequantize()` give it back in plain layout. It
-    can be detached, cloned, copied, pickled, moved to shared memory and to devices whose kernels
-    take its format, and cast between floating dtypes (which changes the dtype it shows, not what
-    it holds). Any other operation on it raises NotImplementedError: call the layer, or compute
-    with `dequantize()`.
+    `quantized()`, `int_values()`, `scales()` and `dequantize()` give it back in plain layout;
+    `nbytes` are the bytes held. It can be detached, cloned, copied, pickled, moved to shared memory
+    and to devices whose kernels take its format, and cast between floating dtypes (which changes
+    the dtype it shows, not what it holds). Products with it, `F.linear(x, weight)` for one, are
+    those of its layer; F.embedding and slices of its rows work on the integers; other functions
+    compute with `dequantize()`. What would change it, or show a part of its memory, raises
+    NotImplementedError.
     """
 
+    facts: Facts
     format: WeightFormat
-    packing: str  # its name
+    packing: str
+    config: QuantizeConfig | None  # that it was quantized with
+    activations: str  # what products with it do to theirs
     group_size: int  # of the packing
     out_features: int
     in_features: int
+    input_scale: Tensor | None  # inputs are divided by it
     scale: Tensor
-    panels: Tensor  # these of the one packing,
+    panels: Tensor  # these of one packing,
     column_sums: Tensor
     zero_points: Tensor | None
-    tiles: Tensor  # and these of the other
+    tiles: Tensor  # these of another,
     row_scale: Tensor
     zero: Tensor | None
     row_zero: Tensor | None
+    integers: Tensor  # and these of the third
+    zero_point: Tensor | None
 
     @staticmethod
-    def __new__(
-        cls,
-        parts: dict[str, Tensor],
-        shape: Sequence[int],
-        dtype: torch.dtype,
-        format: WeightFormat,
-        packing: str,
-    ) -> QuantizedWeight:
+    def __new__(cls, parts: dict[str, Tensor], facts: Facts) -> QuantizedWeight:
+        strides = (1, facts.in_features) if facts.transposed else (facts.in_features, 1)
         self = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, shape, strides=(shape[1], 1), dtype=dtype, device=parts["scale"].device
+            cls, facts.shown, strides=strides, dtype=facts.dtype, device=parts["scale"].device
         )
-        for name in PACKINGS[packing].parts:
+        # All names in all weights: torch.export takes the first one's for everyone's.
+        for name in _PART_NAMES:
             setattr(self, name, parts.get(name))
-        self.format = format
-        self.packing = packing
-        # Plain numbers: to ask a tensor of a class of its own for its shape takes microseconds.
-        self.out_features, self.in_features = shape
-        self.group_size = PACKINGS[packing].group_size(format, shape[1])
+        self.facts = facts
+        # Plain attributes: to ask a tensor of a class of its own for its shape takes microseconds.
+        self.format, self.packing, self.config = facts.format, facts.packing, facts.config
+        self.out_features, self.in_features = facts.out_features, facts.in_features
+        self.group_size = PACKINGS[facts.packing].group_size(facts.format, facts.in_features)
+        by_format = "float" if facts.format.four_bits else "dynamic"
+        self.activations = facts.config.activations if facts.config else by_format
         return self
 
     @classmethod
-    def from_float(cls, weight: Tensor, format: WeightFormat = INT8) -> QuantizedWeight:
-        """Quantize a float weight [out, in].
+    def from_float(
+        cls,
+        weight: Tensor,
+        format: WeightFormat = INT8,
+        packing: str | None = None,
+        seen: methods.Activations | None = None,
+        config: QuantizeConfig | None = None,
+        transposed: bool = False,
+    ) -> QuantizedWeight:
+        """Quantize a float weight [out, in]; [in, out], if `transposed`.
 
-        Raises TypeError for a dtype other than float32, bfloat16 or float16, ValueError for a
-        weight that is not a matrix, holds NaN or infinity, or is on a device whose kernels do not
-        take the format.
+        packing: that of the weight's device, if not given. seen: the inputs of its layer, for
+        formats that need them. Raises TypeError for a dtype other than float32, bfloat16 or
+        float16, ValueError for a weight that is not a matrix, holds NaN or infinity, or is on a
+        device whose kernels do not take the format.
         """
         if weight.dtype not in FLOATS:
             raise TypeError(
@@ -101,33 +146,56 @@ class QuantizedWeight(Tensor):
             raise ValueError(f"expected a weight of shape [out, in], got {list(weight.shape)}")
         if weight.is_meta:
             raise ValueError("the weight is on 'meta'; load the model's weights first")
-        if refusal := device_refusal(weight.device, format, weight.shape[1]):
+        rows = weight.detach().T if transposed else weight.detach()
+        if packing is None and (refusal := device_refusal(weight.device, format, rows.shape[1])):
             raise ValueError(f"{refusal}; leave it out with filter_fn, or move the model")
-        quantized = format.quantize(weight.detach().to("cpu", torch.float32).numpy())
-        return cls.of(quantized, format, weight.dtype, weight.device)
+        found = format.quantize(rows.to("cpu", torch.float32).contiguous().numpy(), seen)
+        packing = packing or PACKING_OF[weight.device.type]
+        facts = Facts(
+            rows.shape[0], rows.shape[1], weight.dtype, format, packing, config, transposed
+        )
+        return cls.of(found, facts, weight.device)
 
     @classmethod
     def of(
-        cls, quantized: QTensor, format: WeightFormat, dtype: torch.dtype, device: torch.device
+        cls, quantized: methods.QuantizedWeight, facts: Facts, device: torch.device
     ) -> QuantizedWeight:
-        """Pack a weight [out, in] of this format for a device; `dtype` is what it shows."""
-        packing = PACKING_OF[device.type]
-        arrays = PACKINGS[packing].pack(quantized)
+        """Pack a weight [out, in] that these are the facts of, on a device."""
+        arrays = PACKINGS[facts.packing].pack(quantized)
+        if quantized.input_scale is not None:
+            arrays["input_scale"] = quantized.input_scale
         # Copies, since the arrays of a PackedMatrix must never change.
         parts = {name: torch.tensor(array).to(device) for name, array in arrays.items()}
-        return cls(parts, quantized.shape, dtype, format, packing)
+        return cls(parts, facts)
+
+    def with_parts(self, parts: dict[str, Tensor], **changed: Any) -> QuantizedWeight:
+        """The same of other parts, with some facts changed."""
+        return QuantizedWeight(parts, self.facts._replace(**changed))
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """The tensors that this holds, by name."""
-        parts = {name: getattr(self, name) for name in PACKINGS[self.packing].parts}
+        names = (*PACKINGS[self.packing].parts, "input_scale")
+        parts = {name: getattr(self, name) for name in names}
         return {name: part for name, part in parts.items() if part is not None}
 
-    def quantized(self) -> QTensor:
-        """The integers, scales and zero points [out, in], in memory of their own."""
+    @property
+    def nbytes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The bytes held: of all parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def record(self) -> methods.QuantizedWeight:
+        """All that there is to know of the weight [out, in], in memory of its own."""
         arrays = {name: part.detach().cpu().numpy() for name, part in self.parts.items()}
-        rows, depth = self.shape
-        return PACKINGS[self.packing].unpack(arrays, self.format, (rows, depth))
+        factors = arrays.pop("input_scale", None)
+        shape = self.out_features, self.in_features
+        found = PACKINGS[self.packing].unpack(arrays, self.format, shape)
+        copied = None if factors is None else factors.copy()
+        return methods.QuantizedWeight(found.weight, found.zero_point, copied)
+
+    def quantized(self) -> QTensor:
+        """The integers [out, in], scales and nearest zero points, in memory of their own."""
+        return self.record().weight
 
     def int_values(self) -> Tensor:
         """The quantized values, int8 or uint8 [out, in]."""
@@ -138,9 +206,18 @@ class QuantizedWeight(Tensor):
         return torch.from_numpy(self.quantized().scale).contiguous()
 
     def dequantize(self) -> Tensor:
-        """The float weight [out, in] that this stands for, in the dtype that this shows."""
-        values = torch.from_numpy(self.quantized().dequantize()).contiguous()
-        return values.to(self.device, self.dtype)
+        """The float weight that this stands for, in the shape and dtype that this shows."""
+        if self.packing == "panels":  # by an operator, which can be traced
+            parts = self.panels, self.column_sums, self.scale, self.zero_points
+            values = torch.ops.lowbit.dequantize_weight.default(
+                *parts, self.in_features, self.out_features, self.group_size
+            )
+            if self.input_scale is not None:
+                values = values / self.input_scale
+        else:
+            values = torch.from_numpy(self.record().dequantize()).contiguous()
+        values = values.to(self.device, self.dtype)
+        return values.T if self.facts.transposed else values
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return (
@@ -154,14 +231,14 @@ class QuantizedWeight(Tensor):
             part.share_memory_()
         return self
 
-    def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
-        return list(self.parts), (self.shape, self.dtype, self.format, self.packing)
+    def __tensor_flatten__(self) -> tuple[list[str], Facts]:
+        return list(self.parts), self.facts
 
     @classmethod
     def __tensor_unflatten__(
-        cls, inner: dict[str, Tensor], context: tuple[Any, ...], outer_size: Any, outer_stride: Any
+        cls, inner: dict[str, Tensor], facts: Facts, outer_size: Any, outer_stride: Any
     ) -> QuantizedWeight:
-        return cls(inner, *context)
+        return cls(inner, facts)
 
     # An enabled __torch_function__ is also what tells nn.TransformerEncoderLayer to call its
     # layers instead of handing their weights to a fused float kernel.
@@ -173,6 +250,12 @@ class QuantizedWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in _OF_MEMORY:
+            raise NotImplementedError(SAVE)
+        if (function := FUNCTIONS.get(func)) is not None:
+            made = function(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -184,78 +267,38 @@ class QuantizedWeight(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        operation = _OPERATIONS.get(func)
-        if operation is None:
-            # In inference mode, what consists of others (`to`) comes here whole.
-            parts = func.decompose(*args, **(kwargs or {}))
-            if parts is not NotImplemented:
-                return parts
+        named = kwargs or {}
+        operation = OPERATIONS.get(func)
+        if operation is not None:
+            made = operation(*args, **named)
+            if made is not NotImplemented:
+                return made
+        # In inference mode, what consists of others (`to`) comes here whole.
+        elif (made := func.decompose(*args, **named)) is not NotImplemented:
+            return made
+        if _touches_memory(func):
             raise NotImplementedError(
                 f"{func} is not defined on a QuantizedWeight; "
                 f"call the layer that holds it, or compute with weight.dequantize()"
             )
-        return operation(*args, **(kwargs or {}))
+        plain = pytree.tree_map_only(QuantizedWeight, QuantizedWeight.dequantize, (args, named))
+        return func(*plain[0], **plain[1])
 
 
-def _mapped(
-    fn: Callable[[Tensor], Tensor],
-    weight: QuantizedWeight,
-    dtype: torch.dtype | None = None,
-    **_: Any,
-) -> QuantizedWeight:
-    parts = {name: fn(part) for name, part in weight.parts.items()}
-    shown = dtype or weight.dtype
-    return QuantizedWeight(parts, weight.shape, shown, weight.format, weight.packing)
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+"""The same for PyTorch's functions, before they fall apart into operators of ATen."""
+
+OPERATIONS: dict[Any, Callable[..., Any]] = {}
+"""What is done without `dequantize()`, by ATen's operator; NotImplemented: these arguments, not."""
+
+_OF_MEMORY = {Tensor.storage, Tensor.data_ptr}
 
 
-def _to_copy(
-    weight: QuantizedWeight,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **layout: Any,
-) -> QuantizedWeight:
-    dtype = dtype or weight.dtype
-    if dtype not in FLOATS:
-        raise TypeError(
-            f"a quantized weight can be shown as float32, bfloat16 or float16, not as {dtype}"
-        )
-    there = weight.device if device is None else torch.device(device)
-    if refusal := device_refusal(there, weight.format, weight.shape[1]):
-        raise NotImplementedError(f"{refusal}; keep the model where it is")
-    if PACKING_OF[there.type] == weight.packing:
-        return _mapped(lambda part: part.to(there, copy=True), weight, dtype)
-    return QuantizedWeight.of(weight.quantized(), weight.format, dtype, there)
+def _touches_memory(func: Any) -> bool:
+    """Whether an operator changes an argument, or gives a view of one."""
+    schema = func._schema
+    return any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
 
-
-def _copy_into(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """`target.copy_(source)`, which is how load_state_dict works, where either is quantized."""
-    if target.shape != source.shape:
-        raise ValueError(
-            f"cannot copy a weight of shape {list(source.shape)} into one of {list(target.shape)}"
-        )
-    if not isinstance(target, QuantizedWeight):
-        assert isinstance(source, QuantizedWeight)  # or this would not have been dispatched here
-        return target.copy_(source.dequantize())
-    if isinstance(source, QuantizedWeight) and source.format.layout != target.format.layout:
-        source = source.dequantize()
-    if not isinstance(source, QuantizedWeight):
-        source = QuantizedWeight.from_float(source.to(target.device), target.format)
-    if source.packing != target.packing:
-        source = QuantizedWeight.of(source.quantized(), source.format, source.dtype, target.device)
-    for ours, theirs in zip(target.parts.values(), source.parts.values(), strict=True):
-        ours.copy_(theirs)
-        increment_version(ours)  # which is not done here, below autograd; proofs go by it
-    return target
-
-
-_OPERATIONS: dict[Any, Callable[..., Any]] = {
-    aten.detach.default: partial(_mapped, torch.detach),
-    aten.alias.default: partial(_mapped, torch.detach),
-    aten.clone.default: partial(_mapped, torch.clone),
-    aten._to_copy.default: _to_copy,
-    aten.copy_.default: _copy_into,
-}
 
 # Lets torch.load(..., weights_only=True) read a pickled state_dict that holds such weights.
-torch.serialization.add_safe_globals([QuantizedWeight, WeightFormat])
+torch.serialization.add_safe_globals([QuantizedWeight, WeightFormat, Facts, *configurations])

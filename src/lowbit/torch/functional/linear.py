@@ -7,25 +7,28 @@ the call and not in the library, where it would cost every call some microsecond
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
+from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, PanelFormat
 from lowbit.kernels.triton.fast.config import Choice, choosing
 from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.kernels.triton.fast.tiles import Int4Weight
 from lowbit.product import requests
-from lowbit.product.dispatch import threads_key, wants_proof
+from lowbit.product.dispatch import threads_key, wants_proof, wants_split
 from lowbit.product.prepare import KEPT, PreparedProduct
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panels import NIBBLE_MASK, Panels, largest_pair_of
+from lowbit.weights.panel_packing import Panels
+from lowbit.weights.panels import NIBBLE_MASK, largest_pair_of
+from lowbit.weights.split import Split, split
 from lowbit.weights.tiles import Tiles
 
 if TYPE_CHECKING:
@@ -35,6 +38,14 @@ if TYPE_CHECKING:
 PANEL_COLUMNS = 16
 
 _ALIGNMENT = 64
+_ZEROS = {torch.int8: "s8", torch.float32: "f32"}
+
+
+class _Proof(NamedTuple):
+    """What is known of weights of 8 bits beyond their format: see PanelFormat."""
+
+    largest_pair: int = UNPROVEN
+    split: SplitFormat | None = None
 
 
 def linear(
@@ -50,10 +61,17 @@ def linear(
     ValueError for a shape that does not match; TypeError for another dtype; NotImplementedError for
     activations that the device has no kernel for: on CUDA there is one for "float".
     """
-    if weight.packing == "tiles":
-        return _on_tiles(x, weight, bias, activations)
+    if weight.input_scale is not None:
+        x = x / weight.input_scale.to(x.dtype)
+    if torch._C._is_any_autocast_enabled():
+        kind = weight.device.type
+        if torch.is_autocast_enabled(kind) and x.dtype in FLOATS:
+            x = x.to(torch.get_autocast_dtype(kind))
+    if weight.packing != "panels":
+        return _without_panels(x, weight, bias, activations)
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        call: Any = _StraightThrough.apply
+        # A trace of torch.jit records operators, not Python's derivatives.
+        call: Any = linear_op if torch._C._get_tracing_state() else _StraightThrough.apply
     else:
         call = linear_op
     return call(
@@ -70,8 +88,13 @@ def linear(
     )
 
 
-def _on_tiles(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activations: str) -> Tensor:
+def _without_panels(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, activations: str
+) -> Tensor:
     _check_activation(x, weight.in_features)
+    if weight.packing == "rows":  # an embedding's
+        whole = weight.dequantize().to(x.dtype)
+        return torch.nn.functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
     if refusal := _tiles_refusal(activations, str(weight.device)):
         raise NotImplementedError(refusal)
     packed = Int4Weight(
@@ -117,6 +140,8 @@ def linear_choice(
 
 class _StraightThrough(torch.autograd.Function):
     """The operator with the derivative of the dequantized weight."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -169,8 +194,8 @@ def _prepared(
     activations: str,
     bfloat16: bool,
     group_size: int,
-    zero_points: bool,
-    largest_pair: int,
+    zero_points: str,
+    proof: _Proof,
     biased: bool,
     threads: int,
 ) -> PreparedProduct:
@@ -181,9 +206,10 @@ def _prepared(
         n=out_features,
         dtype="int4" if group_size else "int8",
         scaled=True,
-        zero_points="s8" if zero_points else "",
+        zero_points=zero_points,
         group_size=group_size,
-        largest_pair=2 * NIBBLE_MASK if group_size else largest_pair,
+        largest_pair=2 * NIBBLE_MASK if group_size else proof.largest_pair,
+        split=proof.split,
     )
     strides = stride * dtype.itemsize, dtype.itemsize
     out_dtype = "bfloat16" if bfloat16 else "float32"
@@ -192,17 +218,22 @@ def _prepared(
     return requests.floats(left, b, threads, None, activations, *output)[0]
 
 
-def _largest_pair(panels: Tensor) -> int:
-    """What is proven about weights of 8 bits, kept with their tensor until that changes."""
+def _known_of(panels: Tensor) -> tuple[_Proof, Split | None]:
+    """What is proven about weights of 8 bits, kept with their tensor until that changes, and the
+    split weights if a kernel could want them."""
     if panels.is_inference():  # which do not say when they change
-        return UNPROVEN
-    state = panels._version, panels.data_ptr()
-    known: tuple[tuple[int, int], int] | None = getattr(panels, "_lowbit_largest_pair", None)
+        return _Proof(), None
+    state = panels._version, panels.data_ptr(), wants_split(None)
+    known = getattr(panels, "_lowbit_known", None)
     if known is None or known[0] != state:
-        # What other processes may change is proven for no time.
-        known = state, UNPROVEN if panels.is_shared() else largest_pair_of(panels.numpy())
-        panels._lowbit_largest_pair = known  # type: ignore[attr-defined]
-    return known[1]
+        proof, parts = _Proof(), None
+        if not panels.is_shared():  # what other processes may change is proven for no time
+            values = panels.numpy()
+            parts = split(values) if wants_split(None) else None
+            proof = _Proof(largest_pair_of(values), parts.format if parts else None)
+        known = state, proof, parts
+        panels._lowbit_known = known  # type: ignore[attr-defined]
+    return known[1:]
 
 
 def _linear_cpu(
@@ -236,13 +267,13 @@ def _linear_cpu(
         out_features % PANEL_COLUMNS or bias.dtype is not torch.float32 or not bias.is_contiguous()
     ):
         bias = _padded_bias(bias, out_features)
-    largest_pair = _largest_pair(panels) if not group_size and wants_proof(None) else UNPROVEN
+    wanted = not group_size and wants_proof(None)
+    proof, parts = _known_of(panels) if wanted else (_Proof(), None)
     if panels.data_ptr() % _ALIGNMENT:
         # PyTorch's CPU allocator aligns to 64 bytes, so this is memory of foreign origin.
         panels = panels.clone()
     out = x.new_empty(*shape[:-1], out_features)
-    rows = x.numel() // in_features
-    if rows:
+    if rows := x.numel() // in_features:
         prepared = _prepared(
             rows,
             stride,
@@ -251,13 +282,13 @@ def _linear_cpu(
             activations,
             bfloat16,
             group_size,
-            zero_points is not None,
-            largest_pair,
+            "" if zero_points is None else _ZEROS[zero_points.dtype],
+            proof,
             bias is not None,
             threads_key(None),
         )
         right = (
-            panels.data_ptr(),
+            parts.memory.ctypes.data if parts and prepared.with_lists else panels.data_ptr(),
             column_sums.data_ptr(),
             0 if zero_points is None else zero_points.data_ptr(),
             scale.data_ptr(),
@@ -295,3 +326,16 @@ dequantize_weight = register(
     cpu=_dequantize_weight_cpu,
     fake=lambda panels, sums, scale, zeros, k, n, group_size: scale.new_empty((n, k)),
 )
+
+
+def _linear_vmap(info: Any, axes: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    """Over x alone: rows are rows. NotImplementedError for a batch of weights or biases."""
+    if any(axis is not None for axis in axes[1:]):
+        raise NotImplementedError(
+            "vmap over the weights of a quantized layer is not possible: they are integers in one "
+            "layout; map over inputs only (in_dims=None for parameters)"
+        )
+    return linear_op(x.movedim(axes[0], 0), *rest), 0
+
+
+torch.library.register_vmap("lowbit::linear", _linear_vmap)

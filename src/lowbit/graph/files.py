@@ -1,0 +1,114 @@
+"""Networks in files: safetensors, with the nodes as JSON in the metadata.
+
+A file holds what a network is, not how it runs: it serves every instruction set and every shape.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.graph.lower import dtype_of
+from lowbit.numerics import QTensor, int_format
+from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, check_names
+
+_FILE = TensorFile("lowbit.network", "network", "1")
+_CODES = {name: code for code, name in DTYPES.items()}
+_FIELDS = ("name", "inputs", "outputs", "nodes", "tensors", "constants")
+_NODE = ("op", "inputs", "outputs", "attributes", "name")
+_PARTS = ("values", "scale", "zero_point")
+
+
+def save(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Write a network to the file `path`, whole or not at all.
+
+    OSError if that cannot be done; a file that was there before is then as it was.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    constants: dict[str, Any] = {}
+    for number, (name, value) in enumerate(graph.constants.items()):
+        if isinstance(value, QTensor):
+            constants[name] = [number, value.format.name, value.axis, value.group_size,
+                               value.group_axis]  # fmt: skip
+            tensors |= {f"{number}.{part}": _stored(getattr(value, part)) for part in _PARTS}
+        else:
+            constants[name] = [number]
+            tensors[str(number)] = _stored(np.asarray(value))
+    described = {
+        "name": graph.name,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "nodes": [{field: getattr(node, field) for field in _NODE} for node in graph.nodes],
+        "tensors": {
+            name: [one.dtype, one.shape, one.scale, one.zero_point]
+            for name, one in graph.tensors.items()
+        },
+        "constants": constants,
+    }
+    _FILE.write(path, {"network": json.dumps(described, default=dict)}, tensors)
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
+    """The network in a file, whose numbers are memory-mapped: read when they are first needed.
+
+    The header is checked in any case. With `verify` the whole file is read and compared with its
+    digest; without, numbers that were damaged on the disk are not noticed. Nothing in it is code.
+
+    ValueError, naming the file, if it is of another kind or version, truncated, damaged, or does
+    not hold together. FileNotFoundError if there is none.
+    """
+    metadata, stored = _FILE.read(path, verify=verify)
+    try:
+        fields = json.loads(metadata["network"])
+        check_names(fields, _FIELDS, ())
+        for node in fields["nodes"]:
+            check_names(node, _NODE, ())
+        return Graph(
+            name=fields["name"],
+            inputs=_tuples(fields["inputs"]),
+            outputs=_tuples(fields["outputs"]),
+            nodes=tuple(_node(node) for node in fields["nodes"]),
+            constants={name: _constant(one, stored) for name, one in fields["constants"].items()},
+            tensors={
+                name: Tensor(dtype, _tuples(shape), scale, zero_point)
+                for name, (dtype, shape, scale, zero_point) in fields["tensors"].items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
+
+
+def _stored(array: Any) -> StoredTensor:
+    shape = array.shape
+    array = np.ascontiguousarray(array)
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return StoredTensor(_CODES[array.dtype.name], shape, little.reshape(-1).view(np.uint8))
+
+
+def _array(stored: Mapping[str, StoredTensor], name: str) -> Any:
+    one = stored[name]
+    return np.asarray(one.data.view(dtype_of(DTYPES[one.dtype])).reshape(one.shape))
+
+
+def _constant(entry: list[Any], stored: Mapping[str, StoredTensor]) -> Constant:
+    if len(entry) == 1:
+        return _array(stored, str(entry[0]))
+    number, name, axis, group_size, group_axis = entry
+    values, scale, zero = (_array(stored, f"{number}.{part}") for part in _PARTS)
+    return QTensor(values, scale, zero, int_format(name), _tuples(axis), group_size, group_axis)
+
+
+def _node(fields: dict[str, Any]) -> Node:
+    attributes = {name: _tuples(value) for name, value in fields["attributes"].items()}
+    inputs, outputs = _tuples(fields["inputs"]), _tuples(fields["outputs"])
+    return Node(fields["op"], inputs, outputs, attributes, fields["name"])
+
+
+def _tuples(value: Any) -> Any:
+    """What JSON made lists of."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

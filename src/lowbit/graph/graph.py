@@ -1,0 +1,150 @@
+"""A network as data: values by name, and the nodes that make them.
+
+An operator has the meaning that ONNX gives the one of its name (operators/ says where it differs).
+What a value means is a real number; how it is kept is its tensor's format. So a quantized network
+is the float network with other formats: a node computes on what its inputs stand for, and its
+result is rounded to the format of its output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.numerics import QTensor
+
+Attribute = bool | int | float | str | tuple[Any, ...]
+Constant = npt.NDArray[Any] | QTensor
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a value is, and how it is kept.
+
+    - dtype: NumPy's or ml_dtypes' name. shape: a name stands for a size that a run chooses.
+    - scale, zero_point: of 8-bit integers that stand for scale · (stored − zero_point). Without a
+      scale, numbers stand for themselves.
+    """
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    scale: float | None = None
+    zero_point: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape; ValueError if it is not all numbers yet."""
+        named = [size for size in self.shape if isinstance(size, str)]
+        if named:
+            raise ValueError(f"the sizes {', '.join(named)} are not known yet: bind the graph")
+        return tuple(size for size in self.shape if isinstance(size, int))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. An input "" is left out; attributes are what JSON can hold."""
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    name: str = ""
+
+    def get(self, attribute: str, default: Any = None) -> Any:
+        return self.attributes.get(attribute, default)
+
+    def replaced(self, **changes: Any) -> Node:
+        """A copy in which fields, or where there is no such field attributes, are others."""
+        fields = {key: changes.pop(key) for key in tuple(changes) if key in _FIELDS}
+        return replace(self, **{"attributes": {**self.attributes, **changes}, **fields})
+
+
+_FIELDS = ("op", "inputs", "outputs", "attributes", "name")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in an order in which they can run.
+
+    - inputs, outputs: names of values. constants: the values that are known.
+    - tensors: what values are, by name; of all inputs, and of every value that is kept otherwise
+      than as what its node computes (float32 that is rounded to 8 bits). The rest is inferred.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Constant]
+    tensors: Mapping[str, Tensor]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        known = {"", *self.inputs, *self.constants}
+        for node in self.nodes:
+            for value in node.inputs:
+                if value not in known:
+                    raise ValueError(
+                        f"{node.op} {node.name!r} reads {value!r}, which nothing before it makes: "
+                        "it is missing, or nodes are in a circle"
+                    )
+            for value in node.outputs:
+                if value and value in known:
+                    raise ValueError(f"two things make the value {value!r}")
+            known.update(node.outputs)
+        for value in self.outputs:
+            if value not in known:
+                raise ValueError(f"nothing makes the output {value!r}")
+        for value in self.inputs:
+            if value not in self.tensors:
+                raise ValueError(f"nothing says what the input {value!r} is")
+
+    def replaced(self, **changes: Any) -> Graph:
+        """A copy in which some fields are others, without constants and facts nobody needs."""
+        made = replace(self, **changes)
+        used = {name for node in made.nodes for name in (*node.inputs, *node.outputs)}
+        used.update(made.inputs, made.outputs)
+        constants = {name: one for name, one in made.constants.items() if name in used}
+        tensors = {name: one for name, one in made.tensors.items() if name in used}
+        return replace(made, constants=constants, tensors=tensors)
+
+    def producers(self) -> dict[str, Node]:
+        """The node that makes a value, by the value's name."""
+        return {value: node for node in self.nodes for value in node.outputs if value}
+
+    def uses(self) -> Counter[str]:
+        """How often each value is read, as an input of a node or as an output of the graph."""
+        read = Counter(value for node in self.nodes for value in node.inputs if value)
+        read.update(self.outputs)
+        return read
+
+    def bound(self, sizes: Mapping[str, int]) -> Graph:
+        """With numbers for named sizes. ValueError: one is not named."""
+        tensors = dict(self.tensors)
+        for name in self.inputs:
+            tensor = tensors[name]
+            missing = [one for one in tensor.shape if isinstance(one, str) and one not in sizes]
+            if missing:
+                raise ValueError(f"the input {name!r} has the size {missing[0]!r}: give it a value")
+            shape = tuple(sizes[one] if isinstance(one, str) else one for one in tensor.shape)
+            tensors[name] = replace(tensor, shape=shape)
+        return replace(self, tensors=tensors)
+
+
+def live(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
+    """The nodes that the outputs depend on."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(node.inputs)
+    return tuple(reversed(kept))
+
+
+def numbers(constant: Constant) -> npt.NDArray[Any]:
+    """What a constant stands for."""
+    return constant.dequantize() if isinstance(constant, QTensor) else np.asarray(constant)

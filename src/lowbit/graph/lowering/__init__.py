@@ -1,0 +1,1 @@
+"""Which kernels serve a node: one file a family of operators."""

@@ -1,0 +1,95 @@
+"""Attention, whose scores are never kept whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.lower import Lowering, lowerings
+from lowbit.graph.lowering.elementwise import broadcast, compute, format_of, in_format, plain
+from lowbit.graph.lowering.normalization import affine
+from lowbit.graph.lowering.shapes import reshaped
+from lowbit.graph.step import Place, View
+
+
+def _operand(lowering: Lowering, view: View) -> View:
+    """[batch, heads, rows, size], the last axis dense."""
+    if view.strides[-1] != 1 and view.shape[-1] > 1:
+        view = plain(lowering, view)
+    shape = view.shape
+    if len(shape) <= 4:
+        ones = 4 - len(shape)
+        tensor = replace(view.tensor, shape=((1,) * ones + shape))
+        return View(tensor, view.place, ((0,) * ones + view.strides))
+    return reshaped(lowering, view, (math.prod(shape[:-3]), *shape[-3:]))
+
+
+def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
+    """A mask of float32 or of bytes as the kernel reads it: broadcast, the last axis dense."""
+    boolean = view.tensor.dtype == "bool"
+    if not boolean:
+        view = in_format(lowering, view, Tensor("float32", view.shape))
+    keys = shape[-1]
+    if view.shape[-1] != keys or view.strides[-1] != 1:
+        target = lowering.fresh(replace(view.tensor, shape=(*view.shape[:-1], keys)))
+        compute(lowering, target, [view], (0,))
+        view = target
+    whole = replace(view.tensor, shape=shape)
+    wide = View(whole, view.place, broadcast(view, shape))
+    if len(shape) <= 4:
+        return _operand(lowering, wide)
+    flat = (math.prod(shape[:-3]), *shape[-3:])
+    if not any(wide.strides[:-3]):
+        return View(replace(whole, shape=flat), wide.place, (0, *wide.strides[-3:]))
+    return reshaped(lowering, plain(lowering, wide), flat)
+
+
+@lowerings.register("Attention")
+def _attention(lowering: Lowering, node: Node) -> None:
+    """Bytes are multiplied as bfloat16, which holds them, and float32 as float32."""
+    # Not for networks without attention.
+    from lowbit.kernels.cpu.attention.attention import attention
+    from lowbit.kernels.cpu.attention.plan import (
+        AttentionForm,
+        Sizes,
+        attention_parameters,
+        plan_attention,
+    )
+
+    views = [lowering.view(name) for name in node.inputs[:3]]
+    formats = {one.tensor.dtype if one.tensor.scale is not None else "" for one in views}
+    if len(formats) > 1 or formats == {""}:
+        same = {one.tensor.dtype for one in views}
+        wanted = "bfloat16" if same == {"bfloat16"} else "float32"
+        views = [in_format(lowering, one, Tensor(wanted, one.shape)) for one in views]
+    q, k, v = (_operand(lowering, one) for one in views)
+    made = lowering.output(node.outputs[0])
+    out = _operand(lowering, made)
+    name = node.inputs[3] if len(node.inputs) > 3 else ""
+    strides = [one.strides[:3] for one in (q, k, v, out)]
+    places: dict[str, Place | None] = {"mask": None, "padding": None}
+    if name:
+        mask = lowering.view(name)
+        scores = (*views[0].shape[:-1], k.shape[2])
+        mask = _mask(lowering, mask, scores)
+        kind = "padding" if mask.tensor.dtype == "bool" else "mask"
+        places[kind] = mask.place
+        strides.append(mask.strides[:3])
+    form = AttentionForm(format_of(q.tensor), format_of(out.tensor),
+                         places["mask"] is not None, places["padding"] is not None)  # fmt: skip
+    sizes = Sizes(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
+                  k.shape[1])  # fmt: skip
+    plan = plan_attention(
+        form, sizes, strides, lowering.isa, "f32" if form.inputs == "f32" else "bf16",
+        bool(node.get("is_causal", 0)), lowering.threads,
+    )  # fmt: skip
+    scale = float(node.get("scale", q.shape[3] ** -0.5))
+    given = [affine(one.tensor) for one in (q, k, v, out)]
+    lowering.add(attention.program(plan.isa, form=form, micro=plan.micro), {
+        "out": out.place, "q": q.place, "key": k.place, "value": v.place, **places,
+        "parameters": lowering.known(attention_parameters(scale, *given)),
+        "geometry": lowering.known(plan.geometry),
+        "scratch": lowering.scratch(plan.scratch_bytes * lowering.threads),
+        "items": plan.items,
+    })  # fmt: skip

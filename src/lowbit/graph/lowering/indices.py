@@ -1,0 +1,149 @@
+"""Elements by their numbers, and the number of the greatest element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from lowbit.graph.graph import Node, Tensor, numbers
+from lowbit.graph.lower import Lowering, itemsize, lowerings, order_of
+from lowbit.graph.lowering.elementwise import format_of, plain, same_format
+from lowbit.graph.lowering.shapes import settled
+from lowbit.graph.step import Place, View
+from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
+from lowbit.kernels.cpu.tensors.elementwise import parameters_array
+from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
+from lowbit.numerics import QTensor
+
+
+def taken(lowering: Lowering, view: View, axis: int, index: Sequence[int]) -> View:
+    """The elements of an axis at known places: a view, where the places are evenly apart."""
+    steps = set(np.diff(index).tolist())
+    shape = (*view.shape[:axis], len(index), *view.shape[axis + 1 :])
+    if len(steps) <= 1:
+        strides = list(view.strides)
+        place = view.place + (index[0] if len(index) else 0) * strides[axis] * itemsize(view.tensor)
+        strides[axis] *= steps.pop() if steps else 1
+        return View(replace(view.tensor, shape=shape), place, tuple(strides))
+    order = order_of(view)
+    x = plain(lowering, view, order)
+    out = lowering.fresh(replace(view.tensor, shape=shape), order)
+    places = lowering.known_view(np.array(index, np.int64))
+    _gathered(lowering, x, places, out, order, axis)
+    return out
+
+
+def _gathered(
+    lowering: Lowering, x: View, indices: View, out: View, order: Sequence[int], axis: int
+) -> None:
+    """Add the step that takes elements of an axis, all dense in this order of x's dimensions."""
+    at = list(order).index(axis)
+    copied = same_format(x, out)
+    raw = f"raw{itemsize(x.tensor)}"
+    form = GatherForm(
+        raw if copied else format_of(x.tensor),
+        raw if copied else format_of(out.tensor),
+        "s32" if indices.tensor.dtype == "int32" else "s64",
+    )
+    if "s64" in form[:2]:
+        raise NotImplementedError("int64 is taken as it is, and not converted on the way")
+    given = [] if copied else _numbers(x.tensor)
+    _add(lowering, form, x.place, indices, out, given, (
+        math.prod(x.shape[one] for one in order[:at]), x.shape[axis], math.prod(indices.shape),
+        math.prod(x.shape[one] for one in order[at + 1 :]),
+    ))  # fmt: skip
+
+
+def _numbers(tensor: Tensor) -> list[tuple[float, int]]:
+    if tensor.dtype in ("float32", "bfloat16"):
+        return []
+    return [(tensor.scale or 1.0, tensor.zero_point)]
+
+
+def _add(
+    lowering: Lowering, form: GatherForm, table: Place, indices: View, out: View,
+    given: Sequence[tuple[float, int]], sizes: tuple[int, int, int, int],
+) -> None:  # fmt: skip
+    outer, rows, count, inner = sizes
+    target = None if form.out.startswith("raw") else next(iter(_numbers(out.tensor)), None)
+    lowering.add(gather.program(lowering.isa, form=form), {
+        "out": out.place, "table": table, "indices": indices.place,
+        "table_parameters": lowering.known(parameters_array(given)) if given else None,
+        "parameter_stride": 2 if len(given) > 1 else 0,
+        "out_parameters": lowering.known(parameters_array([], (), target)) if target else None,
+        "outside": lowering.scratch(4) if indices.place.buffer in lowering.constants
+        else lowering.flag(f"an index is out of range for an axis of {rows}"),
+        "outer": outer, "rows": rows, "count": count, "inner": inner, "block": gather_block(inner),
+    })  # fmt: skip
+
+
+@lowerings.register("Gather")
+def _gather(lowering: Lowering, node: Node) -> None:
+    """Places that are known and evenly apart are a view. A table of 8-bit rows with scales of their
+    own is read as it is."""
+    table = lowering.graph.constants.get(node.inputs[0])
+    known = lowering.graph.constants.get(node.inputs[1])
+    known = None if known is None else numbers(known)
+    if known is not None:
+        _check(lowering, node, known)
+    if isinstance(table, QTensor) and _by_rows(table) and not node.get("axis", 0):
+        indices = plain(lowering, lowering.view(node.inputs[1]))
+        out = lowering.output(node.outputs[0])
+        pairs = [*zip(table.scale.tolist(), table.zero_point.tolist(), strict=True)]
+        form = GatherForm("s8" if table.values.dtype == np.int8 else "u8", format_of(out.tensor),
+                          "s32" if indices.tensor.dtype == "int32" else "s64")  # fmt: skip
+        sizes = 1, table.shape[0], math.prod(indices.shape), math.prod(table.shape[1:])
+        place = lowering.known(np.ascontiguousarray(table.values))
+        _add(lowering, form, place, indices, out, pairs, sizes)
+        return
+    view = lowering.view(node.inputs[0])
+    axis = node.get("axis", 0) % len(view.shape)
+    if known is not None and known.ndim <= 1 and len(set(np.diff(np.ravel(known)))) < 2:
+        size = view.shape[axis]
+        part = taken(lowering, view, axis, [int(one) % size for one in np.ravel(known)])
+        drop = slice(axis, axis + 1) if known.ndim == 0 else slice(0, 0)
+        shape, strides = list(part.shape), list(part.strides)
+        del shape[drop], strides[drop]
+        settled(lowering, node, View(replace(part.tensor, shape=tuple(shape)), part.place,
+                                     tuple(strides)))  # fmt: skip
+        return
+    x = plain(lowering, view)
+    indices = plain(lowering, lowering.view(node.inputs[1]))
+    if indices.tensor.dtype not in ("int32", "int64"):
+        raise NotImplementedError(f"indices are int32 or int64, not {indices.tensor.dtype}")
+    out = lowering.output(node.outputs[0])
+    _gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
+
+
+def _check(lowering: Lowering, node: Node, known: np.ndarray) -> None:
+    """ValueError: one of the indices, which are known, does not exist."""
+    table = lowering.graph.constants.get(node.inputs[0])
+    shape = lowering.graph.tensors[node.inputs[0]].sizes if table is None else table.shape
+    size = shape[node.get("axis", 0) % len(shape)]
+    if known.size and not -size <= known.min() <= known.max() < size:
+        raise ValueError(f"Gather {lowering.node!r}: indices of {size} elements, not {known}")
+
+
+def _by_rows(table: QTensor) -> bool:
+    return table.axis == 0 and table.group_size is None and table.format.bits == 8
+
+
+@lowerings.register("ArgMax")
+def _argmax(lowering: Lowering, node: Node) -> None:
+    if node.get("select_last_index", 0):
+        raise NotImplementedError("the first of equals is found, not the last")
+    view = lowering.view(node.inputs[0])
+    rank = len(view.shape)
+    axis = node.get("axis", 0) % rank
+    if view.tensor.dtype == "int64":
+        raise NotImplementedError("no kernel compares int64: Cast to float32 first")
+    x = plain(lowering, view, (*(one for one in range(rank) if one != axis), axis))
+    out = lowering.output(node.outputs[0])
+    count = x.shape[axis]
+    lowering.add(argmax.program(lowering.isa, format=format_of(x.tensor)), {
+        "places": out.place, "x": x.place, "rows": math.prod(out.shape), "count": count,
+        "block": argmax_block(count),
+    })  # fmt: skip

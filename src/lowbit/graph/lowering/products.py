@@ -1,0 +1,166 @@
+"""Products with weights: Linear, Conv, ConvTranspose, of 8-bit integers or of rows quantized on the
+way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.lower import Lowering, channels_last, lowerings
+from lowbit.graph.lowering.elementwise import converted, plain
+from lowbit.graph.lowering.floats import float_conv, float_linear, float_transposed
+from lowbit.graph.operators.convolution import convolution_windows, transposed_windows
+from lowbit.graph.step import Place, View
+from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.kernels.cpu.shared.post_op import WithNumbers
+from lowbit.numerics import QTensor
+from lowbit.product import requests
+from lowbit.product.convolution import Operands, prepare_convolution
+from lowbit.product.geometry import Geometry
+from lowbit.product.output import OutputSpec
+from lowbit.product.prepare import PreparedProduct
+from lowbit.product.product import Convolution
+from lowbit.weights.convolution import pack_convolution
+from lowbit.weights.panels import pack, padded
+
+
+@dataclass(frozen=True)
+class _Numbered(WithNumbers):
+    """A post-operation with its numbers."""
+
+    name: str  # type: ignore[misc]
+    given: tuple[float, ...]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self.given
+
+
+def launch(lowering: Lowering, prepared: PreparedProduct, operands: Iterable[Any]) -> None:
+    """Add the launches of a product; operands as `PreparedProduct.calls` takes them, with places
+    for addresses."""
+    for program, words in prepared.launches(lowering.scratch(prepared.scratch), *operands):
+        lowering.add(program, words)
+
+
+class _Epilogue:
+    """What follows a product: the output's memory, post-operations, and their operands."""
+
+    def __init__(self, lowering: Lowering, node: Node, order: tuple[int, ...] | None) -> None:
+        self._lowering = lowering
+        _, _, bias, residual = (*node.inputs, "", "")[:4]
+        tensor = lowering.graph.tensors[node.outputs[0]]
+        self.residual: Place | None = None
+        steps: list[str | WithNumbers] = ["bias"] if bias else []
+        for name, *numbers in node.get("post_ops", ()):
+            if name == "residual":
+                name, numbers = self._beside(lowering.view(residual), order)
+            steps.append(_Numbered(name, tuple(numbers)) if numbers else name)
+        self.spec = (bool(bias), bool(residual), tuple(steps), tensor.dtype, tensor.scale,
+                     tensor.zero_point)  # fmt: skip
+        value = lowering.graph.constants.get(bias)
+        self.bias = None if value is None else np.asarray(value, np.float32)
+        self.out = lowering.output(node.outputs[0], order)
+
+    def _beside(self, view: View, order: tuple[int, ...] | None) -> tuple[str, list[float]]:
+        """The residual where the kernels can read it, and the step that adds it."""
+        tensor = view.tensor
+        if tensor.scale is None:
+            view = converted(self._lowering, view, Tensor("float32", view.shape), order)
+            self.residual = view.place
+            return "residual", []
+        self.residual = plain(self._lowering, view, order).place
+        name = "residual_u8" if tensor.dtype == "uint8" else "residual_s8"
+        return name, [tensor.scale, tensor.zero_point]
+
+    def parameters(self, spec: OutputSpec) -> Place | None:
+        if spec.parameters is None:
+            return None
+        return self._lowering.known(spec.parameters)
+
+
+def _affine(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
+    """Where the scale and the zero point of all rows are, as the kernels take them."""
+    shift = FLIP if tensor.dtype == "int8" else 0
+    scale = lowering.known(np.array([tensor.scale], np.float32))
+    return scale, lowering.known(np.array([tensor.zero_point + shift], np.int32))
+
+
+@lowerings.register("Linear")
+def linear(lowering: Lowering, node: Node) -> None:
+    """x [..., K] times weight [N, K]."""
+    weight = lowering.graph.constants.get(node.inputs[1])
+    x = lowering.view(node.inputs[0])
+    activations = node.get("activations")
+    dynamic = activations is not None
+    if not isinstance(weight, QTensor) or not (dynamic or x.tensor.scale is not None):
+        float_linear(lowering, node)
+        return
+    packed = pack(weight.T)
+    lowering.kept.append(packed)
+    panels = requests.panel_format(packed, lowering.isa.name)
+    if dynamic:
+        x = converted(lowering, x, Tensor("float32", x.shape))
+    x = plain(lowering, x)
+    m, k = math.prod(x.shape[:-1]), x.shape[-1]
+    dtype = np.dtype(x.tensor.dtype)
+    left = (m, k), (k * dtype.itemsize, dtype.itemsize), dtype
+    isa, threads = lowering.isa.name, lowering.threads
+    epilogue = _Epilogue(lowering, node, None)
+    scale = zero = None
+    if dynamic:
+        prepared, spec = requests.floats(left, panels, threads, isa, activations, *epilogue.spec)
+    else:
+        shifted = x.tensor.zero_point != 0
+        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True, *epilogue.spec)
+        scale, zero = _affine(lowering, x.tensor)
+    bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
+    launch(lowering, prepared, (
+        x.place, prepared.right(packed), epilogue.out.place, packed.N, scale, zero, bias,
+        epilogue.residual, epilogue.parameters(spec),
+    ))  # fmt: skip
+
+
+@lowerings.register("Conv")
+@lowerings.register("ConvTranspose")
+def convolution(lowering: Lowering, node: Node) -> None:
+    """Of images [N, C, *size], which lie with channels last, and so does the output."""
+    weight = lowering.graph.constants.get(node.inputs[1])
+    x = lowering.view(node.inputs[0])
+    if not isinstance(weight, QTensor) or x.tensor.scale is None:
+        (float_conv if node.op == "Conv" else float_transposed)(lowering, node)
+        return
+    transposed = node.op == "ConvTranspose"
+    rank = len(x.shape)
+    order = channels_last(rank)
+    x = plain(lowering, x, order)
+    where, groups = _geometry(node, x.shape, weight.shape)
+    packed = pack_convolution(weight, groups=groups, transposed=transposed)
+    epilogue = _Epilogue(lowering, node, order)
+    spec = OutputSpec.of(*epilogue.spec)
+    asked = Convolution(
+        x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
+        requests.group_format(packed, lowering.isa.name), lowering.isa.name, lowering.threads,
+        spec.post_ops, spec.out,
+    )  # fmt: skip
+    prepared = prepare_convolution(asked)
+    lowering.kept += packed, prepared
+    scale, zero = _affine(lowering, x.tensor)
+    bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
+    at = Operands(x.place, epilogue.out.place, scale, zero, bias, epilogue.residual,
+                  epilogue.parameters(spec))  # fmt: skip
+    for program, words in prepared.launches(packed, at, lowering.scratch(prepared.scratch)):
+        lowering.add(program, words)
+
+
+def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:
+    """What a Conv or ConvTranspose asks for, and its groups."""
+    if node.op == "Conv":
+        return convolution_windows(node, image, weight)
+    over, groups = transposed_windows(node, image, weight)
+    return over.turned(image[2:]), groups

@@ -1,0 +1,262 @@
+"""Networks from ONNX files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lowbit.graph.graph import Attribute, Graph, Node, Tensor
+from lowbit.graph.operator import Array, operators
+from lowbit.graph.passes import simplified
+from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
+from lowbit.registry.extras import require
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+OPSETS = range(13, 24)
+_DEFAULT = ("", "ai.onnx")
+_CONTROL = ("If", "Loop", "Scan", "SequenceMap")
+_DTYPES = "to", "output_dtype"
+OWN = {"Linear", "Silu"}
+"""Operators that are not ONNX's."""
+_ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
+"""The attributes of Attention that ours has too; the last says what its fourth output is."""
+
+
+def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
+    """The network of an ONNX file, of its bytes, or of a model in memory, simplified.
+
+    Sizes that the file leaves open keep their names ("batch"); `Graph.bound` gives them numbers.
+    Needs the extra `onnx`.
+
+    ValueError: it is no ONNX file or was cut short, its opset is not supported, a value is missing,
+    nodes are in a circle, shapes do not fit, or its data lies outside of its folder.
+    NotImplementedError names all operators that are unknown; also for control flow.
+    FileNotFoundError: there is no such file, or none with its data.
+    """
+    require("reading ONNX files", "onnx", "onnx")
+    return simplified(imported(_loaded(source)))
+
+
+def imported(model: ModelProto) -> Graph:
+    """The network as it is written in a model with all its data, node for node."""
+    from onnx import inliner
+
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    _check_opset(model)
+    _check_operators(model.graph.node)
+    graph = model.graph
+    if graph.sparse_initializer:
+        raise NotImplementedError("sparse constants of ONNX are not supported")
+    constants = {one.name: _array(one, graph.name) for one in graph.initializer}
+    inputs = {one.name: _tensor(one) for one in graph.input if one.name not in constants}
+    nodes = []
+    for each in graph.node:
+        if each.op_type == "Constant":
+            constants[each.output[0]] = _constant(each)
+        elif each.domain == DOMAIN:
+            nodes += written_out(_node(each))
+        else:
+            nodes.append(_node(each))
+    outputs = tuple(one.name for one in graph.output)
+    return Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
+
+
+def _loaded(source: str | PathLike[str] | bytes | ModelProto) -> ModelProto:
+    """A model with all its data."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    folder, name = None, "the model"
+    if isinstance(source, ModelProto):
+        model = ModelProto()
+        model.CopyFrom(source)
+    else:
+        if not isinstance(source, bytes):
+            path = Path(source)
+            folder, name = path.parent, str(path)
+            source = path.read_bytes()
+        try:
+            model = ModelProto.FromString(source)
+        except DecodeError as error:
+            raise ValueError(f"{name} is no ONNX file, or was cut short: {error}") from error
+    if not model.graph.output or not model.opset_import:
+        raise ValueError(f"{name} is no ONNX file, or was cut short: it has no outputs")
+    if not all(isinstance(text, str) for text in _texts(model.graph)):
+        raise ValueError(f"{name} is damaged: names in it are no text")
+    for tensor in _tensors(model.graph):
+        if tensor.external_data:
+            _bring(tensor, folder)
+    return model
+
+
+def _texts(graph: GraphProto) -> Iterable[Any]:
+    """The names in a graph: str, or bytes where they are no UTF-8."""
+    for node in graph.node:
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        yield from (one.name for one in node.attribute)
+    yield from (one.name for one in (*graph.input, *graph.output, *graph.initializer))
+
+
+def _tensors(graph: GraphProto) -> Iterable[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        yield from (one.t for one in node.attribute if one.HasField("t"))
+
+
+def _bring(tensor: TensorProto, folder: Path | None) -> None:
+    """Read a tensor's data from the file beside the model in which it lies."""
+    from onnx import TensorProto
+
+    entries = {one.key: one.value for one in tensor.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise ValueError(
+            f"the data of {tensor.name!r} is in the file {location!r}: pass the path of the ONNX "
+            "file that lies beside it"
+        )
+    root = folder.resolve()
+    path = (root / location).resolve()
+    if not path.is_relative_to(root) or path == root:
+        raise ValueError(
+            f"the data of {tensor.name!r} is in {location!r}, outside of the ONNX file's folder: "
+            "this is refused"
+        )
+    offset = int(entries.get("offset", 0))
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(int(entries["length"]) if "length" in entries else -1)
+    if len(data) < int(entries.get("length", 0)):
+        raise ValueError(f"{path} was cut short: the data of {tensor.name!r} is not all there")
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+    tensor.raw_data = data
+
+
+def _check_opset(model: ModelProto) -> None:
+    opsets = [one.version for one in model.opset_import if one.domain in _DEFAULT]
+    if not opsets or opsets[0] not in OPSETS:
+        raise ValueError(
+            f"opset {opsets[0] if opsets else 'none'} of ONNX is not supported, only "
+            f"{OPSETS[0]} to {OPSETS[-1]}: export with one of these, or convert the file with "
+            "onnx.version_converter.convert_version"
+        )
+
+
+def _check_operators(nodes: Iterable[NodeProto]) -> None:
+    """NotImplementedError that names all operators that are not supported."""
+    known, unknown = {*operators.names(), "Constant"} - OWN, Counter[str]()
+    for node in nodes:
+        name = node.op_type if node.domain in _DEFAULT else f"{node.domain}.{node.op_type}"
+        if node.op_type == "Attention" and _with_more(node):
+            name = "Attention of three axes, with a cache or with softcap"
+        if node.domain == DOMAIN and node.op_type in QOPERATORS and not _channels_last(node):
+            continue
+        if name not in known:
+            unknown[name] += 1
+    if not unknown:
+        return
+    listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items()))
+    control = sorted(set(_CONTROL) & set(unknown))
+    advice = (
+        f"{', '.join(control)} decides on data what is computed: export the model for one case, "
+        "with fixed sizes where sizes are what is asked"
+        if control
+        else "export the model so that it is written in others (PyTorch: another opset_version), "
+        "or cut these parts off and run them outside; docs/graph.md lists what is supported"
+    )
+    raise NotImplementedError(f"operators that are not supported: {listed}. {advice}.")
+
+
+def _channels_last(node: NodeProto) -> bool:
+    """Whether a pool of ONNX Runtime's was turned around by its optimizer."""
+    return any(one.name == "channels_last" and one.i for one in node.attribute)
+
+
+def _with_more(node: NodeProto) -> bool:
+    """Whether an Attention has what ours has not."""
+    more = any(node.input[4:]) or any(node.output[1:])
+    return more or not {one.name for one in node.attribute} <= _ATTENTION
+
+
+def _array(tensor: TensorProto, where: str) -> Array:
+    from onnx import numpy_helper
+
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"the data of {tensor.name or where!r} is damaged: {error}") from error
+
+
+def _tensor(value: ValueInfoProto) -> Tensor:
+    if not value.type.HasField("tensor_type"):
+        raise NotImplementedError(f"the input {value.name!r} is no tensor: that is not supported")
+    kind = value.type.tensor_type
+    if not kind.HasField("shape"):
+        raise ValueError(f"the input {value.name!r} has no shape: give it one, names for sizes")
+    shape = tuple(
+        size.dim_value if size.HasField("dim_value") else size.dim_param or f"{value.name}_{axis}"
+        for axis, size in enumerate(kind.shape.dim)
+    )
+    return Tensor(_dtype(kind.elem_type), shape)
+
+
+def _dtype(number: int) -> str:
+    from onnx import helper
+
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(number)).name
+    except KeyError:
+        raise ValueError(f"the type {number} of ONNX is unknown: the file is damaged") from None
+
+
+def _constant(node: NodeProto) -> Array:
+    """The array of a Constant."""
+    (attribute,) = node.attribute
+    if attribute.name == "value":
+        return _array(attribute.t, node.name)
+    if attribute.name in ("value_float", "value_floats", "value_int", "value_ints"):
+        dtype = np.float32 if "float" in attribute.name else np.int64
+        return np.asarray(_value(node, attribute), dtype)
+    raise NotImplementedError(f"the attribute {attribute.name} of Constant is not supported")
+
+
+def _node(node: NodeProto) -> Node:
+    attributes: dict[str, Attribute] = {}
+    for one in node.attribute:
+        if one.name in _DTYPES:
+            if one.i:
+                attributes[one.name] = _dtype(one.i)
+        elif node.op_type == "ConstantOfShape":
+            value = _array(one.t, node.name)
+            attributes.update(value=value.item(), dtype=value.dtype.name)
+        else:
+            attributes[one.name] = _value(node, one)
+    inputs, name = tuple(node.input), node.name or next(iter(node.output), "")
+    return Node(node.op_type, inputs, tuple(node.output), attributes, name)
+
+
+def _value(node: NodeProto, attribute: AttributeProto) -> Attribute:
+    from onnx import AttributeProto as Kinds
+    from onnx import helper
+
+    value: Any = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, int | float):
+        return value
+    if attribute.type in (Kinds.INTS, Kinds.FLOATS):
+        return tuple(value)
+    if attribute.type == Kinds.STRINGS:
+        return tuple(one.decode() for one in value)
+    raise NotImplementedError(
+        f"the attribute {attribute.name!r} of {node.op_type} {node.name!r} is of a kind that is "
+        "not supported"
+    )

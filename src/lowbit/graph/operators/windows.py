@@ -1,0 +1,92 @@
+"""Where the windows of convolutions and pools lie, by what ONNX says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from lowbit.graph.graph import Node
+from lowbit.graph.operator import Array
+from lowbit.product.geometry import Geometry
+
+Sizes = tuple[int, ...]
+
+
+def seen_through(where: Geometry, x: Array, fill: float) -> Array:
+    """A view [N, C, *out, *kernel] of x [N, C, *image] with `fill` around it, of no `spread`."""
+    spans = tuple((k - 1) * d + 1 for k, d in zip(where.kernel, where.dilation, strict=True))
+    reach = [
+        (n - 1) * s + span for n, s, span in zip(where.output, where.stride, spans, strict=True)
+    ]
+    after = [max(0, r - n - b) for r, n, b in zip(reach, x.shape[2:], where.before, strict=True)]
+    around = [(0, 0), (0, 0), *zip(where.before, after, strict=True)]
+    padded = np.pad(x, around, constant_values=fill)[(..., *(slice(r) for r in reach))]
+    view = sliding_window_view(padded, spans, tuple(range(2, x.ndim)))
+    steps = (slice(None, None, step) for step in (*where.stride, *where.dilation))
+    return view[(slice(None), slice(None), *steps)]
+
+
+def divisors(node: Node, where: Geometry) -> Array:
+    """int64 [*out], how many taps of each window of an average count, 1 at least: those on the
+    image, with count_include_pad on its padding too, but not on what ceil_mode adds behind that."""
+    rank, auto = len(where.size), node.get("auto_pad", "NOTSET")
+    ends = where.after
+    if not auto.startswith("SAME"):
+        ends = (0,) * rank if auto == "VALID" else pads(node, rank)[1]
+    made = np.ones((), np.int64)
+    for axis, count in enumerate(where.output):
+        steps, taps = np.arange(count) * where.stride[axis], np.arange(where.kernel[axis])
+        at = steps[:, None] + taps * where.dilation[axis] - where.before[axis]
+        counted = (at >= 0) & (at < where.size[axis])
+        if node.get("count_include_pad", 0):
+            counted = at < where.size[axis] + ends[axis]
+        made = np.multiply.outer(made, counted.sum(1))
+    return np.maximum(made, 1)
+
+
+def listed(node: Node, attribute: str, default: int, rank: int) -> Sizes:
+    """An attribute of one number an axis. ValueError: there are not, or one is below 1."""
+    given = tuple(node.get(attribute) or (default,) * rank)
+    if len(given) != rank or min(given, default=1) < 1:
+        raise ValueError(f"{attribute} should be {rank} positive numbers, got {given}")
+    return given
+
+
+def pads(node: Node, rank: int) -> tuple[Sizes, Sizes]:
+    """The attribute `pads`, before and after. ValueError: it does not fit, or is negative."""
+    given = tuple(node.get("pads") or (0,) * (2 * rank))
+    if len(given) != 2 * rank or min(given, default=0) < 0:
+        raise ValueError(f"pads should be {2 * rank} numbers, none negative, got {given}")
+    return given[:rank], given[rank:]
+
+
+def windows(node: Node, image: Sizes, kernel: Sizes) -> Geometry:
+    """The windows of a convolution or pool over an image. ValueError: there are none."""
+    rank, auto = len(image), node.get("auto_pad", "NOTSET")
+    if len(kernel) != rank:
+        raise ValueError(f"a window of {len(kernel)} sizes does not fit an image of {rank}")
+    strides = listed(node, "strides", 1, rank)
+    dilations = listed(node, "dilations", 1, rank)
+    spans = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        out = tuple(-(-n // s) for n, s in zip(image, strides, strict=True))
+        total = [
+            max(0, (o - 1) * s + span - n)
+            for o, s, span, n in zip(out, strides, spans, image, strict=True)
+        ]
+        less, more = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+        before, after = (less, more) if auto == "SAME_UPPER" else (more, less)
+        return Geometry(image, kernel, strides, dilations, before, after)
+    if auto not in ("NOTSET", "VALID"):
+        raise ValueError(f"auto_pad {auto!r} is unknown")
+    before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
+    ends = []
+    for n, b, a, span, s in zip(image, before, after, spans, strides, strict=True):
+        room = n + b + a - span
+        if room < 0:
+            raise ValueError(f"windows of {spans} are larger than the padded image {image}")
+        last = -(-room // s) * s
+        # One more window that begins in the image or before it, not one behind it.
+        more = node.get("ceil_mode", 0) and last < n + b
+        ends.append(a + last - room if more else a)
+    return Geometry(image, kernel, strides, dilations, before, tuple(ends))

@@ -1,0 +1,24 @@
+"""Graphs to graphs that mean the same: pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowbit.graph.graph import Graph
+from lowbit.graph.passes.absorb import absorbed, by_channel
+from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fuse import fused
+from lowbit.graph.passes.infer import facts
+
+
+def simplified(graph: Graph) -> Graph:
+    """What every importer does with what it read: fold, absorb, fold again, fuse.
+
+    Once a graph is bound it may get simpler: shapes are then known. ValueError: its sizes are all
+    known, and shapes do not fit."""
+    graph = fused(by_channel(folded(absorbed(folded(graph)))))
+    if any(isinstance(size, str) for name in graph.inputs for size in graph.tensors[name].shape):
+        return graph
+    found = facts(graph)[0]
+    tensors = {name: replace(one, shape=found[name].shape) for name, one in graph.tensors.items()}
+    return graph.replaced(tensors=tensors)

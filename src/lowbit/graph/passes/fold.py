@@ -1,0 +1,150 @@
+"""Fewer nodes: what is known is computed, what does nothing is left out, and nodes that are one
+operator in parts become that operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lowbit.graph.graph import Graph, Node, live
+from lowbit.graph.operator import Array, operators
+from lowbit.graph.passes.functions import FUNCTION_RULES
+from lowbit.graph.passes.infer import facts, naming
+from lowbit.graph.passes.linear import LINEAR_RULES
+from lowbit.graph.passes.rewriting import Values, rewritten
+from lowbit.numerics import QTensor
+
+
+def folded(graph: Graph) -> Graph:
+    """The same network in fewer nodes.
+
+    Results differ by rounding only: where a batch normalization or a factor goes into a weight, and
+    where a formula becomes the operator it stands for. One thing is more: rows of dynamically
+    quantized products get scales of their own, where ONNX has one for the whole tensor."""
+    while True:
+        before = graph
+        graph = without_copies(without_identities(with_constants(graph)))
+        graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES))
+        if graph is before or graph.nodes == before.nodes:
+            return graph
+
+
+def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Graph:
+    """Nodes of nothing but constants, computed; where all sizes are numbers also those of shapes,
+    which are among what is `known`, if `facts` were asked before.
+
+    DequantizeLinear of a constant stays: absorb.py makes a QTensor of it."""
+    values, constants = Values(graph), dict(graph.constants)
+    sizes = [size for name in graph.inputs for size in graph.tensors[name].shape]
+    if known is None and all(isinstance(size, int) for size in sizes):
+        known = facts(graph)[1]
+    if known is not None:
+        constants.update({name: one for name, one in known.items() if name not in constants})
+    nodes = []
+    for node in graph.nodes:
+        if all(name in constants for name in node.outputs if name):
+            continue
+        if node.op == "DequantizeLinear" or not _all_known(node, values, constants):
+            nodes.append(node)
+            continue
+        read = [constants[name] if name else None for name in node.inputs]
+        arrays = [one for one in read if not isinstance(one, QTensor)]
+        if len(arrays) == len(read):
+            with naming(node, arrays):
+                made = operators.get(node.op).compute(node, *arrays)
+            named = zip(node.outputs, made, strict=False)
+            constants.update({name: np.asarray(one) for name, one in named if name})
+        elif node.op == "Transpose" and isinstance(read[0], QTensor) and _swaps(node, read[0]):
+            constants[node.outputs[0]] = read[0].T
+        else:
+            nodes.append(node)
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return graph.replaced(nodes=live(nodes, graph.outputs), constants=constants)
+
+
+def _all_known(node: Node, values: Values, constants: Mapping[str, Array | QTensor]) -> bool:
+    """Whether a node's inputs are constants, and its outputs not rounded to a format."""
+    if not node.inputs or any(values.formatted(name) for name in node.outputs):
+        return False
+    return all(name in constants for name in node.inputs if name)
+
+
+def _swaps(node: Node, weight: QTensor) -> bool:
+    return weight.values.ndim == 2 and tuple(node.get("perm", (1, 0))) == (1, 0)
+
+
+def without_identities(graph: Graph) -> Graph:
+    """Without nodes whose output is their first input."""
+    values, nodes = Values(graph), []
+    tensors, renamed = dict(graph.tensors), dict[str, str]()
+    for node in graph.nodes:
+        node = node.replaced(inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        if not _does_nothing(values, node):
+            nodes.append(node)
+            continue
+        (source, *_), (made, *_) = node.inputs, node.outputs
+        if not values.leaves(made):
+            renamed[made] = source
+            continue
+        # An output keeps its name: it is given to what makes it, where that is a node.
+        before = next((one for one in nodes if source in one.outputs), None)
+        if before is None or values.leaves(source):
+            nodes.append(node)
+            continue
+        if source in tensors:
+            tensors[made] = tensors[source]
+        renamed[source] = made
+        nodes = [_renamed(one, source, made) for one in nodes]
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return graph.replaced(nodes=tuple(nodes), tensors=tensors)
+
+
+def without_copies(graph: Graph) -> Graph:
+    """Without nodes that compute what another one does."""
+    values, first = Values(graph), dict[str, Node]()
+    nodes, renamed = [], dict[str, str]()
+    for node in graph.nodes:
+        node = node.replaced(inputs=tuple(renamed.get(name, name) for name in node.inputs))
+        formats = [graph.tensors.get(name) for name in node.outputs]
+        key = repr((node.op, node.inputs, sorted(node.attributes.items()), formats))
+        same = first.setdefault(key, node)
+        if same is node or any(values.leaves(name) for name in node.outputs):
+            nodes.append(node)
+        else:
+            renamed.update(zip(node.outputs, same.outputs, strict=True))
+    if len(nodes) == len(graph.nodes):
+        return graph
+    return graph.replaced(nodes=tuple(nodes))
+
+
+def _renamed(node: Node, old: str, new: str) -> Node:
+    if old not in node.inputs and old not in node.outputs:
+        return node
+    inputs, outputs = (
+        tuple(new if name == old else name for name in names)
+        for names in (node.inputs, node.outputs)
+    )
+    return node.replaced(inputs=inputs, outputs=outputs)
+
+
+def _does_nothing(values: Values, node: Node) -> bool:
+    source, made = node.inputs[0] if node.inputs else "", node.outputs[0]
+    if any(node.outputs[1:]) or not source:
+        return False
+    tensors = values.graph.tensors
+    if values.formatted(made) and tensors.get(source) != tensors[made]:
+        return False
+    if node.op in ("Identity", "Dropout"):
+        return True
+    if node.op in ("Concat", "Sum", "Max", "Min", "Mean"):
+        return len(node.inputs) == 1
+    if node.op == "Transpose":
+        perm = node.get("perm")
+        return perm is not None and tuple(perm) == tuple(range(len(perm)))
+    if node.op == "Cast":
+        return bool(values.views) and values.views[0][source].dtype == node.get("to")
+    moves = node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile")
+    return moves and values.same_shape(source, made)

@@ -1,0 +1,118 @@
+"""What all values of a graph are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from lowbit.graph.graph import Graph, Node, Tensor
+from lowbit.graph.operator import Array, operators
+from lowbit.numerics import QTensor
+
+_FEW = 4096  # Numbers that are followed through nodes: those of shapes and indices.
+
+
+def inferred(graph: Graph) -> Graph:
+    """The graph with the tensors of all its values but constants; formats stay.
+
+    Numbers that can be known are followed, so that shapes may be computed from shapes. ValueError
+    names the node whose inputs do not fit, or the input whose sizes are not known yet."""
+    return described(graph, facts(graph)[0])
+
+
+def described(graph: Graph, tensors: Mapping[str, Tensor]) -> Graph:
+    """The graph with the tensors, of `facts`, of all its values but constants."""
+    return graph.replaced(
+        tensors={name: one for name, one in tensors.items() if name not in graph.constants}
+    )
+
+
+def facts(graph: Graph) -> tuple[dict[str, Tensor], dict[str, Array]]:
+    """What all values are, constants too, and the numbers of those that inputs do not change."""
+    tensors: dict[str, Tensor] = {}
+    known: dict[str, Array] = {}
+    for name, constant in graph.constants.items():
+        if isinstance(constant, QTensor):
+            tensors[name] = Tensor("float32", constant.shape)
+        else:
+            known[name] = constant
+            tensors[name] = Tensor(constant.dtype.name, constant.shape)
+    for name in graph.inputs:
+        tensors[name] = graph.tensors[name]
+        _ = tensors[name].sizes
+    for node in graph.nodes:
+        for name, made in zip(node.outputs, _outputs(node, tensors, known), strict=False):
+            given = graph.tensors.get(name)
+            if given is not None:
+                made = replace(given, shape=made.shape)
+            tensors[name] = made
+        known.update(_numbers(node, tensors, known))
+    return tensors, known
+
+
+def views(graph: Graph) -> tuple[dict[str, Tensor], ...]:
+    """What all values are: once where all sizes are numbers, else for two choices of the others.
+
+    What is the same in both holds for all but very odd sizes. None at all: shapes of one of the
+    choices do not fit, or depend on data."""
+    named = {
+        size: None for name in graph.inputs for size in graph.tensors[name].shape
+        if isinstance(size, str)
+    }  # fmt: skip
+    if not named:
+        return (facts(graph)[0],)
+    found = []
+    for first in (3, 31):
+        # Multiples of 32, which networks that halve images several times ask for.
+        sizes = {size: 32 * (first + 2 * index) for index, size in enumerate(named)}
+        try:
+            found.append(facts(graph.bound(sizes))[0])
+        except ValueError:
+            return ()
+    return tuple(found)
+
+
+def _outputs(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) -> tuple[Tensor, ...]:
+    # Numbers that are kept in bfloat16 are float32 to operators, as `evaluate` has them.
+    read = [
+        replace(one, dtype="float32") if one and one.dtype == "bfloat16" else one
+        for one in (tensors[name] if name else None for name in node.inputs)
+    ]
+    with naming(node, read):
+        return operators.get(node.op).infer(node, read, [known.get(name) for name in node.inputs])
+
+
+@contextmanager
+def naming(node: Node, inputs: Sequence[Tensor | Array | None]) -> Iterator[None]:
+    """What goes wrong becomes a ValueError that names the node and the shapes of its inputs."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        shapes = ", ".join("none" if one is None else str(list(one.shape)) for one in inputs)
+        raise ValueError(f"{node.op} {node.name!r} of inputs {shapes}: {error}") from error
+    except AssertionError as error:
+        raise ValueError(f"{node.op} {node.name!r}: an input is missing") from error
+
+
+def _numbers(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) -> dict[str, Array]:
+    """What a node makes of few numbers that are known, or of nothing but a shape."""
+    made = [tensors[name] for name in node.outputs if name]
+    if node.op == "DequantizeLinear":
+        return {}  # Its integers are to be kept.
+    if any(one.scale is not None or np.prod(one.sizes) > _FEW for one in made):
+        return {}
+    read: list[Array | None] = []
+    for name in node.inputs:
+        one = known.get(name)
+        if one is None and name and node.op in ("Shape", "Size"):
+            one = np.broadcast_to(np.zeros((), np.int8), tensors[name].sizes)
+        if name and one is None:
+            return {}
+        read.append(one)
+    with naming(node, read):
+        values = operators.get(node.op).compute(node, *read)
+    made = zip(node.outputs, values, strict=False)
+    return {name: np.asarray(value) for name, value in made if name}

@@ -1,0 +1,178 @@
+"""Products with constants: MatMul and Gemm become Linear, and what follows goes into the weight."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowbit.graph.graph import Constant, Node
+from lowbit.graph.operator import Array
+from lowbit.graph.passes.rewriting import Replacement, Rule, Values
+from lowbit.numerics import QTensor, int_format
+
+_LAYERS = ("Conv", "ConvTranspose", "Linear")
+
+
+def transposed(weight: Constant) -> Constant:
+    """A matrix [K, N] as [N, K], in rows."""
+    if not isinstance(weight, QTensor):
+        return np.ascontiguousarray(weight.T)
+    turned = weight.T
+    return QTensor(
+        np.ascontiguousarray(turned.values), turned.scale, turned.zero_point, turned.format,
+        turned.axis, turned.group_size, turned.group_axis,
+    )  # fmt: skip
+
+
+def matmul(values: Values, node: Node) -> Replacement | None:
+    """MatMul with a constant matrix on the right."""
+    if node.op != "MatMul":
+        return None
+    weight = values.constant(node.inputs[1])
+    if weight is None or len(weight.shape) != 2 or values.constant(node.inputs[0]) is not None:
+        return None
+    name = f"{node.inputs[1]}.T"
+    made = Node("Linear", (node.inputs[0], name, ""), node.outputs, {}, node.name)
+    return Replacement([made], {name: transposed(weight)})
+
+
+def gemm(values: Values, node: Node) -> Replacement | None:
+    """Gemm with a constant B, and with a constant C of one row or none."""
+    if node.op != "Gemm" or node.get("transA", 0):
+        return None
+    weight, c = values.constant(node.inputs[1]), (*node.inputs, "")[2]
+    alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
+    if weight is None or (alpha != 1 and isinstance(weight, QTensor)):
+        return None
+    name, constants = node.inputs[1], dict[str, Constant]()
+    if not node.get("transB", 0):
+        name, weight = f"{name}.T", transposed(weight)
+        constants[name] = weight
+    if alpha != 1 and not isinstance(weight, QTensor):
+        name = f"{node.outputs[0]}.weight"
+        constants[name] = (weight * alpha).astype(weight.dtype)
+    bias = values.array(c) if c else None
+    if c and (bias is None or (bias.size > 1 and bias.shape[-1:] != (bias.size,))):
+        return None
+    if bias is not None:
+        c = f"{node.outputs[0]}.bias"
+        row = np.broadcast_to(bias.reshape(-1), weight.shape[:1])
+        constants[c] = (row * beta).astype(bias.dtype)
+    made = Node("Linear", (node.inputs[0], name, c), node.outputs, {}, node.name)
+    return Replacement([made], constants)
+
+
+def bias(values: Values, node: Node) -> Replacement | None:
+    """A constant of one number a channel that is added to a product becomes its bias."""
+    if node.op != "Add":
+        return None
+    for made, added in (node.inputs, node.inputs[::-1]):
+        layer, vector = values.only(made, *_LAYERS), values.array(added)
+        if layer is None or vector is None or layer.get("post_ops"):
+            continue
+        if any((*layer.inputs, "", "")[2:4]) or not _by_channel(values, layer, vector):
+            continue
+        name = f"{node.outputs[0]}.bias"
+        new = layer.replaced(inputs=(*layer.inputs[:2], name), outputs=node.outputs)
+        return Replacement([new], {name: vector.reshape(-1)})
+    return None
+
+
+def _channels(values: Values, layer: Node) -> int | None:
+    """How many channels a product has, if its weight is a constant."""
+    weight = values.constant(layer.inputs[1])
+    if weight is None:
+        return None
+    groups = layer.get("group", 1)
+    return weight.shape[1] * groups if layer.op == "ConvTranspose" else weight.shape[0]
+
+
+def _by_channel(values: Values, layer: Node, vector: Array) -> bool:
+    """Whether an array broadcasts to a product's output as one number a channel."""
+    count, weight = _channels(values, layer), values.constant(layer.inputs[1])
+    if count is None or weight is None or vector.size != count:
+        return False
+    if layer.op == "Linear":
+        rank = values.rank(layer.outputs[0]) if vector.ndim > 1 else 1
+        return vector.shape[-1] == count and rank is not None and vector.ndim <= rank
+    after = (1,) * (len(weight.shape) - 2)
+    return vector.shape in ((count, *after), (1, count, *after))
+
+
+def batch_normalization(values: Values, node: Node) -> Replacement | None:
+    """A batch normalization behind a product with a constant weight goes into that weight."""
+    if node.op != "BatchNormalization" or node.get("training_mode", 0) or any(node.outputs[1:]):
+        return None
+    layer = values.only(node.inputs[0], *_LAYERS)
+    if layer is None or layer.get("post_ops") or layer.get("activations"):
+        return None
+    if layer.op == "Linear" and values.rank(node.inputs[0]) != 2:
+        return None
+    weight, given = values.array(layer.inputs[1]), (*layer.inputs, "")[2]
+    old = values.array(given) if given else np.zeros(())
+    vectors = [values.array(name) for name in node.inputs[1:]]
+    if weight is None or old is None or any(one is None for one in vectors):
+        return None
+    scale, shift, mean, variance = (one.astype(np.float64) for one in vectors if one is not None)
+    names = [f"{node.outputs[0]}.{part}" for part in ("weight", "bias")]
+    new = layer.replaced(inputs=(layer.inputs[0], *names), outputs=node.outputs)
+    with np.errstate(all="ignore"):  # A variance that is none gives NaN here as it does there.
+        factor = scale / np.sqrt(variance + float(node.get("epsilon", 1e-5)))
+        constants = {
+            names[0]: _scaled(layer, weight, factor),
+            names[1]: ((old - mean) * factor + shift).astype(weight.dtype),
+        }
+    return Replacement([new], constants)
+
+
+def _scaled(layer: Node, weight: Array, factor: Array) -> Array:
+    """A weight with a factor for each channel of the output."""
+    if layer.op != "ConvTranspose":
+        return (weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))).astype(weight.dtype)
+    groups = layer.get("group", 1)  # The weight is [group · C, O, ...].
+    parts = weight.reshape(groups, -1, *weight.shape[1:])
+    shape = (groups, 1, weight.shape[1], *(1,) * (weight.ndim - 2))
+    return (parts * factor.reshape(shape)).astype(weight.dtype).reshape(weight.shape)
+
+
+def dynamic(values: Values, node: Node) -> Replacement | None:
+    """What ONNX Runtime writes for a dynamically quantized product: the integers of
+    DynamicQuantizeLinear times a constant, as floats, times both scales."""
+    if node.op != "Mul":
+        return None
+    for product, scales in (node.inputs, node.inputs[::-1]):
+        cast, both = values.maker(product, "Cast"), values.maker(scales, "Mul")
+        integer = None if cast is None else values.maker(cast.inputs[0], "MatMulInteger")
+        if both is None or integer is None or len(integer.inputs) < 3:
+            continue
+        source = values.maker(integer.inputs[0], "DynamicQuantizeLinear")
+        if source is None or integer.inputs[2] != source.outputs[2]:
+            continue
+        scale = [name for name in both.inputs if name != source.outputs[1]]
+        weight = len(scale) == 1 and _weight(values, integer, scale[0])
+        if isinstance(weight, QTensor):
+            name = f"{node.outputs[0]}.weight"
+            inputs, attributes = (source.inputs[0], name, ""), {"activations": "dynamic"}
+            made = Node("Linear", inputs, node.outputs, attributes, node.name)
+            return Replacement([made], {name: weight})
+    return None
+
+
+def _weight(values: Values, product: Node, scale: str) -> QTensor | None:
+    """The right operand [K, N] of a product of integers, as [N, K] with scales."""
+    integers, steps = values.array(product.inputs[1]), values.array(scale)
+    if integers is None or steps is None or integers.ndim != 2:
+        return None
+    zero = values.array(product.inputs[3]) if len(product.inputs) > 3 else np.zeros((), np.int32)
+    n = integers.shape[1]
+    if zero is None or integers.dtype.name not in ("int8", "uint8") or steps.size not in (1, n):
+        return None
+    return QTensor(
+        np.ascontiguousarray(integers.T),
+        np.broadcast_to(steps.reshape(-1), n).astype(np.float32),
+        np.broadcast_to(zero.reshape(-1), n).astype(np.int32),
+        int_format(integers.dtype.name),
+        axis=0,
+    )
+
+
+LINEAR_RULES: tuple[Rule, ...] = (dynamic, batch_normalization, gemm, matmul, bias)

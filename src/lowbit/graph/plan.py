@@ -1,0 +1,185 @@
+"""A network made ready for certain shapes: its steps, its memory, and the call that runs them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from lowbit.graph.graph import Graph, Tensor
+from lowbit.graph.lower import FLAGS, Array, Lowering, channels_last, dtype_of, is_dense
+from lowbit.graph.lowering.elementwise import compute, converted
+from lowbit.graph.memory import Arena, Life, arrange
+from lowbit.graph.step import Place, Step
+from lowbit.isa import InstructionSet
+from lowbit.jit import verbose
+from lowbit.jit.chain import Launch, chain
+from lowbit.jit.entry import word
+from lowbit.jit.workspace import aligned_empty
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output as a caller sees it: its dtype and shape, and the buffer that it is."""
+
+    name: str
+    buffer: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Plan:
+    """Steps, and where all buffers lie. Inputs and outputs are the caller's memory.
+
+    `run` may be called from several threads at once: each call has an arena of its own.
+    """
+
+    def __init__(self, graph: Graph, isa: InstructionSet, threads: int) -> None:
+        lowering = Lowering(graph, isa, threads)
+        self.inputs = [_input(lowering, name) for name in graph.inputs]
+        lowering.run()
+        self.outputs = [_output(lowering, name) for name in graph.outputs]
+        self.steps: Sequence[Step] = lowering.steps
+        self.threads = threads
+        self._constants, self._kept = lowering.constants, lowering.kept
+        self.flags: Sequence[str] = lowering.flags
+        outside = {one.buffer for one in (*self.inputs, *self.outputs)}
+        self.arena = _arena(lowering.steps, lowering.buffers, outside)
+        self.told = self._described(graph.name, isa)
+        self._idle: list[_Instance] = []
+        self._lock = threading.Lock()
+
+    def _described(self, name: str, isa: InstructionSet) -> str:
+        dtypes = "+".join(one.dtype.name for one in self.inputs)
+        shapes = (
+            "+".join("x".join(map(str, one.shape)) for one in some)
+            for some in (self.inputs, self.outputs)
+        )
+        steps = f"{len(self.steps)} steps"
+        return verbose.line(
+            f"network {name}", dtypes, ":".join(shapes), steps, isa.name, self.threads
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of memory for what lies between inputs and outputs."""
+        return self.arena.size
+
+    def run(self, inputs: Sequence[Array], stamps: Array | None = None) -> list[Array]:
+        """The outputs, in new arrays. inputs: of the dtypes and shapes of `inputs`, C-contiguous.
+
+        stamps: int64 [1 + steps], zeros, is given the clock at the beginning and after each.
+        IndexError: a kernel met an index that is out of range."""
+        outputs = [np.empty(one.shape, one.dtype) for one in self.outputs]
+        with self._lock:
+            instance = self._idle.pop() if self._idle else None
+        if instance is None:
+            instance = _Instance(self)
+        instance.call(*inputs, *outputs, stamps)
+        wrong = ""
+        if self.flags and instance.flags.any():
+            wrong = self.flags[int(instance.flags.argmax())]
+            instance.flags[:] = 0
+        with self._lock:
+            self._idle.append(instance)
+        if wrong:
+            raise IndexError(wrong)
+        return outputs
+
+    def launches(self, arena: int, flags: int = 0) -> list[Launch]:
+        """The steps with addresses, in an arena and with flags that begin at these."""
+        names = {one.buffer for one in (*self.inputs, *self.outputs)}
+        base = {name: arena + offset for name, offset in self.arena.offsets.items()}
+        base |= {name: one.ctypes.data for name, one in self._constants.items()}
+        base[FLAGS] = flags
+
+        def address(given: Any) -> int | tuple[str, int]:
+            if isinstance(given, Place):
+                if given.buffer in names:
+                    return given.buffer, given.offset
+                return base[given.buffer] + given.offset
+            return word(given)
+
+        return [
+            Launch(step.program.address, [address(step.words[name]) for name in step.program.names])
+            for step in self.steps
+        ]
+
+
+class _Instance:
+    """An arena, and the call that runs in it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._arena = aligned_empty((plan.arena.size,), np.uint8)
+        names = [one.buffer for one in (*plan.inputs, *plan.outputs)]
+        self.flags = np.zeros(len(plan.flags), np.int32)
+        launches = plan.launches(self._arena.ctypes.data, self.flags.ctypes.data)
+        call = chain(launches, names, plan.threads, (plan, self._arena, self.flags))
+        self.call = _telling(plan, call) if verbose.LEVEL else call
+
+
+def _telling(plan: Plan, call: Callable[..., None]) -> Callable[..., None]:
+    """A plan's call that tells of itself, and of its steps at level 2: see jit.verbose."""
+
+    def run(*given: Any) -> None:
+        *arrays, stamps = given
+        clock = np.zeros(1 + len(plan.steps), np.int64) if stamps is None else stamps
+        begin = perf_counter()
+        call(*arrays, clock)
+        seconds = perf_counter() - begin
+        ticks = np.maximum(np.diff(clock), 0) if verbose.LEVEL > 1 else ()
+        for step, share in zip(plan.steps, np.divide(ticks, max(1, sum(ticks))), strict=False):
+            told = step.program.told(plan.threads, step.words, step.node)
+            verbose.executed(told, seconds * share, "step")
+        verbose.executed(plan.told, seconds)
+
+    return run
+
+
+def _input(lowering: Lowering, name: str) -> Value:
+    """Let an input be memory of the caller: of float32 where the graph has a format for it."""
+    tensor = lowering.graph.tensors[name]
+    given = Tensor("float32" if tensor.scale is not None else tensor.dtype, tensor.sizes)
+    view = lowering.fresh(given, name=name)
+    if tensor.scale is None:
+        lowering.views[name] = view
+    else:
+        lowering.node = name
+        order = None
+        if len(tensor.shape) > 3:  # images are wanted with channels last
+            order = channels_last(len(tensor.shape))
+        lowering.views[name] = converted(lowering, view, tensor, order)
+    return Value(name, view.place.buffer, dtype_of(given.dtype), given.sizes)
+
+
+def _output(lowering: Lowering, name: str) -> Value:
+    """Let an output be memory of the caller, by copying it where it is not, or not only, that."""
+    view = lowering.view(name)
+    dtype = "float32" if view.tensor.scale is not None else view.tensor.dtype
+    lowering.node = name
+    own = view.place.buffer in lowering.buffers and not view.place.offset
+    used = [one.place.buffer for other, one in lowering.views.items() if other != name]
+    size = math.prod(view.shape) * dtype_of(dtype).itemsize
+    if not (own and is_dense(view) and view.tensor.scale is None
+            and view.place.buffer not in used
+            and lowering.buffers[view.place.buffer] == size):  # fmt: skip
+        target = lowering.fresh(Tensor(dtype, view.shape), name=name)
+        compute(lowering, target, [view], (0,))
+        view = target
+    return Value(name, view.place.buffer, dtype_of(dtype), view.shape)
+
+
+def _arena(steps: Sequence[Step], sizes: Mapping[str, int], outside: set[str]) -> Arena:
+    """Where each buffer that a step names lies, but for those of the caller."""
+    lives: dict[str, Life] = {}
+    for number, step in enumerate(steps):
+        for name in step.buffers():
+            if name in sizes and name not in outside:
+                first = lives[name].first if name in lives else number
+                lives[name] = Life(sizes[name], first, number)
+    return arrange(lives)

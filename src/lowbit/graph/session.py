@@ -1,0 +1,163 @@
+"""Running a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import isa as instruction_sets
+from lowbit.graph.graph import Graph
+from lowbit.graph.lower import dtype_of
+from lowbit.graph.passes.decompose import decomposed
+from lowbit.graph.passes.fold import with_constants
+from lowbit.graph.passes.infer import described, facts
+from lowbit.graph.plan import Plan
+from lowbit.jit.threads import checked, max_threads
+
+Array = npt.NDArray[Any]
+_PLANS = 16  # that are kept, for as many combinations of shapes and threads
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """How long a node took, in seconds, the median of the runs; the kernels of its steps."""
+
+    node: str
+    kernels: tuple[str, ...]
+    seconds: float
+
+
+class Session:
+    """A network that runs as one call, with no Python between its nodes.
+
+    Everything but numbers is decided when inputs of new shapes come: kernels, packings, memory.
+    Plans are kept for later calls. A session may be used from several threads at once.
+
+    graph: from `lowbit.graph.load`, `lowbit.graph.from_onnx` or `lowbit.torch`. threads: how many;
+    if left out, as many as a product may use. isa: the instruction set to use at most.
+
+    NotImplementedError names operators that no kernel serves, before anything runs. Integers that
+    the network computes with at run time (not those that it moves, or takes as indices) are exact
+    up to 2^24.
+    """
+
+    def __init__(self, graph: Graph, *, threads: int | None = None, isa: str | None = None) -> None:
+        self.graph = graph
+        self._isa = instruction_sets.active(isa)
+        self._threads = None if threads is None else checked(threads)
+        self._plans: dict[Any, Plan] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles make plans of their own."""
+        return _session, (self.graph, self._threads, self._isa.name)
+
+    def run(self, *positional: Any, **named: Any) -> dict[str, Array]:
+        """The outputs by name, float32 where the network keeps integers that stand for numbers.
+
+        The inputs, in the graph's order or by name: arrays of the graph's dtypes; where it keeps
+        8-bit integers that stand for numbers, these numbers, float32. ValueError: an input is
+        missing, unknown, or of another shape. TypeError: of a dtype that does not convert safely.
+        IndexError: an index that an input says is out of range.
+        """
+        arrays = self._arrays(positional, named)
+        plan = self.plan(arrays)
+        made = plan.run([arrays[one.name] for one in plan.inputs])
+        return {one.name: array for one, array in zip(plan.outputs, made, strict=True)}
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        """`run`, with the output itself where there is one, else a tuple of them."""
+        made = tuple(self.run(*positional, **named).values())
+        return made[0] if len(made) == 1 else made
+
+    def plan(self, inputs: Mapping[str, Array]) -> Plan:
+        """The plan for inputs of these shapes: the one made before, or a new one."""
+        shapes = tuple((name, inputs[name].shape) for name in self.graph.inputs)
+        threads = max_threads() if self._threads is None else self._threads
+        key = shapes, threads
+        with self._lock:
+            found = self._plans.get(key)
+            if found is None:
+                bound = self.graph.bound(self._sizes(inputs))
+                tensors, known = facts(bound)
+                settled = described(with_constants(bound, known), tensors)
+                found = Plan(decomposed(settled), self._isa, threads)
+                while len(self._plans) >= _PLANS:
+                    del self._plans[next(iter(self._plans))]
+                self._plans[key] = found
+        return found
+
+    def profile(self, *positional: Any, runs: int = 20, **named: Any) -> list[NodeTime]:
+        """The time of every node: medians of `runs` runs of these inputs, after one more."""
+        arrays = self._arrays(positional, named)
+        plan = self.plan(arrays)
+        given = [arrays[one.name] for one in plan.inputs]
+        return profile(plan, given, runs)
+
+    def _arrays(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
+        names = self.graph.inputs
+        if len(positional) > len(names):
+            raise ValueError(f"the inputs are {', '.join(names)}; got {len(positional)} arrays")
+        given = dict(zip(names, positional, strict=False))
+        twice = given.keys() & named.keys()
+        given |= named
+        wrong = sorted((given.keys() ^ set(names)) | twice)
+        if wrong:
+            raise ValueError(f"the inputs are {', '.join(names)}; {', '.join(wrong)} is not right")
+        return {name: self._array(name, given[name]) for name in names}
+
+    def _array(self, name: str, value: Any) -> Array:
+        """An input as the plan takes it. Raises what `run` documents."""
+        tensor = self.graph.tensors[name]
+        wanted = dtype_of("float32" if tensor.scale is not None else tensor.dtype)
+        array = np.asarray(value)
+        if array.dtype != wanted:
+            if not np.can_cast(array.dtype, wanted, "same_kind"):
+                raise TypeError(f"{name} must be {wanted}, got {array.dtype}")
+            array = array.astype(wanted)
+        fits = len(array.shape) == len(tensor.shape) and all(
+            isinstance(size, str) or size == have
+            for size, have in zip(tensor.shape, array.shape, strict=True)
+        )
+        if not fits:
+            shape = ", ".join(map(str, tensor.shape))
+            raise ValueError(f"{name} must have shape [{shape}], got {list(array.shape)}")
+        return np.asarray(array, order="C")
+
+    def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
+        """Numbers for named sizes. ValueError: two inputs say different ones."""
+        sizes: dict[str, int] = {}
+        for name in self.graph.inputs:
+            for size, have in zip(self.graph.tensors[name].shape, inputs[name].shape, strict=True):
+                if isinstance(size, str) and sizes.setdefault(size, have) != have:
+                    raise ValueError(f"{size} is {sizes[size]} and, in {name}, {have}")
+        return sizes
+
+
+def _session(graph: Graph, threads: int | None, isa: str) -> Session:
+    return Session(graph, threads=threads, isa=isa)
+
+
+def profile(plan: Plan, inputs: list[Array], runs: int) -> list[NodeTime]:
+    """The median time of every node of a plan, from the processor's clock between its steps."""
+    times = np.empty((runs, len(plan.steps)))
+    for number in range(-1, runs):
+        stamps = np.zeros(1 + len(plan.steps), np.int64)
+        begin = perf_counter()
+        plan.run(inputs, stamps)
+        whole = perf_counter() - begin
+        if number >= 0:
+            ticks = np.maximum(np.diff(stamps), 0)
+            times[number] = ticks * (whole / max(1, ticks.sum()))
+    medians = np.median(times, axis=0)
+    found: dict[str, tuple[list[str], float]] = {}
+    for step, seconds in zip(plan.steps, medians, strict=True):
+        kernels, total = found.get(step.node, ([], 0.0))
+        found[step.node] = [*kernels, step.program.name], total + float(seconds)
+    return [NodeTime(node, tuple(kernels), total) for node, (kernels, total) in found.items()]

@@ -1,0 +1,248 @@
+"""What builds a graph from an exported program, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from lowbit.graph.graph import Attribute, Constant, Graph, Node
+from lowbit.graph.graph import Tensor as Fact
+from lowbit.registry import Registry
+
+Value = str
+"""A value of the graph, by name; "" is an input that is left out."""
+
+Converter = Callable[..., Any]
+
+converters: Registry[Converter] = Registry(
+    "ATen operator that can be translated", "lowbit.torch.capture.operators"
+)
+"""By name, "aten::relu". Each is given a Builder and the operator's arguments by the names of its
+schema (`self` is `x`): values by name, and numbers. It gives the name of the value it makes, or a
+tuple of them."""
+
+
+def converter(*names: str) -> Callable[[Converter], Converter]:
+    """The decorator: says which operators a function translates; of ATen, if nothing is said."""
+
+    def add(function: Converter) -> Converter:
+        for name in names:
+            converters.add(name if "::" in name else f"aten::{name}", function)
+        return function
+
+    return add
+
+
+class Builder:
+    """Nodes, constants and facts, as they come together.
+
+    While a node of the program is translated, `node` is it, and `out` a fake tensor of its result.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Constant] = {}
+        self.inputs: dict[str, Fact] = {}
+        self.values: dict[fx.Node, Any] = {}  # a Value, or a tuple of them
+        self.known: dict[fx.Node, Tensor] = {}  # what does not depend on the inputs
+        self.targets: dict[fx.Node, str] = {}  # of parameters: how the model calls them
+        self.fakes: dict[Value, Any] = {}
+        self.sources: dict[Any, tuple[Value, int]] = {}  # of a symbol: an input and its axis
+        self.names: dict[Any, str] = {}  # of a symbol: how the size is called
+        self._taken: set[str] = set()
+        self._by_memory: dict[Any, Value] = {}
+        self.node: fx.Node
+
+    @property
+    def out(self) -> Any:
+        return self.node.meta["val"]
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator that is translated, "relu"."""
+        return self.node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+
+    def shape(self, value: Value) -> Sequence[Any]:
+        """The sizes of an argument: numbers and torch.SymInt."""
+        return self.fakes[value].shape
+
+    def dtype(self, value: Value) -> torch.dtype:
+        return self.fakes[value].dtype
+
+    def unique(self, wanted: str) -> str:
+        name, count = wanted, 1
+        while name in self._taken:
+            name, count = f"{wanted}.{count}", count + 1
+        self._taken.add(name)
+        return name
+
+    def add(self, op: str, *inputs: Value, **attributes: Attribute) -> Value:
+        """A node of one output, and the name of that."""
+        output = self.unique(f"{self.node.name}.{op.lower()}")
+        self.nodes.append(Node(op, inputs, (output,), attributes, self._layer()))
+        return output
+
+    def _layer(self) -> str:
+        """The name of the module that the node is part of; where that has several weights, with
+        the name of the one that the node reads."""
+        stack: Mapping[str, tuple[str, Any]] = self.node.meta.get("nn_module_stack") or {}
+        module = [name for name, _ in stack.values()][-1] if stack else ""
+        second = self.node.args[1] if len(self.node.args) > 1 else None
+        weight = self.targets.get(second, "") if isinstance(second, fx.Node) else ""
+        own = weight.removesuffix("weight").rstrip("._")
+        return own if module and own.startswith(f"{module}.") else module
+
+    def split(self, x: Value, lengths: Sequence[int], axis: int) -> tuple[Value, ...]:
+        """Consecutive parts of x."""
+        outputs = tuple(self.unique(f"{self.node.name}.part") for _ in lengths)
+        inputs = x, self.ints(lengths)
+        self.nodes.append(Node("Split", inputs, outputs, {"axis": axis}, self._layer()))
+        return outputs
+
+    def constant(self, constant: Constant, wanted: str = "") -> Value:
+        name = self.unique(wanted or f"{self.node.name}.constant")
+        self.constants[name] = constant
+        return name
+
+    def number(self, number: float, dtype: torch.dtype) -> Value:
+        """A constant of no axes."""
+        return self.constant(np.array(number, numpy_name(dtype)))
+
+    def parameter(self, tensor: Tensor, wanted: str = "") -> Value:
+        """The constant of a tensor: one for all that are the same memory."""
+        same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if not tensor.numel() or same not in self._by_memory:
+            array = np.array(tensor.detach().cpu().numpy(), order="C")  # a copy
+            self._by_memory[same] = self.constant(array, wanted)
+        return self._by_memory[same]
+
+    def ints(self, sizes: Sequence[Any], scalar: bool = False) -> Value:
+        """The int64 vector of some sizes, or the first as a scalar; a constant if all are known."""
+        if not any(isinstance(size, torch.SymInt) for size in sizes):
+            array = np.array(sizes, np.int64)
+            return self.constant(array[0] if scalar else array)
+        parts = [
+            self._size(size.node.expr) if isinstance(size, torch.SymInt) else self.ints([size])
+            for size in sizes
+        ]
+        vector = self.add("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        if not scalar:
+            return vector
+        return self.add("Squeeze", vector, self.ints([0]))
+
+    def _size(self, expression: Any) -> Value:
+        """A size that follows from those of the inputs, int64 [1]."""
+        if expression.is_Integer:
+            return self.ints([int(expression)])
+        if expression in self.sources:
+            value, axis = self.sources[expression]
+            return self.add("Shape", value, start=axis, end=axis + 1)
+        op = {"Add": "Add", "Mul": "Mul", "FloorDiv": "Div"}.get(type(expression).__name__)
+        if op is None:
+            raise NotImplementedError(
+                f"the size {expression} follows from those of the inputs in a way that has no "
+                "operator; export with fixed sizes: sizes={}"
+            )
+        first, *rest = (self._size(one) for one in expression.args)
+        for other in rest:
+            first = self.add(op, first, other)
+        return first
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """The value as numbers of another dtype."""
+        if self.dtype(value) is dtype:
+            return value
+        return self.add("Cast", value, to=numpy_name(dtype))
+
+    def reshape(self, x: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
+        """x in another shape, of which at most one size need follow from the others."""
+        wanted: list[Any] = []
+        for axis, size in enumerate(after):
+            if not isinstance(size, torch.SymInt):
+                wanted.append(int(size))
+            elif axis < len(before) and _same(before[axis], size):
+                wanted.append(0)
+            else:
+                wanted.append(-1)
+        if wanted.count(-1) > 1:
+            return self.add("Reshape", x, self.ints(after))
+        return self.add("Reshape", x, self.ints(wanted))
+
+    def argument(self, given: Any) -> Any:
+        """An argument of a node: a value by name, a number, or a tuple of such."""
+        if isinstance(given, list | tuple):
+            return tuple(self.argument(one) for one in given)
+        if not isinstance(given, fx.Node):
+            return given
+        if given in self.known:
+            tensor = self.known[given]
+            name = self.parameter(tensor, self.targets.get(given, given.name))
+            self.fakes[name] = tensor
+            return name
+        if given in self.values:
+            return self.values[given]
+        size = given.meta["val"]  # of what computes with sizes only
+        return size if isinstance(size, torch.SymInt) else int(size)
+
+    def translate(self, node: fx.Node, function: Converter) -> None:
+        """Add what a call of an operator is."""
+        self.node, first = node, len(self.nodes)
+        schema: Any = node.target._schema  # type: ignore[union-attr]
+        arguments = {
+            "x" if one.name == "self" else one.name: self.argument(
+                node.args[index] if index < len(node.args) else node.kwargs.get(one.name, default)
+            )
+            for index, one in enumerate(schema.arguments)
+            for default in [one.default_value]
+        }
+        made = function(self, **arguments)
+        one = not isinstance(made, tuple)
+        outputs = {value: n for n, value in enumerate((made,) if one else made)}
+        renamed: dict[str, str] = {}
+        for index in range(first, len(self.nodes)):
+            made_here = self.nodes[index]
+            for value in made_here.outputs:
+                if value in outputs:
+                    wanted = node.name if one else f"{node.name}.{outputs[value]}"
+                    renamed[value] = self.unique(wanted)
+            self.nodes[index] = made_here.replaced(
+                inputs=tuple(renamed.get(value, value) for value in made_here.inputs),
+                outputs=tuple(renamed.get(value, value) for value in made_here.outputs),
+            )
+        values = tuple(renamed.get(value, value) for value in outputs)
+        fakes = (node.meta["val"],) if one else node.meta["val"]
+        self.fakes.update(
+            {value: fake for value, fake in zip(values, fakes, strict=False) if value}
+        )
+        self.values[node] = values[0] if one else values
+
+    def graph(self, outputs: Sequence[Value], name: str) -> Graph:
+        made = Graph(
+            tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants, self.inputs, name
+        )
+        return made.replaced()
+
+    def fact(self, fake: Any) -> Fact:
+        """What a tensor of the program is."""
+        shape = tuple(
+            self.names[size.node.expr] if isinstance(size, torch.SymInt) else int(size)
+            for size in fake.shape
+        )
+        return Fact(numpy_name(fake.dtype), shape)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two sizes are the same for all inputs."""
+    both = (isinstance(one, torch.SymInt), isinstance(other, torch.SymInt))
+    return both == (True, True) and one.node.expr == other.node.expr
+
+
+def numpy_name(dtype: torch.dtype) -> str:
+    """NumPy's name of a dtype. NotImplementedError for floats that are not float32."""
+    if dtype in (torch.float64, torch.float16, torch.bfloat16) or dtype.is_complex:
+        raise NotImplementedError(f"{dtype} has no kernels here: convert the model by .float()")
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,296 @@
+"""From a model and an example of its inputs to a graph."""
+
+from __future__ import annotations
+
+import inspect
+import operator as python
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from lowbit.graph.graph import Graph
+from lowbit.torch.capture.attention import plain_attention
+from lowbit.torch.capture.builder import Builder, converters
+
+_OF_SIZES = frozenset({"aten::sym_size", "aten::_assert_tensor_metadata", "aten::_assert_scalar"})
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, and how a call of the model it was made from is one of it.
+
+    - signature: of the model's forward. arguments: how those of the example were nested.
+    - inputs: for each leaf of the arguments, the name of the graph's input; "" where it is no
+      tensor. leaves: the example's, None in place of tensors.
+    - outputs: the leaves of the result: names of values, or what is no tensor. spec: the nesting.
+    """
+
+    graph: Graph
+    signature: inspect.Signature
+    arguments: pytree.TreeSpec
+    inputs: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    results: Any
+
+
+def to_graph(model: nn.Module, example: Any, *, batch: bool = True) -> Graph:
+    """The model as a graph of float32 operators, as it computes in eval mode.
+
+    example: a tensor, a tuple of positional arguments, or a dict of keywords. With `batch`, the
+    first size of every input that is as large as that of the first is named "batch" and can be any
+    number, if the model computes with any; else all sizes stay as the example has them.
+
+    Parameters and buffers are copied. Layers whose weights lowbit has quantized stay so.
+    TypeError for what is not a module; NotImplementedError for a model that chooses by its data
+    which layers run, keeps state between calls, is not of float32, or has operators that have no
+    translation, which are all named.
+    """
+    return capture(model, example, batch=batch).graph
+
+
+def capture(model: nn.Module, example: Any, *, batch: bool = True) -> Captured:
+    """What `to_graph` gives, with what is needed to call it like the model."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    signature = inspect.signature(model.forward)
+    args, kwargs = bind(signature, example)
+    with evaluating(model), plain_attention(model):
+        program = _program(model, args, kwargs, batch)
+    builder = Builder()
+    _inputs(builder, program)
+    with torch.no_grad():
+        _nodes(builder, program.graph)
+    outputs = _outputs(builder, program.graph)
+    names = tuple(
+        spec.arg.name if isinstance(spec.arg, TensorArgument) else ""
+        for spec in program.graph_signature.input_specs
+        if _is_input(spec)
+    )
+    values = tuple(name for name in outputs if isinstance(name, str))
+    graph = builder.graph(values, type(model).__name__)
+    given, arguments = pytree.tree_flatten((args, kwargs))
+    leaves = tuple(None if isinstance(one, Tensor) else one for one in given)
+    results = program.call_spec.out_spec
+    return Captured(graph, signature, arguments, names, leaves, outputs, results)
+
+
+def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments in the one order that a signature has for them."""
+    if isinstance(example, Mapping):
+        bound = signature.bind(**example)
+    else:
+        bound = signature.bind(*(example if isinstance(example, tuple | list) else (example,)))
+    return bound.args, bound.kwargs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, without gradients; afterwards as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    for module, _ in modes:  # without .eval(), which exported modules refuse
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _program(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: bool
+) -> ExportedProgram:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    sized = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
+    size = sized[0].shape[0] if sized else 0
+
+    def has_batch(one: Any) -> bool:
+        return isinstance(one, Tensor) and bool(one.dim()) and one.shape[0] == size
+
+    if batch and size:
+        # What is one in an example is one for ever, to torch.export.
+        wide = [torch.cat([one, one]) if size == 1 and has_batch(one) else one for one in leaves]
+        dims = [{0: Dim.AUTO} if has_batch(one) else None for one in leaves]
+        try:
+            program = _exported(model, pytree.tree_unflatten(wide, spec), dims)
+        except RuntimeError:
+            program = None  # a model of fixed sizes, or one that no export can serve
+        if program and (size > 1 or all(_free(program)[i] for i, one in enumerate(dims) if one)):
+            return program
+    return _exported(model, (args, kwargs), None)
+
+
+def _free(program: ExportedProgram) -> list[bool]:
+    """Of each input, whether its first size is not fixed."""
+    names = [one.arg.name for one in program.graph_signature.input_specs if _is_input(one)]
+    fakes = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    return [
+        isinstance(fake := fakes[name], Tensor) and isinstance(fake.shape[0], torch.SymInt)
+        for name in names
+    ]
+
+
+def _exported(model: nn.Module, example: Any, dims: list[Any] | None) -> ExportedProgram:
+    args, kwargs = example
+    shapes = None
+    if dims is not None:
+        count = len(pytree.tree_leaves(args))
+        shapes = _shapes(args, dims[:count]), _shapes(kwargs, dims[count:])
+        parameters = list(inspect.signature(model.forward).parameters)
+        shapes = _by_name(parameters, *shapes)
+    try:
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+        return program.run_decompositions(_decompositions())
+    except Exception as error:  # of any class: what goes wrong is in the model
+        raise _explained(error) from error
+
+
+def _decompositions() -> Any:
+    """PyTorch's own, of all operators but those that have a converter."""
+    table = torch.export.default_decompositions()
+    for operator in list(table):
+        if isinstance(operator, OpOverload) and operator._schema.name in converters.load():
+            table.pop(operator)
+    return table
+
+
+def _shapes(arguments: Any, dims: list[Any]) -> Any:
+    return pytree.tree_unflatten(dims, pytree.tree_structure(arguments))
+
+
+def _by_name(parameters: list[str], args: Any, kwargs: Any) -> Any:
+    """Shapes as torch.export takes them: one for each parameter of forward."""
+    return {**dict(zip(parameters, args, strict=False)), **kwargs} if kwargs else args
+
+
+def _explained(error: Exception) -> Exception:
+    """What to tell a user about an error of torch.export."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else type(error).__name__
+    if "data-dependent" in text.lower() or "GuardOnDataDependent" in type(error).__name__:
+        return NotImplementedError(
+            "this model chooses by the values of its data what is computed, which a graph cannot: "
+            "write the choice with torch.where, or compile the parts on either side of it. "
+            f"torch.export says: {first}"
+        )
+    return RuntimeError(f"torch.export cannot export this model: {first}")
+
+
+def _is_input(spec: Any) -> bool:
+    return spec.kind is InputKind.USER_INPUT
+
+
+def _inputs(builder: Builder, program: ExportedProgram) -> None:
+    """Inputs and parameters of the program, as values."""
+    specs = {one.arg.name: one for one in program.graph_signature.input_specs}
+    held: dict[Any, Any] = {**program.state_dict, **program.constants}
+    for node in program.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        spec, fake = specs[node.name], node.meta.get("val")
+        if isinstance(spec.arg, ConstantArgument):
+            builder.values[node] = spec.arg.value
+        elif _is_input(spec):
+            for axis, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    expression = size.node.expr
+                    builder.sources.setdefault(expression, (node.name, axis))
+                    count = len(builder.names)
+                    name = f"batch_{count + 1}" if count else "batch"
+                    builder.names.setdefault(expression, name)
+            builder.values[node] = name = builder.unique(node.name)
+            builder.fakes[name] = fake
+            builder.inputs[name] = builder.fact(fake)
+        else:
+            builder.known[node] = held[spec.target]
+            builder.targets[node] = str(spec.target)
+    _check_state(program)
+
+
+def _check_state(program: ExportedProgram) -> None:
+    """NotImplementedError if the model changes buffers or inputs."""
+    mutated = [
+        spec
+        for spec in program.graph_signature.output_specs
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+    ]
+    if mutated:
+        names = ", ".join(str(one.target) for one in mutated)
+        raise NotImplementedError(
+            f"this model changes {names} when it is called; a graph keeps nothing between calls: "
+            "give state as an input and return it"
+        )
+
+
+def _nodes(builder: Builder, graph: fx.Graph) -> None:
+    """Translate the calls; what depends on no input is computed here and now."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    fixed = set(builder.known)
+    missing = set[str]()
+    for node in calls:
+        if _is_fixed(node, fixed):
+            fixed.add(node)
+        elif (name := _name(node)) and name not in converters.load():
+            missing.add(name)
+    if missing:
+        raise NotImplementedError(
+            f"no translation is known of {', '.join(sorted(missing))}: replace them in the model, "
+            "or leave the part that needs them out and compile the rest"
+        )
+    for node in calls:
+        if node in fixed:
+            builder.known[node] = _computed(node, builder.known)
+        elif node.target is python.getitem:
+            builder.values[node] = builder.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif name := _name(node):
+            builder.translate(node, converters.get(name))
+
+
+def _name(node: fx.Node) -> str:
+    """The operator's name, "aten::relu"; "" of what picks a result, or computes with sizes."""
+    if isinstance(node.target, HigherOrderOperator):
+        return f"higher_order::{node.target.name()}"
+    schema = getattr(node.target, "_schema", None)
+    return "" if schema is None or schema.name in _OF_SIZES else schema.name
+
+
+def _is_fixed(node: fx.Node, fixed: set[fx.Node]) -> bool:
+    """Whether a node makes a tensor of tensors that are known, and always the same."""
+    fake, target = node.meta.get("val"), node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    return (
+        isinstance(fake, Tensor)
+        and not any(isinstance(size, torch.SymInt) for size in fake.shape)
+        and all(one in fixed for one in node.all_input_nodes)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+    )
+
+
+def _computed(node: fx.Node, known: dict[fx.Node, Tensor]) -> Tensor:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: known[one])
+    return node.target(*args, **kwargs)  # type: ignore[operator, misc]
+
+
+def _outputs(builder: Builder, graph: fx.Graph) -> tuple[Any, ...]:
+    """The leaves of the result. A value that is given twice, or is an input, has two names."""
+    (node,) = (one for one in graph.nodes if one.op == "output")
+    builder.node = node
+    seen = set(builder.inputs)
+    outputs = []
+    for given in node.args[0]:  # type: ignore[union-attr]
+        leaf = builder.argument(given)
+        if isinstance(given, fx.Node) and leaf in seen:
+            leaf = builder.add("Identity", leaf)
+        seen.add(leaf)
+        outputs.append(leaf)
+    return tuple(outputs)

@@ -1,0 +1,1 @@
+"""What ATen's operators are in a graph: one function each, one file a family."""

@@ -1,0 +1,215 @@
+"""Operators that work on each element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name
+
+_UNARY = {
+    "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor",
+    "hardswish": "HardSwish", "log": "Log", "logical_not": "Not", "mish": "Mish", "neg": "Neg",
+    "reciprocal": "Reciprocal", "relu": "Relu", "round": "Round", "sigmoid": "Sigmoid",
+    "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
+}  # fmt: skip
+
+_BINARY = {
+    "div": "Div", "eq": "Equal", "floor_divide": "Div", "ge": "GreaterOrEqual", "gt": "Greater",
+    "le": "LessOrEqual", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
+    "lt": "Less", "maximum": "Max", "minimum": "Min", "mul": "Mul", "pow": "Pow",
+}  # fmt: skip
+
+
+@converter(*_UNARY)
+def unary(b: Builder, *, x: Value, **_: Any) -> Value:
+    return b.add(_UNARY[b.operator], b.cast(x, b.out.dtype))
+
+
+def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
+    """Tensors and numbers as values of the dtype that PyTorch computes with."""
+    dtype = dtype or _common(b, given)
+    return [b.cast(one, dtype) if isinstance(one, str) else _number(b, one, dtype) for one in given]
+
+
+def _common(b: Builder, given: tuple[Any, ...]) -> torch.dtype:
+    made = [b.fakes[one] if isinstance(one, str) else one for one in given]
+    dtype = torch.result_type(made[0], made[1])
+    return torch.float32 if b.out.dtype is torch.float32 and not dtype.is_floating_point else dtype
+
+
+def _number(b: Builder, number: Any, dtype: torch.dtype) -> Value:
+    if not isinstance(number, torch.SymInt):
+        return b.number(number, dtype)
+    size = b.ints([number], scalar=True)
+    return size if dtype is torch.int64 else b.add("Cast", size, to=numpy_name(dtype))
+
+
+@converter(*_BINARY)
+def binary(
+    b: Builder, *, x: Any, other: Any = None, exponent: Any = None, rounding_mode: str | None = None
+) -> Value:
+    made = b.add(_BINARY[b.operator], *operands(b, x, exponent if other is None else other))
+    if b.operator == "floor_divide":
+        rounding_mode = "floor"
+    if rounding_mode is None or not b.out.dtype.is_floating_point:
+        return made
+    if rounding_mode == "floor":
+        return b.add("Floor", made)
+    raise NotImplementedError(f"div with rounding_mode={rounding_mode!r} is not translated")
+
+
+@converter("add", "sub", "rsub")
+def add(b: Builder, *, x: Any, other: Any, alpha: Any = 1) -> Value:
+    one, two = operands(b, x, other)
+    if b.operator == "rsub":
+        one, two = two, one
+    if alpha != 1:  # of what is added or taken away
+        two = b.add("Mul", two, b.number(alpha, _common(b, (x, other))))
+    return b.add("Add" if b.operator == "add" else "Sub", one, two)
+
+
+@converter("clamp", "hardtanh", "clamp_min", "clamp_max")
+def clamp(
+    b: Builder, *, x: Value, min: Any = None, max: Any = None, min_val: Any = None,
+    max_val: Any = None,
+) -> Value:  # fmt: skip
+    low, high = (min if min_val is None else min_val), (max if max_val is None else max_val)
+    if isinstance(low, str) or isinstance(high, str):
+        for op, bound in (("Max", low), ("Min", high)):
+            x = x if bound is None else b.add(op, x, bound)
+        return x
+    limits = ["" if one is None else b.number(one, b.out.dtype) for one in (low, high)]
+    return b.add("Clip", x, *limits)
+
+
+@converter("relu6")
+def relu6(b: Builder, *, x: Value) -> Value:
+    return clamp(b, x=x, min=0.0, max=6.0)
+
+
+@converter("silu")
+def silu(b: Builder, *, x: Value) -> Value:
+    return b.add("Silu", x)
+
+
+@converter("hardsigmoid")
+def hardsigmoid(b: Builder, *, x: Value) -> Value:
+    return b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+
+
+@converter("gelu")
+def gelu(b: Builder, *, x: Value, approximate: str) -> Value:
+    return b.add("Gelu", x, approximate=approximate)
+
+
+@converter("leaky_relu")
+def leaky_relu(b: Builder, *, x: Value, negative_slope: float) -> Value:
+    return b.add("LeakyRelu", x, alpha=float(negative_slope))
+
+
+@converter("elu")
+def elu(b: Builder, *, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
+    if (scale, input_scale) != (1, 1):
+        raise NotImplementedError("elu with a scale is not translated: multiply after it")
+    return b.add("Elu", x, alpha=float(alpha))
+
+
+@converter("prelu", "_prelu_kernel")
+def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
+    sizes, axes = b.shape(weight), len(b.shape(x))
+    if len(sizes) == 1 and axes > 2:  # a slope for each channel, which is the second axis
+        weight = b.reshape(weight, sizes, (sizes[0], *[1] * (axes - 2)))
+    return b.add("PRelu", x, weight)
+
+
+@converter("softplus")
+def softplus(b: Builder, *, x: Value, beta: float, threshold: float) -> Value:
+    if beta != 1:
+        scaled = b.add("Softplus", b.add("Mul", x, b.number(beta, b.out.dtype)))
+        return b.add("Div", scaled, b.number(beta, b.out.dtype))
+    return b.add("Softplus", x)
+
+
+@converter("rsqrt")
+def rsqrt(b: Builder, *, x: Value) -> Value:
+    return b.add("Reciprocal", b.add("Sqrt", x))
+
+
+@converter("square")
+def square(b: Builder, *, x: Value) -> Value:
+    return b.add("Mul", x, x)
+
+
+@converter("expm1")
+def expm1(b: Builder, *, x: Value) -> Value:
+    return b.add("Sub", b.add("Exp", x), b.number(1, b.out.dtype))
+
+
+@converter("log1p")
+def log1p(b: Builder, *, x: Value) -> Value:
+    return b.add("Log", b.add("Add", x, b.number(1, b.out.dtype)))
+
+
+@converter("ne")
+def ne(b: Builder, *, x: Any, other: Any) -> Value:
+    return b.add("Not", b.add("Equal", *operands(b, x, other)))
+
+
+@converter("bitwise_not", "bitwise_and", "bitwise_or", "__and__", "__or__")
+def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
+    if b.out.dtype is not torch.bool:
+        raise NotImplementedError(f"{b.operator} is translated for booleans only")
+    if other is None:
+        return b.add("Not", x)
+    op = "And" if "and" in b.operator else "Or"
+    return b.add(op, *operands(b, x, other, dtype=torch.bool))
+
+
+@converter("where")
+def where(b: Builder, *, condition: Value, x: Any, other: Any) -> Value:
+    return b.add("Where", condition, *operands(b, x, other, dtype=b.out.dtype))
+
+
+@converter("masked_fill")
+def masked_fill(b: Builder, *, x: Value, mask: Value, value: Any) -> Value:
+    (fill,) = operands(b, value, dtype=b.out.dtype)
+    return b.add("Where", mask, fill, x)
+
+
+@converter("isinf", "isnan")
+def not_finite(b: Builder, *, x: Value) -> Value:
+    return b.add("IsInf" if b.operator == "isinf" else "IsNaN", x)
+
+
+@converter("_to_copy", "to", "type_as")
+def to_copy(b: Builder, *, x: Value, **_: Any) -> Value:
+    return b.cast(x, b.out.dtype)
+
+
+@converter(
+    "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "dropout", "feature_dropout",
+    "alpha_dropout", "detach_",
+)  # fmt: skip
+def same(b: Builder, *, x: Value = "", input: Value = "", train: bool = False, **_: Any) -> Value:
+    if train:
+        raise NotImplementedError("dropout that is on in eval mode is not translated")
+    return x or input
+
+
+@converter("_softmax", "softmax", "_safe_softmax")
+def softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
+    made = b.add("Softmax", b.cast(x, b.out.dtype), axis=dim)
+    if b.operator != "_safe_softmax":
+        return made
+    # A row in which nothing takes part is all zeros.
+    nothing = b.number(-math.inf, b.out.dtype)
+    greatest = b.add("ReduceMax", x, b.ints([dim]), keepdims=1)
+    return b.add("Where", b.add("Equal", greatest, nothing), b.number(0, b.out.dtype), made)
+
+
+@converter("_log_softmax", "log_softmax")
+def log_softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
+    return b.add("LogSoftmax", x, axis=dim)

@@ -1,0 +1,236 @@
+"""Products, convolutions, pooling, norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lowbit.graph.graph import Attribute
+from lowbit.torch.capture.builder import Builder, Value, converter
+
+
+def _spread(given: Any, axes: int) -> tuple[int, ...]:
+    """A number, or one for each axis."""
+    given = (given,) if isinstance(given, int) else tuple(given)
+    return given * axes if len(given) == 1 else given
+
+
+@converter("linear")
+def linear(b: Builder, *, input: Value, weight: Value, bias: Value | None) -> Value:
+    return b.add("Linear", input, weight, *([bias] if bias else []))
+
+
+@converter("matmul", "mm", "bmm", "mv", "dot")
+def matmul(b: Builder, *, x: Value, other: Value = "", mat2: Value = "", **more: Value) -> Value:
+    return b.add("MatMul", x, other or mat2 or more.get("vec") or more["tensor"])
+
+
+@converter("addmm", "baddbmm")
+def addmm(b: Builder, *, x: Value, beta: float, alpha: float, **factors: Value) -> Value:
+    product = b.add("MatMul", *factors.values())
+    if alpha != 1:
+        product = b.add("Mul", product, b.number(alpha, b.out.dtype))
+    if beta == 0:
+        return product
+    if beta != 1:
+        x = b.add("Mul", x, b.number(beta, b.out.dtype))
+    return b.add("Add", product, x)
+
+
+@converter("conv1d", "conv2d", "conv3d")
+def conv(
+    b: Builder, *, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    dilation: Any, groups: int,
+) -> Value:  # fmt: skip
+    axes = len(b.shape(weight)) - 2
+    kernel = [int(size) for size in b.shape(weight)[2:]]
+    strides, dilations = _spread(stride, axes), _spread(dilation, axes)
+    if isinstance(padding, str):
+        whole = [d * (k - 1) * (padding == "same") for d, k in zip(dilations, kernel, strict=True)]
+        pads = (*(one // 2 for one in whole), *(one - one // 2 for one in whole))
+    else:
+        pads = _spread(padding, axes) * 2
+    how: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
+    return _windowed(b, "Conv", input, weight, bias, group=groups, **how)
+
+
+def _windowed(b: Builder, op: str, x: Value, *inputs: Value | None, **how: Attribute) -> Value:
+    """An operator over windows, which takes a batch, of an input that may have none."""
+    given = [x, *filter(None, inputs)]
+    windows = int(b.operator[-2]) if b.operator[-1] == "d" else len(b.shape(x)) - 2
+    if len(b.shape(x)) == windows + 2:
+        return b.add(op, *given, **how)
+    given[0] = b.add("Unsqueeze", x, b.ints([0]))
+    return b.add("Squeeze", b.add(op, *given, **how), b.ints([0]))
+
+
+@converter("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(
+    b: Builder, *, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    output_padding: Any, groups: int, dilation: Any,
+) -> Value:  # fmt: skip
+    axes = len(b.shape(weight)) - 2
+    attributes: dict[str, Attribute] = {
+        "strides": _spread(stride, axes),
+        "pads": _spread(padding, axes) * 2,
+        "dilations": _spread(dilation, axes),
+        "output_padding": _spread(output_padding, axes),
+        "group": groups,
+    }
+    return _windowed(b, "ConvTranspose", input, weight, bias, **attributes)
+
+
+@converter("convolution")
+def convolution(b: Builder, *, transposed: bool, output_padding: Any, **given: Any) -> Value:
+    if transposed:
+        return conv_transpose(b, output_padding=output_padding, **given)
+    return conv(b, **given)
+
+
+@converter("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(
+    b: Builder, *, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+    ceil_mode: bool,
+) -> Value:  # fmt: skip
+    axes = int(b.operator[-2])
+    attributes: dict[str, Attribute] = {
+        "kernel_shape": _spread(kernel_size, axes),
+        "strides": _spread(stride or kernel_size, axes),
+        "pads": _spread(padding, axes) * 2,
+        "dilations": _spread(dilation, axes),
+        "ceil_mode": int(ceil_mode),
+    }
+    return _windowed(b, "MaxPool", x, **attributes)
+
+
+@converter("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def avg_pool(
+    b: Builder, *, x: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
+    count_include_pad: bool, divisor_override: int | None = None,
+) -> Value:  # fmt: skip
+    if divisor_override is not None:
+        raise NotImplementedError("avg_pool with divisor_override is not translated")
+    axes = int(b.operator[-2])
+    attributes: dict[str, Attribute] = {
+        "kernel_shape": _spread(kernel_size, axes),
+        "strides": _spread(stride or kernel_size, axes),
+        "pads": _spread(padding, axes) * 2,
+        "ceil_mode": int(ceil_mode),
+        "count_include_pad": int(count_include_pad),
+    }
+    return _windowed(b, "AveragePool", x, **attributes)
+
+
+@converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def adaptive_avg_pool(b: Builder, *, x: Value, output_size: Sequence[int]) -> Value:
+    return _adaptive(b, x, output_size, "AveragePool", "GlobalAveragePool")
+
+
+@converter("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(b: Builder, *, x: Value, output_size: Sequence[int]) -> tuple[Value, ...]:
+    return (_adaptive(b, x, output_size, "MaxPool", "GlobalMaxPool"),)
+
+
+def _adaptive(b: Builder, x: Value, output_size: Sequence[int], op: str, whole: str) -> Value:
+    axes = int(b.operator[-2])
+    if all(size == 1 for size in output_size):
+        return _windowed(b, whole, x)
+    sizes = b.shape(x)[-axes:]
+    if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(sizes, output_size, strict=True)):
+        raise NotImplementedError(
+            f"{b.operator} from {[str(n) for n in sizes]} to {list(output_size)} has windows of "
+            "different sizes, which is not translated: make one a multiple of the other"
+        )
+    window = tuple(int(n) // m for n, m in zip(sizes, output_size, strict=True))
+    return _windowed(b, op, x, kernel_shape=window, strides=window)
+
+
+@converter("batch_norm", "_native_batch_norm_legit_no_training")
+def batch_norm(
+    b: Builder, *, input: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value | None, running_var: Value | None, eps: float, **_: Any,
+) -> Any:  # fmt: skip
+    if running_mean is None or running_var is None:
+        raise NotImplementedError(
+            "a batch norm without running statistics computes with those of its data, which is "
+            "not translated"
+        )
+    ones = _affine(b, int(b.shape(running_mean)[0]), weight, bias)
+    made = b.add("BatchNormalization", input, *ones, running_mean, running_var, epsilon=eps)
+    return made if b.operator == "batch_norm" else (made,)
+
+
+def _affine(b: Builder, channels: int, weight: Value | None, bias: Value | None) -> list[Value]:
+    """The factors and summands of a norm, which are 1 and 0 where it has none."""
+    return [
+        weight or b.constant(np.ones(channels, np.float32)),
+        bias or b.constant(np.zeros(channels, np.float32)),
+    ]
+
+
+@converter("layer_norm", "native_layer_norm")
+def layer_norm(
+    b: Builder, *, input: Value, normalized_shape: Sequence[int], weight: Value | None,
+    bias: Value | None, eps: float, **_: Any,
+) -> Any:  # fmt: skip
+    sizes = tuple(int(size) for size in normalized_shape)
+    inputs = [weight or b.constant(np.ones(sizes, np.float32)), *([bias] if bias else [])]
+    made = b.add("LayerNormalization", input, *inputs, axis=-len(sizes), epsilon=eps)
+    return made if b.operator == "layer_norm" else (made,)
+
+
+@converter("group_norm")
+def group_norm(
+    b: Builder, *, input: Value, num_groups: int, weight: Value | None, bias: Value | None,
+    eps: float, **_: Any,
+) -> Value:  # fmt: skip
+    """As an instance norm of groups, which ONNX has in every version."""
+    sizes = b.shape(input)
+    cut = b.add("Reshape", input, b.ints([0, num_groups, -1]))
+    plain = _affine(b, num_groups, None, None)
+    made = b.add("InstanceNormalization", cut, *plain, epsilon=eps)
+    made = b.reshape(made, sizes[:1], sizes)
+    each = (int(sizes[1]), *[1] * (len(sizes) - 2))
+    for op, one in (("Mul", weight), ("Add", bias)):
+        made = b.add(op, made, b.reshape(one, (), each)) if one else made
+    return made
+
+
+@converter("instance_norm")
+def instance_norm(
+    b: Builder, *, input: Value, weight: Value | None, bias: Value | None, eps: float,
+    use_input_stats: bool, **_: Any,
+) -> Value:  # fmt: skip
+    if not use_input_stats:
+        raise NotImplementedError("instance_norm with running statistics is not translated")
+    ones = _affine(b, int(b.shape(input)[1]), weight, bias)
+    return b.add("InstanceNormalization", input, *ones, epsilon=eps)
+
+
+@converter("rms_norm")
+def rms_norm(
+    b: Builder, *, input: Value, normalized_shape: Sequence[int], weight: Value | None,
+    eps: float | None,
+) -> Value:  # fmt: skip
+    axes = b.ints([-1 - axis for axis in range(len(normalized_shape))])
+    mean = b.add("ReduceMean", b.add("Mul", input, input), axes, keepdims=1)
+    epsilon = torch.finfo(torch.float32).eps if eps is None else eps
+    root = b.add("Sqrt", b.add("Add", mean, b.number(epsilon, b.out.dtype)))
+    made = b.add("Div", input, root)
+    return b.add("Mul", made, weight) if weight else made
+
+
+@converter("scaled_dot_product_attention")
+def attention(
+    b: Builder, *, query: Value, key: Value, value: Value, attn_mask: Value | None,
+    dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
+) -> Value:  # fmt: skip
+    if dropout_p:
+        raise NotImplementedError("attention with dropout in eval mode is not translated")
+    attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
+    if scale is not None:
+        attributes["scale"] = float(scale)
+    return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)

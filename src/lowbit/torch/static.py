@@ -1,0 +1,132 @@
+"""Static quantization of whole networks: `prepare`, run data through it, `convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lowbit.graph.calibrate import Calibration
+from lowbit.graph.graph import Graph
+from lowbit.graph.passes import simplified
+from lowbit.graph.passes.equalize import equalized
+from lowbit.graph.passes.quantize import Choice, decide, quantized
+from lowbit.graph.sensitivity import layers
+from lowbit.torch.capture.compute import COMPUTE
+from lowbit.torch.capture.export import Captured, bind, capture
+from lowbit.torch.config import StaticInt8Config
+from lowbit.torch.network import CompiledModule, arrays_of, become_compiled, results_of
+
+Filter = Callable[[nn.Module, str], bool]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class PreparedModule(nn.Module):
+    """A network in float32 that watches the values it computes: call it with calibration data.
+
+    It takes and gives what the model did that it was made from.
+    """
+
+    def __init__(
+        self, captured: Captured, config: StaticInt8Config, calibration: Calibration
+    ) -> None:
+        super().__init__()
+        self.captured, self.config, self.calibration = captured, config, calibration
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        arrays = arrays_of(self.captured, args, kwargs)
+        return results_of(self.captured, self.calibration.observe(arrays))
+
+    def extra_repr(self) -> str:
+        seen = self.calibration
+        return f"{seen.graph.name}, {self.config}, {seen.batches} batches seen"
+
+
+def prepare(
+    model: nn.Module,
+    config: StaticInt8Config,
+    example: Any,
+    filter_fn: Filter | None = None,
+    *,
+    batch: bool = True,
+) -> PreparedModule:
+    """The first of two steps: a copy of the network that watches its values when it is called.
+
+    example and batch are those of `to_graph`, whose errors this has too. filter_fn(module, name):
+    whether a layer of the model may be quantized. The model is left as it is. ValueError: there is
+    nothing to quantize, or the configuration names a layer that the model does not have.
+    """
+    captured = capture(model, example, batch=batch)
+    graph = simplified(captured.graph)
+    if config.equalize:
+        graph = equalized(graph)
+    decisions = decide(graph, _wishes(model, graph, config, filter_fn))
+    if all(one.choice == "float" for one in decisions):
+        whys = dict.fromkeys(str(one) for one in decisions)
+        reason = f": {'; '.join(whys)}" if whys else ", which has no convolution or linear layer"
+        raise ValueError(f"nothing to quantize in this {type(model).__name__}{reason}")
+    calibration = Calibration(
+        graph, decisions, config.observer, config.observer_options,
+        with_inputs=config.setting.weights.needs_activations, with_means=config.correct_bias,
+        smooth=config.smooth, mask=config.mask, compute=COMPUTE,
+    )  # fmt: skip
+    return PreparedModule(captured, config, calibration)
+
+
+def _wishes(
+    model: nn.Module, graph: Graph, config: StaticInt8Config, filter_fn: Filter | None
+) -> dict[str, Choice]:
+    """What is asked for, by output. ValueError: `choices` names a layer that there is not."""
+    found = layers(graph)
+    if unknown := config.choices.keys() - found.keys():
+        raise ValueError(f"no layer is called {', '.join(sorted(unknown))}; known: {list(found)}")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    operators = {node.outputs[0]: node.op for node in graph.nodes}
+    wishes: dict[str, Choice] = {}
+    for name, outputs in found.items():
+        owner = name
+        while owner not in modules:  # a weight of a module that has several
+            owner = owner.rpartition(".")[0]
+        for output in outputs:
+            if filter_fn is not None and not filter_fn(modules[owner], name):
+                wishes[output] = "float"
+            elif name in config.choices:
+                wishes[output] = config.choices[name]
+            elif config.linear == "dynamic" and operators[output] == "Linear":
+                wishes[output] = "dynamic"
+    return wishes
+
+
+def convert(prepared: PreparedModule) -> CompiledModule:
+    """The second step: the network in 8 bits, from what the prepared one has seen.
+
+    Its `report` says what became of each product. ValueError: it has seen no data.
+    """
+    prepared.calibration.check()
+    seen, setting = prepared.calibration.smoothed(), prepared.config.setting
+    graph = quantized(seen.graph, seen.decisions, seen.ranges, setting, seen.seen, seen.means)
+    return CompiledModule(prepared.captured, graph, seen.decisions)
+
+
+def quantize_static(
+    model: Model, config: StaticInt8Config, batches: Iterable[Any], filter_fn: Filter | None = None
+) -> Model:
+    """`prepare`, run all batches, `convert`, and let the model be what that gives.
+
+    batches: as `example` of `to_graph`, one after another; the first serves as the example too.
+    """
+    remaining = iter(batches)
+    first = next(remaining, None)
+    if first is None:
+        raise ValueError("no data to calibrate with: give at least one batch as calibration")
+    prepared = prepare(model, config, first, filter_fn)
+    for batch in chain((first,), remaining):
+        args, kwargs = bind(prepared.captured.signature, batch)
+        with torch.no_grad():
+            prepared(*args, **kwargs)
+    made = convert(prepared)
+    become_compiled(model, prepared.captured, made.graph, made.report)
+    return model

@@ -1,0 +1,153 @@
+"""What became of each layer of a model: in integers or in float, why, and how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from lowbit.torch.kinds import QuantizedModule, kind_of, kinds
+from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.weight import QuantizedWeight
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """A layer that holds parameters or buffers of its own.
+
+    - name, layer: how the model calls it, and its class. quantized: whether its weight is integers.
+    - what: what its weight is. why: the reason why it is in float, or with what it is shared; "".
+    - bytes_before, bytes_after: of all its tensors, with the weight in float and as it is; 0 for
+      those that a layer above in the list has counted.
+    """
+
+    name: str
+    layer: str
+    quantized: bool
+    what: str
+    why: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All layers of a model, in its order. `str` of it is a table."""
+
+    layers: tuple[LayerSummary, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(one.bytes_before for one in self.layers)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(one.bytes_after for one in self.layers)
+
+    def __str__(self) -> str:
+        small = [one for one in self.layers if not one.quantized and one.what == _VECTORS]
+        shown = [one for one in self.layers if one not in small]
+        rows = [("layer", "class", "weight", "before", "after", "")]
+        for one in shown:
+            sizes = size(one.bytes_before), size(one.bytes_after)
+            rows.append((one.name or "(the model)", one.layer, one.what, *sizes, one.why))
+        if small:
+            names = ", ".join(dict.fromkeys(one.layer for one in small))
+            held = size(sum(one.bytes_after for one in small))
+            rows.append((f"{len(small)} others", names, "float", held, held, _VECTORS))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        count = sum(one.quantized for one in self.layers)
+        share = f", {self.bytes_before / self.bytes_after:.1f} times less" if count else ""
+        lines.append(
+            f"{count} layers quantized, {len(self.layers) - count} in float; "
+            f"{size(self.bytes_before)} before, {size(self.bytes_after)} after{share}"
+        )
+        return "\n".join(lines)
+
+
+_VECTORS = "vectors and scalars"
+
+
+def summary(model: nn.Module) -> Summary:
+    """What became of each layer of a model that `quantize_` or `load` has been at, or neither."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    counted: dict[int, str] = {}
+    found = []
+    for name, module in model.named_modules():
+        tensors = {
+            **{n: one for n, one in module._parameters.items() if one is not None},
+            **{n: one for n, one in module._buffers.items() if one is not None},
+        }
+        if tensors:
+            found.append(_layer(name, module, tensors, counted))
+    return Summary(tuple(found))
+
+
+def _layer(
+    name: str, module: nn.Module, tensors: dict[str, Tensor], counted: dict[int, str]
+) -> LayerSummary:
+    before = after = 0
+    shares = ""
+    for one, tensor in tensors.items():
+        own = f"{name}.{one}".lstrip(".")
+        if (first := counted.setdefault(id(tensor), own)) != own:
+            shares = f"shares {first}" if tensor.dim() > 1 else shares
+            continue
+        before += tensor.numel() * tensor.element_size()
+        after += tensor.nbytes
+    weights = [one for one in tensors.values() if isinstance(one, QuantizedWeight)]
+    if weights:
+        what = _described(module, weights[0])
+        return LayerSummary(name, _class(module), True, what, shares, before, after)
+    matrices = [one for one in tensors.values() if one.dim() > 1 and one.is_floating_point()]
+    if not matrices:
+        return LayerSummary(name, _class(module), False, _VECTORS, "", before, after)
+    dtype = str(matrices[0].dtype).removeprefix("torch.")
+    why = "; ".join(filter(None, (_why(module), shares)))
+    return LayerSummary(name, _class(module), False, dtype, why, before, after)
+
+
+def _class(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Quantized" * isinstance(module, QuantizedModule))
+
+
+def _described(module: nn.Module, weight: QuantizedWeight) -> str:
+    kind = kind_of(module)
+    if kind is not None and not kind.multiplies:
+        return str(weight.format)
+    own = module if isinstance(module, QuantizedModule) else weight
+    inputs = {"float": "float", "dynamic": "8-bit", "symmetric": "symmetric 8-bit"}
+    return f"{weight.format}; {inputs[own.activations]} inputs"
+
+
+def _why(module: nn.Module) -> str:
+    """Why a layer with a matrix is in float."""
+    if (reason := vars(module).get(STAYS)) is not None:
+        return reason
+    if (kind := kind_of(module)) is not None:
+        return kind.refusal(module) or "not quantized"
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return "convolution: StaticInt8Config quantizes it"
+    for name in kinds.names():
+        base = getattr(nn, name, None)
+        if base is not None and isinstance(module, base):
+            return f"a subclass of nn.{name}, which may need floats"
+    return "of no kind that is quantized"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} B"
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first of some names, each once, and how many more there are."""
+    found = list(dict.fromkeys(names))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more

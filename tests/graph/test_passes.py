@@ -1,0 +1,418 @@
+"""Passes leave what a graph means, and find what they look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lowbit.graph.evaluate import evaluate
+from lowbit.graph.graph import Graph, Node, Tensor
+from lowbit.graph.passes import simplified
+from lowbit.graph.passes.absorb import absorbed
+from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fuse import fused
+from lowbit.graph.passes.infer import inferred
+from lowbit.numerics import QTensor, quantize
+
+Array = npt.NDArray[Any]
+
+
+def n(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def graph(
+    *nodes: tuple[Any, ...],
+    constants: Mapping[str, Any] | None = None,
+    shape: tuple[int | str, ...] = (2, 6, 8, 8),
+    outputs: tuple[str, ...] = ("y",),
+) -> Graph:
+    """Nodes as (op, inputs, output, attributes); the input is x."""
+    made = []
+    for op, inputs, output, *attributes in nodes:
+        read = tuple(inputs.split())
+        read = tuple("" if name == "_" else name for name in read)
+        made.append(Node(op, read, (output,), *attributes, name=output))
+    return Graph(("x",), outputs, tuple(made), constants or {}, {"x": Tensor("float32", shape)})
+
+
+def ops(one: Graph) -> list[str]:
+    return [node.op for node in one.nodes]
+
+
+def same(one: Graph, other: Graph, close: float = 1e-5, shape: tuple[int, ...] = ()) -> None:
+    x = n(*(shape or one.tensors["x"].sizes)) * 2
+    for a, b in zip(
+        evaluate(one, {"x": x}).values(), evaluate(other, {"x": x}).values(), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=close, atol=close)
+
+
+C = np.float32
+HALF, ROOT, THREE = C(0.5), C(np.sqrt(2)), C(3)
+FORMULAS = {
+    "Gelu of Div": [
+        ("Div", "x root", "a"), ("Erf", "a", "b"), ("Add", "b one", "c"), ("Mul", "x c", "d"),
+        ("Mul", "d half", "y"),
+    ],
+    "Gelu of Mul": [
+        ("Mul", "unroot x", "a"), ("Erf", "a", "b"), ("Add", "one b", "c"), ("Mul", "half x", "d"),
+        ("Mul", "c d", "y"),
+    ],
+    "Gelu of Pow": [
+        ("Pow", "x three", "a"), ("Mul", "cubic a", "b"), ("Add", "x b", "c"), ("Mul", "c pi", "d"),
+        ("Tanh", "d", "e"), ("Add", "e one", "f"), ("Mul", "x half", "g"), ("Mul", "g f", "y"),
+    ],
+    "Gelu of cubes": [
+        ("Mul", "x x", "a"), ("Mul", "a x", "b"), ("Mul", "b cubic", "c"), ("Add", "c x", "d"),
+        ("Mul", "pi d", "e"), ("Tanh", "e", "f"), ("Add", "one f", "g"), ("Mul", "g x", "h"),
+        ("Mul", "h half", "y"),
+    ],
+    "Silu": [("Sigmoid", "x", "a"), ("Mul", "a x", "y")],
+    "Mish": [("Softplus", "x", "a"), ("Tanh", "a", "b"), ("Mul", "x b", "y")],
+    "HardSwish of HardSigmoid": [
+        ("HardSigmoid", "x", "a", {"alpha": 1 / 6}), ("Mul", "x a", "y")
+    ],
+    "HardSwish of Clip": [
+        ("Add", "x three", "a"), ("Clip", "a zero six", "b"), ("Mul", "x b", "c"),
+        ("Div", "c six", "y"),
+    ],
+}  # fmt: skip
+NUMBERS = {
+    "root": ROOT, "unroot": 1 / ROOT, "one": C(1), "half": HALF, "three": THREE, "zero": C(0),
+    "six": C(6), "cubic": C(0.044715), "pi": C(np.sqrt(2 / np.pi)), "other": C(0.7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_becomes_a_function(name: str) -> None:
+    whole = graph(*FORMULAS[name], constants=NUMBERS)
+    found = folded(whole)
+    assert ops(found) == [name.split()[0]]
+    same(whole, found)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_another_formula_stays(name: str) -> None:
+    """With one number changed, or one value that something else reads, it is what it was."""
+    for number in ("root", "unroot", "one", "cubic", "pi", "six"):
+        whole = graph(*FORMULAS[name], constants={**NUMBERS, number: C(0.7)})
+        if any(number in node.inputs for node in whole.nodes):
+            found = folded(whole)
+            assert len(found.nodes) == len(whole.nodes)
+            same(whole, found)
+    alpha = graph(("HardSigmoid", "x", "a", {"alpha": 0.2}), ("Mul", "x a", "y"))
+    assert ops(folded(alpha)) == ["HardSigmoid", "Mul"]
+
+
+@pytest.mark.parametrize("square", ["Pow", "Mul"])
+def test_layer_normalization_in_parts_becomes_one(square: str) -> None:
+    power = ("Pow", "d two", "p") if square == "Pow" else ("Mul", "d d", "p")
+    mean = {"axes": (-1,)}
+    whole = graph(
+        ("ReduceMean", "x", "m", mean), ("Sub", "x m", "d"), power, ("ReduceMean", "p", "v", mean),
+        ("Add", "v eps", "e"), ("Sqrt", "e", "s"), ("Div", "d s", "q"), ("Mul", "q scale", "w"),
+        ("Add", "w bias", "y"),
+        constants={"eps": C(1e-3), "two": C(2), "scale": n(8), "bias": n(8) + 1},
+        shape=(2, 3, 8),
+    )  # fmt: skip
+    found = folded(whole)
+    assert ops(found) == ["LayerNormalization"]
+    same(whole, found)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("bias", ["b", "_"])
+def test_batch_normalization_goes_into_a_weight(op: str, groups: int, bias: str) -> None:
+    shape = (4, 6 // groups, 3, 3) if op == "Conv" else (6, 4 // groups, 3, 3)
+    vectors = {name: n(4) for name in ("b", "scale", "shift", "mean")}
+    whole = graph(
+        (op, f"x w {bias}", "c", {"group": groups}),
+        ("BatchNormalization", "c scale shift mean var", "y", {"epsilon": 0.1}),
+        constants={"w": n(*shape), "var": np.abs(n(4)), **vectors},
+    )
+    found = folded(whole)
+    assert ops(found) == [op]
+    same(whole, found)
+    seen = graph(*[], constants={}, outputs=("x",))
+    assert folded(seen) == seen
+    twice = Graph(("x",), ("y", "c"), whole.nodes, whole.constants, whole.tensors)
+    assert ops(folded(twice)) == [op, "BatchNormalization"]
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (2, 3, 8)])
+@pytest.mark.parametrize("names", ["x w", "x w b"])
+@pytest.mark.parametrize("attributes", [{}, {"alpha": 0.5, "beta": 3.0}, {"transB": 1}])
+def test_products_with_constants_become_linear(
+    shape: tuple[int, ...], names: str, attributes: dict[str, Any]
+) -> None:
+    weight = n(5, 8) if attributes.get("transB") else n(8, 5)
+    constants = {"w": weight, "b": n(1, 5), "v": n(5)}
+    if len(shape) == 2:
+        whole = graph(("Gemm", names, "y", attributes), constants=constants, shape=shape)
+        found = folded(whole)
+        assert ops(found) == ["Linear"]
+        same(whole, found)
+    whole = graph(
+        ("MatMul", "x w", "a"), ("Add", "v a", "y"),
+        constants={**constants, "w": n(8, 5)}, shape=shape,
+    )  # fmt: skip
+    found = folded(whole)
+    assert ops(found) == ["Linear"]
+    same(whole, found)
+
+
+def test_a_bias_may_have_leading_axes() -> None:
+    constants = {"w": n(8, 5), "v": n(1, 1, 5)}
+    for shape in ((2, 3, 8), ("n", "m", 8)):
+        whole = graph(("MatMul", "x w", "a"), ("Add", "a v", "y"), constants=constants, shape=shape)
+        found = folded(whole)
+        assert ops(found) == ["Linear"]
+        same(whole, found, shape=(2, 3, 8))
+
+
+def test_a_sum_that_is_no_bias_stays() -> None:
+    """Of another rank, or of another number of channels, it broadcasts otherwise."""
+    for added in (n(1, 1, 5), n(2, 1), n(1)):
+        whole = graph(
+            ("MatMul", "x w", "a"), ("Add", "a v", "y"),
+            constants={"w": n(8, 5), "v": added}, shape=(2, 8),
+        )  # fmt: skip
+        found = simplified(whole)
+        assert ops(found) == ["Linear", "Add"]
+        same(whole, found)
+
+
+def test_what_does_nothing_is_left_out() -> None:
+    whole = graph(
+        ("Identity", "x", "a"), ("Reshape", "a shape", "b"), ("Cast", "b", "c", {"to": "float32"}),
+        ("Transpose", "c", "d", {"perm": (0, 1, 2, 3)}), ("Relu", "d", "e"), ("Dropout", "e", "y"),
+        constants={"shape": np.array([2, -1, 8, 8])},
+    )  # fmt: skip
+    found = folded(whole)
+    assert found.nodes == (Node("Relu", ("x",), ("y",), {}, "e"),)
+    same(whole, found)
+    only = graph(("Identity", "x", "y"))
+    assert folded(only).nodes == only.nodes
+    both = graph(("Relu", "x", "a"), ("Identity", "a", "y"), outputs=("y", "a"))
+    assert ops(folded(both)) == ["Relu", "Identity"]
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    whole = graph(
+        ("Relu", "x", "a"), ("Relu", "x", "b"), ("LeakyRelu", "x", "c", {"alpha": 0.5}),
+        ("LeakyRelu", "x", "d"), ("Sum", "a b c d", "e"), ("Relu", "x", "y"), outputs=("y", "e"),
+    )  # fmt: skip
+    found = folded(whole)
+    assert ops(found) == ["Relu", "LeakyRelu", "LeakyRelu", "Sum", "Relu"]
+    assert found.nodes[3].inputs == ("a", "a", "c", "d")
+    same(whole, found, close=0)
+    own = graph(
+        ("Relu", "x", "a"), *pair("a", "b"), *pair("a", "c"), ("Add", "b c", "y"),
+        constants=SCALES,
+    )  # fmt: skip
+    found = simplified(own)
+    assert ops(found) == ["Relu", "Add"]
+    same(own, found, close=0)
+
+
+def test_shapes_are_computed_once_sizes_are_known() -> None:
+    whole = graph(
+        ("Shape", "x", "s"), ("Gather", "s zero", "n"), ("Unsqueeze", "n axis", "u"),
+        ("Concat", "u rest", "t", {"axis": 0}), ("Reshape", "x t", "y"),
+        constants={"zero": np.array(0), "axis": np.array([0]), "rest": np.array([-1])},
+        shape=("n", 6, 8, 8),
+    )  # fmt: skip
+    assert ops(simplified(whole)) == ["Shape", "Gather", "Unsqueeze", "Concat", "Reshape"]
+    bound = simplified(whole.bound({"n": 3}))
+    assert ops(bound) == ["Reshape"]
+    assert inferred(bound).tensors["y"].sizes == (3, 384)
+    same(whole, bound, shape=(3, 6, 8, 8))
+
+
+CONV = {"w": n(6, 6, 1, 1), "b": n(6), "low": C(-0.3), "high": C(0.4), "zero": C(0)}
+STEPS = {
+    "Relu c": ("relu",),
+    "Clip c low high": ("clamp", float(C(-0.3)), float(C(0.4))),
+    "Clip c zero": ("relu",),
+    "Clip c low": ("clamp", float(C(-0.3)), float(np.finfo(np.float32).max)),
+    "Sigmoid c": ("sigmoid",),
+    "Silu c": ("silu",),
+    "HardSwish c": ("hardswish",),
+    "Gelu c": ("gelu",),
+    "Add c x": ("residual",),
+    "Add x c": ("residual",),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("shape", [(2, 6, 8, 8), ("n", 6, "h", 8)])
+def test_what_follows_becomes_a_post_operation(step: str, shape: tuple[Any, ...]) -> None:
+    op, _, inputs = step.partition(" ")
+    conv = ("Conv", "x w b", "c")
+    whole = graph(conv, (op, inputs, "d"), ("Relu", "d", "y"), constants=CONV, shape=shape)
+    found = fused(whole)
+    (node,) = found.nodes
+    assert node.get("post_ops") == (STEPS[step], ("relu",))
+    assert node.inputs[3:] == (("x",) if op == "Add" else ())
+    same(whole, found, close=0, shape=(2, 6, 8, 8))
+    # Not where the value between is wanted too, or rounded.
+    nodes = whole.nodes[:2]
+    kept = Graph(("x",), ("d", "c"), nodes, whole.constants, whole.tensors)
+    assert len(fused(kept).nodes) == 2
+    tensors = {**whole.tensors, "c": Tensor("int8", (2, 6, 8, 8), 0.1)}
+    assert len(fused(Graph(("x",), ("d",), nodes, whole.constants, tensors)).nodes) == 2
+
+
+def test_sums_of_other_shapes_are_no_residual() -> None:
+    conv = ("Conv", "x w b", "c")
+    channels = graph(conv, ("GlobalAveragePool", "x", "g"), ("Add", "c g", "y"), constants=CONV)
+    assert ops(fused(channels)) == ["Conv", "GlobalAveragePool", "Add"]
+    twice = graph(conv, ("Add", "c c", "y"), constants=CONV)
+    assert ops(fused(twice)) == ["Conv", "Add"]
+    more = graph(
+        conv, ("Conv", "x w", "d"), ("Add", "c d", "e"), ("Add", "e x", "f"), ("Add", "f f", "y"),
+        constants=CONV,
+    )  # fmt: skip
+    found = fused(more)
+    assert ops(found) == ["Conv", "Conv", "Add", "Add"]
+    same(more, found, close=0)
+
+
+def pair(value: str, made: str, scale: str = "s", zero: str = "z") -> list[tuple[Any, ...]]:
+    return [
+        ("QuantizeLinear", f"{value} {scale} {zero}", f"{made}.q"),
+        ("DequantizeLinear", f"{made}.q {scale} {zero}", made),
+    ]
+
+
+SCALES = {"s": C(0.05), "z": np.uint8(120), "t": C(0.02), "k": np.int8(-3)}
+SCALES = {name: np.asarray(one) for name, one in SCALES.items()}
+
+
+def test_pairs_become_formats() -> None:
+    whole = graph(
+        *pair("x", "a"), ("Relu", "a", "b"), *pair("b", "c", "t", "k"), ("Sigmoid", "c", "d"),
+        *pair("d", "y"),
+        constants=SCALES,
+    )  # fmt: skip
+    found = absorbed(whole)
+    assert ops(found) == ["Identity", "Relu", "Sigmoid"]
+    formats = {name: (one.dtype, one.scale, one.zero_point) for name, one in found.tensors.items()}
+    small = float(np.float32(0.05))
+    assert formats == {
+        "x": ("float32", None, 0),
+        "a": ("uint8", small, 120),
+        "c": ("int8", float(np.float32(0.02)), -3),
+        "y": ("uint8", small, 120),
+    }
+    same(whole, found, close=0)
+    assert simplified(whole).tensors["c"].shape == (2, 6, 8, 8)
+
+
+def test_pairs_of_one_value_are_shared() -> None:
+    """One QuantizeLinear may have several readers, and a value more than its pair."""
+    shared = graph(
+        ("Relu", "x", "a"), ("QuantizeLinear", "a s z", "q"),
+        ("DequantizeLinear", "q s z", "b"), ("DequantizeLinear", "q s z", "c"),
+        ("Tanh", "b", "d"), ("Add", "c d", "y"),
+        constants=SCALES,
+    )  # fmt: skip
+    found = absorbed(shared)
+    assert ops(found) == ["Relu", "Tanh", "Add"]
+    same(shared, found, close=0)
+    also = graph(
+        ("Relu", "x", "a"), *pair("a", "b"), ("Add", "a b", "y"), constants=SCALES
+    )  # fmt: skip
+    found = absorbed(also)
+    assert ops(found) == ["Relu", "Identity", "Add"]
+    same(also, found, close=0)
+    again = graph(("Relu", "x", "a"), *pair("a", "b"), *pair("b", "y"), constants=SCALES)
+    found = folded(absorbed(again))
+    assert ops(found) == ["Relu"]
+    same(again, found, close=0)
+
+
+@pytest.mark.parametrize("case", ["integers leave", "other scale", "by channel", "16 bits"])
+def test_what_is_quantized_otherwise_stays(case: str) -> None:
+    scales = np.linspace(0.01, 0.1, 6).astype(np.float32)
+    constants = {**SCALES, "cs": scales, "cz": np.zeros(6, np.int8)}
+    nodes = {
+        "integers leave": pair("x", "y"),
+        "other scale": [
+            ("QuantizeLinear", "x s z", "y.q"), ("DequantizeLinear", "y.q t z", "y")
+        ],
+        "by channel": pair("x", "y", "cs", "cz"),
+        "16 bits": pair("x", "y", "s", "z16"),
+    }[case]  # fmt: skip
+    outputs = ("y", "y.q") if case == "integers leave" else ("y",)
+    whole = graph(*nodes, constants={**constants, "z16": np.asarray(np.uint16(7))}, outputs=outputs)
+    found = simplified(whole)
+    assert ops(found) == ["QuantizeLinear", "DequantizeLinear"]
+    if case == "16 bits":
+        with pytest.raises(ValueError, match="expected int8 or uint8, got uint16"):
+            evaluate(found, {"x": n(2, 6, 8, 8)})
+    else:
+        same(whole, found, close=0)
+
+
+def test_constants_with_scales_become_quantized_tensors() -> None:
+    weight = quantize(n(4, 6, 3, 3), "int8", axis=0)
+    bias = np.array([1000, -2000, 5, 0], np.int32)
+    constants = {
+        "w": weight.values, "ws": weight.scale, "wz": weight.zero_point.astype(np.int8),
+        "b": bias, "bs": weight.scale * C(0.05), **SCALES,
+    }  # fmt: skip
+    whole = graph(
+        *pair("x", "a"), ("DequantizeLinear", "w ws wz", "v", {"axis": 0}),
+        ("DequantizeLinear", "b bs", "c", {"axis": 0}), ("Conv", "a v c", "d"), *pair("d", "y"),
+        constants=constants,
+    )  # fmt: skip
+    found = simplified(whole)
+    assert ops(found) == ["Identity", "Conv"]
+    made, offset = (found.constants[name] for name in found.nodes[1].inputs[1:3])
+    assert isinstance(made, QTensor)
+    assert made.axis == 0
+    np.testing.assert_array_equal(made.values, weight.values)
+    assert isinstance(offset, np.ndarray)
+    np.testing.assert_array_equal(offset, bias.astype(np.float32) * constants["bs"])
+    same(whole, found, close=0)
+
+
+def test_operators_on_integers_become_formats() -> None:
+    weight = quantize(n(4, 6, 3, 3), "int8", axis=0)
+    constants = {
+        "w": weight.values, "ws": weight.scale, "wz": weight.zero_point.astype(np.int8),
+        "b": np.array([1000, -2000, 5, 0], np.int32),
+        "m": np.arange(-24, 24, dtype=np.int8).reshape(6, 8),
+        **SCALES,
+    }  # fmt: skip
+    whole = graph(
+        ("QuantizeLinear", "x s z", "q"), ("QLinearConv", "q s z w ws wz t k b", "c"),
+        ("QLinearMatMul", "c t k m t k s z", "d"), ("DequantizeLinear", "d s z", "y"),
+        constants=constants,
+    )  # fmt: skip
+    found = simplified(whole)
+    assert ops(found) == ["Identity", "Conv", "Linear"]
+    same(whole, found, close=1e-6)
+
+
+def test_errors_of_shapes_name_the_node() -> None:
+    one = graph(("Relu", "x", "a"), ("Add", "a b", "y"), constants={"b": n(5)})
+    with pytest.raises(ValueError, match=r"Add 'y' of inputs \[2, 6, 8, 8\], \[5\]"):
+        inferred(one)
+    with pytest.raises(ValueError, match="the sizes n are not known yet: bind the graph"):
+        inferred(graph(("Relu", "x", "y"), shape=("n", 3)))
+    with pytest.raises(ValueError, match=r"MatMul 'y' of inputs .* an input is missing"):
+        inferred(graph(("MatMul", "x _", "y")))
+    shape = graph(
+        ("Shape", "x", "s"), ("Gather", "s nine", "t"), ("Expand", "x t", "y"),
+        constants={"nine": np.array([9])},
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"Gather 't' of inputs \[4\], \[1\]: indices from 0 to 9"):
+        folded(shape)

@@ -1,0 +1,201 @@
+"""Files that ONNX Runtime quantizes mean here what it computes, and their formats are found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit.graph.evaluate import evaluate
+from lowbit.graph.graph import Graph
+from lowbit.graph.onnx import from_onnx, imported
+from lowbit.graph.passes import simplified
+from lowbit.graph.passes.infer import inferred
+from lowbit.graph.qoperators import QOPERATORS
+from lowbit.numerics import QTensor
+
+pytestmark = pytest.mark.slow
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+quantization = pytest.importorskip("onnxruntime.quantization")
+
+NETWORKS = ("resnet", "mobilenet", "transformer", "unet")
+
+
+@pytest.fixture
+def quantized(exported: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Quantizes a network by ONNX Runtime: a file, the input and what comes out of it."""
+
+    def make(name: str, how: str, **options: Any) -> Any:
+        model, x = exported(name, opset=17)
+        before, after = tmp_path / "float.onnx", tmp_path / "quantized.onnx"
+        onnx.save(model, before)
+        ready = tmp_path / "ready.onnx"
+        quantization.quant_pre_process(before, ready, skip_symbolic_shape=True)
+
+        class Reader(quantization.CalibrationDataReader):
+            def __init__(self) -> None:
+                self.left = [{"x": x * factor} for factor in (1.0, 0.7)]
+
+            def get_next(self) -> Any:
+                return self.left.pop() if self.left else None
+
+        logging.disable(logging.WARNING)
+        try:
+            if how == "static":
+                quantization.quantize_static(ready, after, Reader(), **options)
+            else:
+                quantization.quantize_dynamic(ready, after, **options)
+        finally:
+            logging.disable(logging.NOTSET)
+        # As written: what optimizes the file rounds elsewhere.
+        exactly = onnxruntime.SessionOptions()
+        exactly.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        session = onnxruntime.InferenceSession(after, exactly)
+        return after, x, session.run(None, {"x": x})[0]
+
+    return make
+
+
+def left(graph: Graph) -> set[str]:
+    """Nodes of quantization that were not absorbed."""
+    return {node.op for node in graph.nodes if node.op.endswith("tizeLinear")}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("kind", ["int8", "uint8 by channel"])
+def test_static_quantization_becomes_formats(
+    quantized: Callable[..., Any], name: str, kind: str
+) -> None:
+    types = quantization.QuantType
+    path, x, expected = quantized(
+        name,
+        "static",
+        quant_format=quantization.QuantFormat.QDQ,
+        per_channel="channel" in kind,
+        activation_type=types.QInt8 if kind == "int8" else types.QUInt8,
+        weight_type=types.QInt8,
+    )
+    graph = from_onnx(path)
+    assert not left(graph)
+    weights = [
+        graph.constants[node.inputs[1]]
+        for node in graph.nodes
+        if node.op in ("Conv", "Linear", "ConvTranspose")
+    ]
+    assert weights
+    assert all(isinstance(one, QTensor) for one in weights)
+    tensor = graph.tensors[graph.outputs[0]]
+    assert tensor.dtype == kind.split()[0]
+    assert tensor.scale is not None
+    (found,) = evaluate(graph, {"x": x}).values()
+    (written,) = evaluate(imported(onnx.load(path)), {"x": x}).values()
+    np.testing.assert_array_equal(found, written)
+    # A value next to a half is rounded to the other side where sums are float32 (interpolation
+    # between integers makes many); what is computed from it then differs by a step or two.
+    steps = np.abs(found - expected) / tensor.scale
+    assert steps.max() < 2.5
+    assert (steps > 0.5).mean() < 0.1
+    bound = inferred(simplified(graph.bound({"batch": len(x)})))
+    (again,) = evaluate(bound, {"x": x}).values()
+    np.testing.assert_array_equal(again, found)
+    assert bound.tensors[graph.outputs[0]].sizes == found.shape
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
+def test_operators_on_integers_become_formats(quantized: Callable[..., Any], name: str) -> None:
+    path, x, expected = quantized(
+        name, "static", quant_format=quantization.QuantFormat.QOperator,
+        weight_type=quantization.QuantType.QInt8,
+    )  # fmt: skip
+    model = onnx.load(path)
+    assert any(node.domain == "com.microsoft" for node in model.graph.node)
+    graph = from_onnx(path)
+    assert not left(graph)
+    scale = graph.tensors[graph.outputs[0]].scale
+    assert scale is not None
+    (found,) = evaluate(graph, {"x": x}).values()
+    (written,) = evaluate(imported(model), {"x": x}).values()
+    np.testing.assert_array_equal(found, written)
+    assert np.abs(found - expected).max() / scale < 1.5
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_dynamic_quantization_becomes_products_of_rows(
+    quantized: Callable[..., Any], by_channel: bool
+) -> None:
+    path, x, expected = quantized("transformer", "dynamic", per_channel=by_channel)
+    (written,) = evaluate(imported(onnx.load(path)), {"x": x}).values()
+    np.testing.assert_allclose(written, expected, rtol=1e-4, atol=1e-5)
+    graph = from_onnx(path)
+    linear = [node for node in graph.nodes if node.op == "Linear"]
+    assert len(linear) == 5
+    assert all(node.get("activations") == "dynamic" for node in linear)
+    assert all(isinstance(graph.constants[node.inputs[1]], QTensor) for node in linear)
+    assert not any(node.op == "DynamicQuantizeLinear" for node in graph.nodes)
+    # A scale a row is finer than one for all of them: nearer to floats, and not the same.
+    (found,) = evaluate(graph, {"x": x}).values()
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_dynamic_convolutions_stay_products_of_integers(quantized: Callable[..., Any]) -> None:
+    path, x, expected = quantized("unet", "dynamic")
+    graph = from_onnx(path)
+    assert any(node.op == "ConvInteger" for node in graph.nodes)
+    (found,) = evaluate(graph, {"x": x}).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def _single(op: str) -> Any:
+    """A model of one operator of ONNX Runtime's on integers, and its inputs."""
+    helper, rng = onnx.helper, np.random.default_rng(5)
+    bytes_ = (2, 3, 4, 4) if "Pool" in op else (3, 8)
+    scales = {"xs": 0.0513, "ys": 0.0217, "ws": 0.031, "zs": 0.0439}
+    held = {name: np.float32(value) for name, value in scales.items()}
+    held |= {"xz": np.uint8(120), "yz": np.uint8(7), "zz": np.uint8(90), "wz": np.int8(3)}
+    held |= {"w": rng.integers(-128, 128, (8, 5), np.int8)}
+    held |= {"b": rng.integers(-900, 900, 5, np.int32)}
+    x, pair, how = ["x", "xs", "xz"], ["zs", "zz"], {}
+    given = {"x": rng.integers(0, 256, bytes_, np.uint8)}
+    if op in ("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearWhere"):
+        given["y"] = rng.integers(0, 256, bytes_, np.uint8)
+        x += ["y", "ys", "yz"]
+    if op == "QLinearConcat":
+        inputs, how = [*pair, *x], {"axis": 1}
+    elif op == "QLinearWhere":
+        given["c"] = rng.random(bytes_) < 0.5
+        inputs = ["c", *x, *pair]
+    elif op == "QGemm":
+        inputs, how = [*x, "w", "ws", "wz", "b", *pair], {"alpha": 0.5}
+    else:
+        inputs = [*x, *pair]
+        how = {
+            "QLinearAveragePool": {"kernel_shape": [2, 2]},
+            "QLinearLeakyRelu": {"alpha": 0.2},
+            "QLinearSoftmax": {"axis": -1, "opset": 17},
+        }.get(op, {})
+    node = helper.make_node(op, inputs, ["z"], domain="com.microsoft", **how)
+    kind = helper.np_dtype_to_tensor_dtype
+    ends = [helper.make_tensor_value_info(n, kind(a.dtype), a.shape) for n, a in given.items()]
+    kept = [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in held.items() if n in inputs]
+    out = helper.make_tensor_value_info("z", kind(np.dtype("uint8")), None)
+    graph = helper.make_graph([node], "one", ends, [out], kept)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8), given
+
+
+@pytest.mark.parametrize("op", QOPERATORS)
+def test_each_operator_on_integers_is_onnx_runtimes(op: str) -> None:
+    model, given = _single(op)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, given)
+    (found,) = evaluate(from_onnx(model), given).values()
+    assert found.dtype == expected.dtype
+    steps = np.abs(found.astype(np.int32) - expected)
+    assert steps.max() <= 1
+    assert (steps > 0).mean() <= 0.1

@@ -1,0 +1,165 @@
+"""Networks as one call: the numbers are those of their definition."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import pytest
+from nets import NETS, QUANTIZED, Net, basic_block, random_inputs, with_formats
+
+from lowbit.graph import Session
+from lowbit.graph.evaluate import evaluate
+from lowbit.graph.graph import Graph
+from lowbit.isa import available
+
+SETS = available()
+
+
+def _close(got: dict[str, np.ndarray], want: dict[str, np.ndarray], graph: Graph) -> None:
+    """To some quanta of what lies between, or to float32's rounding."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert got[name].shape == value.shape
+        spread = float(np.abs(value).max(initial=1e-6))
+        rounded = any(one.scale is not None for one in graph.tensors.values())
+        dynamic = any(node.get("activations") for node in graph.nodes)
+        limit = 0.02 if rounded or dynamic else 1e-5
+        assert np.abs(got[name] - value).max(initial=0) <= limit * spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", NETS)
+@pytest.mark.parametrize("name", SETS)
+def test_every_instruction_set(make: Callable[[], Graph], name: str) -> None:
+    graph = make()
+    if make in QUANTIZED:
+        graph = with_formats(graph, batch=3)
+    inputs = random_inputs(graph, batch=3)
+    want = evaluate(graph.bound({"batch": 3}), inputs)
+    made = [Session(graph, threads=count, isa=name).run(**inputs) for count in (1, 3)]
+    _close(made[0], want, graph)
+    for output in graph.outputs:
+        np.testing.assert_array_equal(made[0][output], made[1][output])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", QUANTIZED)
+def test_the_same_bits_on_every_instruction_set(make: Callable[[], Graph]) -> None:
+    graph = with_formats(make(), batch=2)
+    inputs = random_inputs(graph, batch=2)
+    first, *rest = (Session(graph, threads=1, isa=name).run(**inputs) for name in SETS)
+    for other in rest:
+        for output in graph.outputs:
+            np.testing.assert_array_equal(first[output], other[output])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_a_product_is_within_one_quantum(dtype: str) -> None:
+    net = Net(6)
+    x = net.input(5, 33)
+    y = net("Linear", x, net.weight(20, 33), net.bias(20), post_ops=(("relu",),))
+    z = net("Identity", y)
+    graph = with_formats(net.graph(z), x, y, dtype=dtype)
+    inputs = random_inputs(graph)
+    got, want = Session(graph, threads=1).run(**inputs)[z], evaluate(graph, inputs)[z]
+    scale = graph.tensors[y].scale
+    assert scale is not None
+    steps = np.rint((got - want) / scale)
+    assert np.abs(steps).max() <= 1
+    assert np.count_nonzero(steps) <= 1  # only where a sum lies in the middle between two
+
+
+def test_batches_are_planned_as_they_come() -> None:
+    graph = with_formats(basic_block(), batch=4)
+    session = Session(graph, threads=1)
+    inputs = random_inputs(graph, batch=4)["x0"]
+    whole = session(inputs)
+    for batch in (1, 2, 4, 1):
+        np.testing.assert_array_equal(session(inputs[:batch]), whole[:batch])
+    assert session(inputs[:0]).shape == (0, 10)
+
+
+def test_several_threads_share_a_session() -> None:
+    graph = with_formats(basic_block(), batch=2)
+    session = Session(graph, threads=2)
+    batches = [random_inputs(graph, seed, batch=2)["x0"] for seed in range(6)]
+    want = [session(one) for one in batches]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            if not np.array_equal(session(batches[number]), want[number]):
+                wrong.append(number)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert not wrong
+
+
+def test_outputs_belong_to_the_caller() -> None:
+    graph = with_formats(basic_block(), batch=1)
+    session = Session(graph, threads=1)
+    inputs = random_inputs(graph, batch=1)["x0"]
+    first = session(inputs)
+    kept = first.copy()
+    session(inputs + 1)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_a_profile_names_all_nodes_and_sums_up() -> None:
+    graph = with_formats(basic_block(), batch=1)
+    inputs = random_inputs(graph, batch=1)["x0"]
+    session = Session(graph, threads=1)
+    start = perf_counter()
+    times = session.profile(inputs, runs=3)
+    passed = perf_counter() - start
+    computing = [node.name for node in graph.nodes if node.op != "Flatten"]
+    assert [one.node for one in times if one.node in computing] == computing
+    assert all(one.seconds >= 0 and one.kernels for one in times)
+    assert 0 < sum(one.seconds for one in times) <= passed
+
+
+def test_memory_is_used_again() -> None:
+    net = Net(7)
+    x = net.input(1, 8, 32, 32)
+    for _ in range(10):
+        x = net("Conv", x, net.weight(8, 8, 3, 3), "", pads=(1,) * 4)
+    graph = with_formats(net.graph())
+    inputs = random_inputs(graph)
+    plan = Session(graph, threads=1).plan(inputs)
+    assert plan.peak_bytes < 4 * 8 * 32 * 32 + (1 << 17)
+
+
+def test_what_no_kernel_serves_is_named_before_anything_runs() -> None:
+    net = Net()
+    x = net.input(2, 3)
+    net("NonZero", net("CumProd", x))
+    with pytest.raises((NotImplementedError, ValueError), match=r"NonZero|CumProd"):
+        Session(net.graph())(np.zeros((2, 3), np.float32))
+
+
+def test_inputs_are_checked() -> None:
+    net = Net()
+    x, y = net.input("batch", 3), net.input("batch", 3)
+    session = Session(net.graph(net("Add", x, y)))
+    one = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(session(one, x1=one), one + one)
+    np.testing.assert_array_equal(session(one.astype(np.float64), one[:, ::-1]), one + one)
+    for given, named, text in (
+        ((one,), {}, "x1"),
+        ((one, one, one), {}, "x0, x1"),
+        ((one, one), {"x0": one}, "x0"),
+        ((one, one), {"z": one}, "z"),
+        ((one, one[:, :2]), {}, r"\[batch, 3\]"),
+        ((one, one[:1]), {}, "batch is 2"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            session(*given, **named)
+    with pytest.raises(TypeError, match="float32"):
+        session(one, one.astype(complex))

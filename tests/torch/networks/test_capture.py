@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from lowbit.graph.evaluate import evaluate
+from lowbit.graph.graph import Graph, numbers
+from lowbit.graph.session import Session
+from lowbit.numerics import QTensor
+from lowbit.torch import (
+    Int4DynamicConfig,
+    Int4WeightOnlyConfig,
+    Int8DynamicConfig,
+    QuantizedWeight,
+    quantize_,
+    to_graph,
+)
+
+pytestmark = pytest.mark.slow
+
+Network = tuple[nn.Module, Callable[[int], Any]]
+
+
+def exactly(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """The leaves of what the model gives, in float64."""
+    wide = copy.deepcopy(model).double()
+    given = [one.double() if one.is_floating_point() else one for one in inputs]
+    with torch.no_grad():
+        return pytree.tree_leaves(wide(*given))
+
+
+def run(graph: Graph, inputs: Any) -> list[np.ndarray]:
+    arrays = {name: one.numpy() for name, one in zip(graph.inputs, inputs, strict=True)}
+    return list(evaluate(graph, arrays).values())
+
+
+def close(graph: Graph, model: nn.Module, inputs: Any, tolerance: float = 1e-5) -> None:
+    expected = exactly(model, inputs)
+    for got, wanted in zip(run(graph, inputs), expected, strict=True):
+        assert got.shape == tuple(wanted.shape)
+        np.testing.assert_allclose(got, wanted, atol=tolerance * float(wanted.abs().max()))
+
+
+def test_a_network_means_what_the_model_does(network: Network) -> None:
+    model, inputs = network
+    graph = to_graph(model, inputs(1))
+    assert all(graph.tensors[name].shape[0] == "batch" for name in graph.inputs)
+    for batch in (1, 3):
+        close(graph, model, inputs(batch))
+    assert not model.training
+
+
+class Each(nn.Module):
+    """All of some functions of x [batch, 4, 6, 6]."""
+
+    def __init__(self, functions: dict[str, Callable[[Tensor], Any]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {name: function(x) for name, function in self.functions.items()}
+
+
+def _gqa(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(
+        x, x[:, :2], x[:, 1:3] * 2, is_causal=True, scale=0.3, enable_gqa=True
+    )
+
+
+CHECKERS = torch.arange(36).reshape(6, 6) % 2 == 0
+SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4])
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "arithmetic": lambda x: ((x + 2) * 3 - x / 7, 1 - x, torch.sub(x, x * x, alpha=2), -x, x**2),
+    "of integers": lambda x: (x > 0).long() * 3 // 2 + (x[:, :1] > 1),
+    "comparisons": lambda x: [x > 0, x >= x.mean(), x < 1, x <= 0, x == 0, x != 0, ~(x > 0)],
+    "logic": lambda x: ((x > 0) & (x < 1)) | torch.logical_xor(x > 2, x < -2),
+    "functions": lambda x: (x.exp().log1p(), x.abs().sqrt(), x.abs().add(1).rsqrt(), x.sin(),
+                            x.cos(), torch.erf(x), x.expm1(), x.reciprocal(), x.square()),
+    "rounding": lambda x: (x.floor(), x.ceil(), x.round(), x.sign(),
+                           torch.div(x, 0.3, rounding_mode="floor")),
+    "activations": lambda x: (F.mish(x), F.softplus(x), F.softplus(x, 2), F.hardtanh(x, -0.5, 2),
+                              F.prelu(x, SLOPES.to(x.dtype)), F.celu(x).clamp(min=-0.5),
+                              F.elu(x, 0.5), F.hardsigmoid(x), F.hardswish(x), F.silu(x),
+                              F.gelu(x)),
+    "choices": lambda x: (torch.where(x > 0, x, 0.5), x.masked_fill(CHECKERS, -3.0), x.clamp(-1, 1),
+                          torch.maximum(x, -x), torch.minimum(x, x * 2)),
+    "reductions": lambda x: (x.mean(), x.sum((1, 3)), x.amax(2, keepdim=True), x.amin((2, 3)),
+                             x.max(1)[0], x.max(), x.argmax(1), x.var(2), x.var(3, correction=0),
+                             x.norm(dim=1), x.prod(3), x.mean((2, 3), keepdim=True)),
+    "shapes": lambda x: (x.view(-1, 36), x.flatten(1), x.unsqueeze(1).squeeze(1),
+                         x.permute(0, 2, 3, 1), x.mT, x.reshape(x.shape[0] * 4, 36),
+                         x.unflatten(1, (2, 2)), x[..., None]),
+    "parts": lambda x: (x[:, 1:3], x[:, :, ::2, -2:], x[:, 0], x.split(3, 2), x.chunk(2, 1),
+                        x.unbind(3), x.narrow(3, 1, 2), x[:, [2, 0]], x[:, :, 1, 2],
+                        x[[[1], [0]], [3, -2, 0]]),
+    "joined": lambda x: (torch.cat([x, x * 2], 1), torch.stack([x, -x], 1), x.repeat(1, 2, 1, 1),
+                         x[:, :1].expand(-1, 3, -1, -1), torch.cat([x, x.new_zeros(x.shape)], 2)),
+    "padded": lambda x: (F.pad(x, (1, 2, 0, 1), value=3.0), F.pad(x, (1, 1, 2, 2), mode="reflect"),
+                         F.pad(x, (1, 1, 2, 2), mode="replicate")),
+    "resized": lambda x: (F.interpolate(x, scale_factor=2.0),
+                          F.interpolate(x, (9, 4), mode="bilinear"),
+                          F.interpolate(x, (11, 11), mode="bilinear", align_corners=True)),
+    "shuffled": lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 3), F.channel_shuffle(x, 2)),
+    "pooled": lambda x: (F.max_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, (3, 2)),
+                         F.avg_pool2d(x, 3, 2, 1), F.adaptive_max_pool2d(x, 1),
+                         F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)),
+    "norms": lambda x: (F.layer_norm(x, (6, 6)), F.instance_norm(x), F.rms_norm(x, (6,)),
+                        F.group_norm(x, 2), F.log_softmax(x, 1), F.normalize(x, dim=1)),
+    "products": lambda x: (x @ x.mT, torch.einsum("bchw,bcwk->bhk", x, x),
+                           F.linear(x, SLOPES[:1].expand(2, 6).to(x.dtype)),
+                           torch.bmm(x[:, 0], x[:, 1]),
+                           torch.baddbmm(x[:, 2], x[:, 0], x[:, 1], alpha=2)),
+    "attention": lambda x: (_gqa(x), F.scaled_dot_product_attention(x, x, x, CHECKERS)),
+    "of the batch": lambda x: (torch.arange(x.shape[0]) * 2, x.new_ones(x.shape[0], 3),
+                               torch.zeros_like(x), torch.triu(x, 1)),
+}  # fmt: skip
+
+
+def test_each_operator_means_what_pytorch_does() -> None:
+    torch.manual_seed(1)
+    model, x = Each(FUNCTIONS), torch.randn(3, 4, 6, 6)
+    graph = to_graph(model, x)
+    assert graph.tensors["x"].shape == ("batch", 4, 6, 6)
+    for given in (x, torch.randn(2, 4, 6, 6)):
+        with torch.no_grad():
+            expected = model(given.double())
+        made = evaluate(graph, {"x": given.numpy()})
+        got = pytree.tree_unflatten(
+            [made[name] for name in graph.outputs], pytree.tree_structure(expected)
+        )
+        for name in FUNCTIONS:
+            leaves = zip(
+                pytree.tree_leaves(got[name]), pytree.tree_leaves(expected[name]), strict=True
+            )
+            for n, (one, wanted) in enumerate(leaves):
+                where = f"{name}, number {n}"
+                np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5, err_msg=where)
+
+
+class Twice(nn.Module):
+    """One layer in two places, and a second that shares its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(torch.relu(self.one(x))))
+
+
+def test_what_is_shared_stays_shared() -> None:
+    model = Twice()
+    graph = to_graph(model, torch.randn(2, 8))
+    close(graph, model, (torch.randn(5, 8),))
+    assert set(graph.constants) == {"other.weight", "one.bias"}
+    assert [node.name for node in graph.nodes] == ["one", "", "one", "other"]
+    again = to_graph(copy.deepcopy(model), torch.randn(2, 8))
+    assert [node.inputs for node in again.nodes] == [node.inputs for node in graph.nodes]
+    assert all(
+        np.array_equal(numbers(graph.constants[n]), numbers(one))
+        for n, one in again.constants.items()
+    )
+
+
+def test_constants_are_copies_and_the_model_is_as_it_was() -> None:
+    layer, dropout = nn.Linear(4, 4), nn.Dropout(0.5)
+    model = nn.Sequential(layer, dropout).train()
+    graph = to_graph(model, torch.randn(2, 4))
+    assert model.training
+    assert dropout.training
+    before = numbers(graph.constants["0.weight"]).copy()
+    with torch.no_grad():
+        layer.weight.zero_()
+    assert np.array_equal(numbers(graph.constants["0.weight"]), before)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Int8DynamicConfig(),
+        Int8DynamicConfig(symmetric=True),
+        Int4WeightOnlyConfig(group_size=16),
+        Int4DynamicConfig(group_size=None),
+    ],
+)
+def test_layers_that_are_quantized_stay_so(config: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 24), nn.ReLU(), nn.Linear(24, 6, bias=False)).eval()
+    quantize_(model, config)
+    x = torch.randn(9, 40)
+    graph = to_graph(model, x)
+    assert [node.op for node in graph.nodes] == ["Linear", "Relu", "Linear"]
+    for node, layer in zip(graph.nodes[::2], list(model)[::2], strict=True):
+        weight, given = graph.constants[node.inputs[1]], layer.weight
+        assert isinstance(weight, QTensor)
+        assert isinstance(given, QuantizedWeight)
+        assert np.array_equal(weight.values, given.quantized().values)
+    with torch.no_grad():
+        expected = model(x)
+    np.testing.assert_allclose(run(graph, (x,))[0], expected, atol=1e-5)
+    np.testing.assert_allclose(Session(graph)(x.numpy()), expected, atol=1e-5)
+
+
+def test_a_batch_that_a_model_fixes_stays_fixed() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(1, 12) * 2
+
+    model = Fixed()
+    assert to_graph(model, torch.randn(1, 12)).tensors["x"].shape == (1, 12)
+    assert to_graph(nn.ReLU(), torch.randn(4, 3), batch=False).tensors["input"].shape == (4, 3)
+
+
+def test_results_that_are_inputs_twice_or_numbers() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: Tensor, *, y: Tensor, factor: float = 1.0) -> Any:
+            made = x * factor
+            return made, x, made, None, {"y": y, "three": 3}
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    graph = to_graph(Odd(), {"y": y, "x": x, "factor": 2.0})
+    assert graph.inputs == ("x", "y")
+    for got, wanted in zip(run(graph, (x, y)), (2 * x, x, 2 * x, y), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+class Chooses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls = self.get_buffer("calls")
+        calls += 1
+        return x * calls
+
+
+class Unknown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x) + torch.sort(x)[0] + torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Chooses(), r"chooses by the values of its data .* torch\.where"),
+        (Counts(), "changes calls when it is called"),
+        (Unknown(), r"known of aten::rand_like, aten::sort, aten::special_bessel_j0"),
+        (nn.Linear(3, 3).half(), r"torch\.float16 has no kernels here: .* by \.float\(\)"),
+        (nn.AdaptiveAvgPool2d(2), "windows of different sizes"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_said(model: nn.Module, message: str) -> None:
+    dtype = torch.float16 if isinstance(model, nn.Linear) else torch.float32
+    with pytest.raises(NotImplementedError, match=message):
+        to_graph(model, torch.randn(2, 3, 3, 3, dtype=dtype))
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got builtin"):
+        to_graph(torch.relu, torch.randn(2))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeError, match=r"cannot export this model: .*reduction dim"):
+        to_graph(nn.Linear(3, 3), torch.randn(2, 4))
+
+
+class Attends(nn.Module):
+    """nn.MultiheadAttention in all the ways that differ in a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alike = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.other = nn.MultiheadAttention(12, 2, batch_first=True, kdim=7, vdim=5, bias=False)
+        self.first = nn.MultiheadAttention(12, 3, add_bias_kv=True)
+
+    def forward(self, x: Tensor, y: Tensor, padding: Tensor) -> Any:
+        blind = torch.ones(x.shape[1], x.shape[1]).triu(1)
+        quiet = {"need_weights": False}
+        return (
+            self.alike(x, x, x, **quiet)[0],
+            self.alike(x, x, x, padding, **quiet)[0],
+            self.alike(x, x, x, attn_mask=blind.bool(), **quiet)[0],
+            self.alike(x, x, x, attn_mask=-blind, is_causal=False, **quiet)[0],
+            self.alike(x, y[..., :1] + x, x, attn_mask=None)[0],
+            self.alike(x, x + 1, x, **quiet)[0],
+            self.other(x, y[..., :7], y[..., :5], **quiet)[0],
+            self.first(x, x, x, **quiet)[0],
+        )
+
+
+def test_multihead_attention() -> None:
+    torch.manual_seed(2)
+    model = Attends().eval()
+    nn.init.normal_(model.alike.in_proj_bias)
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    inputs = torch.randn(3, 6, 12), torch.randn(3, 6, 9), padding
+    graph = to_graph(model, inputs)
+    assert "forward" not in vars(model.alike)
+    close(graph, model, inputs)
+    moves = to_graph(nn.Sequential(nn.TransformerEncoderLayer(12, 3, batch_first=True)), inputs[0])
+    assert [node.op for node in moves.nodes[:2]] == ["Linear", "Split"]
+    assert sum(node.op == "Transpose" for node in moves.nodes) == 4
