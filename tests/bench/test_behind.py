@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.bench.test_summary import row
-from tests.test_cli import error_line, run_lowbit
+from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit.bench import Record
 from lowbit.bench.core import behind
@@ -99,7 +99,7 @@ def test_the_command_writes_the_page_and_names_what_is_no_record(tmp_path: Path)
     assert written == behind.page({"records/a.json": made})
     for text in ("[]", "{}", '{"benchmarks": 3}', "no JSON"):
         kept.write_text(text)
-        line = error_line(run_lowbit("bench", "behind", str(kept), "--page", str(page)), 2)
+        line = error_line(call_lowbit("bench", "behind", str(kept), "--page", str(page)), 2)
         assert f"lowbit: {kept}: " in line
     assert page.read_text(encoding="utf-8") == written
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -297,14 +296,13 @@ def test_another_process_tells_its_own_seconds(clock: Clock) -> None:
     assert asked == [0, 1, 0, 1]
 
 
-def test_a_first_call_that_compiles_does_not_shorten_the_samples() -> None:
+def test_a_first_call_that_compiles_does_not_shorten_the_samples(clock: Clock) -> None:
     """Nor does the second: both may take milliseconds, where later ones take microseconds."""
     called = 0
 
     def call() -> None:
         nonlocal called
         called += 1
-        if called < 3:
-            time.sleep(25e-3 if called == 1 else 8e-3)
+        clock.now += {1: 25e-3, 2: 8e-3}.get(called, 1e-6)
 
     assert timing._calls_per_sample([call]) > 50

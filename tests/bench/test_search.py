@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit.bench import Limits, Plan, run
 from lowbit.bench.core.suite import chosen
@@ -25,7 +23,7 @@ QUICK = Limits(noise=0.5, seconds=0.05, least_rounds=3)
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
-def test_the_right_answers(metric: str) -> None:
+def test_the_right_answers(metric: Any) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((70_000, 3)).astype(np.float32) + np.float32(0.2)
     queries = rng.standard_normal((4, 3)).astype(np.float32)
@@ -56,12 +54,12 @@ def test_recall_counts_what_was_found() -> None:
 
 def _recall(one: Any, data: Data) -> float:
     assert isinstance(one, Index)
-    return data.recall(one.fill(data, 1).search(data.queries))
+    return data.recall(one.fill(data, 1).search(data.queries, None))
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_everybody_finds_most_of_the_nearest(bits: int, metric: str) -> None:
+def test_everybody_finds_most_of_the_nearest(bits: Any, metric: Any) -> None:
     suite = Search(3000, 65, bits, metric=metric)
     data = _data(suite, 0)
     recalls = {one.name: _recall(one, data) for one in chosen(suite, Plan(peers=HAS_FAISS))}
@@ -71,6 +69,22 @@ def test_everybody_finds_most_of_the_nearest(bits: int, metric: str) -> None:
     if HAS_FAISS:
         assert recalls["faiss float32"] > 0.999, recalls
         assert recalls["lowbit"] > recalls[f"faiss QT_{bits}bit"] - 0.05, recalls
+
+
+def test_filling_adding_and_filters_are_cases() -> None:
+    suite = Search(500, 20, batch="1,3", candidates=20, also="fill,one,0.1")
+    record = run(suite, Plan(peers=HAS_FAISS, limits=QUICK))
+    several = len(chosen(suite, Plan(peers=HAS_FAISS)))
+    cases = [(row.operation, tuple(row.sizes.values())) for row in record.rows]
+    for case, count in (
+        (("fill", (500,)), several - 1), (("add", (1,)), several - 1),
+        (("search", (1, 50)), several), (("search", (3, 50)), several),
+    ):  # fmt: skip
+        assert cases.count(case) == count
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(suite.render(record))
+    assert captured.get().count("time / unfiltered") == 2
 
 
 def test_a_record_holds_every_row() -> None:
@@ -109,6 +123,8 @@ def test_a_record_holds_every_row() -> None:
         ({"vectors": 0}, "vectors is 0; it must be at least 1"),
         ({"k": 0}, "k is 0"),
         ({"batch": ""}, "batch '' is not understood"),
+        ({"also": "fill,two"}, "also 'two' is not understood; write fill, one, or a share"),
+        ({"also": "1.5"}, "also '1.5' is not understood"),
         ({"batch": "1,0"}, "a batch is 0"),
         ({"candidates": 9}, "candidates is 9; it must be 0, or at least k = 10"),
         ({"k": 99, "candidates": 101}, "must not exceed the 100 vectors"),
@@ -119,24 +135,10 @@ def test_plans_that_cannot_be(change: dict[str, Any], message: str) -> None:
         Search(**{"vectors": 100, "dim": 4, **change})
 
 
-def _lowbit(*arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
-    hide = f"import sys; sys.modules[{without!r}] = None; " if without else ""
-    code = f"{hide}import sys; sys.argv[0] = 'lowbit'; from lowbit.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "bench", "search", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
 def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Path) -> None:
     target = tmp_path / "record.json"
     arguments = ["--vectors", "300", "--dim", "9", "--batch", "2", "--time-limit", "0.05"]
-    done = _lowbit(*arguments, "--json", str(target), without="faiss")
+    done = run_lowbit("bench", "search", *arguments, "--json", str(target), without="faiss")
     assert done.returncode == 0, done.stderr
     assert "lowbit, rescored" in done.stdout
     text = " ".join(done.stdout.split())
@@ -159,13 +161,10 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
     ],
 )
 def test_bad_arguments_are_one_line(arguments: list[str], code: int, message: str) -> None:
-    done = _lowbit(*arguments)
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("lowbit: ")
-    assert message in line
+    assert message in error_line(call_lowbit("bench", "search", *arguments), code)
 
 
 def test_help_has_an_example() -> None:
-    assert "Example: lowbit bench search" in " ".join(_lowbit("--help").stdout.split())
+    assert "Example: lowbit bench search" in " ".join(
+        call_lowbit("bench", "search", "--help").stdout.split()
+    )

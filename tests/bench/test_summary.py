@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lowbit.bench.core.record import Row, Spread
+from lowbit.bench.core.summary import summaries
 from lowbit.bench.suites.matmul.problem import parse_shape
-from lowbit.bench.suites.matmul.summary import summaries
 
 
 def row(shape: str, name: str, ratio: float | None, **changes: object) -> Row:

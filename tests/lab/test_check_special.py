@@ -186,6 +186,7 @@ def not_above_zero(x_ptr, z_ptr, N, B: tl.constexpr):
     tl.store(z_ptr + i, (x <= 0.0) == 0, mask=i < N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "spec", "grid", "fill"),
     [

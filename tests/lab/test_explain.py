@@ -91,8 +91,8 @@ def test_the_limit_is_the_larger_time(found: Explanation) -> None:
 
 def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     caches = {"L1d": 10, "L2": 100, "L3": 1000}
-    monkeypatch.setattr(explain.host, "caches", lambda: caches)
-    levels = [explain._level(size, threads) for threads in (1, 2) for size in (10, 11, 200, 1001)]
+    monkeypatch.setattr(peak.host, "caches", lambda: caches)
+    levels = [peak.level(size, threads) for threads in (1, 2) for size in (10, 11, 200, 1001)]
     assert levels == ["L1d", "L2", "L3", "memory", "L1d", "L1d", "L2", "memory"]
 
 

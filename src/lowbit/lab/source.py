@@ -22,8 +22,9 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from lowbit.lab.backends.backend import Request, backend_of, backends
@@ -65,12 +66,22 @@ def request_of_file(path: Path) -> Request:
     return Request(kernel, names["spec"], **told, given=constants)
 
 
+class _Source(SourceFileLoader):
+    """Compiles the text anew: bytecode that is kept is found by the second of the last change and
+    the size, which stay where someone changes a figure and checks again at once."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load(path: Path) -> ModuleType:
     """Run a file as a module. ValueError, with its line, if it cannot be run."""
     name = f"lowbit_checked_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
+    if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file")
+    found = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    assert found is not None
+    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     try:

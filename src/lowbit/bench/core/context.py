@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = (
     "numpy", "llvmlite", "torch", "triton", "numba", "threadpoolctl", "mkl", "numkong", "faiss-cpu",
+    "onnx", "onnxruntime", "openvino",
 )  # fmt: skip
 
 

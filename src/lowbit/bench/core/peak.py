@@ -44,15 +44,25 @@ def share(part: float) -> float | None:
     return min(part, 1.0) if part <= _WANDER else None
 
 
+def level(size: int, threads: int) -> str:
+    """The nearest cache that holds `size` bytes: each thread has its own nearer ones."""
+    caches = host.caches()
+    for name in sorted(caches):
+        if size <= caches[name] * (1 if name == max(caches) else threads):
+            return name
+    return "memory"
+
+
 @dataclass(frozen=True)
 class Ceiling:
     """The measured limits of one instruction set with some threads.
 
-    way: what multiplied fastest, a name of `kernels.cpu.shared.peak.WAYS`. gops: billions of int8
-    operations a second, two for each product; gops_median: the median of the samples. ways: the
-    best of every way that was tried. read_gbs: 10^9 bytes a second, by the cache level (or
-    "memory") that they were read from. disturbed: `PRODUCTS` or levels of which no sample was
-    taken without a thread waiting for a core; their rates are lower bounds.
+    way: what multiplied fastest, a name of `kernels.cpu.shared.peak.WAYS`. dtype: what it
+    multiplied, "int8" or "float32". gops: billions of operations a second, two for each product;
+    gops_median: the median of the samples. ways: the best of every way that was tried. read_gbs:
+    10^9 bytes a second, by the cache level (or "memory") that they were read from. disturbed:
+    `PRODUCTS` or levels of which no sample was taken without a thread waiting for a core; their
+    rates are lower bounds.
     """
 
     isa: str
@@ -63,20 +73,22 @@ class Ceiling:
     ways: Mapping[str, float]
     read_gbs: Mapping[str, float] = field(default_factory=dict)
     disturbed: tuple[str, ...] = ()
+    dtype: str = "int8"
 
     def share(self, gops: float) -> float | None:
         """Which part of the peak `gops` is; None if the peak was not measured well."""
         return None if PRODUCTS in self.disturbed else share(gops / self.gops)
 
 
-def measure(isa: str, threads: int, *, reads: bool = True) -> Ceiling:
+def measure(isa: str, threads: int, *, reads: bool = True, dtype: str = "int8") -> Ceiling:
     """The ceiling of the set called `isa`, or of the one below it that has a way to multiply.
 
-    ValueError if `threads` is below 1; RuntimeError if the machine cannot run the set.
+    dtype: what is multiplied, "int8" or "float32". ValueError if `threads` is below 1; RuntimeError
+    if the machine cannot run the set.
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}; it must be at least 1")
-    one, names = _ways(instruction_sets.get(isa))
+    one, names = _ways(instruction_sets.get(isa), dtype)
     settle()
     samples = {name: _product_rates(one, name, threads) for name in names}
     best = max(samples, key=lambda name: samples[name].rates.max())
@@ -91,13 +103,15 @@ def measure(isa: str, threads: int, *, reads: bool = True) -> Ceiling:
         ways={name: float(found.rates.max()) for name, found in samples.items()},
         read_gbs={level: float(found.rates.max()) for level, found in read.items()},
         disturbed=tuple(name for name, found in told.items() if found.disturbed),
+        dtype=dtype,
     )
 
 
-def _ways(isa: InstructionSet) -> tuple[InstructionSet, list[str]]:
+def _ways(isa: InstructionSet, dtype: str = "int8") -> tuple[InstructionSet, list[str]]:
     """The first set from `isa` down the chain that has ways to multiply, and these."""
     for one in instruction_sets.chain(isa):
-        names = [name for name, way in kernels.WAYS.items() if way.isa == one.name]
+        ways = kernels.WAYS.items()
+        names = [n for n, way in ways if (way.isa, way.dtype) == (one.name, dtype)]
         if names:
             return one, names
     raise RuntimeError(f"no way to measure the peak of {isa.name} or what it falls back to")
@@ -136,7 +150,8 @@ def _sampled(call: Callable[[int, int], None], work: float, threads: int) -> _Ra
     which counts as running: there the time that passes is taken, of samples in which all ran.
     """
     rounds = 1
-    while (ran := _ran(call, 1, rounds)[1]) < threads * _SAMPLE_SECONDS:
+    # The lesser of two: a first call on a busy machine may be charged for what is not its own.
+    while (ran := min(_ran(call, 1, rounds)[1] for _ in "12")) < threads * _SAMPLE_SECONDS:
         wanted = 1.5 * rounds * threads * _SAMPLE_SECONDS / max(ran, 1e-9)
         rounds = max(2 * rounds, min(int(wanted), 1000 * rounds))
     start, samples = time.perf_counter(), list[tuple[float, float]]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,13 +39,18 @@ _MOST_SECONDS = 60.0
 _MARGIN = 2.0  # it may take longer than the first time
 
 
-def run(suite: Suite, plan: Plan, progress: Progress = lambda what, share: None) -> Record:
-    """Run a suite.
+def run(
+    suite: Suite,
+    plan: Plan,
+    progress: Progress = lambda what, share: None,
+    keep: Callable[[Record], None] = lambda record: None,
+) -> Record:
+    """Run a suite. keep: is given what there is after each case, should the run be cut short.
 
     Each result is compared with the reference before it is timed; RuntimeError if one of lowbit's
     own cannot be let pass, or if none of lowbit's own can run.
     """
-    return _Run(suite, plan, progress, suite.clock()).record()
+    return _Run(suite, plan, progress, suite.clock()).run(keep)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class _Run:
     kernels: dict[tuple[Implementation, str], str] = field(default_factory=dict)
     loops: dict[str, str] = field(default_factory=dict)
 
-    def record(self) -> Record:
+    def run(self, keep: Callable[[Record], None]) -> Record:
         suite, plan = self.suite, self.plan
         used = isa.active().name  # at once: one that cannot run here should be told before all
         cases = suite.cases(plan.seed)
@@ -92,14 +97,21 @@ class _Run:
         for threads in plan.threads if suite.ceiling else ():
             self.progress(f"measuring the peak, {thread_text(threads)}", _TRIAL_SHARE)
             with self.clock.using(threads):
-                self.ceilings[threads] = peak.measure(used, threads, reads=suite.reads)
+                reads, dtype = suite.reads, suite.ceiling
+                self.ceilings[threads] = peak.measure(used, threads, reads=reads, dtype=dtype)
         each = len(plan.threads) * (2 if self._colds else 1)
         self.parts = each * len(cases)
         for index, case in enumerate(cases):
             self.part = each * index
             self._case(case, entries)
+            if index + 1 < len(cases):
+                keep(self._record())
         self.progress("done", 1.0)
-        where = self.clock.context(plan) | {"distribution": suite.distribution}
+        return self._record()
+
+    def _record(self) -> Record:
+        suite = self.suite
+        where = self.clock.context(self.plan) | {"distribution": suite.distribution}
         rows = tuple(self.rows)
         return Record(
             suite=suite.name,

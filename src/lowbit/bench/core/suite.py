@@ -58,9 +58,9 @@ class Suite:
     example: arguments of that command. distribution: of the data, for the record. patient: whether
     long products raise the time limit, so that all have their turns. pairs: whether each takes
     turns with lowbit alone, so that a slow one does not use up the time of the others. colds:
-    whether there are weights that can be cold. ceiling, reads: whether the peak is measured, and
-    the rate of reading. least_cold_bytes: of weights that are gone round, where that is more than
-    the last cache. threaded: whether a number of threads can be asked for.
+    whether there are weights that can be cold. ceiling: the dtype whose peak is measured, "" for
+    none; reads: whether the rate of reading is. least_cold_bytes: of weights that are gone round,
+    where that is more than the last cache. threaded: whether a number of threads can be asked for.
     """
 
     name: ClassVar[str] = ""
@@ -69,7 +69,7 @@ class Suite:
     patient: ClassVar[bool] = False
     pairs: ClassVar[bool] = False
     colds: ClassVar[bool] = False
-    ceiling: ClassVar[bool] = True
+    ceiling: ClassVar[str] = "int8"
     reads: ClassVar[bool] = True
     least_cold_bytes: ClassVar[int] = 0
     threaded: ClassVar[bool] = True

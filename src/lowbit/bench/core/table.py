@@ -139,12 +139,12 @@ def header(record: Record) -> list[Text]:
 def limits_line(ceiling: Ceiling) -> Text:
     """What the machine can do, as measured, and what of it was not measured well."""
     text = f"limits with {thread_text(ceiling.threads)}: "
-    text += f"{three_digits(ceiling.gops)} GOP/s of int8 ({ceiling.way})"
+    text += f"{three_digits(ceiling.gops)} GOP/s of {ceiling.dtype} ({ceiling.way})"
     if ceiling.read_gbs:
         reads = (f"{level} {three_digits(rate)}" for level, rate in ceiling.read_gbs.items())
         text += "; reading, GB/s: " + ", ".join(reads)
     if ceiling.disturbed:
-        where = ", ".join("int8" if one == PRODUCTS else one for one in ceiling.disturbed)
+        where = ", ".join(ceiling.dtype if one == PRODUCTS else one for one in ceiling.disturbed)
         text += f"; at least that much of {where}: not measured well, other work had the cores"
     return Text(text)
 

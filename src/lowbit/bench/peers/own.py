@@ -12,12 +12,12 @@ from lowbit.bench.core.case import OURS, Case, Implementation, Ready, implementa
 from lowbit.bench.suites.matmul.problem import Problem
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
-from lowbit.numerics import QTensor, int_format
+from lowbit.numerics import IntDtype, QTensor, int_format
 from lowbit.product import dispatch
 from lowbit.spec.operations.products import linear_dynamic
 from lowbit.weights.panels import PackedMatrix
 
-_NIBBLES = {"s4": "int4", "u4": "uint4"}
+_NIBBLES: dict[str, IntDtype] = {"s4": "int4", "u4": "uint4"}
 
 
 def packed_weight(problem: Problem) -> PackedMatrix:
@@ -58,6 +58,7 @@ class Lowbit(Implementation):
             return Ready(partial(api.matmul, problem.a, packed, threads=limit))
         if problem.case.spec is linear_dynamic:
             return Ready(partial(api.linear_dynamic, problem.a, packed, threads=limit))
+        assert problem.a_scale is not None
         call = partial(
             api.matmul_scaled,
             problem.a,

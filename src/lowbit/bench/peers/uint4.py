@@ -1,11 +1,11 @@
-"""What multiplies 4-bit integers exactly: steps to read, float32 BLAS, lowbit, and its peers."""
+"""What multiplies 4-bit integers exactly besides the steps: einsum, float32 BLAS, lowbit, peers."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,12 @@ from lowbit.bench.core.case import (
     Ready,
     find,
     implementation,
-    implementations,
 )
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import runs_on, thread_limit
 from lowbit.bench.suites.matmul.problem import Problem, product
 from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.registry.extras import explained
-
-if TYPE_CHECKING:
-    from lowbit.kernels.numba.registry import Uint4Step
 
 _BYTES = ("u8:s8:s32", "s8:s8:s32")
 
@@ -44,49 +39,6 @@ class _Entry(Implementation):
 
     def ready(self, call: Callable[[], Any], read: Callable[[Any], Any] = np.asarray) -> Ready:
         return Ready(call, read, extra={"idea": self.idea})
-
-
-class NumbaStep(_Entry):
-    """A step of lowbit.kernels.numba, which runs on one thread."""
-
-    kind = STEP
-    package = "Numba", "numba"
-
-    def __init__(self, step: Uint4Step) -> None:
-        self.name = self.pool = step.name
-        self.idea = step.idea
-        self.step = step
-
-    def prepare(self, problem: Task, threads: int) -> Ready:
-        return self.ready(self.step.prepare(problem.a, problem.b))
-
-
-class NoSteps(Implementation):
-    """Stands for those steps where Numba, or what they need besides, cannot be imported."""
-
-    name = "the steps in Numba"
-    kind = STEP
-
-    def __init__(self, error: ImportError) -> None:
-        known = isinstance(error, ModuleNotFoundError)
-        self.reason = explained(error) if known else str(error)
-
-    def available(self, case: Case) -> str | None:
-        return self.reason
-
-
-def numba_steps() -> list[Implementation]:
-    """The steps to read, from the lowest."""
-    try:
-        from lowbit.kernels.numba.registry import uint4_steps
-
-        return [NumbaStep(step) for step in uint4_steps()]
-    except ImportError as error:
-        return [NoSteps(error)]
-
-
-for _one in numba_steps():
-    implementations.add(f"uint4_steps: {_one.name}", _one)
 
 
 @implementation("uint4_steps")

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-import lowbit
 from lowbit.bench.core.case import OURS, implementation
-from lowbit.bench.suites.search import Data, Filled, Floats, Ids, Index, Search
+from lowbit.bench.suites.search import Data, Filled, Floats, Ids, Index, Mask, Search
 
 _PART = 1 << 16  # vectors that are added together
 _BITS = {4: "QT_4bit", 8: "QT_8bit"}
@@ -31,16 +30,21 @@ class Lowbit(Index):
 
     def fill(self, data: Data, threads: int) -> Filled:
         suite = data.suite
-        index = lowbit.VectorIndex(suite.dim, suite.bits, metric=suite.metric)
+        index = suite.index()
         index.add(data.vectors)
         extra: dict[str, Any] = {}
         if self.rescores:
             extra = {"rescore": data.vectors, "candidates": suite.candidates}
 
-        def search(queries: Floats) -> Ids:
-            return index.search(queries, suite.k, threads=threads, **extra)[1]
+        def search(queries: Floats, mask: Mask | None) -> Ids:
+            return index.search(queries, suite.k, filter=mask, threads=threads, **extra)[1]
 
-        return Filled(search, index.nbytes)
+        return Filled(search, index.add, index.nbytes)
+
+    def available(self, case: Any) -> str | None:
+        if self.rescores and case.operation != "search":
+            return "it is filled as lowbit is"
+        return super().available(case)
 
 
 class _Faiss(Index):
@@ -60,10 +64,17 @@ class _Faiss(Index):
         for first in range(0, suite.vectors, _PART):
             index.add(_prepared(data.vectors[first : first + _PART], suite.metric))
 
-        def search(queries: Floats) -> Ids:
-            return index.search(_prepared(queries, suite.metric), suite.k)[1]
+        def search(queries: Floats, mask: Mask | None) -> Ids:
+            parameters = None
+            if mask is not None:
+                chosen = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+                parameters = faiss.SearchParameters(sel=chosen)
+            return index.search(_prepared(queries, suite.metric), suite.k, params=parameters)[1]
 
-        return Filled(search, suite.vectors * index.sa_code_size())
+        def add(vectors: Floats) -> None:
+            index.add(_prepared(vectors, suite.metric))
+
+        return Filled(search, add, suite.vectors * index.sa_code_size())
 
     def _empty(self, faiss: Any, suite: Search, measure: Any) -> Any:
         """An index of this kind without vectors."""

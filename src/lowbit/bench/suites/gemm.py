@@ -16,8 +16,8 @@ from lowbit.bench.core.case import OURS, Case, Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.summary import summaries, summary_table
 from lowbit.bench.suites.matmul.problem import parse_shape
-from lowbit.bench.suites.matmul.summary import summaries
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
 from lowbit.spec.operations.products import gemm
@@ -122,7 +122,7 @@ class Gemm(Suite):
     name: ClassVar[str] = "gemm"
     example: ClassVar[str] = "256x512:512x1024 --dtype f32:f32:f32 --threads 1"
     distribution: ClassVar[str] = "N(0, 1), rounded to bfloat16 where that is the dtype"
-    ceiling: ClassVar[bool] = False  # that of bytes
+    ceiling: ClassVar[str] = ""  # that of bytes
 
     def __post_init__(self) -> None:
         if self.suite not in (None, "all", *SETS):
@@ -160,11 +160,5 @@ class Gemm(Suite):
         return list(summaries(rows))
 
     def render(self, record: Record) -> RenderableType:
-        shown = table.tables(record.rows, self.columns(record.rows))
-        names = ("threads", "dtypes", "rows", "geometric_mean", "worst", "worst_case", "worst_peer")
-        headings = [(name.replace("_", " "), False) for name in names]
-        made = table.new_table("lowbit against the best peer of each shape", headings)
-        for one in record.summary:
-            cells = (one[name] for name in names)
-            made.add_row(*(table.three_digits(x) if type(x) is float else str(x) for x in cells))
-        return table.page(record, *shown, *([made, ""] if record.summary else []))
+        summed = [summary_table(record.summary), ""] if record.summary else []
+        return table.page(record, *table.tables(record.rows, self.columns(record.rows)), *summed)

@@ -56,7 +56,7 @@ class Operators(Suite):
     name: ClassVar[str] = "ops"
     example: ClassVar[str] = "--device cuda --op softmax --op row_sum --json record.json"
     distribution: ClassVar[str] = "normal, mean 0, deviation 1"
-    ceiling: ClassVar[bool] = False
+    ceiling: ClassVar[str] = ""
     threaded: ClassVar[bool] = False
 
     @property

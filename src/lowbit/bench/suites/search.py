@@ -21,6 +21,7 @@ from lowbit.bench.core.table import Column
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _PER_CENTRE = 1000
 _SPREAD = np.float32(0.5)
@@ -44,22 +45,34 @@ class Search(Suite):
     batch: str = option("1,256", "Queries together, or several numbers.")
     candidates: int = option(40, "How many are rescored from the float32 vectors; 0: no rescoring.")
     metric: str = option("dot", "dot, cosine or l2.")
+    also: str = option(
+        "", "Cases more: fill, one (vector added to a full index), or shares that a filter admits."
+    )
 
     name: ClassVar[str] = "search"
-    example: ClassVar[str] = "--vectors 100000 --dim 384 --bits 4 --json record.json"
+    example: ClassVar[str] = "--vectors 100000 --dim 384 --bits 4 --also fill,one,0.01,0.5"
     distribution: ClassVar[str] = (
         "normal centres, one for about 1,000 vectors; vectors and queries are normal around them "
         "with half of the centres' deviation"
     )
-    ceiling: ClassVar[bool] = False
+    ceiling: ClassVar[str] = ""
     pairs: ClassVar[bool] = True
 
+    def index(self) -> VectorIndex:
+        """An empty one."""
+        bits: Any = self.bits
+        metric: Any = self.metric
+        return VectorIndex(max(1, self.dim), bits, metric=metric)
+
     def __post_init__(self) -> None:
-        VectorIndex(max(1, self.dim), self.bits, metric=self.metric)  # which refuses what it must
+        self.index()  # which refuses what it must
         for name in ("vectors", "dim", "k"):
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        for one in self.more:
+            if one not in ("fill", "one"):
+                self._admitted(one)
         if min(self.batches) < 1:
             raise ValueError(f"a batch is {min(self.batches)}; it must be at least 1")
         if self.candidates != 0 and self.candidates < self.k:
@@ -71,6 +84,23 @@ class Search(Suite):
                 f"k = {self.k} and candidates = {self.candidates} must not exceed "
                 f"the {self.vectors} vectors"
             )
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The cases of `also`, each once."""
+        return tuple(dict.fromkeys(filter(None, self.also.split(","))))
+
+    def _admitted(self, share: str) -> int:
+        """How many vectors this share is."""
+        try:
+            count = round(float(share) * self.vectors)
+        except ValueError:
+            count = 0
+        if not 0 < count <= self.vectors:
+            raise ValueError(
+                f"also {share!r} is not understood; write fill, one, or a share such as 0.01"
+            )
+        return count
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -85,14 +115,34 @@ class Search(Suite):
         return {name: getattr(self, name) for name in ("vectors", "dim", "bits", "k", "metric")}
 
     def cases(self, seed: int = 0) -> Sequence[Case]:
-        return [Case("search", f"batch {b}", sizes={"batch": b}) for b in self.batches]
+        cases = [Case("search", f"batch {b}", sizes={"batch": b}) for b in self.batches]
+        filled = {
+            "fill": Case("fill", "an empty index", sizes={"batch": self.vectors}),
+            "one": Case("add", "one vector", sizes={"batch": 1}),
+        }
+        for one in self.more:
+            if one in filled:
+                cases.append(filled[one])
+                continue
+            for b in self.batches:
+                name = f"batch {b}, filter admits {one}"
+                cases.append(
+                    Case("search", name, sizes={"batch": b, "admitted": self._admitted(one)})
+                )
+        return cases
 
     def implementations(self) -> Sequence[Implementation]:
         several = (one for one in super().implementations() if isinstance(one, Index))
         return [one for one in several if one.fits(self)]
 
     def make(self, case: Case, seed: int) -> Queries:
-        return Queries(_data(self, seed), case.sizes["batch"])
+        data, sizes = _data(self, seed), case.sizes
+        mask = None
+        if "admitted" in sizes:
+            mask = np.zeros(self.vectors, np.bool_)
+            chosen = np.random.default_rng(seed).permutation(self.vectors)
+            mask[chosen[: sizes["admitted"]]] = True
+        return Queries(data, sizes["batch"], case.operation, mask)
 
     def title(self, record: Record) -> str:
         where = record.context
@@ -103,13 +153,26 @@ class Search(Suite):
         def per_second(row: Row) -> str:
             return table.three_digits(row.sizes["batch"] / row.seconds.median)
 
+        def unfiltered(row: Row) -> str:
+            whole = [one for one in rows if one.operation == "search"
+                     and (one.implementation, one.threads) == (row.implementation, row.threads)
+                     and one.sizes == {"batch": row.sizes["batch"]}]  # fmt: skip
+            if not whole or "admitted" not in row.sizes:
+                return ""
+            return table.three_digits(row.seconds.median / whole[0].seconds.median)
+
         return (
             *(table.IMPLEMENTATION, table.TIME, table.SPREAD),
             Column("rounds", lambda row: str(row.rounds)),
-            Column("queries/s", per_second),
+            Column("per second", per_second),
             Column(f"recall@{self.k}", lambda row: f"{row.extra['recall']:.4f}"),
             Column("size, MB", lambda row: table.three_digits(row.weight_bytes / 1e6)),
             Column("filled in", lambda row: table.format_seconds(row.extra["build_seconds"])),
+            Column(
+                "time / unfiltered",
+                unfiltered,
+                when=lambda shown: any("admitted" in row.sizes for row in shown),
+            ),
             *table.ratio_columns(rows),
         )
 
@@ -136,12 +199,18 @@ class Index(Implementation):
             start = time.perf_counter()
             filled = self.fill(data, threads)
             seconds = time.perf_counter() - start
-            recall = data.recall(filled.search(data.queries))
+            recall = data.recall(filled.search(data.queries, None))
             data.filled[key] = replace(filled, seconds=seconds, recall=recall)
         filled = data.filled[key]
-        queries = data.queries[: problem.batch]
+        queries, mask = data.queries[: problem.batch], problem.mask
         extra = {"recall": filled.recall, "build_seconds": filled.seconds}
-        return Ready(lambda: filled.search(queries), nbytes=filled.nbytes, extra=extra)
+
+        if problem.operation == "fill":
+            return Ready(lambda: self.fill(data, threads).nbytes, nbytes=filled.nbytes, extra=extra)
+        if problem.operation == "add":
+            growing, one = self.fill(data, threads), data.vectors[:1]
+            return Ready(lambda: growing.add(one), nbytes=filled.nbytes, extra=extra)
+        return Ready(lambda: filled.search(queries, mask), nbytes=filled.nbytes, extra=extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,10 +235,12 @@ class Data:
 
 @dataclass(frozen=True)
 class Filled:
-    """An index that holds the vectors: how it is searched, queries to the ids of their k nearest;
-    its bytes; how long it took to fill, and what it finds."""
+    """An index that holds the vectors: how it is searched, queries, and a mask of the vectors that
+    a filter admits, to the ids of their k nearest; how it is added to; its bytes; how long it took
+    to fill, and what it finds."""
 
-    search: Callable[[Floats], Ids]
+    search: Callable[[Floats, Mask | None], Ids]
+    add: Callable[[Floats], None]
     nbytes: int
     seconds: float = 0.0
     recall: float = 0.0
@@ -177,10 +248,13 @@ class Filled:
 
 @dataclass(frozen=True, eq=False)
 class Queries(Problem):
-    """So many queries together."""
+    """So many queries together, of vectors that a mask admits, or of all; or, by the operation, all
+    vectors ("fill") or one ("add") that are added."""
 
     data: Data
     batch: int
+    operation: str = "search"
+    mask: Mask | None = None
 
     @cached_property
     def operations(self) -> int:

@@ -9,17 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import RenderableType
 
-from lowbit.bench.core import table
-from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
-from lowbit.bench.core.record import Record, Row, groups, thread_text
-from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.table import Column
+from lowbit.bench.core.case import Case, Implementation, Problem
+from lowbit.bench.core.record import Row
+from lowbit.bench.core.suite import option, suite
 from lowbit.bench.suites.matmul.problem import parse_shape, product
+from lowbit.bench.suites.steps import StepSuite
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import integer_product
-from lowbit.spec.operations.uint4_steps import product_of_rows
+from lowbit.spec.operations.steps import product_of_rows
 
 LARGEST = 15
 BASELINE = "numpy fp32"
@@ -27,7 +25,7 @@ BASELINE = "numpy fp32"
 
 @suite
 @dataclass(frozen=True)
-class Uint4Steps(Suite):
+class Uint4Steps(StepSuite):
     """Time exact uint4 products step by step: teaching kernels in Numba with one new idea each,
     einsum, BLAS in float32, other libraries, lowbit. All are compared with the exact sums first."""
 
@@ -36,55 +34,25 @@ class Uint4Steps(Suite):
     )
 
     name: ClassVar[str] = "uint4_steps"
+    ladder: ClassVar[str] = "uint4"
+    baseline: ClassVar[str] = BASELINE
+    base: ClassVar[str] = "BLAS"
     example: ClassVar[str] = "--threads 1 --json record.json"
     distribution: ClassVar[str] = "uint4 uniform over 0 to 15"
-    reads: ClassVar[bool] = False
 
     def cases(self, seed: int = 0) -> Sequence[Case]:
         product(self.shape, "s8:s8:s32")  # which refuses what is too large, for sums or memory
         return [Case("matmul", self.shape, "u4:u4:s32", sizes=parse_shape(self.shape))]
 
-    def implementations(self) -> Sequence[Implementation]:
-        order = (STEP, PEER, OURS)
-        several = super().implementations()
-        return sorted(several, key=lambda one: order.index(one.kind))
-
     def make(self, case: Case, seed: int) -> Task:
         return Task.make(case, seed)
 
-    def references(self, several: Sequence[Implementation]) -> list[str]:
-        return [*super().references(several), BASELINE]
-
-    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
-        steps = [row.implementation for row in rows if row.kind == STEP]
-
-        def label(row: Row) -> str:
-            name = row.implementation
-            return f"{steps.index(name) + 1}. {name}" if name in steps else name
-
-        def against_blas(row: Row) -> str:
-            ratio = row.ratios.get(BASELINE)
-            return "" if ratio is None else table.format_ratio(ratio.inverse())
-
-        return [
-            Column("step", label, right=False),
-            Column("what is new on it, or what it is", lambda row: row.extra["idea"], right=False),
-            *(table.TIME, table.SPREAD, table.GOPS),
-            Column("times as fast as BLAS", against_blas),
-            *(table.PEAK, table.ERROR),
-        ]
-
-    def render(self, record: Record) -> RenderableType:
-        parts: list[RenderableType] = [""]
-        for rows in groups(record.rows, "threads"):
-            sizes = rows[0].sizes
-            title = (
-                f"exact uint4 product: {sizes['M']:,} queries, {sizes['N']:,} vectors, "
-                f"{sizes['K']:,} dimensions; {thread_text(rows[0].threads)}"
-            )
-            shown = table.table(title, rows, self.columns(rows), by_time=False)
-            parts += [shown, "", *table.notes(rows), ""]
-        return table.page(record, *parts)
+    def what(self, row: Row) -> str:
+        sizes = row.sizes
+        return (
+            f"exact uint4 product: {sizes['M']:,} queries, {sizes['N']:,} vectors, "
+            f"{sizes['K']:,} dimensions"
+        )
 
 
 @dataclass(frozen=True, eq=False)

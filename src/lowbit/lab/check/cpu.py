@@ -12,7 +12,7 @@ import numpy as np
 import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.lab.check.cases import merged
-from lowbit.lab.check.cpu_functions import CpuFunction, cpu_functions, numba_functions
+from lowbit.lab.check.cpu_functions import CpuFunction, cpu_functions, step_functions
 from lowbit.lab.report import CheckResult, Finding, Tell
 from lowbit.lab.run.tensor import POISON
 from lowbit.lab.source import FUNCTION
@@ -22,9 +22,9 @@ _THREADS = 3
 
 
 def functions() -> dict[str, CpuFunction]:
-    """All of them by name; those of Numba where it is installed."""
+    """All of them by name; the steps where Numba is installed."""
     try:
-        return {**cpu_functions.load(), **numba_functions()}
+        return {**cpu_functions.load(), **step_functions()}
     except ModuleNotFoundError:
         return cpu_functions.load()
 

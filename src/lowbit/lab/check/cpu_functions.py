@@ -1,4 +1,4 @@
-"""What computes operations on a CPU: lowbit's functions on NumPy arrays, and Numba's kernels.
+"""What computes operations on a CPU: lowbit's functions on NumPy arrays, and the steps.
 
 Each is called with a case of its operation and the inputs of that case, and returns the result;
 `lowbit check cpu` checks them all.
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import lowbit
+from lowbit.kernels.steps.registry import ON_CPU, Step, steps
 from lowbit.numerics import QTensor, int_format
 from lowbit.registry import Registry
 from lowbit.spec import Array, Case, Operation
@@ -91,18 +92,22 @@ def _gemm(case: Case, inputs: Mapping[str, Array], **how: Any) -> Array:
     return lowbit.gemm(inputs["a"], inputs["b"], **how)
 
 
-def numba_functions() -> dict[str, CpuFunction]:
-    """The steps of the uint4 product. ModuleNotFoundError if Numba is not installed."""
-    from lowbit.kernels.numba.registry import Uint4Step, uint4_steps
+def step_functions() -> dict[str, CpuFunction]:
+    """The steps on a CPU that every processor can run. ModuleNotFoundError if Numba is not
+    installed."""
 
-    def function(step: Uint4Step) -> CpuFunction:
-        def call(case: Case, inputs: Mapping[str, Array], out: Array) -> Array:
-            step.kernel(inputs["a"], inputs["b"], out)
+    def function(step: Step) -> CpuFunction:
+        def call(case: Case, inputs: Mapping[str, Array], out: Array, **how: Any) -> Array:
+            a, b = inputs["a"], inputs["b"]
+            arranged = (a, b) if step.layout.stated else step.layout.arrange(a, b)
+            step.run(*arranged, out, how.get("isa"))
             return out
 
-        return CpuFunction(step.name, step.layout.operation, call, compiled=False)
+        operation, bits = step.layout.operation, step.ladder != "cpu-float32"
+        return CpuFunction(step.name, operation, call, bool(step.isas), same_bits=bits)
 
-    return {step.name: function(step) for step in uint4_steps()}
+    every = (one for ladder in ON_CPU for one in steps(ladder))
+    return {one.name: function(one) for one in every if not one.isas or "generic" in one.isas}
 
 
 def weight(case: Case, inputs: Mapping[str, Array]) -> Any:

@@ -244,17 +244,8 @@ def _predict(
     operations = 2 * rows * columns * depth
     out = problem.case.stated.dtype("c").bits // 8
     moved = problem.a.nbytes + 2 * rows * depth + packed.nbytes + product.m * product.n * out
-    level = _level(moved, plan.threads)
+    level = peak.level(moved, plan.threads)
     compute = operations / (ceiling.gops * 1e9)
     memory = moved / (ceiling.read_gbs[level] * 1e9)
     limit = "compute" if compute >= memory else "memory"
     return Prediction(operations, moved, level, compute, memory, limit)
-
-
-def _level(size: int, threads: int) -> str:
-    """The nearest cache that holds `size` bytes: each thread has its own nearer ones."""
-    caches = host.caches()
-    for level in sorted(caches):
-        if size <= caches[level] * (1 if level == max(caches) else threads):
-            return level
-    return "memory"

@@ -209,7 +209,7 @@ class _Sources:
         self._add(file, trace.first_line, trace.source.splitlines())
         for one in (*trace.events, *trace.findings):
             if one.place is not None and self.line(one.place) is None:
-                self._add(one.place.file, *_function_at(one.place))
+                self._add(one.place.file, *function_at(one.place))
 
     def line(self, place: Place | None) -> list[int] | None:
         """Which text, and which line of its file; None if it is in none."""
@@ -226,7 +226,7 @@ class _Sources:
         self.listed.append(text)
 
 
-def _function_at(place: Place) -> tuple[int, list[str]]:
+def function_at(place: Place) -> tuple[int, list[str]]:
     """The first line and the lines of the innermost function around a line, else the line alone."""
     lines, found = linecache.getlines(place.file), place.around(ast.FunctionDef)
     first = first_line(found) if found else place.line

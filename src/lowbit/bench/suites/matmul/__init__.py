@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lowbit.bench.core import table
@@ -16,10 +15,10 @@ from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import Record, Row, groups
 from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.summary import summaries, summary_table
 from lowbit.bench.core.table import Column
 from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
 from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, works_of
-from lowbit.bench.suites.matmul.summary import ALL, summaries
 
 _INTEGERS = ("u8:s8:s32",)
 _LAYERS = ("u8:s8:f32", "u8:s8:u8")
@@ -94,7 +93,7 @@ class Matmul(Suite):
         whole = self.suite is not None
         columns = self.columns(record.rows)
         parts = _overview(record.rows) if whole else table.tables(record.rows, columns)
-        summed = [_summaries(record.summary), ""] if len(record.summary) > 1 or whole else []
+        summed = [summary_table(record.summary), ""] if len(record.summary) > 1 or whole else []
         return table.page(record, "", *parts, *summed)
 
 
@@ -128,23 +127,3 @@ def _overview(rows: Sequence[Row]) -> list[RenderableType]:
         parts += [table.table(title, own, columns, by_time=False, bold=False), ""]
     notes = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
     return [*parts, *(Text(note, style="dim") for note in notes), ""]
-
-
-def _summaries(found: Sequence[dict[str, Any]]) -> Table:
-    left = ("threads", "dtypes", "weights", "rows", "a peer leads")
-    left = (*left, "geometric mean", "p10", "worst", "which")
-    right = ("least % of peak, sizes from 1024", "least % of read rate, M = 1")
-    made = table.new_table(
-        "lowbit against the best peer of each row",
-        [*((heading, False) for heading in left), *((heading, True) for heading in right)],
-    )
-    for one in found:
-        shares = (one["large_peak_share"], one["read_share"])
-        made.add_row(
-            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
-            *(table.three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
-            f"{one['worst_case']}, {one['worst_peer']}",
-            *("" if part is None else table.format_known(part) for part in shares),
-            style="bold" if one["dtypes"] == ALL else None,
-        )
-    return made

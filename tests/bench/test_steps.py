@@ -1,4 +1,4 @@
-"""The ladder of uint4 products: everyone exact, nobody timed who is not, one table, one record."""
+"""The ladders of steps: everyone exact, nobody timed who is not, one table, one record."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from tests.test_cli import error_line, run_lowbit
+from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit import api
+from lowbit import isa as instruction_sets
 from lowbit.bench import Limits, Plan, Record, run
 from lowbit.bench.core.case import STEP, Case, Implementation, implementations_of
-from lowbit.bench.peers import uint4
-from lowbit.bench.peers.uint4 import LONGEST_FLOAT_SUM, Blas, NoSteps, NumKong, numba_steps
+from lowbit.bench.peers.steps import NoSteps, Stepping, step_entries
+from lowbit.bench.peers.uint4 import LONGEST_FLOAT_SUM, Blas, NumKong
+from lowbit.bench.suites.steps import suite_of
 from lowbit.bench.suites.uint4_steps import BASELINE, Task, Uint4Steps
+from lowbit.kernels.steps.registry import steps
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +45,7 @@ def record() -> Record:
 
 def test_rows_stand_in_order_and_are_exact(record: Record) -> None:
     names = [row.implementation for row in record.rows]
-    steps = [one.name for one in numba_steps()]
+    steps = [one.name for one in step_entries("uint4")]
     assert names == [*steps, "numpy einsum", "numpy fp32", "lowbit"]
     for row in record.rows:
         assert row.error == 0
@@ -99,7 +102,7 @@ class WithoutNumba(Uint4Steps):
     """As where Numba does not go with NumPy."""
 
     def implementations(self) -> Sequence[Implementation]:
-        rest = [one for one in super().implementations() if not isinstance(one, uint4.NumbaStep)]
+        rest = [one for one in super().implementations() if not isinstance(one, Stepping)]
         return [NoSteps(ImportError("Numba needs NumPy 2.4 or less")), *rest]
 
 
@@ -176,10 +179,48 @@ def test_command(tmp_path: Path) -> None:
     assert "exact uint4 product: 5 queries, 67 vectors, 33 dimensions; 2 threads" in done.stdout
     rows = {one["implementation"]: one for one in json.loads(file.read_text())["benchmarks"]}
     assert rows["lowbit"]["threads"] == rows["numpy fp32"]["threads"] == 2
-    text = run_lowbit("bench", "uint4_steps", "--help").stdout
+    text = call_lowbit("bench", "uint4_steps", "--help").stdout
     assert "Example: lowbit bench uint4_steps" in " ".join(text.split())
 
 
 def test_command_refuses_in_one_line() -> None:
-    done = run_lowbit("bench", "uint4_steps", "3x4:5x6")
+    done = call_lowbit("bench", "uint4_steps", "3x4:5x6")
     assert "the inner sizes differ, 4 and 5" in error_line(done, 2)
+
+
+def test_other_ladders_have_steps_peers_and_lowbit_in_order() -> None:
+    pytest.importorskip("numba")
+    quick = Plan(peers=False, limits=QUICK)
+    for ladder, base in (("cpu-int8", "numpy fp32"), ("cpu-float32", "torch")):
+        pytest.importorskip("torch")
+        suite = suite_of(ladder, "9x70:70x33")
+        found = run(suite, quick)
+        kinds = [row.kind for row in found.rows]
+        assert kinds == sorted(kinds, key=[STEP, "peer", "ours"].index)
+        assert [row.implementation for row in found.rows if row.kind != STEP] == [base, "lowbit"]
+        done = {row.implementation for row in found.rows} | {
+            one.implementation for one in found.absent
+        }
+        assert {one.name for one in steps(ladder)} <= done
+        for row in found.rows:
+            assert row.error is not None
+            assert row.error < (1e-5 if ladder == "cpu-float32" else 1e-30) or row.kind == "peer"
+        assert found.ceilings[0].dtype == ("float32" if ladder == "cpu-float32" else "int8")
+    with pytest.raises(
+        ValueError, match="no steps are called 'cpu'; known are cpu-float32, cpu-int8"
+    ):
+        suite_of("cpu")
+
+
+def test_a_step_that_no_processor_here_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(instruction_sets, "active", lambda name=None: instruction_sets.GENERIC)
+    reason = Stepping(steps("cpu-int8")[7]).available(case(1, 1, 1))
+    assert reason == "int8_tiles is written for amx, and this is generic"
+
+
+def test_a_gpu_is_asked_for_in_one_line() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert "there is no GPU that PyTorch can use" in error_line(run_lowbit("steps", "gpu"), 2)

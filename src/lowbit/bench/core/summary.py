@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.table import Table
+
 from lowbit.bench.core.peak import share
 from lowbit.bench.core.record import Row, groups, standing
+from lowbit.bench.core.table import format_known, new_table, three_digits
 
-ALL = "all"
+_ALL = "all"
 _LARGE = 1024
+_SHARES = {
+    "large_peak_share": f"least % of peak, sizes from {_LARGE}",
+    "read_share": "least % of read rate, M = 1",
+}
 
 
 def summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -27,7 +34,7 @@ def summaries(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         for part in parts:
             yield from _summary(part, part[0].dtypes, part[0].weights)
         if len(parts) > 1:
-            yield from _summary(own, ALL, ALL)
+            yield from _summary(own, _ALL, _ALL)
 
 
 def _summary(rows: Sequence[Row], dtypes: str, weights: str) -> Iterator[dict[str, Any]]:
@@ -47,8 +54,28 @@ def _summary(rows: Sequence[Row], dtypes: str, weights: str) -> Iterator[dict[st
         "dtypes": dtypes,
         "weights": weights,
         **figures,
-        "worst_case": f"{where.case} {where.dtypes} {where.weights}",
+        "worst_case": f"{where.case} {where.dtypes} {where.weights}".strip(),
         "worst_peer": where.implementation,
         "large_peak_share": min((one for one in peaks if one is not None), default=None),
         "read_share": min((one for one in reads if one is not None), default=None),
     }
+
+
+def summary_table(found: Sequence[dict[str, Any]]) -> Table:
+    """`summaries` as text, with the shares of limits that some of them know."""
+    shares = [name for name in _SHARES if any(one[name] is not None for one in found)]
+    left = ("threads", "dtypes", "weights", "rows", "a peer leads")
+    left = (*left, "geometric mean", "p10", "worst", "which")
+    made = new_table(
+        "lowbit against the best peer of each row",
+        [*((heading, False) for heading in left), *((_SHARES[name], True) for name in shares)],
+    )
+    for one in found:
+        made.add_row(
+            *(str(one[name]) for name in ("threads", "dtypes", "weights", "rows", "behind")),
+            *(three_digits(one[name]) for name in ("geometric_mean", "p10", "worst")),
+            f"{one['worst_case']}, {one['worst_peer']}",
+            *("" if one[name] is None else format_known(one[name]) for name in shares),
+            style="bold" if one["dtypes"] == _ALL else None,
+        )
+    return made

@@ -1,0 +1,1 @@
+"""Networks on which quantization is measured: how each is built, fed and judged."""

@@ -1,0 +1,1 @@
+"""The networks, one file each (a family one), which make themselves known in `models`."""

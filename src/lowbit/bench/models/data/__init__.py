@@ -1,0 +1,1 @@
+"""Data with labels, as arrays: NumPy, and PIL for photographs."""

@@ -1,0 +1,141 @@
+"""What a network under measurement is: built, fed and judged in one way, by any engine."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.bench.models.data.photographs import ImageFolder, Preprocessing
+from lowbit.bench.models.metrics import Metric, classified
+from lowbit.registry import Registry
+from lowbit.registry.extras import absent, require
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Array = npt.NDArray[Any]
+Arrays = tuple[Array, ...]
+Run = Callable[..., Array]
+"""A network in an engine: the arrays of one batch to the array of its outputs."""
+Weights = str | os.PathLike[str] | None
+
+
+class Model(ABC):
+    """A network with its data. A new one is a file in `catalog`, which nothing else names."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    """Where its weights come from: "pretrained, package X" or "trained here on Fashion-MNIST"."""
+    modules: ClassVar[tuple[str, ...]] = ("torch",)
+    """What must be installed."""
+    mask: ClassVar[str | None] = None
+    """The input that is 0 where another, of tokens, is only filled up to a length."""
+
+    def absent(self) -> str | None:
+        """What is not installed and how to, or None."""
+        return next((text for module in self.modules if (text := absent(module))), None)
+
+    @abstractmethod
+    def build(self, weights: Weights = None, *, for_speed: bool = False) -> nn.Module | Path:
+        """A float32 module in eval mode, or the path of an ONNX file.
+
+        weights: a checkpoint; None gives the package's, or, where none brings any, random ones
+        (fixed seed). for_speed: for the inputs of `example`, should those of `calibration` and
+        `accuracy` be of another size. ValueError if keys or shapes in the file are not its own.
+        """
+
+    @abstractmethod
+    def example(self, batch: int) -> Arrays:
+        """Inputs on which speed is measured, [batch, ...]; images are of 224 × 224 pixels."""
+
+    @abstractmethod
+    def calibration(self, count: int, batch: int = 32) -> Iterator[Arrays]:
+        """`count` batches to observe ranges on: samples that `accuracy` does not see."""
+
+    @abstractmethod
+    def accuracy(
+        self, run: Run, limit: int | None = None, reference: Run | None = None
+    ) -> dict[str, Metric]:
+        """How well `run` does on at most `limit` samples.
+
+        reference: the float network; where given, how far the outputs are from its own is told
+        as well.
+        """
+
+
+models: Registry[Model] = Registry("model", "lowbit.bench.models.catalog")
+
+
+class ImageModel(Model):
+    """A network of images float32 [batch, 3, size, size] to scores of classes."""
+
+    preprocessing: ClassVar[Preprocessing] = Preprocessing()
+    """What ImageNet's photographs go through."""
+
+    def example(self, batch: int) -> Arrays:
+        shape = (batch, 3, self.preprocessing.size, self.preprocessing.size)
+        return (np.random.default_rng(0).standard_normal(shape, np.float32),)
+
+    def accuracy_on(
+        self,
+        folder: str | os.PathLike[str],
+        run: Run,
+        limit: int | None = None,
+        reference: Run | None = None,
+        batch: int = 32,
+    ) -> dict[str, Metric]:
+        """Of photographs in one folder a class, as ImageNet's validation set is unpacked.
+
+        FileNotFoundError or ValueError for a folder that is not like that, and ValueError if it has
+        another number of classes than `run` tells.
+        """
+        images = ImageFolder(folder)
+        scores, wanted, labels = [], [], []
+        for pixels, right in images.batches(self.preprocessing, batch, limit):
+            scores.append(run(pixels))
+            if scores[-1].shape[1] != len(images.classes):
+                raise ValueError(
+                    f"{folder} has {len(images.classes)} classes (folders), and the network "
+                    f"{scores[-1].shape[1]}: the n-th folder by name is the n-th class"
+                )
+            labels.append(right)
+            if reference is not None:
+                wanted.append(reference(pixels))
+        return classified(
+            np.concatenate(scores),
+            np.concatenate(labels),
+            np.concatenate(wanted) if wanted else None,
+        )
+
+
+def runner(network: nn.Module | Path) -> Run:
+    """A PyTorch module, or an ONNX file in ONNX Runtime, as a callable of arrays."""
+    if isinstance(network, Path):
+        return _onnx_runner(network)
+    import torch
+
+    def run(*arrays: Array) -> Array:
+        with torch.inference_mode():
+            return network(*map(torch.from_numpy, arrays)).numpy()
+
+    return run
+
+
+def _onnx_runner(path: Path) -> Run:
+    require("an ONNX file as it is", "peers", "onnxruntime")
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*arrays: Array) -> Array:
+        return np.asarray(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return run

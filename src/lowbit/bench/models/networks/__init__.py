@@ -1,0 +1,1 @@
+"""Networks as PyTorch modules, whose keys are those of the usual checkpoints."""

@@ -1,0 +1,1 @@
+"""The engines, one file a library."""

@@ -1,0 +1,219 @@
+"""Products step by step: kernels to read, one idea each, beside the best libraries and lowbit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+
+from lowbit.bench.core import table
+from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
+from lowbit.bench.core.context import Clock
+from lowbit.bench.core.record import Record, Row, groups, thread_text
+from lowbit.bench.core.suite import Suite, option, suite, suites
+from lowbit.bench.core.table import Column
+from lowbit.bench.suites import gemm
+from lowbit.bench.suites.matmul import problem
+from lowbit.bench.suites.matmul.problem import parse_shape, product
+from lowbit.registry.extras import require
+from lowbit.spec import Case as Stated
+from lowbit.spec import Expected
+from lowbit.spec.operations.steps import product_of_floats
+
+_BAR = 24
+
+
+class StepSuite(Suite):
+    """What the ladders share. ladder: its name among `kernels.steps`. baseline: the implementation,
+    called `base` in the table, that all are compared with besides lowbit."""
+
+    ladder: ClassVar[str]
+    baseline: ClassVar[str]
+    base: ClassVar[str]
+    reads: ClassVar[bool] = False
+
+    def implementations(self) -> Sequence[Implementation]:
+        order = (STEP, PEER, OURS)
+        several = super().implementations()
+        return sorted(several, key=lambda one: order.index(one.kind))
+
+    def references(self, several: Sequence[Implementation]) -> list[str]:
+        return [*super().references(several), self.baseline]
+
+    def what(self, row: Row) -> str:
+        """What is multiplied, for the title."""
+        return f"{row.dtypes} product of {row.case}"
+
+    def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
+        steps = [row.implementation for row in rows if row.kind == STEP]
+
+        def label(row: Row) -> str:
+            name = row.implementation
+            return f"{steps.index(name) + 1}. {name}" if name in steps else name
+
+        def against(row: Row) -> str:
+            ratio = row.ratios.get(self.baseline)
+            return "" if ratio is None else table.format_ratio(ratio.inverse())
+
+        def idea(row: Row) -> str:
+            return row.extra.get("idea", "")
+
+        return [
+            Column("step", label, right=False),
+            Column("what is new on it, or what it is", idea, right=False),
+            *(table.TIME, table.SPREAD, table.GOPS),
+            Column("speed, logarithmic", _plotted(rows), right=False),
+            Column(f"times as fast as {self.base}", against),
+            *([table.PEAK] if self.ceiling else []),
+            table.ERROR,
+        ]
+
+    def render(self, record: Record) -> RenderableType:
+        parts: list[RenderableType] = [""]
+        for rows in groups(record.rows, "threads"):
+            threads = f"; {thread_text(rows[0].threads)}" if self.threaded else ""
+            title = f"{self.what(rows[0])}{threads}"
+            shown = table.table(title, rows, self.columns(rows), by_time=False)
+            parts += [shown, "", *table.notes(rows), ""]
+        return table.page(record, *parts)
+
+
+def _plotted(rows: Sequence[Row]) -> Callable[[Row], str]:
+    """A bar for each row, as long as the logarithm of its speed over that of the slowest."""
+    least, most = (extreme(row.gops for row in rows) for extreme in (min, max))
+
+    def bar(row: Row) -> str:
+        share = math.log(row.gops / least) / math.log(most / least) if most > least else 1.0
+        return "█" * (1 + round((_BAR - 1) * share))
+
+    return bar
+
+
+def suite_of(ladder: str, shape: str | None = None) -> StepSuite:
+    """The suite of a ladder, of this shape or its own. ValueError, with the names that there are,
+    for an unknown one."""
+    known = {one.ladder: one for one in suites if issubclass(one, StepSuite)}
+    if ladder not in known:
+        raise ValueError(f"no steps are called {ladder!r}; known are {', '.join(sorted(known))}")
+    return known[ladder](**({} if shape is None else {"shape": shape}))
+
+
+@suite
+@dataclass(frozen=True)
+class Int8Steps(StepSuite):
+    """Time exact int8 products step by step: three loops, blocks, registers, packing, products of
+    bytes, VNNI, AMX; other libraries; lowbit. All are compared with the exact sums first."""
+
+    shape: str = option("512x512:512x512", "A shape MxK:KxN.", argument=True)
+
+    name: ClassVar[str] = "int8_steps"
+    ladder: ClassVar[str] = "cpu-int8"
+    baseline: ClassVar[str] = "numpy fp32"
+    base: ClassVar[str] = "BLAS in float32"
+    example: ClassVar[str] = "--threads 1 --json record.json"
+    distribution: ClassVar[str] = problem.DISTRIBUTION
+
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        return [product(self.shape, "u8:s8:s32")]
+
+    def make(self, case: Any, seed: int) -> problem.Problem:
+        return problem.Problem.make(case, seed)
+
+
+@suite
+@dataclass(frozen=True)
+class Float32Steps(StepSuite):
+    """Time float32 products step by step: three loops, blocks, registers, fused multiply-adds,
+    packing; MKL and OpenBLAS; lowbit. Each error is shown, and lowbit held to its budget."""
+
+    shape: str = option("1024x1024:1024x1024", "A shape MxK:KxN.", argument=True)
+
+    name: ClassVar[str] = "float32_steps"
+    ladder: ClassVar[str] = "cpu-float32"
+    baseline: ClassVar[str] = "torch"
+    base: ClassVar[str] = "MKL"
+    example: ClassVar[str] = "--threads 1 --json record.json"
+    distribution: ClassVar[str] = "N(0, 1)"
+    ceiling: ClassVar[str] = "float32"
+
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        product(self.shape, "s8:s8:s32")  # which refuses what is too large for the memory
+        sizes = parse_shape(self.shape)
+        return [gemm.Product("gemm", self.shape, gemm.DTYPES[0], sizes=sizes)]
+
+    def make(self, case: Any, seed: int) -> gemm.Problem:
+        return gemm.Problem.make(case, seed)
+
+
+@suite
+@dataclass(frozen=True)
+class GpuSteps(StepSuite):
+    """Time float32 products on a GPU step by step: a thread for each output, coalescing, shared
+    memory, registers, the compiler's tiles, tensor cores; cuBLAS; lowbit. Each must be within the
+    budget of the specification."""
+
+    shape: str = option("2048x2048:2048x2048", "A shape MxK:KxN.", argument=True)
+    device: str = option("cuda", "The GPU: cuda, or cuda:1.")
+
+    name: ClassVar[str] = "gpu_steps"
+    ladder: ClassVar[str] = "gpu"
+    baseline: ClassVar[str] = "torch (cuBLAS)"
+    base: ClassVar[str] = "cuBLAS"
+    example: ClassVar[str] = "--json record.json"
+    distribution: ClassVar[str] = "N(0, 1)"
+    ceiling: ClassVar[str] = ""
+    threaded: ClassVar[bool] = False
+
+    def clock(self) -> Clock:
+        require("lowbit steps gpu", "gpu", "torch", "triton")
+        from lowbit.bench.core.cuda import Cuda
+
+        return Cuda(self.device)
+
+    def implementations(self) -> Sequence[Implementation]:
+        from lowbit.bench.peers.steps import step_entries
+
+        return [*step_entries(self.ladder), *super().implementations()]
+
+    def cases(self, seed: int = 0) -> Sequence[Case]:
+        sizes = parse_shape(self.shape)
+        return [Case("product", self.shape, "f32:f32:f32", sizes=sizes)]
+
+    def make(self, case: Case, seed: int) -> OnGpu:
+        import torch
+
+        m, n, k = (case.sizes[name] for name in "MNK")
+        rng = torch.Generator(self.device).manual_seed(seed)
+        a, b = (torch.randn(*each, generator=rng, device=self.device) for each in ((m, k), (k, n)))
+        return OnGpu(case, a, b)
+
+
+@dataclass(frozen=True, eq=False)
+class OnGpu(Problem):
+    """A product of tensors a [M, K] and b [K, N] on a GPU."""
+
+    case: Case
+    a: Any
+    b: Any
+
+    @cached_property
+    def stated(self) -> Stated:
+        return product_of_floats.case(self.case.sizes)
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.stated.expect({"a": self.a.cpu().numpy(), "b": self.b.cpu().numpy()})
+
+    @cached_property
+    def ideal(self) -> Any:
+        return self.expected.reference
+
+    def wrong(self, one: Implementation, result: Any) -> str | None:
+        """What is no other library's must be within the budget."""
+        verdict = self.expected.check(result)
+        return None if verdict.ok or one.kind == PEER else verdict.message

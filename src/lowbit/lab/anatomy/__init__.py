@@ -1,0 +1,1 @@
+"""The anatomy of a kernel: its text beside all that becomes of it. See docs/anatomy.md."""

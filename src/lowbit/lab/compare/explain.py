@@ -1,0 +1,205 @@
+"""Why a variant is as fast as it is: types, registers, the inner loop, accesses, and faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from lowbit.lab.compare import faults
+from lowbit.lab.compare.code import KINDS, Code, Mix, bytes_loaded, mix
+from lowbit.lab.compare.faults import Fault
+from lowbit.lab.compare.kind import Built, Kind, Typed, kind_of
+from lowbit.lab.compare.occupancy import Occupancy, occupancy
+from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.ptx.accesses import AccessCost, costs, moved, repeats
+from lowbit.lab.compare.ptx.block import NotInterpretedError
+from lowbit.lab.compare.ptx.execute import Trace
+from lowbit.lab.compare.ptx.memory import OutsideError
+from lowbit.lab.compare.ptx.parse import parse
+from lowbit.lab.compare.toolchain import Machine, MissingToolError, assemble
+from lowbit.lab.compare.variant import Variant
+
+_MOST_STEPS = 20_000
+"""Instructions of a block that are followed at the sizes that are timed."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The inner loop in one language. language: "PTX", "SASS" or "assembly". instructions: of its
+    body; unrolled: iterations of the source that a pass makes, 1 where that is not known; mix: of
+    each kind, per iteration; uniform: of them those that a warp executes once for all its threads;
+    lines: of the text, first and last; opcodes: how many of each in a
+    pass, the most frequent first."""
+
+    language: str
+    instructions: int
+    unrolled: float
+    mix: Mix
+    uniform: float
+    lines: tuple[int, int] | None
+    opcodes: dict[str, int]
+    text: tuple[str, ...]
+
+    @property
+    def per_iteration(self) -> float:
+        """Instructions of one iteration of the source."""
+        return self.instructions / self.unrolled
+
+    @property
+    def per_arithmetic(self) -> float | None:
+        """Instructions for each that computes the result; None if none does."""
+        return self.per_iteration / self.mix["arithmetic"] if self.mix["arithmetic"] else None
+
+
+@dataclass(frozen=True)
+class Explained:
+    """All that is known of a variant.
+
+    moved: bytes that a warp moves from and to global memory in an iteration of the inner loop, in
+    whole sectors. seconds: of one call: 10th percentile, median, 90th, None where it was not timed.
+    """
+
+    name: str
+    kind: str
+    built: Built
+    checked: Checked
+    loops: tuple[Loop, ...] = ()
+    machine: Machine | None = None
+    occupancy: Occupancy | None = None
+    accesses: tuple[AccessCost, ...] = ()
+    moved: float | None = None
+    faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: tuple[float, float, float] | None = None
+    rounds: int = 0
+
+    @property
+    def types(self) -> tuple[Typed, ...]:
+        """Of its variables."""
+        return self.built.types
+
+    @property
+    def loop(self) -> Loop | None:
+        """The inner loop as it runs, or as near to that as is known."""
+        return self.loops[-1] if self.loops else None
+
+    def text_of(self, line: int | None) -> str:
+        """A line of its text."""
+        at = -1 if line is None else line - self.built.first_line
+        return self.built.lines[at].strip() if 0 <= at < len(self.built.lines) else ""
+
+
+@dataclass
+class _Found:
+    """What comes together of one variant."""
+
+    loops: list[Loop] = field(default_factory=list)
+    machine: Machine | None = None
+    occupancy: Occupancy | None = None
+    accesses: tuple[AccessCost, ...] = ()
+    moved: float | None = None
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def explain(
+    variant: Variant, built: Built, checked: Checked, problem: Problem, sm: int
+) -> Explained:
+    """Everything that can be said without running it on a GPU. problem: at the sizes that are
+    timed."""
+    found = _Found(notes=list(built.missing))
+    kind = kind_of(variant.kernel)()
+    if built.ptx is not None:
+        _explain_ptx(kind, variant, built, problem, sm, found)
+    elif built.code is not None:
+        body = built.code.main_loop()
+        if body is not None:
+            found.loops.append(_loop("assembly", built.code, body, 1))
+    found.faults += faults.of_types(built, problem)
+    return Explained(
+        name=variant.name,
+        kind=kind.title,
+        built=built,
+        checked=checked,
+        loops=tuple(found.loops),
+        machine=found.machine,
+        occupancy=found.occupancy,
+        accesses=found.accesses,
+        moved=found.moved,
+        faults=faults.ordered(found.faults),
+        notes=tuple(found.notes),
+    )
+
+
+def _explain_ptx(
+    kind: Kind, variant: Variant, built: Built, problem: Problem, sm: int, found: _Found
+) -> None:
+    assert built.ptx is not None
+    ptx = parse(built.ptx, built.file, built.entry)
+    trace = _followed(kind, variant, built, problem, found)
+    body = ptx.code.main_loop(trace.counts)
+    unrolled = 1
+    if body is not None:
+        unrolled = repeats(ptx.code, body, trace)
+        found.loops.append(_loop("PTX", ptx.code, body, unrolled))
+        passed = moved(ptx.code, body, trace)
+        found.moved = None if passed is None else passed / unrolled
+    found.accesses = costs(ptx.code, trace)
+    found.faults += faults.of_ptx(ptx.code, body, problem)
+    found.faults += faults.of_accesses(found.accesses)
+    try:
+        machine = assemble(built.ptx, sm, built.file, built.most_registers)
+    except (MissingToolError, RuntimeError) as error:
+        found.notes.append(str(error))
+        return
+    found.machine = machine
+    if machine.missing:
+        found.notes.append(machine.missing)
+    shared = machine.shared + built.shared
+    found.occupancy = occupancy(sm, built.threads, machine.registers, shared)
+    found.faults += faults.of_machine(machine, found.occupancy)
+    inner = machine.sass.main_loop() if machine.sass is not None else None
+    if inner is not None and machine.sass is not None:
+        times = float(unrolled)
+        ours = bytes_loaded(machine.sass.body(inner))
+        theirs = bytes_loaded(ptx.code.body(body)) if body is not None else 0
+        if theirs and ours:
+            times = unrolled * ours / theirs
+        found.loops.append(_loop("SASS", machine.sass, inner, times))
+
+
+def _followed(kind: Kind, variant: Variant, built: Built, problem: Problem, found: _Found) -> Trace:
+    """One block, followed for a while at the sizes that are timed."""
+    trace = Trace()
+    try:
+        launch = kind.launch(variant, built, problem, problem.arrays())
+        if launch is not None and not launch.run([(0, 0, 0)], trace, _MOST_STEPS):
+            found.notes.append(
+                f"accesses are those of the first {_MOST_STEPS:,} instructions of the first block"
+            )
+    except (NotInterpretedError, OutsideError, ValueError) as error:
+        found.notes.append(f"accesses were not followed to the end: {error}")
+    return trace
+
+
+def _loop(language: str, code: Code, at: range, unrolled: float) -> Loop:
+    body = code.body(at)
+    counts: dict[str, int] = {}
+    for one in body:
+        counts[one.opcode] = counts.get(one.opcode, 0) + 1
+    lines = [one.line for one in body if one.line is not None]
+    made = mix(body)
+    return Loop(
+        language=language,
+        instructions=len(body),
+        unrolled=unrolled,
+        mix={kind: made[kind] / unrolled for kind in KINDS},
+        uniform=sum(one.uniform for one in body) / unrolled,
+        lines=(min(lines), max(lines)) if lines else None,
+        opcodes=dict(sorted(counts.items(), key=lambda item: -item[1])),
+        text=tuple(f"{one.guard and '@' + one.guard + ' '}{one.text}" for one in body),
+    )
+
+
+def timed(one: Explained, seconds: tuple[float, float, float], rounds: int) -> Explained:
+    """The same with its time."""
+    return replace(one, seconds=seconds, rounds=rounds)

@@ -1,0 +1,218 @@
+"""What makes a kernel slow, named with its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lowbit.lab.compare.code import Code, Instruction
+from lowbit.lab.compare.kind import Built
+from lowbit.lab.compare.occupancy import Occupancy
+from lowbit.lab.compare.problem import Problem
+from lowbit.lab.compare.ptx.accesses import AccessCost
+from lowbit.lab.compare.toolchain import Machine
+
+Severity = Literal["fault", "note"]
+
+TITLES: Mapping[str, str] = {
+    "float64": "arithmetic in float64",
+    "float64-variable": "a variable is float64",
+    "int64-division": "64-bit division",
+    "int32-division": "32-bit division",
+    "uncoalesced": "uncoalesced access",
+    "bank-conflict": "bank conflict",
+    "spill": "spilled registers",
+    "local-memory": "an array in local memory",
+    "negative-index": "negative indices are looked for",
+    "int64-index": "64-bit indices",
+    "conversion": "conversions",
+    "occupancy": "low occupancy",
+}
+"""What each kind is called."""
+
+_WASTE = 2.0  # sectors moved by those needed
+_CONFLICT = 1.5
+_LOW_OCCUPANCY = 0.5
+_F64 = re.compile(r"\.f64\b")
+# Additions make pointers, which have 64 bits in any case.
+_INT64 = re.compile(r"^(mul|mad|shl|shr|and|or|xor|min|max|selp)\b.*\.[bsu]64\b")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One of TITLES. severity: whether it costs much by itself. line: of the text. in_loop:
+    whether the inner loop, or any other, repeats it. count: how many instructions."""
+
+    kind: str
+    message: str
+    line: int | None = None
+    severity: Severity = "fault"
+    in_loop: bool = False
+    count: int = 1
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return TITLES[self.kind]
+
+
+def ordered(found: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Each kind of each line once, in loops first, faults before notes."""
+    first: dict[tuple[str, int | None], Fault] = {}
+    for one in sorted(found, key=lambda f: not f.in_loop):
+        first.setdefault((one.kind, one.line), one)
+    return tuple(sorted(first.values(), key=lambda f: (f.severity != "fault", not f.in_loop)))
+
+
+def _wanted_wide(problem: Problem) -> bool:
+    """Whether the data are float64 themselves."""
+    return "float64" in problem.dtypes
+
+
+def of_types(built: Built, problem: Problem) -> list[Fault]:
+    """Variables that are wider than the data."""
+    if _wanted_wide(problem):
+        return []
+    return [
+        Fault(
+            "float64-variable",
+            f"{one.name} is {one.type}{f': {one.why}' if one.why else ''}; write float32(...)",
+            one.where or one.line,
+        )
+        for one in built.types
+        if re.search(r"\bfloat64\b|\bfp64\b|\bf64\b", one.type)
+    ]
+
+
+def of_ptx(code: Code, loop: range | None, problem: Problem) -> list[Fault]:
+    """What instructions say that are slow, or that are there for nothing."""
+    wide = _wanted_wide(problem)
+    found: list[Fault] = []
+    inner = frozenset(loop or ())
+    by_line: dict[tuple[str, int | None], list[int]] = {}
+    for index, one in enumerate(code.instructions):
+        for kind in _kinds(one, wide):
+            by_line.setdefault((kind, one.line), []).append(index)
+    for (kind, line), at in by_line.items():
+        inside = [i for i in at if i in code.in_loops]
+        if kind in ("int64-index", "conversion") and not inner & set(at):
+            continue
+        examples = ", ".join(dict.fromkeys(code.instructions[i].opcode for i in (inside or at)))
+        where = (
+            "in the inner loop"
+            if inner & set(at)
+            else "in a loop"
+            if inside
+            else "outside of loops"
+        )
+        count = len([i for i in at if i in inner]) or len(inside) or len(at)
+        # Without a loop, each thread does everything once.
+        repeated = bool(inside) or not code.loops
+        severity: Severity = "fault" if repeated and kind in _COSTLY else "note"
+        message = f"{count} {where} ({examples}){_ADVICE.get(kind, '')}"
+        found.append(Fault(kind, message, line, severity, bool(inside), count))
+    found += _negative_indices(code, inner)
+    return found
+
+
+_COSTLY = ("float64", "int64-division")
+
+_ADVICE = {
+    "float64": "; a GPU has few units for it",
+    "int64-division": "; no instruction does it: each becomes a subroutine of about a hundred",
+    "int32-division": "; each becomes some twenty instructions",
+}
+
+
+def _kinds(one: Instruction, wide: bool) -> list[str]:
+    base, *rest = one.opcode.split(".")
+    kinds = list[str]()
+    if _F64.search(one.opcode) and not wide and base not in ("ld", "st", "mov", "selp"):
+        kinds.append("float64")
+    if base in ("div", "rem") and rest[-1] in ("s64", "u64"):
+        kinds.append("int64-division")
+    elif base in ("div", "rem") and rest[-1] in ("s32", "u32"):
+        kinds.append("int32-division")
+    elif _INT64.search(one.opcode):
+        kinds.append("int64-index")
+    if base == "cvt" and not ("f64" in rest and wide):
+        kinds.append("conversion")
+    return kinds
+
+
+def _negative_indices(code: Code, inner: frozenset[int]) -> list[Fault]:
+    """The sign of an index, spread over it, with the size that is added if it is negative: what
+    Python's rule for a[-1] takes."""
+    signs = {
+        name
+        for one in code.instructions
+        if one.opcode in ("shr.s64", "shr.s32") and one.operands[-1] in ("63", "31")
+        for name in one.writes
+    }
+    lines: dict[int | None, int] = {}
+    for index, one in enumerate(code.instructions):
+        if one.opcode in ("and.b64", "and.b32") and one.reads & signs and index in inner:
+            lines[one.line] = lines.get(one.line, 0) + 1
+    return [
+        Fault(
+            "negative-index",
+            f"{count} fix-ups of an index that might be negative in the inner loop; "
+            "unsigned indices need none",
+            line,
+            "note",
+            True,
+            count,
+        )
+        for line, count in lines.items()
+    ]
+
+
+def of_accesses(costs: Sequence[AccessCost]) -> list[Fault]:
+    """Accesses that move more than they use, and banks that are asked several times."""
+    found: list[Fault] = []
+    for one in costs:
+        what = "atomic" if one.atomic else "store" if one.stores else "load"
+        stride = f", {one.stride} bytes from thread to thread" if one.stride is not None else ""
+        if one.space == "global" and one.waste >= _WASTE:
+            message = (
+                f"a {what} moves {one.sectors:.3g} sectors of 32 bytes a warp, {one.least:.3g} "
+                f"would do{stride}"
+            )
+            found.append(Fault("uncoalesced", message, one.line, in_loop=one.in_loop))
+        if one.space == "shared" and one.conflict >= _CONFLICT:
+            message = f"a {what} asks the busiest bank {one.conflict:.3g} times{stride}"
+            found.append(Fault("bank-conflict", message, one.line, in_loop=one.in_loop))
+    return found
+
+
+def of_machine(machine: Machine, held: Occupancy | None) -> list[Fault]:
+    """What did not fit into registers, and how full a multiprocessor is."""
+    found: list[Fault] = []
+    lines: dict[int | None, list[int]] = {}
+    sass = machine.sass
+    for index, one in enumerate(sass.instructions if sass is not None else ()):
+        if one.space == "local":
+            lines.setdefault(one.line, []).append(index)
+    spilled = machine.spill_stores + machine.spill_loads
+    kind = "spill" if spilled else "local-memory"
+    if spilled:
+        how = (
+            f"{machine.spill_stores} bytes stored, {machine.spill_loads} loaded, "
+            f"with {machine.registers} registers a thread"
+        )
+    else:
+        how = f"{machine.stack} bytes a thread"
+    for line, at in lines.items():
+        inside = sass is not None and any(i in sass.in_loops for i in at)
+        message = f"{len(at)} accesses to local memory here; {how} in all"
+        found.append(
+            Fault(kind, message, line, "fault" if spilled or inside else "note", inside, len(at))
+        )
+    if spilled and not lines:
+        found.append(Fault("spill", how))
+    if held is not None and held.share < _LOW_OCCUPANCY:
+        message = f"{held.warps} of {held.most} warps a multiprocessor, limited by {held.limit}"
+        found.append(Fault("occupancy", message, severity="note"))
+    return found

@@ -1,0 +1,132 @@
+"""A file of variants of one kernel, read for `lowbit compare`.
+
+spec       the operation: an Operation, or an annotated function that is its reference
+inputs     instead of it: a function of the sizes that makes all arrays by name, and
+           `output` the name of the one that is the result
+sizes      those at which the variants are timed and followed; the exercise's without it
+small      those at which they are checked; the exercise's, or `sizes`, without it
+grid       blocks, or a function of sizes and constants; `block` threads of a block
+constants  other parameters
+variants   the kernels in their order; all kernels that the file defines without it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from lowbit.lab.backends.backend import GridLike
+from lowbit.lab.compare.kind import kind_of, kinds
+from lowbit.lab.compare.problem import Problem
+from lowbit.lab.compare.variant import Variant
+from lowbit.lab.source import blamed, load
+from lowbit.registry.extras import installed
+from lowbit.spec import Operation, from_function
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a file holds. small: where variants are checked; large: where they are timed."""
+
+    path: Path
+    variants: tuple[Variant, ...]
+    small: Problem
+    large: Problem
+
+
+def read(path: Path, sizes: Mapping[str, int] | None = None) -> Comparison:
+    """Run a file and look up what it says; `sizes` are instead of its own.
+
+    FileNotFoundError if there is no such file; ValueError if it cannot be run, with the line, or
+    does not define what is needed.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with _without_gpu():
+        module = load(path)
+    names = vars(module)
+    variants = _variants(module, path)
+    with blamed(path):
+        small, large = _problems(names, path, sizes or {})
+    return Comparison(path, tuple(_complete(one, names, path) for one in variants), small, large)
+
+
+def _problems(
+    names: Mapping[str, Any], path: Path, given: Mapping[str, int]
+) -> tuple[Problem, Problem]:
+    spec, make, output = names.get("spec"), names.get("inputs"), names.get("output")
+    measured = {**names.get("sizes", {}), **given}
+    if spec is None and (make is None or output is None or not measured):
+        raise ValueError(
+            f"{path} defines neither `spec`, a specification, nor `inputs`, `output` and `sizes`: "
+            "a function that makes all arrays by name, the result's name, and a dict"
+        )
+    if spec is None:
+        small = names.get("small", measured)
+        return Problem(small, None, make, output), Problem(measured, None, make, output)
+    operation = spec if isinstance(spec, Operation) else from_function(spec)
+    exercise = operation.complete({**operation.exercise, **names.get("small", {})})
+    whole = operation.complete({**exercise, **measured})
+    return Problem(exercise, operation, None, output), Problem(whole, operation, None, output)
+
+
+def _variants(module: ModuleType, path: Path) -> list[Variant]:
+    names = vars(module)
+    if "variants" in names:
+        listed = names["variants"]
+        pairs = listed.items() if isinstance(listed, dict) else [("", one) for one in listed]
+        found = [_variant(one, name) for name, one in pairs]
+    else:
+        found = [
+            _variant(value, name)
+            for name, value in names.items()
+            if not isinstance(value, (Operation, type, ModuleType, FunctionType, Variant))
+            and any(kind.takes(value) for kind in kinds)
+            and getattr(value, "__dict__", {}).get("__module__", module.__name__) == module.__name__
+        ]
+    if not found:
+        raise ValueError(
+            f"{path} defines no kernel; write functions under numba.cuda.jit, triton.jit or "
+            "numba.njit, lowbit kernels, or lowbit.lab.compare.cuda_c('...')"
+        )
+    return found
+
+
+def _variant(one: Any, name: str) -> Variant:
+    made = one if isinstance(one, Variant) else Variant(one)
+    kind_of(made.kernel)
+    return replace(made, name=made.name or name or kind_of(made.kernel).name_of(made.kernel))
+
+
+def _complete(one: Variant, names: Mapping[str, Any], path: Path) -> Variant:
+    kind = kind_of(one.kernel)
+    grid: GridLike | None = names.get("grid") if one.grid is None else one.grid
+    block = names.get("block") if one.block is None else one.block
+    if kind.needs_grid and grid is None:
+        raise ValueError(f"{path}: {one.name} has no grid; define grid, or variant(..., grid=...)")
+    if kind.needs_block and block is None:
+        raise ValueError(f"{path}: {one.name} has no block; define block = (32, 32), the threads")
+    block = (block,) if isinstance(block, int) else block
+    return replace(
+        one, grid=grid, block=block, constants={**names.get("constants", {}), **one.constants}
+    )
+
+
+@contextlib.contextmanager
+def _without_gpu() -> Iterator[None]:
+    """Within it, numba.cuda.jit remembers a signature instead of compiling it for a GPU at once,
+    of which there may be none."""
+    if not installed("numba"):
+        yield
+        return
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        raise RuntimeError("NUMBA_ENABLE_CUDASIM is 1; unset it: compare compiles kernels")
+    from lowbit.lab.compare.kinds.numba_cuda import remembered_signatures
+
+    with remembered_signatures():
+        yield

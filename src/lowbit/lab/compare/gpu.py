@@ -1,0 +1,107 @@
+"""What kernels that become PTX have in common: how they are launched, interpreted and checked."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lowbit.lab.compare.kind import Built, Kind
+from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.ptx.block import NotInterpretedError
+from lowbit.lab.compare.ptx.execute import Dims, Launch, blocks_of
+from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
+from lowbit.lab.compare.ptx.parse import Ptx, parse
+from lowbit.lab.compare.variant import Variant
+from lowbit.spec import Array
+
+_HOW = "its PTX, interpreted"
+
+
+def grid_of(variant: Variant, problem: Problem) -> Dims:
+    """The blocks at these sizes. ValueError if the grid is none."""
+    # A constant that is named as a size is that size in another type.
+    known = {**variant.constants, **problem.sizes}
+    wanted = variant.grid(known) if callable(variant.grid) else variant.grid
+    dims: list[Any] = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+    if not 1 <= len(dims) <= 3 or any(not isinstance(n, (int, np.integer)) or n < 1 for n in dims):
+        raise ValueError(f"the grid of {variant.name} is {wanted!r}; give one to three numbers")
+    return blocks_of(dims)
+
+
+def arguments(
+    variant: Variant, names: Sequence[str], problem: Problem, arrays: Mapping[str, Any]
+) -> list[Any]:
+    """What is passed for each parameter."""
+    given = problem.arguments(names, arrays, variant.constants).values()
+    return [one.reshape(-1) if variant.flat and getattr(one, "shape", ()) else one for one in given]
+
+
+class PtxKind(Kind):
+    """A kernel of which the block is given, and whose PTX has flat parameters."""
+
+    needs_grid = needs_block = on_gpu = True
+
+    @abstractmethod
+    def parameters(self, kernel: Any) -> Sequence[str]:
+        """The names of its parameters."""
+
+    @abstractmethod
+    def flat(self, value: Any, address: Callable[[Any], int]) -> list[Any]:
+        """An argument as the parameters of the PTX that it becomes."""
+
+    def parsed(self, built: Built) -> Ptx:
+        """The PTX with lines of the kernel's own file. ValueError if there is none."""
+        if built.ptx is None:
+            raise ValueError("; ".join(built.missing) or "there is no PTX")
+        return parse(built.ptx, built.file, built.entry)
+
+    def launch(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
+    ) -> Launch:
+        """The kernel on these arrays, to be interpreted."""
+        memory, ptx = Memory(), self.parsed(built)
+        places = {one.ctypes.data: memory.place(name, one) for name, one in arrays.items()}
+        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
+        values = [v for one in given for v in self.flat(one, lambda a: places[a.ctypes.data])]
+        kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
+        if len(kinds) != len(values):
+            raise NotInterpretedError(
+                f"{len(kinds)} parameters in the PTX, {len(values)} arguments"
+            )
+        parameters = packed_parameters(kinds, values)
+        block = blocks_of(variant.block or (1,))
+        return Launch(ptx, memory, parameters, grid_of(variant, problem), block, variant.shared)
+
+    def check(
+        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+    ) -> tuple[Checked, Array | None]:
+        against = "nothing"
+        arrays = problem.arrays()
+        try:
+            self.launch(variant, built, problem, arrays).run()
+        except NotInterpretedError as error:
+            return Checked(None, against, _HOW, f"not checked: {error}"), None
+        except OutsideError as error:
+            return Checked(False, against, _HOW, f"out of bounds: {error}"), None
+        except ValueError as error:
+            return Checked(None, against, _HOW, f"not checked: {error}"), None
+        result = arrays[problem.result]
+        return problem.judge(result, first, _HOW), result
+
+    def call(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        from lowbit.lab.compare.driver import Function
+
+        ptx = self.parsed(built)
+        given = arguments(variant, self.parameters(variant.kernel), problem, arrays)
+        values = [v for one in given for v in self.flat(one, lambda a: a.data_ptr())]
+        kinds = {one.name: (one.letter, one.bits) for one in ptx.parameters}
+        parameters = [*packed_parameters(kinds, values).values()]
+        function = Function(built, ptx.name)
+        block = blocks_of(variant.block or (1,))
+        grid = grid_of(variant, problem)
+        return lambda: function.launch(grid, block, variant.shared, parameters)

@@ -1,0 +1,108 @@
+"""The kinds of kernels that can be compared: each a file of `kinds/`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lowbit.lab.compare.code import Code
+from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.ptx.execute import Launch
+from lowbit.lab.compare.variant import Variant
+from lowbit.registry import Registry
+from lowbit.spec import Array
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A variable with the type that a compiler inferred, and the line of its first assignment.
+    why, where: what made it so wide, and on which line, if that is known."""
+
+    name: str
+    type: str
+    line: int | None
+    why: str = ""
+    where: int | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A variant as its compiler made it.
+
+    lines, first_line, file: the text. types: of its variables. made_by: the compilers. ptx, entry:
+    for a GPU, with the name of the kernel; threads: of a block; shared: bytes of dynamic shared
+    memory; most_registers: that the kernel allows itself. code: for a CPU. stages: texts on the
+    way, by name. missing: what could not be had, in one line each.
+    """
+
+    lines: tuple[str, ...]
+    first_line: int
+    file: str
+    types: tuple[Typed, ...] = ()
+    made_by: str = ""
+    ptx: str | None = None
+    entry: str | None = None
+    threads: int = 0
+    shared: int = 0
+    most_registers: int | None = None
+    code: Code | None = None
+    stages: Mapping[str, str] | None = None
+    missing: tuple[str, ...] = ()
+
+
+class Kind(ABC):
+    """What is done to kernels of one kind. title: what people call it."""
+
+    title: ClassVar[str]
+    needs_grid: ClassVar[bool] = False
+    needs_block: ClassVar[bool] = False
+    on_gpu: ClassVar[bool] = False
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, kernel: Any) -> bool:
+        """Whether this is a kernel of the kind. It must not need what the kind needs to run."""
+
+    @classmethod
+    @abstractmethod
+    def name_of(cls, kernel: Any) -> str:
+        """What the kernel calls itself."""
+
+    @abstractmethod
+    def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
+        """Compile it for the sizes of a problem; for a GPU, for a compute capability. Errors of
+        compilers come out as ValueError or RuntimeError, in one line."""
+
+    def launch(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
+    ) -> Launch | None:
+        """Its PTX with these arrays, to be interpreted; None for kernels that are for a CPU."""
+        return None
+
+    @abstractmethod
+    def check(
+        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+    ) -> tuple[Checked, Array | None]:
+        """Run it on the CPU and judge the result."""
+
+    @abstractmethod
+    def call(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        """What is timed: on the CPU on arrays, on a GPU on its tensors, by name."""
+
+
+kinds: Registry[type[Kind]] = Registry("kind of kernel", "lowbit.lab.compare.kinds")
+
+
+def kind_of(kernel: Any) -> type[Kind]:
+    """TypeError if the kernel is of no kind."""
+    for kind in kinds:
+        if kind.takes(kernel):
+            return kind
+    raise TypeError(
+        f"cannot compare {kernel!r}; give a function under numba.cuda.jit, triton.jit or "
+        "numba.njit, a lowbit kernel, or cuda_c('...')"
+    )

@@ -1,0 +1,1 @@
+"""Kinds of kernels, a file each."""

@@ -1,0 +1,148 @@
+"""Kernels for a CPU: functions under numba.njit, and lowbit's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lowbit import isa as instruction_sets
+from lowbit.jit.kernel import Kernel
+from lowbit.jit.threads import max_threads
+from lowbit.lab.backends.backend import Request
+from lowbit.lab.backends.kinds.cpu import CpuKernel
+from lowbit.lab.check.cases import check_request
+from lowbit.lab.compare import assembly
+from lowbit.lab.compare.gpu import arguments
+from lowbit.lab.compare.kind import Built, Kind, kinds
+from lowbit.lab.compare.numba_types import typed
+from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.spec import Array
+
+
+@kinds.register("Numba")
+class NumbaCpu(Kind):
+    """A function under numba.njit of arrays and numbers, which writes into the result."""
+
+    title = "Numba CPU"
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        home = type(kernel).__module__
+        return home.startswith("numba.core.") and hasattr(kernel, "py_func")
+
+    @classmethod
+    def name_of(cls, kernel: Any) -> str:
+        return kernel.py_func.__name__
+
+    def _arguments(
+        self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
+    ) -> list[Any]:
+        names = [*inspect.signature(variant.kernel.py_func).parameters]
+        return arguments(variant, names, problem, arrays)
+
+    def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
+        import numba
+        from numba.core.errors import NumbaError
+
+        kernel = variant.kernel
+        lines, first, file = source_of(kernel.py_func)
+        given = self._arguments(variant, problem, problem.arrays())
+        signature = tuple(numba.typeof(one) for one in given)
+        try:
+            kernel.compile(signature)
+        except NumbaError as error:
+            raise ValueError(str(error).strip().splitlines()[0]) from None
+        made = kernel.overloads[signature]
+        code = assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file)
+        return Built(
+            lines=tuple(lines),
+            first_line=first,
+            file=file,
+            types=typed(made.type_annotation, lines, first),
+            made_by=f"Numba {numba.__version__}",
+            code=code,
+        )
+
+    def check(
+        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+    ) -> tuple[Checked, Array | None]:
+        arrays = problem.arrays()
+        self.call(variant, built, problem, arrays)()
+        result = arrays[problem.result]
+        return problem.judge(result, first, "a call"), result
+
+    def call(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        given = self._arguments(variant, problem, arrays)
+        return lambda: variant.kernel(*given)
+
+
+@kinds.register("lowbit")
+class LowbitCpu(Kind):
+    """A lowbit kernel, or one with an instruction set and static arguments (lab.CpuKernel)."""
+
+    title = "lowbit"
+
+    @classmethod
+    def takes(cls, kernel: Any) -> bool:
+        return isinstance(kernel, (Kernel, CpuKernel))
+
+    @classmethod
+    def name_of(cls, kernel: Any) -> str:
+        return kernel.kernel.name if isinstance(kernel, CpuKernel) else kernel.name
+
+    def _asked(
+        self, variant: Variant, given: Mapping[str, Any]
+    ) -> tuple[CpuKernel, dict[str, Any]]:
+        kernel: Any = variant.kernel
+        asked: CpuKernel = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
+        static = asked.static
+        return asked, dict(static(given) if callable(static) else static)
+
+    def _arguments(
+        self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        asked, _ = self._asked(variant, {})
+        return problem.arguments([*asked.kernel.types], arrays, variant.constants)
+
+    def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
+        arrays = problem.arrays()
+        given = self._arguments(variant, problem, arrays)
+        asked, static = self._asked(variant, given)
+        isa = instruction_sets.named(asked.isa)
+        lines, first, file = source_of(asked.kernel.text)
+        return Built(
+            lines=tuple(lines),
+            first_line=first,
+            file=file,
+            made_by=f"lowbit for {isa.name}",
+            code=assembly.parse(asked.kernel.assembly(isa, **static)),
+        )
+
+    def check(
+        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+    ) -> tuple[Checked, Array | None]:
+        if problem.operation is None:
+            arrays = problem.arrays()
+            self.call(variant, built, problem, arrays)()
+            return problem.judge(arrays[problem.result], first, "a call"), arrays[problem.result]
+        asked, _ = self._asked(variant, {})
+        given = {n: v for n, v in variant.constants.items() if n in asked.kernel.types}
+        request = Request(asked, problem.operation, output=problem.output, given=given)
+        found = check_request(request, "cpu", few=True, stop=True)
+        said = str(next(iter(found.findings), f"{found.cases} cases"))
+        return Checked(
+            found.ok, f"the specification {found.operation}", "lowbit's interpreter", said
+        ), None
+
+    def call(
+        self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
+    ) -> Callable[[], object]:
+        given = self._arguments(variant, problem, arrays)
+        asked, static = self._asked(variant, given)
+        program = asked.kernel.program(instruction_sets.named(asked.isa), **static)
+        values: Sequence[Any] = [*given.values()]
+        return lambda: program(max_threads(), *values)

@@ -1,0 +1,223 @@
+"""What PTX instructions compute, on vectors of all threads of a block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Compute = Callable[..., Array]
+
+
+def dtype_of(suffix: str) -> np.dtype[Any]:
+    """The dtype of a type suffix: "s32", "b64", "f32", "pred". KeyError for another."""
+    return _TYPES[suffix]
+
+
+_TYPES = {
+    **{f"{letter}{n}": np.dtype(f"u{n // 8}") for n in (8, 16, 32, 64) for letter in "bu"},
+    **{f"s{n}": np.dtype(f"i{n // 8}") for n in (8, 16, 32, 64)},
+    **{f"f{n}": np.dtype(f"f{n // 8}") for n in (16, 32, 64)},
+    "pred": np.dtype(bool),
+}
+
+
+def _divide(a: Array, b: Array) -> Array:
+    """Division that rounds to zero."""
+    if a.dtype.kind == "f":
+        return a / b
+    b = np.where(b == 0, 1, b).astype(a.dtype)
+    whole = a // b
+    if a.dtype.kind == "i":
+        whole = whole + ((a - whole * b != 0) & ((a < 0) != (b < 0)))
+    return whole.astype(a.dtype)
+
+
+def _high(a: Array, b: Array) -> Array:
+    """The upper half of a product."""
+    bits = a.dtype.itemsize * 8
+    if bits < 64:
+        wide = np.dtype(f"{a.dtype.kind}{2 * a.dtype.itemsize}")
+        return (a.astype(wide) * b.astype(wide) >> bits).astype(a.dtype)
+    exact = [(int(x) * int(y)) >> 64 for x, y in zip(a, b, strict=True)]
+    return np.array([x & (2**64 - 1) for x in exact], np.uint64).view(a.dtype)
+
+
+def _wide(a: Array, b: Array) -> Array:
+    wide = np.dtype(f"{a.dtype.kind}{2 * a.dtype.itemsize}")
+    return a.astype(wide) * b.astype(wide)
+
+
+def _shift(a: Array, by: Array, left: bool) -> Array:
+    """Shifts of so many bits and more leave nothing but the sign."""
+    bits = a.dtype.itemsize * 8
+    count = np.minimum(by.astype(np.uint64), bits - 1).astype(a.dtype)
+    moved = a << count if left else a >> count
+    gone = by.astype(np.uint64) >= bits
+    if not left and a.dtype.kind == "i":
+        return moved
+    return np.where(gone, 0, moved).astype(a.dtype)
+
+
+def _extract(a: Array, start: Array, length: Array) -> Array:
+    """bfe: bits of a field, with its sign if the type has one."""
+    bits = a.dtype.itemsize * 8
+    start, length = start.astype(np.int64) & 255, length.astype(np.int64) & 255
+    mask = np.where(length >= 64, -1, (np.int64(1) << np.minimum(length, 63)) - 1).astype(np.uint64)
+    plain = _shift(a.view(f"u{bits // 8}"), start, False).astype(np.uint64) & mask
+    if a.dtype.kind == "i":
+        end = np.clip(start + length - 1, 0, bits - 1)
+        sign = _shift(a.view(f"u{bits // 8}"), end, False).astype(np.uint64) & np.uint64(1)
+        plain = np.where((sign == 1) & (length > 0), plain | ~mask, plain)
+    return plain.astype(f"u{bits // 8}").view(a.dtype)
+
+
+def _permute(a: Array, b: Array, selector: Array) -> Array:
+    """prmt: each byte one of eight, or its sign repeated."""
+    both = np.stack([(source >> (8 * i)) & 0xFF for source in (a, b) for i in range(4)])
+    lanes, out = np.arange(a.size), np.zeros_like(a)
+    for i in range(4):
+        choice = (selector >> (4 * i)) & 0xF
+        byte = both[choice & 7, lanes]
+        byte = np.where(choice & 8, np.where(byte & 0x80, 0xFF, 0), byte)
+        out |= byte.astype(a.dtype) << np.uint32(8 * i)
+    return out
+
+
+def _logic(a: Array, b: Array, c: Array, table: Array) -> Array:
+    """lop3: any function of three bits, by its table."""
+    out, number = np.zeros_like(a), int(table[0])
+    for i in range(8):
+        if number >> i & 1:
+            out |= (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
+    return out
+
+
+def _dot4(a: Array, b: Array, c: Array, a_kind: str, b_kind: str) -> Array:
+    left, right = (
+        x.view(np.int8 if kind.startswith("s") else np.uint8).reshape(-1, 4).astype(np.int64)
+        for x, kind in ((a, a_kind), (b, b_kind))
+    )
+    return ((left * right).sum(axis=1) + c.view(np.int32)).astype(np.int32).view(c.dtype)
+
+
+def dot_product(opcode: str, a: Array, b: Array, c: Array) -> Array:
+    """dp4a: four products of bytes and a sum of 32 bits."""
+    *_, a_kind, b_kind = opcode.split(".")
+    return _dot4(a, b, c, a_kind, b_kind)
+
+
+_popcount = np.vectorize(lambda x: int(x).bit_count(), otypes=[np.uint32])
+
+
+def _leading(a: Array) -> Array:
+    bits = a.dtype.itemsize * 8
+    return np.array([bits - int(x).bit_length() for x in a], np.uint32)
+
+
+COMPUTE: dict[str, Compute] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "mul.hi": _high,
+    "mul.wide": _wide,
+    "mad": lambda a, b, c: a * b + c,
+    "mad.wide": lambda a, b, c: _wide(a, b) + c,
+    "mad.hi": lambda a, b, c: _high(a, b) + c,
+    "div": _divide,
+    "rem": lambda a, b: a - _divide(a, b) * b,
+    "min": lambda a, b: np.fmin(a, b) if a.dtype.kind == "f" else np.minimum(a, b),
+    "max": lambda a, b: np.fmax(a, b) if a.dtype.kind == "f" else np.maximum(a, b),
+    "abs": np.abs,
+    "neg": lambda a: -a if a.dtype.kind != "u" else (~a + a.dtype.type(1)),
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "not": lambda a: ~a,
+    "shl": lambda a, by: _shift(a, by, True),
+    "shr": lambda a, by: _shift(a, by, False),
+    "selp": lambda a, b, p: np.where(p, a, b),
+    "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "popc": _popcount,
+    "clz": _leading,
+    "bfe": _extract,
+    "prmt": _permute,
+    "lop3": _logic,
+}
+"""By the opcode without its type: functions of operands of that type."""
+
+COMPARE: dict[str, Compute] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lo": lambda a, b: a < b,
+    "ls": lambda a, b: a <= b,
+    "hi": lambda a, b: a > b,
+    "hs": lambda a, b: a >= b,
+    "num": lambda a, b: ~(np.isnan(a) | np.isnan(b)),
+    "nan": lambda a, b: np.isnan(a) | np.isnan(b),
+    "equ": lambda a, b: ~(a < b) & ~(a > b),
+    "neu": lambda a, b: (a < b) | (a > b) | np.isnan(a) | np.isnan(b),
+    "ltu": lambda a, b: ~(a >= b),
+    "leu": lambda a, b: ~(a > b),
+    "gtu": lambda a, b: ~(a <= b),
+    "geu": lambda a, b: ~(a < b),
+}
+"""Comparisons; those that end in u hold for NaN too."""
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """a * b + c, rounded once in float32: a product of two fits into float64."""
+    if a.dtype == np.float64:
+        return np.array([_fma(*one) for one in zip(a, b, c, strict=True)])
+    return (a.astype(np.float64) * b + c).astype(a.dtype)
+
+
+# Python 3.13 has math.fma; before, the product is rounded on its own.
+_fma: Callable[[float, float, float], float] = getattr(math, "fma", lambda a, b, c: a * b + c)
+
+_ROUND: dict[str, Callable[[Array], Array]] = {
+    "rzi": np.trunc,
+    "rni": np.rint,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+    "rz": np.trunc,
+    "rn": np.rint,
+    "rm": np.floor,
+    "rp": np.ceil,
+}
+
+
+def convert(a: Array, to: np.dtype[Any], modifiers: list[str]) -> Array:
+    """cvt: another type of the same value; floats that become integers saturate."""
+    if a.dtype.kind == "f":
+        for name in modifiers:
+            # Of a float to a float only the forms that end in i round to an integer.
+            if name in _ROUND and (to.kind != "f" or name.endswith("i")):
+                a = _ROUND[name](a)
+        if to.kind != "f":
+            info = np.iinfo(to)
+            whole = np.nan_to_num(a.astype(np.float64), nan=0.0)
+            inside = np.clip(whole, float(info.min), float(np.nextafter(float(info.max), 0)))
+            made = inside.astype(to)
+            return np.where(whole >= float(info.max), info.max, made).astype(to)
+    if "sat" in modifiers and to.kind == "f":
+        a = np.clip(a, 0, 1)
+    elif "sat" in modifiers:
+        info = np.iinfo(to)
+        a = np.clip(a.astype(np.int64), info.min, info.max)
+    return a.astype(to)

@@ -1,0 +1,133 @@
+"""A comparison as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.bench.core.table import format_seconds, new_table, three_digits
+from lowbit.lab.compare.code import KINDS
+from lowbit.lab.compare.explain import Explained
+from lowbit.lab.compare.neighbours import Change
+from lowbit.lab.compare.ptx.accesses import AccessCost
+from lowbit.lab.compare.run import Result
+
+
+def render(one: Result, notes: bool = False) -> RenderableType:
+    """The table of all variants, each variant's types and faults, and what changed between
+    neighbours. notes: also what costs little."""
+    sizes = ", ".join(f"{name}={size}" for name, size in one.sizes.items())
+    where = f"timed on {one.device}" if one.device else "no GPU here"
+    head = f"{one.file}: {sizes}; compiled for sm_{one.sm}; {where}"
+    parts: list[RenderableType] = [Text(head, "bold"), Text(""), _table(one)]
+    parts += [Text(f"note: {note}", "dim") for note in one.notes]
+    for each in one.variants:
+        parts += ["", _variant(each, notes)]
+    for each in one.changes:
+        parts += ["", _change(each)]
+    return Group(*parts)
+
+
+_HEADINGS = {
+    "arithmetic": "arith", "address": "addr", "conversion": "conv", "memory": "mem",
+    "control": "loop", "other": "other",
+}  # fmt: skip
+
+
+def _table(one: Result) -> Table:
+    """A row a variant; numbers of instructions are per iteration of the inner loop."""
+    headings = ["right", "time", "× first", "regs", "spill", "warps", "unroll", "instr"]
+    headings += [*(_HEADINGS[kind] for kind in KINDS), "uniform", "per arith", "bytes"]
+    title = "Instructions and bytes per iteration of the inner loop, as the text writes it"
+    table = new_table(title, [("variant", False), *((name, True) for name in headings)])
+    table.columns[0].no_wrap = True
+    first = next((each.seconds for each in one.variants if each.seconds), None)
+    for each in one.variants:
+        loop, machine, held = each.loop, each.machine, each.occupancy
+        table.add_row(
+            each.name,
+            {True: "yes", False: "NO", None: "?"}[each.checked.ok],
+            format_seconds(each.seconds[1]) if each.seconds else "",
+            three_digits(each.seconds[1] / first[1]) if each.seconds and first else "",
+            str(machine.registers) if machine else "",
+            str(machine.spill_stores + machine.spill_loads) if machine else "",
+            f"{held.warps}/{held.most}" if held else "",
+            f"{loop.unrolled:.3g}" if loop else "",
+            three_digits(loop.per_iteration) if loop else "",
+            *(_count(loop.mix[kind]) if loop else "" for kind in KINDS),
+            _count(loop.uniform) if loop else "",
+            three_digits(loop.per_arithmetic) if loop and loop.per_arithmetic else "",
+            "" if each.moved is None else three_digits(each.moved),
+        )
+    return table
+
+
+def _count(number: float) -> str:
+    return three_digits(number) if number else "0"
+
+
+def _variant(one: Explained, notes: bool) -> Text:
+    text = Text(f"{one.name} ({one.kind}", "bold")
+    text.append(f", {one.built.made_by})" if one.built.made_by else ")")
+    lines = [f"check: {_checked(one)}"]
+    if one.types:
+        lines.append("types: " + ", ".join(f"{t.name} {t.type}" for t in one.types))
+    for access in one.accesses:
+        lines.append(f"line {access.line}: {_access(access)}")
+    text.append("".join(f"\n  {line}" for line in lines), "not bold")
+    for fault in one.faults:
+        if fault.severity == "note" and not notes:
+            continue
+        style = "red" if fault.severity == "fault" else "yellow"
+        place = f"line {fault.line}: " if fault.line else ""
+        text.append(f"\n  {fault.severity}: {place}{fault.title}: {fault.message}", style)
+        if source := one.text_of(fault.line):
+            text.append(f"\n      {source}", "dim")
+    hidden = sum(f.severity == "note" for f in one.faults) if not notes else 0
+    if hidden:
+        text.append(f"\n  {hidden} more notes: --notes", "dim")
+    for note in one.notes:
+        text.append(f"\n  note: {note}", "dim")
+    return text
+
+
+def _checked(one: Explained) -> str:
+    checked = one.checked
+    if checked.ok is None:
+        return checked.message
+    verdict = "right" if checked.ok else "WRONG"
+    return f"{verdict} against {checked.against}, by {checked.how}: {checked.message}"
+
+
+def _access(one: AccessCost) -> str:
+    what = f"{'store to' if one.stores else 'load from'} {one.space} memory"
+    what += f", {one.nbytes} bytes a thread"
+    if one.space == "shared":
+        return f"{what}: the busiest bank is asked {one.conflict:.3g} times"
+    return f"{what}: {one.sectors:.3g} sectors a warp, {one.least:.3g} would do"
+
+
+def _change(one: Change) -> Text:
+    text = Text(f"{one.before} → {one.after}", "bold")
+    for line in _changes(one):
+        style = {"-": "red", "+": "green"}.get(line[:1], "")
+        text.append(f"\n  {line}", style or "not bold")
+    return text
+
+
+def _changes(one: Change) -> Iterator[str]:
+    yield from one.text
+    if one.types:
+        yield "types: " + "; ".join(one.types)
+    if one.registers:
+        yield f"registers: {one.registers[0]} → {one.registers[1]}"
+    if one.loop:
+        said = (f"{kind} {_count(a)} → {_count(b)}" for kind, (a, b) in one.loop.items())
+        yield "per iteration: " + ", ".join(said)
+    if one.faults:
+        yield "faults: " + ", ".join(one.faults)
+    if one.time:
+        yield f"time: × {three_digits(one.time)}"

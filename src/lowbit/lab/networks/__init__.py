@@ -1,0 +1,1 @@
+"""Quantizing a network, and the report on what became of it."""

@@ -1,0 +1,341 @@
+"""A trace, from the text that names a subject to what was found: the subject runs in a process of
+its own, untraced first; what that tells is understood here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import platform
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from iced_x86 import Instruction
+
+from lowbit.bench.core import peak
+from lowbit.bench.core.apart import Apart
+from lowbit.bench.core.record import Spread
+from lowbit.isa import active, host
+from lowbit.lab.trace import chain, loops, parts, replay, roles, verdict
+from lowbit.lab.trace.child import CRASH
+from lowbit.lab.trace.codemap import CodeMap, Function
+from lowbit.lab.trace.loops import Code, Cycle
+from lowbit.lab.trace.report import Limit, Line, Loop, Operator, Part, Trace
+from lowbit.lab.trace.sampler import Mapping
+from lowbit.lab.trace.subject import understood
+
+SAMPLES, SECONDS = 300, 2.0
+_PATIENCE_SECONDS = 300.0
+_HOT = 0.1  # a loop with a smaller share of the samples is not hot
+_FEWEST = 20  # samples
+_LOOPS = 8  # that are told
+_CHAIN = 0.7  # a kind that takes less of all together is not what limits it
+# Two products a cycle, each done after four, are what large cores do.
+_ENOUGH_ACCUMULATORS = 8
+_MOST_LINES = 400  # of a listing
+_PHASES = {
+    "open": "was made", "first": "ran for the first time", "time": "was timed",
+    "sample": "was sampled", "operators": "was profiled",
+}  # fmt: skip
+_THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA", "NUMEXPR")
+_NAMED_CODE = {"ONEDNN_JIT_PROFILE": "2", "DNNL_JIT_PROFILE": "2"}  # oneDNN tells perf its names
+
+Tell = Callable[[str], None]
+
+
+def trace(
+    subject: str, threads: int = 1, seconds: float = SECONDS, tell: Tell = lambda phase: None
+) -> Trace:
+    """What runs when a subject is called, such as "torch:linear 1024x2048" or FILE.py.
+
+    threads: for libraries that ask the environment. seconds: of the processor, for each phase.
+    `tell` is told which one begins. ValueError or FileNotFoundError for a subject that cannot be
+    made, ChildProcessError if it raises or ends its process, RuntimeError on a machine whose code
+    this cannot read.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        where = f"{platform.system()} on {platform.machine()}"
+        raise RuntimeError(f"lowbit trace reads code of x86-64 on Linux; this is {where}")
+    if threads < 1:
+        raise ValueError(f"threads is {threads}; it must be at least 1")
+    understood(subject)
+    start = time.perf_counter()
+    told = _asked(subject, threads, seconds, tell)
+    tell("understood")
+    found = _Analysis(told, threads).trace(subject)
+    return found(time.perf_counter() - start)
+
+
+def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, Any]:
+    """The answers of the process in which the subject runs, by question."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = {"subject": subject, "threads": threads, "seconds": seconds, "samples": SAMPLES}
+        task_text = json.dumps({**task, "folder": folder})
+        environment = {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
+        process = Apart("lowbit.lab.trace.child", task_text, **environment, **_NAMED_CODE)
+        answers: dict[str, Any] = {}
+        with closing(process):
+            for phase, done in _PHASES.items():
+                tell(done)
+                try:
+                    answers[phase] = (
+                        process.answer(_PATIENCE_SECONDS)
+                        if phase == "open"
+                        else process.ask(phase, _PATIENCE_SECONDS)
+                    )
+                except RuntimeError as error:
+                    place = _crashed_in(Path(folder) / CRASH)
+                    text = f"{subject} ended its process while it {done}: {error}{place}"
+                    raise ChildProcessError(text) from None
+                if "refused" in answers[phase]:
+                    raise ValueError(answers[phase]["refused"])
+                if "raised" in answers[phase]:
+                    text = f"{subject} raised while it {done}: {answers[phase]['raised']}"
+                    raise ChildProcessError(text)
+        return answers
+
+
+def _crashed_in(file: Path) -> str:
+    """Where in Python a process was when it crashed, from what faulthandler wrote."""
+    with suppress(OSError):
+        match = re.search(r'  File "([^"]*)", line (\d+) in (.*)', file.read_text())
+        if match:
+            return f", in {match[3]} ({match[1]}, line {match[2]})"
+    return ""
+
+
+class _Analysis:
+    """Understands the answers."""
+
+    def __init__(self, told: dict[str, Any], threads: int) -> None:
+        self._told, self._threads = told, threads
+        sample = told["sample"]
+        places = [Mapping(**one) for one in sample["mappings"]]
+        self._map = CodeMap(places, sample["names"], [tuple(x) for x in sample["functions"]])
+        self._code = Code([(at, base64.b64decode(data)) for at, data in sample["code"]])
+        self._at: Counter[int] = Counter(sample["addresses"])
+        self._count = len(sample["addresses"])
+        self._notes: list[str] = []
+
+    def trace(self, subject: str) -> Callable[[float], Trace]:
+        told = self._told
+        cycles = loops.hottest(self._code, self._at)
+        every = _parted([self._loop(cycle, count) for cycle, count in cycles])
+        bodies = {one.start: cycle for one, (cycle, _) in zip(every, cycles, strict=True)}
+        split = self._parts(cycles, every)
+        hot, why = self._hot(every, split)
+        if hot is not None:
+            every = [self._listed(hot, bodies[hot.start]), *(x for x in every if x is not hot)]
+        else:
+            every = []
+        limit = self._limit(every, bodies)
+        expected = told["open"]["arithmetic"]
+        try:
+            judged = verdict.judged(hot, expected, why)
+        except RuntimeError as error:
+            judged = verdict.Verdict(
+                None, f"no verdict: the machine's best was not measured: {error}"
+            )
+        callers = self._chain(bodies[hot.start] if hot else None)
+        frames = chain.frames(callers, told["sample"]["python"])
+        if hot and not any(parts.is_interpreter(one.library) for one in callers):
+            self._notes.append("no Python was found above the hot loop: it runs on another thread")
+        rows = tuple(Operator(**row) for row in told["operators"]["rows"])
+        return lambda took: Trace(
+            subject=told["open"]["title"],
+            cpu=f"{host.model_name()} ({host.cpu_name()}, {active().name})",
+            threads=self._threads,
+            versions=told["sample"]["versions"],
+            seconds=Spread(*told["time"]["seconds"]),
+            cpu_seconds=told["time"]["cpu_seconds"],
+            mean_cpu_seconds=told["time"]["mean_cpu_seconds"],
+            sampled_cpu_seconds=told["sample"]["cpu_seconds"],
+            multiply_adds=told["open"]["multiply_adds"],
+            samples=self._count,
+            operators=rows,
+            operators_by=told["operators"]["by"],
+            chain=tuple(frames),
+            loops=tuple(every[:_LOOPS]),
+            why=why,
+            parts=tuple(split),
+            limit=limit,
+            verdict=judged,
+            notes=tuple(self._notes),
+            took_seconds=took,
+        )
+
+    def _loop(self, cycle: Cycle, count: int) -> Loop:
+        body = list(loops.instructions(self._code, cycle))
+        place = self._map.function(cycle.head)
+        function, structure = place.short, roles.structure(body)
+        amount, arithmetic, products = roles.multiply_adds(body)
+        wide = _width(body)
+        return Loop(
+            function=function,
+            library=place.library,
+            kind=place.kind,
+            part=parts.part_of(function, place.library, structure, wide),
+            samples=count,
+            share=count / self._count,
+            start=cycle.head,
+            instructions=len(body),
+            structure=structure,
+            mix=roles.mix(body),
+            instruction_sets=roles.sets_of(body),
+            vector_bits=wide,
+            products=products,
+            arithmetic=arithmetic,
+            multiply_adds=amount,
+            accumulators=roles.accumulators(body),
+            loads=structure.get(roles.LOAD, 0) + structure.get(roles.BROADCAST, 0),
+            stores=structure.get(roles.WRITE_BACK, 0),
+        )
+
+    def _hot(self, every: Sequence[Loop], split: Sequence[Part]) -> tuple[Loop | None, str]:
+        """The hot loop; or None, and why there is none."""
+        if self._count < _FEWEST:
+            return None, (
+                f"only {self._count} samples: it hardly uses the processor, so it waits, or it "
+                "ended"
+            )
+        calling = next((one.share for one in split if one.name == parts.CALLING), 0.0)
+        found = [
+            one for one in every
+            if one.share >= _HOT and one.part not in (parts.WAITING, parts.CALLING)
+        ]  # fmt: skip
+        if found:
+            return max(found, key=lambda one: one.samples), ""
+        if calling > 0.5:
+            return None, f"no hot loop: {calling:.0%} of the time is Python's own"
+        most, count = Counter(
+            self._map.function(place).short for place in self._at.elements()
+        ).most_common(1)[0]
+        share = count / self._count
+        return None, f"no hot loop: the time is spread, {share:.0%} at most in one function, {most}"
+
+    def _parts(self, cycles: Sequence[tuple[Cycle, int]], every: Sequence[Loop]) -> list[Part]:
+        """The samples, by the part of a product in which they were."""
+        in_loop = {
+            place: loop for (cycle, _), loop in zip(reversed(cycles), reversed(every), strict=True)
+            for place in cycle.body
+        }  # fmt: skip
+        kernels = {loop.function for loop in every if loop.part == parts.KERNEL}
+        shares: Counter[str] = Counter()
+        functions: dict[str, Counter[str]] = {}
+        for place, count in self._at.items():
+            loop = in_loop.get(place)
+            if loop is None:
+                at = self._map.function(place)
+                name = at.short
+                part = parts.KERNEL if name in kernels else parts.part_of(name, at.library, {})
+                part = parts.OTHER if part in parts.OF_A_PRODUCT and not kernels else part
+            else:
+                name, part = loop.function, loop.part
+            shares[part] += count
+            functions.setdefault(part, Counter())[name] += count
+        return [
+            Part(one, shares[one] / self._count, tuple(n for n, _ in functions[one].most_common(3)))
+            for one in parts.PARTS
+            if shares[one]
+        ]
+
+    def _listed(self, loop: Loop, cycle: Cycle) -> Loop:
+        lines = [
+            Line(one.ip, roles.text(one), roles.roles(one), self._at[one.ip])
+            for one in loops.instructions(self._code, cycle)
+        ]
+        if len(lines) > _MOST_LINES:
+            self._notes.append(f"the loop has {len(lines)} instructions, {_MOST_LINES} are listed")
+        return replace(loop, listing=tuple(lines[:_MOST_LINES]))
+
+    def _limit(self, every: Sequence[Loop], bodies: dict[int, Cycle]) -> Limit | None:
+        """Of the hot loop's structure; None, with a note, where it cannot be measured."""
+        if not every:
+            return None
+        hot = every[0]
+        body = list(loops.instructions(self._code, bodies[hot.start]))
+        try:
+            by = _tiles(hot) if not hot.vector_bits and hot.multiply_adds else _replayed(body)
+        except (ValueError, RuntimeError) as error:
+            self._notes.append(f"the loop's limit was not measured: {error}")
+            return None
+        # All multiply-adds of a call are made in loops like this one.
+        alike = [one for one in every if one.multiply_adds and one.arithmetic == hot.arithmetic]
+        share = sum(one.share for one in alike) if hot.multiply_adds else hot.share
+        taken = share * self._told["time"]["cpu_seconds"]
+        work = self._told["open"]["multiply_adds"]
+        least = by[replay.TOGETHER]
+        allowed = work / hot.multiply_adds * least if work and hot.multiply_adds else None
+        return Limit(
+            by=by,
+            limited_by=_limited_by(by, hot),
+            rate=hot.multiply_adds / least if hot.multiply_adds else None,
+            seconds=allowed,
+            loop_seconds=taken,
+            reached=peak.share(allowed / taken) if allowed and taken else None,
+        )
+
+    def _chain(self, cycle: Cycle | None) -> list[Function]:
+        """The callers that most samples in a loop have, or most of all, the innermost first."""
+        every = self._told["sample"]["chains"]
+        inside = set(cycle.body) if cycle else set()
+        several = [one for one in every if one[0] in inside] or every
+        # What is behind a call may belong to the next function.
+        named = [
+            tuple(self._map.function(at - (number > 0)) for number, at in enumerate(one))
+            for one in several
+        ]
+        seen = Counter(tuple(function.text for function in one) for one in named)
+        most = seen.most_common(1)[0][0] if seen else ()
+        return list(next((x for x in named if tuple(f.text for f in x) == most), ()))
+
+
+def _width(body: Sequence[Instruction]) -> int:
+    """Bits of the vectors that most of the work is done on: the products, if there are some."""
+    products = [one for one in body if roles.PRODUCTS in roles.roles(one)]
+    seen = Counter(roles.vector_bits(one) for one in products or body if roles.is_vector(one))
+    return seen.most_common(1)[0][0] if seen else 0
+
+
+def _parted(every: Sequence[Loop]) -> list[Loop]:
+    """What copies or converts is a part of a product only where products take time."""
+    if sum(loop.share for loop in every if loop.part == parts.KERNEL) >= _HOT:
+        return list(every)
+    return [
+        replace(loop, part=parts.OTHER) if loop.part in parts.OF_A_PRODUCT else loop
+        for loop in every
+    ]
+
+
+def _replayed(body: Sequence[Instruction]) -> dict[str, float]:
+    found = replay.programs(body)
+    if replay.TOGETHER not in found:
+        raise ValueError("nothing of it can be run by itself")
+    return replay.measured(found)
+
+
+def _limited_by(by: dict[str, float], hot: Loop) -> str:
+    """What keeps a round from being shorter."""
+    alone = {name: seconds for name, seconds in by.items() if name != replay.TOGETHER}
+    slowest = max(alone, key=lambda name: alone[name], default=replay.PRODUCTS)
+    if alone and alone[slowest] < _CHAIN * by[replay.TOGETHER]:
+        return "none of these alone, so by instructions that wait for the results of others"
+    if slowest == replay.PRODUCTS and 0 < hot.accumulators < _ENOUGH_ACCUMULATORS:
+        count = "1 register" if hot.accumulators == 1 else f"{hot.accumulators} registers"
+        return f"products, which wait for each other: they are added to {count}"
+    return slowest
+
+
+def _tiles(loop: Loop) -> dict[str, float]:
+    """Of a round of products of tiles, from the rate that lowbit's own probe reaches."""
+    ceiling = peak.measure(active().name, 1, reads=False)
+    rate = ceiling.ways.get(next((name for name in loop.products if name in ceiling.ways), ""))
+    if rate is None:
+        raise ValueError(f"{loop.products[0]} cannot be run by itself")
+    return {replay.TOGETHER: 2 * loop.multiply_adds / (rate * 1e9)}

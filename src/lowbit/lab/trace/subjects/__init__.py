@@ -1,0 +1,1 @@
+"""What can be traced by name, a file an engine."""
