@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import torch
 
-from lowbit.demo.encoder import load_encoder, tokenize
+from lowbit.bench.models.data.sentences import manual_sentences
+from lowbit.bench.models.networks.encoder import load_encoder, tokenize
 from lowbit.demo.measure import quality
-from lowbit.demo.sentences import manual_sentences
-from lowbit.torch import Int4DynamicConfig, Int4WeightOnlyConfig, QuantizeConfig, quantize_
+from lowbit.torch import Int4DynamicConfig, Int4WeightOnlyConfig, quantize_
 
-CONFIGS: dict[str, tuple[type[QuantizeConfig], bool]] = {
+CONFIGS: dict[str, tuple[type[Int4WeightOnlyConfig | Int4DynamicConfig], bool]] = {
     "weight only": (Int4WeightOnlyConfig, False),
     "symmetric weight": (Int4WeightOnlyConfig, True),
     "dynamic": (Int4DynamicConfig, False),
@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, (config, symmetric) in CONFIGS.items():
             errors: dict[str, float] = {}
             for range_ in ("minmax", "mse"):
-                chosen = config(size, symmetric_weight=symmetric, weight_range=range_)  # type: ignore[call-arg]
+                chosen = config(
+                    size, symmetric_weight=symmetric, weight_range=range_, embeddings=None
+                )
                 model = quantize_(copy.deepcopy(encoder), chosen)
                 errors[range_] = squared_error(model, encoder)
                 found = quality(torch.cat([model(*batch) for batch in batches]), exact)

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from lowbit import VectorIndex
-from lowbit.demo.encoder import load_encoder, tokenize
-from lowbit.demo.sentences import extract
+from lowbit.bench.models.data.sentences import extract
+from lowbit.bench.models.networks.encoder import load_encoder, tokenize
 
 K, CANDIDATES = 10, 40
 SKIPPED = {"site-packages", "test", "tests", "idlelib", "lib2to3"}
@@ -94,8 +94,10 @@ def main() -> None:
             index.add(vectors)
             print(f"{index}; the vectors themselves: {vectors.nbytes:,} bytes")
             for rescored in (False, True):
-                extra = {"rescore": vectors, "candidates": CANDIDATES} if rescored else {}
-                scores, found = index.search(queries, K, **extra)
+                if rescored:
+                    scores, found = index.search(queries, K, rescore=vectors, candidates=CANDIDATES)
+                else:
+                    scores, found = index.search(queries, K)
                 shared = sum(len(set(a) & set(b)) for a, b in zip(exact, found, strict=True))
                 how = f"with {CANDIDATES} rescored" if rescored else "as they are"
                 print(f"  recall@{K} {how}: {shared / exact.size:.4f}")

@@ -2,6 +2,7 @@
 
 lowbit.matmul(a, b)         exact product of int8 or uint8 matrices, int32 out
 lowbit.linear_weight_only   float activations by 4-bit weights with a scale for each group
+lowbit.convolution(x, w)    of 8-bit images, in any number of dimensions
 lowbit.pack(b)              an operand packed once, for many products
 lowbit.VectorIndex(dim)     vectors of 8 or 4 bits each, to be searched for the nearest
 lowbit.quantize(x, "int8")  floats to integers with scales, a QTensor
@@ -16,19 +17,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lowbit.api import gemm, linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
     from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
-    from lowbit.numerics import QTensor, quantize
+    from lowbit.kernels.cpu.shared.post_ops.leaky_relu import LeakyRelu
+    from lowbit.kernels.cpu.shared.post_ops.quantized_residual import QuantizedResidual
+    from lowbit.numerics import QTensor
+    from lowbit.product.convolve import convolution
     from lowbit.search.index import VectorIndex
+    from lowbit.weights.convolution import PackedConvolution, pack_convolution
     from lowbit.weights.packed_file import load_packed, save_packed
     from lowbit.weights.panels import PackedMatrix
+    from lowbit.weights.quantize import quantize
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Clamp",
+    "LeakyRelu",
+    "PackedConvolution",
     "PackedMatrix",
     "QTensor",
+    "QuantizedResidual",
     "VectorIndex",
     "__version__",
+    "convolution",
     "gemm",
     "linear_dynamic",
     "linear_weight_only",
@@ -36,6 +46,7 @@ __all__ = [
     "matmul",
     "matmul_scaled",
     "pack",
+    "pack_convolution",
     "quantize",
     "save_packed",
 ]
@@ -43,9 +54,13 @@ __all__ = [
 # A name's module is imported when the name is first used, and with it what that needs.
 _MODULES = {
     "Clamp": "lowbit.kernels.cpu.shared.post_ops.clamp",
+    "LeakyRelu": "lowbit.kernels.cpu.shared.post_ops.leaky_relu",
+    "PackedConvolution": "lowbit.weights.convolution",
     "PackedMatrix": "lowbit.weights.panels",
     "QTensor": "lowbit.numerics",
+    "QuantizedResidual": "lowbit.kernels.cpu.shared.post_ops.quantized_residual",
     "VectorIndex": "lowbit.search.index",
+    "convolution": "lowbit.product.convolve",
     "gemm": "lowbit.api",
     "linear_dynamic": "lowbit.api",
     "linear_weight_only": "lowbit.api",
@@ -53,7 +68,8 @@ _MODULES = {
     "matmul": "lowbit.api",
     "matmul_scaled": "lowbit.api",
     "pack": "lowbit.api",
-    "quantize": "lowbit.numerics",
+    "pack_convolution": "lowbit.weights.convolution",
+    "quantize": "lowbit.weights.quantize",
     "save_packed": "lowbit.weights.packed_file",
 }
 

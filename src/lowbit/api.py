@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.jit import verbose
+from lowbit.jit.recognize import Check, Same
 from lowbit.kernels.cpu.shared.layout import FLIP
-from lowbit.numerics import QTensor
+from lowbit.numerics import IntDtype, QTensor
 from lowbit.product import requests
 from lowbit.product.arguments import (
     FLOATS,
@@ -36,16 +38,15 @@ from lowbit.product.dispatch import threads_key
 from lowbit.product.gemm import LITTLE, apart, learn, prepare_gemm, recognized
 from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.recognized import (
-    Check,
     Recognized,
     as_given,
     constant,
     out_as_given,
     real,
-    same,
     threads_as_given,
     zero_point,
 )
+from lowbit.product.types import FloatDtype, FloatType, Kind, Numbers, Operand, OutDtype
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
 
@@ -56,12 +57,25 @@ _NUMBERS = {type(None), int, float}  # types of scales and zero points that serv
 _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
-_exact, _scaled, _dynamic, _weight_only = (Recognized() for _ in range(4))
+_exact = Recognized("matmul", "a", "out", "threads", "isa")
+_scaled = Recognized(
+    "matmul_scaled", "a", "a_scale", "a_zero_point", "bias", "residual", "post_ops", "out_dtype",
+    "out_scale", "out_zero_point", "out", "threads", "isa",
+)  # fmt: skip
+_dynamic, _weight_only = (
+    Recognized(name, "x", option, "bias", "residual", "post_ops", "out", "threads", "isa")
+    for name, option in (("linear_dynamic", "symmetric"), ("linear_weight_only", "out_dtype"))
+)
 
 
 def matmul(
-    a: Any, b: Any, *, out: Any = None, threads: int | None = None, isa: str | None = None
-) -> Any:
+    a: Kind,
+    b: Operand | PackedMatrix,
+    *,
+    out: Kind | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> Kind:
     """The exact integer product a @ b: int8 or uint8 [M, K] by [K, N] → int32 [M, N].
 
     `b` may also be a PackedMatrix from `lowbit.pack`. Stacks of matrices, [..., M, K] by
@@ -91,20 +105,24 @@ def matmul(
     prepared = requests.integers(form, right, threads_key(threads), isa)
     result, returned = output(a, out, prepared.shape, _INT32, read)
     zero = flips(left, 1)
-    prepared.into(left, b.addresses, result, None, zero)
-    if _exact.ripe(b, prepared):
+    prepared.into(left, prepared.right(b), result, None, zero)
+    if packed and _exact.ripe(b, prepared):
         checks = (
             as_given(a, left, "a"),
             out_as_given(out, result),
             threads_as_given(threads, prepared),
-            same(isa),
+            Same(isa),
         )
-        _exact.learn(b, b.addresses, prepared, checks, result, out is None, zero)
+        _exact.learn(b, prepared.right(b), prepared, checks, result, out is None, zero)
     return returned
 
 
 def pack(
-    b: Any, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
+    b: Operand | QTensor,
+    *,
+    dtype: IntDtype | None = None,
+    zero_point: npt.ArrayLike | None = None,
+    isa: str | None = None,
 ) -> PackedMatrix:
     """Pack a right operand once, for `matmul` and every function of this library that follows it.
 
@@ -151,31 +169,35 @@ def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> 
 
 
 def matmul_scaled(
-    a: Any,
+    a: Kind,
     b: PackedMatrix,
     *,
-    a_scale: Any,
-    a_zero_point: Any = None,
-    bias: Any = None,
-    residual: Any = None,
+    a_scale: Numbers,
+    a_zero_point: Numbers | None = None,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
     post_ops: Sequence[AnyPostOp] | None = None,
-    out_dtype: str = "float32",
+    out_dtype: OutDtype = "float32",
     out_scale: float | None = None,
     out_zero_point: int = 0,
-    out: Any = None,
+    out: Kind | None = None,
     threads: int | None = None,
     isa: str | None = None,
-) -> Any:
+) -> Kind:
     """The product of quantized matrices as real numbers [M, N], and what follows it in a network.
 
         y[m, n] = float32(Σ_k (a[m, k] − a_zero_point[m]) · (b[k, n] − z_n)) · a_scale[m] · s_n
 
     a: int8 or uint8 [M, K]; b: packed from a QTensor, whose s_n and z_n it holds; a_scale and
-    a_zero_point: one number or [M]. Then `post_ops`, in order, each a name or `Clamp(low, high)`:
+    a_zero_point: one number or [M]. Then `post_ops`, in order, each a name, or what has numbers:
+    `Clamp(low, high)`, `LeakyRelu(slope)`, or `QuantizedResidual(scale, zero_point, dtype)`, which
+    adds a residual of 8-bit integers.
 
         "bias"       y + bias[n]              "relu"       max(y, 0)
         "residual"   y + residual[m, n]       "silu"       y·σ(y)
         "gelu"       y·Φ(y)                   "gelu_tanh"  GELU's tanh approximation
+        "sigmoid"    σ(y)                     "hardsigmoid"  min(max(y/6 + 1/2, 0), 1)
+        "tanh"       tanh(y)                  "hardswish"    y·hardsigmoid(y)
 
     By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
     the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
@@ -234,8 +256,12 @@ def _matmul_scaled(
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
     added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = None if residual is None else per_element(residual, prepared.shape, "residual")
-    prepared.into(left, b.addresses, result, scale, zero, added, beside, spec.parameters)
+    beside = (
+        None
+        if residual is None
+        else per_element(residual, prepared.shape, "residual", spec.residual)
+    )
+    prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
     if _scaled.ripe(b, prepared):
         number = real(a_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
@@ -244,27 +270,27 @@ def _matmul_scaled(
             as_given(a, left, "a"), number,
             None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
             as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
-            constant(post_ops), same(out_dtype), same(out_scale), same(out_zero_point),
-            out_as_given(out, result), threads_as_given(threads, prepared), same(isa),
+            constant(post_ops), Same(out_dtype), Same(out_scale), Same(out_zero_point),
+            out_as_given(out, result), threads_as_given(threads, prepared), Same(isa),
         )  # fmt: skip
         zero = zero if a_zero_point is None else None
-        _scaled.learn(b, b.addresses, prepared, checks, result, out is None, zero,
+        _scaled.learn(b, prepared.right(b), prepared, checks, result, out is None, zero,
                       spec.parameters)  # fmt: skip
     return returned
 
 
 def linear_dynamic(
-    x: Any,
+    x: Kind,
     b: PackedMatrix,
-    bias: Any = None,
+    bias: Operand | None = None,
     *,
     symmetric: bool = False,
-    residual: Any = None,
+    residual: Operand | None = None,
     post_ops: Sequence[AnyPostOp] | None = None,
-    out: Any = None,
+    out: Kind | None = None,
     threads: int | None = None,
     isa: str | None = None,
-) -> Any:
+) -> Kind:
     """x @ b + bias with x quantized to 8 bits, row by row, on the way: float32 [M, K] → [M, N].
 
     b: packed from a QTensor. `symmetric` fixes the zero point of every row; otherwise each row's
@@ -282,22 +308,22 @@ def linear_dynamic(
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     rows = "symmetric" if symmetric else "dynamic"
-    known = _dynamic, b, same(symmetric)
+    known = _dynamic, b, Same(symmetric)
     return _linear(x, left, b, rows, bias, residual, post_ops, "float32", out, threads, isa, known)
 
 
 def linear_weight_only(
-    x: Any,
+    x: Kind,
     b: PackedMatrix,
-    bias: Any = None,
+    bias: Operand | None = None,
     *,
-    residual: Any = None,
+    residual: Operand | None = None,
     post_ops: Sequence[AnyPostOp] | None = None,
-    out_dtype: str = "float32",
-    out: Any = None,
+    out_dtype: FloatDtype = "float32",
+    out: Kind | None = None,
     threads: int | None = None,
     isa: str | None = None,
-) -> Any:
+) -> Kind:
     """x @ dequantized b + bias: [M, K] by [K, N] → [M, N].
 
     x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor of
@@ -327,7 +353,7 @@ def linear_weight_only(
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
-    known = _weight_only, b, same(out_dtype)
+    known = _weight_only, b, Same(out_dtype)
     b = b.grouped
     return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa,
                    known)  # fmt: skip
@@ -355,33 +381,37 @@ def _linear(
         post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = None if residual is None else per_element(residual, prepared.shape, "residual")
+    beside = (
+        None
+        if residual is None
+        else per_element(residual, prepared.shape, "residual", spec.residual)
+    )
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
-    prepared.into(left, b.addresses, result, None, None, added, beside, spec.parameters)
+    prepared.into(left, prepared.right(b), result, None, None, added, beside, spec.parameters)
     recognized, given, second = known
     if recognized.ripe(given, prepared):
         checks = (
             as_given(x, left, "a"), second, as_given(bias, added, "bias"),
             as_given(residual, beside, "residual"), constant(post_ops), out_as_given(out, result),
-            threads_as_given(threads, prepared), same(isa),
+            threads_as_given(threads, prepared), Same(isa),
         )  # fmt: skip
-        recognized.learn(given, b.addresses, prepared, checks, result, out is None, None,
+        recognized.learn(given, prepared.right(b), prepared, checks, result, out is None, None,
                          spec.parameters)  # fmt: skip
     return returned
 
 
 def gemm(
-    a: Any,
-    b: Any,
-    c: Any = None,
+    a: Kind,
+    b: Kind,
+    c: Operand | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
-    out_dtype: Any = None,
+    out: Kind | None = None,
+    out_dtype: FloatType | None = None,
     threads: int | None = None,
     isa: str | None = None,
-) -> Any:
+) -> Kind:
     """alpha·(a @ b) + beta·c: [M, K] by [K, N], and [M, N].
 
     a and b: NumPy arrays or PyTorch CPU tensors, both float32 or both bfloat16 (in NumPy, the
@@ -403,28 +433,27 @@ def gemm(
                 return done
     left = a if type(a) is np.ndarray else array(a, "a")
     right = b if type(b) is np.ndarray else array(b, "b")
-    given, wanted = (alpha, beta), (out, threads)
     added = c if c is None or type(c) is np.ndarray else array(c, "c")
-    if not (type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
-        alpha, beta = factor(alpha, "alpha"), factor(beta, "beta")
+    scale, scale_c = factor(alpha, "alpha"), factor(beta, "beta")
     dtype = _FLOAT32 if out_dtype is None else real_dtype(out_dtype)
-    result = None if out is None else array(out, "out")
-    if result is not None and out_dtype is not None and dtype != result.dtype:
-        raise ValueError(f"out is {result.dtype}, but out_dtype is {out_dtype!r}")
-    if result is not None and not result.flags.writeable:
+    given = None if out is None else array(out, "out")
+    if given is not None and out_dtype is not None and dtype != given.dtype:
+        raise ValueError(f"out is {given.dtype}, but out_dtype is {out_dtype!r}")
+    if given is not None and not given.flags.writeable:
         raise ValueError("out is read-only")
-    if threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE:
-        threads = 1  # whatever there are
+    little = threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE
     prepared = prepare_gemm(
         (left.dtype, left.shape, left.strides), (right.dtype, right.shape, right.strides),
         None if added is None else (added.dtype, added.shape, added.strides),
-        dtype if result is None else (result.dtype, result.shape, result.strides),
-        alpha != 0, beta != 0, threads if threads == 1 else threads_key(threads), isa,
+        dtype if given is None else (given.dtype, given.shape, given.strides),
+        scale != 0, scale_c != 0, 1 if little else threads_key(threads), isa,
     )  # fmt: skip
-    if result is not None:
-        added = apart(left, right, added, result, alpha, beta)
+    returned: Any = out
+    if given is None:
+        result, returned = output(a, None, prepared.shape, dtype)
     else:
-        result, out = output(a, None, prepared.shape, dtype)
-    prepared.run(left, right, added, result, alpha, beta)
-    learn(prepared, a, b, c, *given, wanted[0], result, out_dtype, wanted[1], isa)
-    return out
+        added, result = apart(left, right, added, given, scale, scale_c), given
+    run = verbose.telling(prepared.run, prepared.told) if verbose.LEVEL else prepared.run
+    run(left, right, added, result, scale, scale_c)
+    learn(prepared, a, b, c, alpha, beta, out, result, out_dtype, threads, isa)
+    return returned

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import lowbit
 from lowbit import VectorIndex
 from lowbit.isa import available
-from lowbit.numerics import Range, quantize_rows
+from lowbit.numerics import Range, int_format, quantize_rows
+from lowbit.search.codec import Metric
 from lowbit.search.groups import Chunk, Queries, group_maxima
 
 pytestmark = pytest.mark.slow
@@ -30,7 +33,7 @@ def _clustered(seed: int, count: int, dim: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _reference(
-    vectors: np.ndarray, queries: np.ndarray, bits: int, scale: str, metric: str
+    vectors: np.ndarray, queries: np.ndarray, bits: Any, scale: Any, metric: Any
 ) -> np.ndarray:
     """What all vectors score, float64 [Q, m], from vectors and queries as they are quantized."""
     if metric == "cosine":
@@ -39,12 +42,14 @@ def _reference(
             for x in (vectors, queries)
         )
     if scale == "vector":
-        coded = lowbit.quantize(vectors, f"int{bits}", axis=0, range=RANGES[bits])
+        coded = lowbit.quantize(vectors, int_format(f"int{bits}"), axis=0, range=RANGES[bits])
         stored = coded.dequantize().astype(np.float64)
         weight = np.ones(vectors.shape[1], np.float32)
     else:
         most = 2 ** (bits - 1) - 1
-        weight = lowbit.quantize(vectors, f"int{bits}", axis=1, range=RANGES[bits]).scale
+        weight = lowbit.quantize(
+            vectors, int_format(f"int{bits}"), axis=1, range=RANGES[bits]
+        ).scale
         stored = np.clip(np.rint(vectors / weight), -most, most).astype(np.float64)
     codes, row_scale, zero = quantize_rows(queries * weight, False)
     products = (codes.astype(np.float64) - zero[:, None]) * row_scale[:, None] @ stored.T
@@ -54,7 +59,7 @@ def _reference(
     return lengths[:, None] - 2 * products + np.square(stored * weight).sum(axis=1)
 
 
-def _check(found: tuple[np.ndarray, np.ndarray], expected: np.ndarray, metric: str) -> None:
+def _check(found: tuple[np.ndarray, np.ndarray], expected: np.ndarray, metric: Any) -> None:
     """Found are the best of what is expected, in order, with their scores."""
     scores, ids = found
     k = scores.shape[1]
@@ -72,11 +77,13 @@ def _check(found: tuple[np.ndarray, np.ndarray], expected: np.ndarray, metric: s
 @pytest.mark.parametrize(("dim", "count"), [(1, 1), (7, 15), (64, 17), (100, 1000)])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_maxima_and_search_are_those_of_the_whole_product(
-    bits: int, dim: int, count: int, isa: str
+    bits: Any, dim: int, count: int, isa: str
 ) -> None:
     rng = np.random.default_rng(dim)
     vectors = rng.standard_normal((count, dim)).astype(np.float32)
-    packed = lowbit.pack(lowbit.quantize(vectors.T, f"int{bits}", axis=1, range=RANGES[bits]))
+    packed = lowbit.pack(
+        lowbit.quantize(vectors.T, int_format(f"int{bits}"), axis=1, range=RANGES[bits])
+    )
     index = VectorIndex(dim, bits)
     index.add(vectors)
     for rows in (1, 2, 5, 11):  # a scan on some sets, a product on others
@@ -100,7 +107,7 @@ def test_maxima_and_search_are_those_of_the_whole_product(
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dim", [33, 384])
 def test_rankings_are_those_of_the_dequantized_vectors(
-    dim: int, bits: int, scale: str, metric: str
+    dim: int, bits: Any, scale: Any, metric: Any
 ) -> None:
     vectors = _vectors(1, 701, dim) * (1 + np.arange(dim, dtype=np.float32) / dim)
     queries = _vectors(2, 19, dim) + np.float32(0.3)
@@ -116,7 +123,7 @@ def test_rankings_are_those_of_the_dequantized_vectors(
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_several_chunks_and_many_queries(bits: int, metric: str) -> None:
+def test_several_chunks_and_many_queries(bits: Any, metric: Any) -> None:
     """More vectors than a chunk of 65,536 holds, and more queries than are served together."""
     vectors, queries = _vectors(3, 70_001, 5), _vectors(4, 270, 5)
     calls: list[tuple[int, int]] = []
@@ -147,7 +154,7 @@ def test_many_places_are_kept_for_few_queries_at_a_time(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("rescored", [False, True])
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
-def test_of_equal_scores_the_lower_id_comes_first(metric: str, rescored: bool) -> None:
+def test_of_equal_scores_the_lower_id_comes_first(metric: Any, rescored: bool) -> None:
     distinct = _vectors(5, 9, 4)
     vectors = np.tile(distinct, (8000, 1))  # over a chunk's end
     index = VectorIndex(4, 4, metric=metric)
@@ -161,7 +168,7 @@ def test_of_equal_scores_the_lower_id_comes_first(metric: str, rescored: bool) -
 
 @pytest.mark.parametrize("scale", ["vector", "dimension"])
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
-def test_recall_at_four_bits(metric: str, scale: str) -> None:
+def test_recall_at_four_bits(metric: Any, scale: Any) -> None:
     """Of the exact ten nearest at least 99 % are found with 40 candidates rescored."""
     vectors, queries = _clustered(6, 4001, 96)
     exact = VectorIndex(96, 8, metric=metric)
@@ -201,7 +208,8 @@ def test_scores_after_rescoring_are_the_exact_ones() -> None:
 def test_vectors_of_nothing_and_the_same_ones_many_times() -> None:
     """A vector of zeros scores 0 under every metric, and the ten best of all equal are ids 0 to 9;
     single vectors, added one at a time, are found as if they had been added together."""
-    for metric, zero in (("dot", 0.0), ("cosine", 0.0), ("l2", 3.0)):
+    zeros: dict[Metric, float] = {"dot": 0.0, "cosine": 0.0, "l2": 3.0}
+    for metric, zero in zeros.items():
         index = VectorIndex(3, 4, metric=metric)
         for _ in range(20):
             index.add(np.zeros((1, 3), np.float32))

@@ -10,7 +10,7 @@ import pytest
 from lowbit import VectorIndex
 
 
-def _index(metric: str = "dot", count: int = 5, **given: Any) -> VectorIndex:
+def _index(metric: Any = "dot", count: int = 5, **given: Any) -> VectorIndex:
     index = VectorIndex(3, metric=metric, **given)
     index.add(np.random.default_rng(0).standard_normal((count, 3)).astype(np.float32))
     return index
@@ -45,7 +45,7 @@ def test_the_widest_vectors() -> None:
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_not_finite(bad: float, metric: str) -> None:
+def test_not_finite(bad: float, metric: Any) -> None:
     given = np.ones((4, 3), np.float32)
     given[2, 1] = bad
     index = _index(metric)
@@ -73,9 +73,13 @@ def test_nothing_is_added_if_anything_is_wrong() -> None:
     ("vectors", "kind", "message"),
     [
         (np.ones((2, 4), np.float32), ValueError, r"expected \[n, 3\]"),
-        (np.ones(3, np.float32), ValueError, "two dimensions"),
-        (np.ones((2, 3)), TypeError, "must be float32, got float64"),
-        ([[1.0, 2.0, 3.0]], TypeError, "must be a NumPy array or a PyTorch tensor"),
+        (np.ones(4, np.float32), ValueError, r"shape \(1, 4\).* or \[3\] for one"),
+        (np.ones((1, 2, 3), np.float32), ValueError, r"shape \(1, 2, 3\)"),
+        (np.ones((2, 3), np.int32), TypeError, "got int32; convert them with astype"),
+        ([[1.0, 2.0, 3.0], [1.0]], TypeError, "must be numbers in lists of one length"),
+        ([["a", "b", "c"]], TypeError, "must be numbers in lists of one length"),
+        (np.full((2, 3), 1e39), ValueError, r"must be within float32, ±3.4e38, got 1e\+39"),
+        ("abc", TypeError, "must be a NumPy array or a PyTorch tensor"),
     ],
 )
 def test_vectors_and_queries_of_another_form(
@@ -97,8 +101,11 @@ def test_vectors_and_queries_of_another_form(
         ({"k": 2, "candidates": 9}, ValueError, "give rescore too"),
         ({"k": 2, "candidates": 1, "rescore": np.ones((5, 3), np.float32)}, ValueError, "least k"),
         ({"k": 2, "candidates": 4.0, "rescore": ONES}, TypeError, "candidates must be an integer"),
-        ({"k": 2, "rescore": ONES}, ValueError, r"expected the vectors that were added, \(5, 3\)"),
-        ({"k": 2, "rescore": np.ones((5, 3))}, TypeError, "rescore must be float32"),
+        ({"k": 2, "rescore": ONES}, ValueError, r"expected the vectors that are kept, \(5, 3\)"),
+        ({"k": 2, "rescore": np.ones((5, 3), int)}, TypeError, "rescore must be of float32, floa"),
+        ({"k": 2, "filter": np.ones(4, bool)}, ValueError, "a bool for each of the 5 vectors"),
+        ({"k": 2, "filter": [0.5]}, TypeError, "filter must be integers, got float64"),
+        ({"k": 2, "filter": [[1]]}, ValueError, "filter must be one-dimensional"),
         ({"k": 2, "threads": 0}, ValueError, "threads must be an integer of at least 1"),
         ({"k": 2, "isa": "mmx"}, ValueError, "no instruction set is called 'mmx'"),
     ],
@@ -109,7 +116,7 @@ def test_search_arguments(arguments: dict[str, Any], kind: type[Exception], mess
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
-def test_an_empty_index_and_k_beyond_its_vectors(metric: str) -> None:
+def test_an_empty_index_and_k_beyond_its_vectors(metric: Any) -> None:
     worst = np.inf if metric == "l2" else -np.inf
     scores, ids = VectorIndex(3, metric=metric).search(ONES, 4)
     assert (ids == -1).all()

@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 
 from lowbit import VectorIndex
-from lowbit.search.index import _FILE
+from lowbit.search.files import FILE
 from lowbit.weights.tensor_file import StoredTensor
 
 VECTORS = np.random.default_rng(0).standard_normal((70, 20)).astype(np.float32)
 
 
-def _index(bits: int = 4, scale: str = "vector", metric: str = "dot") -> VectorIndex:
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowbit.search.content.MOST", 50)
+
+
+def _index(bits: Any = 4, scale: Any = "vector", metric: Any = "dot") -> VectorIndex:
     index = VectorIndex(20, bits, scale=scale, metric=metric)
-    index.add(VECTORS[:50])
-    index.add(VECTORS[50:])
+    index.add(VECTORS[:40])
+    index.add(VECTORS[40:])
     return index
 
 
@@ -32,7 +37,7 @@ def _same(one: VectorIndex, other: VectorIndex, **given: Any) -> None:
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("scale", ["vector", "dimension"])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_file_serves_as_the_index(bits: int, scale: str, metric: str, tmp_path: Path) -> None:
+def test_a_file_serves_as_the_index(bits: Any, scale: Any, metric: Any, tmp_path: Path) -> None:
     index = _index(bits, scale, metric)
     index.save(tmp_path / "index")
     loaded = VectorIndex.load(tmp_path / "index")
@@ -63,9 +68,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def _forged(path: Path, change: dict[str, Any], arrays: dict[str, StoredTensor]) -> None:
     """Another file of such content, whose digests are right."""
-    metadata, _ = _FILE.read(path, verify=True)
+    metadata, _ = FILE.read(path, verify=True)
     fields = json.loads(metadata["index"]) | change
-    _FILE.write(path.with_name("other"), {"index": json.dumps(fields)}, arrays)
+    FILE.write(path.with_name("other"), {"index": json.dumps(fields)}, arrays)
     with pytest.raises(ValueError, match="other does not hold together"):
         VectorIndex.load(path.with_name("other"))
 
@@ -98,7 +103,7 @@ def test_headers_that_contradict_their_arrays_are_refused(
     change: dict[str, Any], tmp_path: Path
 ) -> None:
     _index().save(tmp_path / "index")
-    metadata, arrays = _FILE.read(tmp_path / "index", verify=True)
+    metadata, arrays = FILE.read(tmp_path / "index", verify=True)
     assert json.loads(metadata["index"])["counts"] == [50, 20]
     _forged(tmp_path / "index", change, arrays)
 
@@ -107,7 +112,7 @@ def test_headers_that_contradict_their_arrays_are_refused(
 def test_arrays_that_are_missing_or_of_another_shape_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "index"
     _index(metric="l2").save(path)
-    _, arrays = _FILE.read(path, verify=True)
+    _, arrays = FILE.read(path, verify=True)
     _forged(path, {}, {n: a for n, a in arrays.items() if n != name})
     _forged(path, {}, {**arrays, name: StoredTensor.of(arrays[name].numpy()[:-1])})
     _forged(path, {}, {**arrays, f"-{name}": arrays[name]})
@@ -117,7 +122,7 @@ def test_arrays_that_are_missing_or_of_another_shape_are_refused(name: str, tmp_
 def test_scales_of_dimensions_of_another_shape_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "index"
     _index(scale="dimension").save(path)
-    _, arrays = _FILE.read(path, verify=True)
+    _, arrays = FILE.read(path, verify=True)
     one = arrays.pop("dimension_scale")
     _forged(path, {}, arrays)
     _forged(path, {}, {**arrays, "dimension_scale": StoredTensor.of(one.numpy()[1:])})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -54,7 +56,7 @@ def test_the_greatest_are_kept(width: int, count: int, kind: str, interpreted: b
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_scores_of_groups_are_those_of_the_product(dtype: str, biased: bool) -> None:
+def test_scores_of_groups_are_those_of_the_product(dtype: Any, biased: bool) -> None:
     rng = np.random.default_rng(2)
     packed = lowbit.pack(lowbit.quantize(rng.standard_normal((70, 37)), dtype, axis=1))
     queries = Queries(rng.standard_normal((2, 70)).astype(np.float32))

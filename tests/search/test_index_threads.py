@@ -52,7 +52,7 @@ def _adding(index: VectorIndex, thread: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("scale", ["vector", "dimension"])
-def test_no_vector_is_lost(scale: str) -> None:
+def test_no_vector_is_lost(scale: Any) -> None:
     index = VectorIndex(12, scale=scale, metric="cosine")
     _at_once(*(_adding(index, thread) for thread in range(THREADS)))
     assert len(index) == THREADS * CALLS * EACH

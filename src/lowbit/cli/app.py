@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, RenderableType
 
 from lowbit.registry import Registry
-from lowbit.registry.extras import explained
+from lowbit.registry.extras import explained, require
+
+if TYPE_CHECKING:
+    from lowbit.lab.page import Figure
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -20,7 +23,6 @@ app = typer.Typer(
     help="Few-bit matrix multiplication with kernels written in Python.",
     epilog="Example: lowbit info",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings=_HELP,
 )
@@ -32,9 +34,11 @@ JsonFile = Annotated[
     str | None,
     typer.Option("--json", metavar="FILE", help="Write it as JSON to a file; -: to the terminal."),
 ]
-Threads = Annotated[
-    int | None, typer.Option(help="Threads for every implementation.", show_default="all")
+HtmlFile = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE", help="Write it as a page too, which loads nothing."),
 ]
+Threads = Annotated[int | None, typer.Option(help="How many threads.", show_default="all")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of data, order and drawn shapes.")]
 
 
@@ -109,23 +113,51 @@ def console() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)
 
 
-Show = Callable[[RenderableType, str], None]
+class Show:
+    """What shows a result as text, and writes it as JSON to a file, and as a page to another; "-"
+    prints the JSON instead."""
+
+    def __init__(self, file: str | None, stream: TextIO | None, html: TextIO | None = None) -> None:
+        self._file, self._stream, self._html = file, stream, html
+
+    def __call__(
+        self,
+        text: RenderableType,
+        json: str,
+        title: str = "lowbit",
+        figures: Callable[[], Iterable[Figure]] = tuple,
+    ) -> None:
+        """figures: makes the charts of the page, where there is to be one."""
+        if self._file != "-":
+            console().print(text)
+        if self._html is not None:
+            from lowbit.lab.page import command_line, page
+
+            self._html.write(page(title, text, tuple(figures()), command_line()))
+            print(f"page written to {self._html.name}", file=sys.stderr)
+        if self._file == "-":
+            print(json)
+        elif self._stream is not None:
+            self.keep(json)
+            print(f"record written to {self._file}")
+
+    def keep(self, json: str) -> None:
+        """Have this in the file for now, should there never be more; what is shown replaces it."""
+        if self._stream is not None and self._file != "-":
+            self._stream.seek(0)
+            self._stream.truncate()
+            self._stream.write(json + "\n")
+            self._stream.flush()
 
 
 @contextmanager
-def output(file: str | None) -> Iterator[Show]:
-    """What shows a result as text, and writes it as JSON to a file; "-" prints the JSON instead."""
-    with opened(file) as stream:
-
-        def show(text: RenderableType, json: str) -> None:
-            if file != "-":
-                console().print(text)
-            if stream is not None:
-                stream.write(json + "\n")
-            if file not in (None, "-"):
-                print(f"record written to {file}")
-
-        yield show
+def output(file: str | None, html: str | None = None) -> Iterator[Show]:
+    """A `Show` for a file and a page, which are opened at once. ModuleNotFoundError: there is to be
+    a page, and what draws charts is not installed."""
+    if html is not None:
+        require("a page with charts", "lab", "altair", "vl_convert")
+    with opened(file) as stream, opened(html) as page:
+        yield Show(file, stream, page)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from lowbit.cli.app import (
+    HtmlFile,
     JsonFile,
     Seed,
     command,
@@ -56,18 +57,52 @@ def behind(
     page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
 ) -> None:
     """Make a page, in Markdown, of every row in which a peer is ahead of lowbit."""
-    from lowbit.bench import Record
-    from lowbit.bench.core import behind
+    from lowbit.bench.core import behind, history
 
-    read: dict[str, Record] = {}
-    for path in records:
-        try:
-            record = Record.from_json(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        read[os.path.relpath(path, os.path.dirname(page))] = record
+    folder = os.path.dirname(page)
+    read = {os.path.relpath(path, folder): history.read(path) for path in records}
     with opened(page) as stream:
         print(behind.page(read), end="", file=stream)
+
+
+_Margin = Annotated[float, typer.Option(help="Times that differ by less are the same.")]
+
+
+@command("compare", example="bench compare old.json new.json", within=_bench)
+def compare(
+    old: Annotated[str, typer.Argument(help="A record, or a folder of them: its last one.")],
+    new: Annotated[str, typer.Argument(help="The same, to be held against it.")],
+    margin: _Margin = 0.05,
+    json_file: JsonFile = None,
+    html_file: HtmlFile = None,
+) -> None:
+    """Compare two records, row by row: same, faster, slower, or unclear where the spreads of the
+    two runs leave it open."""
+    from lowbit.bench.core import compare, history
+
+    with output(json_file, html_file) as show:
+        found = compare.compare(*history.pair(old, new), margin)
+        show(compare.render(found), found.to_json(), f"{found.suite}: {old}, then {new}")
+
+
+@command("history", example="bench history records --html history.html", within=_bench)
+def history(
+    folder: Annotated[str, typer.Argument(help="What --history of a suite adds records to.")],
+    margin: _Margin = 0.05,
+    html_file: HtmlFile = None,
+) -> None:
+    """Show what a folder of records says: every row, run after run."""
+    from lowbit.bench.core import history
+
+    with output(None, html_file) as show:
+        several = history.records(folder)
+        show(history.render(several, margin), "", folder, lambda: _charts().of_history(several))
+
+
+def _charts() -> Any:
+    from lowbit.lab import charts
+
+    return charts
 
 
 def _command(name: str) -> Any:
@@ -116,9 +151,7 @@ def _run(
     suite: Any,
     threads: Annotated[
         str | None,
-        typer.Option(
-            help="Threads for every implementation, or several numbers: 1,2.", show_default="all"
-        ),
+        typer.Option(help="How many threads, or several numbers: 1,2.", show_default="all"),
     ] = None,
     peers: Annotated[bool, typer.Option(help="Whether to time other libraries too.")] = True,
     cold: Annotated[
@@ -137,10 +170,14 @@ def _run(
     csv_file: Annotated[
         str | None, typer.Option("--csv", metavar="FILE", help="Write the rows to a file.")
     ] = None,
+    html_file: HtmlFile = None,
+    history_folder: Annotated[
+        Path | None,
+        typer.Option("--history", metavar="DIR", help="Add the record to a folder of them."),
+    ] = None,
 ) -> None:
     """Run a suite, with what every suite is asked."""
-    from lowbit.bench import Plan, run
-    from lowbit.bench.core.progress import progress
+    from lowbit.bench import Plan
 
     limits = replace(suite.limits, noise=noise)
     plan = Plan(
@@ -150,10 +187,31 @@ def _run(
         seed=seed,
         limits=limits if time_limit is None else replace(limits, seconds=time_limit),
     )
-    with output(json_file) as show, opened(csv_file) as rows:
+    run_suite(suite, plan, json_file, html_file, csv_file, history_folder)
+
+
+def run_suite(
+    suite: Any,
+    plan: Any,
+    json_file: str | None,
+    html_file: str | None,
+    csv_file: str | None = None,
+    history_folder: Path | None = None,
+) -> None:
+    """Run a suite, show its record, and write it wherever that is wanted."""
+    from lowbit.bench import run
+    from lowbit.bench.core.history import keep
+    from lowbit.bench.core.progress import progress
+    from lowbit.lab.page import command_line
+
+    with output(json_file, html_file) as show, opened(csv_file) as rows:
         with progress() as told:
-            record = run(suite, plan, told)
-        show(suite.render(record), record.to_json())
+            record = run(suite, plan, told, lambda found: show.keep(found.to_json()))
+        record.context["command"] = command_line()
+        text, figures = suite.render(record), lambda: _charts().of_record(record)
+        show(text, record.to_json(), f"lowbit: {suite.name}", figures)
         if rows is not None:
             rows.write(record.to_csv())
             print(f"rows written to {csv_file}", file=sys.stderr)
+    if history_folder is not None:
+        print(f"record kept as {keep(record, history_folder)}", file=sys.stderr)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lowbit.cli.app import JsonFile, command, opened
+from lowbit.cli.completion import exercises, offered
 
 if TYPE_CHECKING:
     from lowbit.lab.report import CheckResult
@@ -27,6 +28,7 @@ def check(
             "(operators).",
             show_default=False,
             metavar="KERNEL|FILE.py|all|cpu|gpu",
+            autocompletion=offered(lambda: ("all", "cpu", "gpu", *exercises())),
         ),
     ],
     json_file: JsonFile = None,

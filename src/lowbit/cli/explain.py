@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, Threads, command, group, output
+from lowbit.cli.app import HtmlFile, JsonFile, Threads, command, group, output
+
+if TYPE_CHECKING:
+    from lowbit.lab.explain.plan import Explanation
+    from lowbit.lab.page import Figure
 
 explain = group(
     "explain",
@@ -25,12 +30,28 @@ def matmul(
     ] = "u8:s8:f32",
     threads: Threads = None,
     json_file: JsonFile = None,
+    html_file: HtmlFile = None,
 ) -> None:
     """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
     time predicted from the measured limits of this machine beside the measured one."""
     from lowbit.lab.explain.plan import explain_gemm
     from lowbit.lab.explain.text import render
 
-    with output(json_file) as show:
+    with output(json_file, html_file) as show:
         found = explain_gemm(shape, dtype, threads)
-        show(render(found), found.to_json())
+        title = f"{found.operation} {found.dtypes} {found.shape}"
+        show(render(found), found.to_json(), title, lambda: _figures(found))
+
+
+def _figures(found: Explanation) -> Iterator[Figure]:
+    from lowbit.lab.charts import roofline
+    from lowbit.lab.page import Figure
+
+    guess, limits = found.prediction, found.ceiling
+    point = {
+        "name": "measured",
+        "intensity": guess.operations / guess.moved_bytes,
+        "gops": guess.operations / found.measured.median / 1e9,
+    }
+    drawn = roofline([point], {f"{limits.dtype} peak": limits.gops}, limits.read_gbs)
+    yield Figure(drawn, "Roofline: limits measured in the same call; operations with padding.")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lowbit.cli.app import command
+from lowbit.cli.completion import exercises, offered
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.course import Exercise
@@ -31,6 +32,7 @@ def learn(
             help="An exercise, by its number or its operation's name; without one, all are listed.",
             show_default=False,
             metavar="EXERCISE",
+            autocompletion=offered(exercises),
         ),
     ] = None,
     number: Annotated[

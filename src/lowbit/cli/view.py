@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lowbit.cli.app import JsonFile, command, opened
+from lowbit.cli.completion import exercises, offered
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def view(
             "product:generic, or a file FILE.py.",
             show_default=False,
             metavar="KERNEL|FILE.py",
+            autocompletion=offered(exercises),
         ),
     ],
     html_file: Annotated[
@@ -55,7 +57,7 @@ def view(
     """
     from lowbit.lab.view import run
 
-    sizes = _sizes(shape or [])
+    sizes = sizes_of(shape or [])
     if what.endswith(".py"):
         seen = run.view_file(Path(what), sizes, fill)
     else:
@@ -75,7 +77,8 @@ def view(
             print(f"written to {file}")
 
 
-def _sizes(given: list[str]) -> dict[str, int]:
+def sizes_of(given: list[str]) -> dict[str, int]:
+    """The sizes in NAME=SIZE,..., any number of times. ValueError for anything else."""
     sizes: dict[str, int] = {}
     for part in ",".join(given).split(",") if given else []:
         name, _, size = part.partition("=")

@@ -17,9 +17,9 @@ import torch
 
 from lowbit.bench.core.apart import answering
 from lowbit.bench.core.clock import settle
-from lowbit.demo.encoder import BATCH, load_encoder, tokenize
+from lowbit.bench.models.data.sentences import manual_sentences
+from lowbit.bench.models.networks.encoder import BATCH, load_encoder, tokenize
 from lowbit.demo.rivals import rivals
-from lowbit.demo.sentences import manual_sentences
 
 
 def main(arguments: Sequence[str]) -> None:

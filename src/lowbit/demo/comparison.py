@@ -22,11 +22,11 @@ from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import Call
 from lowbit.bench.core.clock import Elsewhere, Limits, interleave
 from lowbit.bench.core.progress import Progress, progress
-from lowbit.demo.encoder import BATCH, Batch, load_encoder, tokenize
+from lowbit.bench.models.data.sentences import manual_sentences
+from lowbit.bench.models.networks.encoder import BATCH, Batch, load_encoder, tokenize
 from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
-from lowbit.demo.sentences import manual_sentences
 from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
     Int4DynamicConfig,
@@ -47,9 +47,10 @@ _TRIALS = {1: 5, BATCH: 2}  # runs by which the fastest of a family is chosen
 FP32 = "fp32"
 GROUP = 32  # the model's rows are short, 384 and 1536; the default of 128 costs it accuracy
 CONFIGS: dict[str, QuantizeConfig] = {
-    "lowbit int8": Int8DynamicConfig(),
-    "lowbit W4A8": Int4DynamicConfig(GROUP),
-    "lowbit W4A32": Int4WeightOnlyConfig(GROUP),
+    # Linear layers only, as the others quantize.
+    "lowbit int8": Int8DynamicConfig(embeddings=None),
+    "lowbit W4A8": Int4DynamicConfig(GROUP, embeddings=None),
+    "lowbit W4A32": Int4WeightOnlyConfig(GROUP, embeddings=None),
 }
 
 

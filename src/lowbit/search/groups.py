@@ -7,7 +7,7 @@ the 8 of such a group scored is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from lowbit.weights.panels import PackedMatrix
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 _HALVES = PANEL // OCTET
 _WORTH_THREADS = 1 << 16  # numbers that pass by heaps, or multiply-adds of groups
@@ -74,24 +75,39 @@ class Queries:
         return codes
 
 
-def group_maxima(queries: Queries, chunk: Chunk) -> Floats:
+def group_maxima(queries: Queries, chunk: Chunk, mask: Mask | None = None) -> Floats:
     """The maxima of `linear_dynamic(queries, matrix, bias)` over each 8 columns, which is not made.
 
-    Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf.
+    Returns float32 [Q, 2 · ceil(N / 16)]; columns from N on count as −inf, and so do those where
+    the mask, bool [2 · 8 · ceil(N / 16)], is False.
     """
     matrix = chunk.matrix
     out = np.empty((len(queries), blocks(matrix.N, PANEL) * _HALVES), np.float32)
     isa, threads = queries.isa, threads_key(queries.threads)
     b, biased = requests.panel_format(matrix, isa), chunk.bias is not None
-    prepared = requests.maxima(len(queries), b, threads, isa, biased)
-    prepared.run(queries.values, matrix.addresses, out, out.shape[1], bias=chunk.bias)
+    prepared = requests.maxima(len(queries), b, threads, isa, biased, mask is not None)
+    prepared.run(
+        queries.values, prepared.right(matrix), out, out.shape[1], bias=chunk.bias, residual=mask
+    )
     return out
 
 
-def best_groups(queries: Queries, chunks: Sequence[Chunk], count: int) -> Ids:
+def masked(chunks: Sequence[Chunk], mask: Mask | None) -> Iterator[tuple[Chunk, Mask | None]]:
+    """Each chunk with its part of a mask over all vectors, behind which follows a panel more."""
+    first = 0
+    for chunk in chunks:
+        last = first + blocks(chunk.matrix.N, PANEL) * PANEL
+        yield chunk, None if mask is None else mask[first:last]
+        first += chunk.matrix.N
+
+
+def best_groups(
+    queries: Queries, chunks: Sequence[Chunk], count: int, mask: Mask | None = None
+) -> Ids:
     """The `count` groups of each query, or all, with the greatest maxima, lower ones first.
 
-    [Q, min(count, groups)], ascending. They hold the `count` best vectors. Were one of these in a
+    [Q, min(count, groups)], ascending. They hold the `count` best vectors, of those that the mask
+    admits. Were one of these in a
     group G outside, then `count` groups would come before G: by a greater maximum, or by the same
     one and a lower number. In each of them the vector with the maximum comes before all of G, by
     score or by id. So `count` vectors come before the one in G, which is not among the best.
@@ -100,8 +116,8 @@ def best_groups(queries: Queries, chunks: Sequence[Chunk], count: int) -> Ids:
     heaps = np.full((len(queries), kept), EMPTY, np.int64)
     program = keep_greatest.program(instruction_sets.active(queries.isa))
     first = 0
-    for chunk in chunks:
-        maxima = group_maxima(queries, chunk)
+    for chunk, part in masked(chunks, mask):
+        maxima = group_maxima(queries, chunk, part)
         program(
             queries.count(maxima.size), maxima, maxima.shape[1], chunk.groups, first, heaps, kept,
             kept.bit_length(), len(queries),

@@ -17,7 +17,7 @@ from lowbit.registry.extras import absent
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lowbit.demo.encoder import Batch, SentenceEncoder
+    from lowbit.bench.models.networks.encoder import Batch, SentenceEncoder
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lowbit.demo.rivals import Ready, Rival, rivals
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lowbit.demo.encoder import Batch, SentenceEncoder
+    from lowbit.bench.models.networks.encoder import Batch, SentenceEncoder
 
 
 class OpenVino(Rival):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
-    from lowbit.demo.encoder import Batch, SentenceEncoder
+    from lowbit.bench.models.networks.encoder import Batch, SentenceEncoder
 
 _DEPRECATED = ("torch.ao.quantization is", "TypedStorage is", "torch.quantize_per_")
 

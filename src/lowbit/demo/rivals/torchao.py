@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lowbit.demo.rivals import Ready, Rival, rivals
 
 if TYPE_CHECKING:
-    from lowbit.demo.encoder import Batch, SentenceEncoder
+    from lowbit.bench.models.networks.encoder import Batch, SentenceEncoder
 
 _COMPILE_SECONDS = 60
 

@@ -1,0 +1,46 @@
+"""The command `lowbit anatomy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.app import JsonFile, command, opened, output
+
+
+@command("anatomy", example="anatomy product:generic --html product.html", code=2)
+def anatomy(
+    kernel: Annotated[
+        str,
+        typer.Argument(
+            help="lowbit's product on a CPU as product:ISA, or a Triton kernel by the name of its "
+            "operation.",
+            metavar="KERNEL",
+            show_default=False,
+        ),
+    ],
+    shape: Annotated[str, typer.Option(help="Of a product: MxK:KxN.")] = "256x1024:1024x1024",
+    sm: Annotated[int, typer.Option(help="Compute capability of a Triton kernel.")] = 90,
+    time: Annotated[bool, typer.Option(help="Time the four parts of a product.")] = True,
+    html_file: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write the texts side by side as a page."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show a kernel's text beside all that becomes of it, line by line, and what it uses.
+
+    Source, LLVM IR and assembly, or TTIR, TTGIR, PTX and machine code; registers and tiles; the
+    four parts of a product with their times; llvm-mca's verdict.
+    """
+    from lowbit.lab.anatomy import page
+    from lowbit.lab.anatomy.named import anatomy_of
+
+    with opened(html_file) as stream, output(json_file) as show:
+        found = anatomy_of(kernel, shape, sm, time=time)
+        if stream is not None:
+            stream.write(page.page(found))
+        show(page.text(found), found.to_json())
+    if html_file not in (None, "-") and json_file != "-":
+        print(f"written to {html_file}")

@@ -1,0 +1,63 @@
+"""The command `lowbit report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.cli.app import HtmlFile, JsonFile, command, output
+
+
+@command("report", example="report resnet34-int8 --latency networks.json --html report.html")
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="What lowbit quantize wrote, or a record of lowbit bench.",
+            metavar="DIR|RECORD.json",
+            show_default=False,
+        ),
+    ],
+    html_file: HtmlFile = None,
+    latency: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A record of `lowbit bench networks`: engines' times."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show what became of a quantized network: sizes, accuracy, layers, engines; or show a record
+    of a benchmark again.
+
+    The page is one file, which loads nothing: tables and charts.
+    """
+    if folder.is_file():
+        return _record(folder, json_file, html_file)
+    from lowbit.lab.networks import page
+    from lowbit.lab.networks.report import read, with_latency
+
+    found = read(folder)
+    if latency is not None:
+        try:
+            record = json.loads(latency.read_text("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{latency} is no record: {error}") from None
+        found = with_latency(found, record)
+    with output(json_file, html_file) as show:
+        whole, title = json.dumps(found, indent=1, allow_nan=False), f"{found['name']}, quantized"
+        show(page.text(found), whole, title, lambda: page.figures(found))
+    return None
+
+
+def _record(file: Path, json_file: str | None, html_file: str | None) -> None:
+    from lowbit.bench.core.history import read
+    from lowbit.bench.core.suite import suites
+    from lowbit.lab import charts
+
+    record = read(file)
+    suite = suites.get(record.suite)()
+    with output(json_file, html_file) as show:
+        title, figures = f"lowbit: {record.suite}", lambda: charts.of_record(record)
+        show(suite.render(record), record.to_json(), title, figures)

@@ -1,0 +1,129 @@
+"""The command `lowbit run`."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from lowbit.cli.app import JsonFile, Threads, command, output
+
+if TYPE_CHECKING:
+    from lowbit.graph import Graph, NodeTime
+
+_SECONDS, _LEAST, _MOST = 1.0, 3, 100
+
+
+@command("run", example="run resnet34-int8 --input images.npy --threads 1 --profile")
+def run(
+    network: Annotated[
+        Path,
+        typer.Argument(
+            help="What lowbit quantize wrote, a file of lowbit.graph.save, or FILE.onnx.",
+            metavar="DIR|FILE",
+            show_default=False,
+        ),
+    ],
+    input_file: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="FILE",
+            help="FILE.npy, or FILE.npz with all inputs in their order.",
+            show_default="random, one sample",
+        ),
+    ] = None,
+    output_file: Annotated[
+        str | None, typer.Option("--output", metavar="FILE.npz", help="Where outputs are written.")
+    ] = None,
+    threads: Threads = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show the time of every node.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Run a network without PyTorch, and time it."""
+    import numpy as np
+
+    from lowbit.graph import Session
+    from lowbit.lab.networks.source import compiled
+
+    graph = compiled(network)
+    session = Session(graph, threads=threads)
+    inputs = _inputs(graph, input_file)
+    outputs = session.run(**inputs)
+    taken: list[float] = []
+    while len(taken) < _LEAST or (sum(taken) < _SECONDS and len(taken) < _MOST):
+        begin = time.perf_counter()
+        session.run(**inputs)
+        taken.append(time.perf_counter() - begin)
+    nodes = session.profile(**inputs) if profile else []
+    found = {
+        "outputs": {name: _described(one) for name, one in outputs.items()},
+        "seconds": {"median": statistics.median(taken), "least": min(taken)},
+        "calls": len(taken),
+        "arena_bytes": session.plan(inputs).peak_bytes,
+        "nodes": [asdict(node) for node in nodes],
+    }
+    shown = Group(*_lines(found), *[_table(nodes)] * profile)
+    with output(json_file) as show:
+        show(shown, json.dumps(found, indent=1, allow_nan=False))
+    if output_file is not None:
+        written: dict[str, Any] = dict(outputs)
+        np.savez(output_file, **written)
+        print(f"outputs written to {output_file}", file=sys.stderr)
+
+
+def _described(one: Any) -> dict[str, Any]:
+    """dtype, shape, and from which to which value."""
+    ends = [float(one.min()), float(one.max())] if one.size else []
+    known = ends if all(map(math.isfinite, ends)) else None
+    return {"dtype": one.dtype.name, "shape": list(one.shape), "range": known}
+
+
+def _lines(found: dict[str, Any]) -> Iterator[Text]:
+    for name, one in found["outputs"].items():
+        spread = ", not finite" if one["range"] is None else ""
+        if one["range"]:
+            spread = ", from {:.4g} to {:.4g}".format(*one["range"])
+        yield Text(f"{name}: {one['dtype']} {one['shape']}{spread}")
+    middle, least = (found["seconds"][name] * 1e3 for name in ("median", "least"))
+    arena = found["arena_bytes"] / 1e6
+    yield Text(f"{middle:.3f} ms a call, the median of {found['calls']}; at least {least:.3f} ms; "
+               f"{arena:.1f} MB between inputs and outputs")  # fmt: skip
+
+
+def _inputs(graph: Graph, file: str | None) -> dict[str, Any]:
+    import numpy as np
+
+    if file is None:
+        from lowbit.lab.networks.source import random_inputs
+
+        return random_inputs(graph)
+    held = np.load(file, allow_pickle=False)
+    arrays = (held,) if isinstance(held, np.ndarray) else tuple(held[name] for name in held.files)
+    if len(arrays) != len(graph.inputs):
+        raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
+    return dict(zip(graph.inputs, arrays, strict=True))
+
+
+def _table(times: list[NodeTime]) -> Any:
+    from lowbit.bench.core.table import new_table, three_digits
+
+    made = new_table("", [("node", False), ("kernels", False), ("µs", True), ("share", True)])
+    total = sum(one.seconds for one in times)
+    for one in times:
+        share = f"{one.seconds / total:.1%}" if total else ""
+        kernels = ", ".join(dict.fromkeys(one.kernels))
+        made.add_row(one.node, kernels, three_digits(one.seconds * 1e6), share)
+    return made
