@@ -36,13 +36,14 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help venv demo test test-fast lint clean
+.PHONY: help venv demo test test-fast lint docs clean
 
 help:
 	@echo "make demo       quantize a real sentence encoder and compare it with fp32 and others' int8"
 	@echo "make test       run the whole test suite, with $(WORKERS) workers (WORKERS=N)"
 	@echo "make test-fast  run what takes less than two minutes of it"
 	@echo "make lint       run ruff and pyright"
+	@echo "make docs       make the site of docs/ and the docstrings, in build/site"
 	@echo "make venv       only set up $(VENV) (the others do it when needed)"
 	@echo "make clean      remove $(VENV), caches and built files"
 
@@ -50,6 +51,9 @@ venv: $(FOR_ALL)
 
 demo: $(FOR_DEMO)
 	@$(BIN)/lowbit demo
+
+# Tests start some hundred processes, which should not each compile all of lowbit's sources.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(FOR_ALL)
 	@$(BIN)/python -m pytest $(TOGETHER)
@@ -61,6 +65,11 @@ lint: $(FOR_ALL)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Everything is here by then: no page fetches fonts or scripts, neither now nor when it is read.
+docs: $(FOR_ALL)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
@@ -81,4 +90,4 @@ $(FOR_DEMO): $(MADE) $(INPUTS)
 	$(call install,demo,$(FOR_DEMO),the demo)
 
 $(FOR_ALL): $(MADE) $(INPUTS)
-	$(call install,demo$(COMMA)lab$(COMMA)dev,$(FOR_DEMO) $(FOR_ALL),the test suite)
+	$(call install,demo$(COMMA)lab$(COMMA)dev$(COMMA)docs,$(FOR_DEMO) $(FOR_ALL),the test suite)

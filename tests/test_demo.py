@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lowbit.demo
-from lowbit.demo.sentences import extract, manual_sentences
+from lowbit.bench.models.data.sentences import extract, manual_sentences
 
 TEXT = """\
 A heading of five words here
@@ -254,7 +254,7 @@ class TestRivals:
     ) -> None:
         import torch
 
-        from lowbit.demo.encoder import load_encoder, tokenize
+        from lowbit.bench.models.networks.encoder import load_encoder, tokenize
         from lowbit.demo.rivals import rivals
 
         one = rivals.get(name)

@@ -82,7 +82,10 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
     assert made.item_panels % made.shape.panels == 0
     assert made.shape.rows in (0, made.block_rows)
     assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
-    if made.private_bytes:  # rows are packed beside their product
+    if made.shape.in_place:
+        assert (made.chunk_rows, made.packed_bytes, made.private_bytes) == (m, 0, 0)
+        assert step_rows <= m
+    elif made.private_bytes:  # rows are packed beside their product
         assert made.chunk_rows == m
         held = made.shape.ring * LINE or padded_k(k)
         assert (made.packed_bytes, made.private_bytes) == (0, step_rows * held)
@@ -95,12 +98,15 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
 
 
 @pytest.mark.parametrize("isa", available())
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 40, 5), (33, 17, 64), (37, 100, 9)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (3, 40, 5), (33, 17, 64), (37, 100, 9), (29, 3, 70), (15, 2, 33)]
+)
 @pytest.mark.parametrize("threads", [1, 8])
 def test_the_kernel_stores_each_element_once(
     isa: str, sizes: tuple[int, int, int], threads: int
 ) -> None:
-    """The text itself, cut as the plan says, in the interpreter that records every access."""
+    """The text itself, cut as the plan says, in the interpreter that records every access. Rows in
+    place: the last step begins earlier, and what two steps have is stored by both."""
     m, n, k = sizes
     made = plan(isa, m, n, k, threads)
     rng = np.random.default_rng(0)
@@ -110,13 +116,14 @@ def test_the_kernel_stores_each_element_once(
     unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "parameters"))
     arguments = {
         **unused,
-        "a": a, "a_row_stride": k, "a_stride": 1,
+        "a": a, "a_row_stride": k, "a_stride": 1, "windows": None, "first_row": 0,
+        "residual_stride": n,
         "packed": np.zeros(made.packed_bytes, np.uint8),
         "row_scale": None, "row_zero": None, "row_sum": None,
-        "panels": packed.panels, "column_sum": packed.column_sums,
+        "panels": packed.right_for(made.shape), "column_sum": packed.column_sums,
         "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
         "block_rows": made.block_rows, "item_steps": made.item_steps,
-        "item_panels": made.item_panels,
+        "item_panels": made.item_panels, "threads": threads,
         "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
     }  # fmt: skip
     asked = product(isa, m, n, k)
@@ -130,7 +137,10 @@ def test_the_kernel_stores_each_element_once(
         if access.array == "out":
             assert access.kind == "store"
             stored[access.offset : access.offset + access.size] += 1
-    assert (stored == 1).all()
+    twice = -m % made.block_rows if made.shape.in_place else 0
+    steps = np.full(m, 1, np.int8)
+    steps[m - made.block_rows :][:twice] = 2
+    np.testing.assert_array_equal(stored.reshape(m, 4 * n), np.tile(steps[:, None], 4 * n))
 
 
 def test_long_left_operands_are_served_in_chunks() -> None:
@@ -169,6 +179,17 @@ def test_tiles_are_for_work_that_is_worth_them(monkeypatch: pytest.MonkeyPatch) 
         assert "and vectors" in micro.refuses(KernelQuery(m, n, k))
     for m, n, k in ((351, 945, 32), (128, 128, 128), (28, 25, 1143), (4, 64, 4096)):
         assert micro.refuses(KernelQuery(m, n, k)) == ""
+
+
+def test_tiles_leave_few_columns_to_rows_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amx, "SETUP", 1000)
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    for m, n, k in ((400, 1, 1024), (400, 4, 1024), (12544, 8, 27)):
+        query = KernelQuery(m, n, k)
+        assert micro.refuses(query) == ""
+        assert "and vectors" in micro.refuses(query._replace(in_place=True))
+    for m, n, k in ((400, 16, 1024), (4000, 32, 64)):
+        assert micro.refuses(KernelQuery(m, n, k, in_place=True)) == ""
 
 
 def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:

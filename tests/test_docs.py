@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs" / "reference").glob("*.md"))
 # A python block, and the text block right behind it, which is what it prints.
 _BLOCK = re.compile(
     r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
@@ -52,6 +53,8 @@ def test_code_prints_what_the_page_says(
     if any("torch" in block.code for block in blocks):
         pytest.importorskip("torch")
         pytest.importorskip("safetensors")
+    if any("onnx" in block.code for block in blocks):
+        pytest.importorskip("onnx")
     x86 = llvm.get_process_triple().startswith("x86_64")
     if not x86 and any(".assembly(" in block.code for block in blocks):
         pytest.skip("the page looks at x86 code, which LLVM here does not generate")
@@ -79,4 +82,46 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for page in PAGES[1:]:
-        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+        path = page.relative_to(ROOT / "docs").as_posix()
+        assert path == "README.md" or f"]({path})" in index, path
+
+
+# A command in backticks, in an indented block, or in a block of the shell.
+_COMMAND = re.compile(
+    r"(?:`|^ {4}(?:.venv/bin/)?|^\$ )lowbit ((?:[a-z][a-z0-9_-]* ?)+)[^`\n]*", re.MULTILINE
+)
+_SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def _in_shells(text: str) -> str:
+    """A page whose blocks of the shell have a prompt in front of each line."""
+    return _SHELL.sub(lambda block: re.sub(r"^", "$ ", block[1], flags=re.MULTILINE), text)
+
+
+def test_every_command_that_is_named_exists() -> None:
+    typer = pytest.importorskip("typer")
+    from lowbit.cli import app
+
+    root = typer.main.get_command(app)
+    seen = 0
+    for page in PAGES:
+        for match in _COMMAND.finditer(_in_shells(page.read_text(encoding="utf-8"))):
+            command, words = root, match[1].split()
+            while words and hasattr(command, "get_command"):
+                found = command.get_command(typer.Context(command), words.pop(0))
+                assert found is not None, f"{page.name}: {match[0]}"
+                command, seen = found, seen + 1
+            known = {
+                option for one in command.params for option in (*one.opts, *one.secondary_opts)
+            }
+            used = set(re.findall(r"(?<!\S)--[a-z-]+", match[0].partition("#")[0]))
+            assert used <= known | {"--help"}, f"{page.name}: {match[0]}"
+    assert seen > 100
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = _in_shells(page.read_text(encoding="utf-8"))
+        named = re.findall(r"(?:`|^ {4}|^\$ )make ([a-z-]+)", text, re.MULTILINE)
+        assert set(named) <= known, page.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def _exact(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("left", LEFT)
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 5, 63), (17, 33, 65), (40, 129, 200), (5, 17, 0)])
-def test_exact(isa: str, dtype: str, left: str, sizes: tuple[int, int, int]) -> None:
+def test_exact(isa: str, dtype: Any, left: str, sizes: tuple[int, int, int]) -> None:
     m, n, k = sizes
     a, b = _draw(1, LEFT[left], (m, k)), _draw(2, LIMITS[dtype], (k, n))
     packed = lowbit.pack(b, dtype=dtype)
@@ -53,7 +54,7 @@ def test_exact(isa: str, dtype: str, left: str, sizes: tuple[int, int, int]) -> 
 
 @ISAS
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_extremes(isa: str, dtype: str) -> None:
+def test_extremes(isa: str, dtype: Any) -> None:
     low, high, kind = LIMITS[dtype]
     for a_value in (0, 255):
         for b_value in (low, high - 1):
@@ -65,7 +66,7 @@ def test_extremes(isa: str, dtype: str) -> None:
 
 @MICRO_KERNELS
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_interpreted(micro: object, dtype: str) -> None:
+def test_interpreted(micro: object, dtype: Any) -> None:
     """Every micro-kernel, on any machine, every access checked."""
     a, b = _draw(3, LEFT["u8"], (19, 70)), _draw(4, LIMITS[dtype], (70, 37))
     packed = lowbit.pack(b, dtype=dtype)
@@ -86,7 +87,7 @@ def test_any_shape(m: int, n: int, k: int, seed: int) -> None:
 @ISAS
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_scaled(isa: str, dtype: str, symmetric: bool) -> None:
+def test_scaled(isa: str, dtype: Any, symmetric: bool) -> None:
     """Scales and zero points per column; the same bits as the 8-bit product of the same values."""
     x = np.random.default_rng(5).standard_normal((70, 33)).astype(np.float32)
     weight = lowbit.quantize(x, dtype, axis=1, symmetric=symmetric)
@@ -115,7 +116,7 @@ def test_values_outside_are_refused() -> None:
     with pytest.raises(TypeError, match="int8"):
         lowbit.pack(b, dtype="int4")
     with pytest.raises(ValueError, match="dtype must be one of"):
-        lowbit.pack(b, dtype="int2")
+        lowbit.pack(b, dtype="int2")  # type: ignore[arg-type]
 
 
 def test_depth_is_bounded_by_what_int32_holds() -> None:
@@ -128,7 +129,7 @@ def test_depth_is_bounded_by_what_int32_holds() -> None:
 
 
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_files(tmp_path: Path, dtype: str) -> None:
+def test_files(tmp_path: Path, dtype: Any) -> None:
     b = _draw(8, LIMITS[dtype], (50, 21))
     lowbit.save_packed(lowbit.pack(b, dtype=dtype), tmp_path / "b")
     loaded = lowbit.load_packed(tmp_path / "b")

@@ -316,6 +316,7 @@ A, B = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
         ({"alpha": "much"}, TypeError, "alpha must be a number, got 'much'"),
         ({"alpha": 1e39}, ValueError, r"alpha must be within float32, ±3.4e38, got 1e\+39"),
         ({"threads": 0}, ValueError, "threads must be"),
+        ({"threads": True}, ValueError, "threads must be"),
         ({"isa": "sse9"}, ValueError, "no instruction set is called 'sse9'"),
         (
             {"a": np.ndarray((2, 3), F32, bytes(64), 0, (14, 4))},

@@ -101,7 +101,7 @@ def test_the_longest_sum_is_exact(dtypes: str, isa: str) -> None:
     variant = matmul.variant(dtypes=dtypes)
     left, right = (variant.tensor(name).format for name in "ab")
     k = longest_sum(left.name, right.name)
-    four = right.name if right.bits == 4 else None
+    four: Any = right.name if right.bits == 4 else None
     for b_value in (right.low, right.high):
         b = lowbit.pack(np.full((k, 17), b_value, right.storage), dtype=four)
         for a_value in (left.low, left.high):
@@ -247,6 +247,36 @@ def test_weights_that_cannot_saturate_get_the_narrow_kernel(isa: str) -> None:
             for a in (np.full((9, 130), 255, np.uint8), np.full((9, 130), -128, np.int8)):
                 expected = a.astype(np.int64) @ b.unpack().astype(np.int64)
                 np.testing.assert_array_equal(lowbit.matmul(a, b, isa=isa), expected)
+
+
+@ISAS
+@pytest.mark.parametrize("sizes", [(8, 1, 9), (23, 4, 553), (71, 3, 67), (40, 8, 27), (50, 16, 5)])
+def test_few_columns(isa: str, sizes: tuple[int, int, int]) -> None:
+    """Rows that are read where they lie, at any address; a call like two before is recognized."""
+    m, n, k = sizes
+    rng = np.random.default_rng(k)
+    for kind in (np.uint8, np.int8):
+        a = rng.integers(0, 256, m * (k + 3) + 1).astype(np.uint8).view(kind)[1:]
+        a = a.reshape(m, k + 3)[:, :k]
+        w = rng.integers(-127, 128, (k, n)).astype(np.int8)
+        w[0] = 127  # so that a scale of 1/127 gives w back
+        q = lowbit.quantize(w / np.float32(127), axis=1)
+        b = lowbit.pack(q)
+        exact = a.astype(np.int64) @ w.astype(np.int64)
+        for out in (np.empty((m, n), np.int32), np.empty((m, n + 3), np.int32)[:, 1 : n + 1]):
+            for _ in range(3):
+                out[...] = 7
+                lowbit.matmul(a, b, out=out, isa=isa)
+                np.testing.assert_array_equal(out, exact)
+        scale, residual = rng.random((m, 1)).astype(np.float32), rng.random((m, n), np.float32)
+        zero = rng.integers(0, 100, m).astype(np.int32)
+        sums = exact - zero[:, None].astype(np.int64) * w.sum(axis=0, dtype=np.int64)
+        real = sums.astype(np.float32) * scale * q.scale + residual
+        for _ in range(3):
+            given = lowbit.matmul_scaled(
+                a, b, a_scale=scale[:, 0], a_zero_point=zero, residual=residual, isa=isa
+            )
+            np.testing.assert_array_equal(given, real)
 
 
 def test_a_packed_operand_takes_the_place_of_b() -> None:

@@ -65,7 +65,8 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     out = np.full((m, n), np.nan, np.float32)
     symmetric = case.static.get("symmetric", False)
     arguments = {
-        "a": x, "a_row_stride": k, "a_stride": 1,
+        "a": x, "a_row_stride": k, "a_stride": 1, "windows": None, "first_row": 0,
+        "residual_stride": n,
         "packed": np.zeros(blocks(m, step_rows) * step_rows * digits * padded_k(k), np.uint8),
         "row_scale": each.copy(), "row_zero": np.zeros(m, np.int32),
         "row_sum": each.view(np.int32), "panels": b.panels,
@@ -73,7 +74,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
         "column_scale": b.scale, "bias": None, "residual": None,
         "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
-        "block_rows": block_rows, "item_steps": 2, "item_panels": 3,
+        "block_rows": block_rows, "item_steps": 2, "item_panels": 3, "threads": 1,
         "private": np.zeros(3 * query.k_blocks * PANEL_LINE, np.uint8),
         "private_bytes": 3 * query.k_blocks * PANEL_LINE,
     }  # fmt: skip
@@ -186,7 +187,7 @@ def _weight(
     k: int,
     n: int,
     group: int | None,
-    dtype: str = "int4",
+    dtype: Any = "int4",
     seed: int = 0,
     symmetric: bool = False,
 ) -> QTensor:
@@ -349,7 +350,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4-bit"):
         lowbit.linear_weight_only(x, lowbit.pack(_weight(64, 20, None, "int8")))
     with pytest.raises(ValueError, match="out_dtype"):
-        lowbit.linear_weight_only(x, packed, out_dtype="uint8")
+        lowbit.linear_weight_only(x, packed, out_dtype="uint8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="groups of 32"):
         lowbit.matmul(x.astype(np.int8), packed)
     with pytest.raises(ValueError, match="groups of 32"):
