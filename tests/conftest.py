@@ -16,6 +16,7 @@ from hypothesis import settings
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="lowbit-test-cache-")
     os.environ["LOWBIT_CACHE_DIR"] = _cache.name
+    os.environ["TRITON_CACHE_DIR"] = f"{_cache.name}/triton"
     # The small float products of tests are not worth NumPy's threads, which spin after each and
     # take the cores of other workers. Lowbit's own threads are told nothing by this.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +75,20 @@ def test_unknown_names_and_an_absent_llvm_mca(monkeypatch: pytest.MonkeyPatch) -
         anatomy_of("product:generic", "1x1", 90)
     monkeypatch.setattr(mca, "_tool", lambda: None)
     assert "apt-get install llvm-16" in mca.verdict(["nop"], isa.named("generic"))[0]
+
+
+def test_a_copy_of_a_triton_kernel_is_shown_from_its_own_file(tmp_path: Path) -> None:
+    """Triton's cache, which knows a kernel by its text and line, has the first file's."""
+    pytest.importorskip("triton")
+    from lowbit.kernels.triton.ahead import compile_ahead
+
+    text = "import triton\n@triton.jit\ndef nothing(x):\n    tl.store(x, tl.load(x) + 1)\n"
+    for name in ("one", "other"):
+        path = tmp_path / f"{name}.py"
+        path.write_text("import triton.language as tl\n" + text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert str(path) in compile_ahead(module.nothing, {"x": "*fp32"}, 80).stages["ttir"]

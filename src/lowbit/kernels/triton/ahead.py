@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import tempfile
@@ -52,6 +53,7 @@ def compile_ahead(
     Raises what Triton's compiler raises; ValueError for a missing argument.
     """
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -78,7 +80,16 @@ def compile_ahead(
     signature = {name: typed(arguments[name], place) for place, name in enumerate(kernel.arg_names)}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"enable_fp_fusion": True, **options}
-    made = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+    def compiled() -> Any:
+        return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+
+    made = compiled()
+    if inspect.getfile(kernel.fn) not in made.asm["ttir"]:
+        # Triton's cache knows a kernel by its text and line: this was a copy in another file.
+        with knobs.compilation.scope():
+            knobs.compilation.always_compile = True
+            made = compiled()
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
