@@ -281,7 +281,8 @@ def test_spans_of_k_are_for_outputs_wider_than_what_a_cache_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "caches", lambda: {"L1d": 48 << 10, "L2": 2 << 20, "L3": 1 << 30})
-    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
-    assert micro.shape(KernelQuery(512, 4096, 14336))[0].span > 0
-    for n in (16, 46, 64):
-        assert micro.shape(KernelQuery(512, n, 14336))[0].span == 0
+    for name, k in (("amx", 14336), ("vnni", 20000)):
+        micro = next(kernel for kernel in micro_kernels() if kernel.name == name)
+        assert micro.shape(KernelQuery(512, 4096, k))[0].span > 0
+        for n, rows in ((16, 512), (46, 512), (4096, 32)):
+            assert micro.shape(KernelQuery(rows, n, k))[0].span == 0

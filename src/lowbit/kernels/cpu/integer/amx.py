@@ -34,6 +34,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Span,
     Step,
     micro_kernel,
+    span,
 )
 from lowbit.kernels.cpu.integer.vnni import Vnni
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
@@ -48,7 +49,7 @@ SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
 # Cycles to pack a line of a row and to begin with it; to finish and store it, for each panel.
 _PACK, _ROW, _STORE = 3, 2, 3
 _VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
-_FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
+_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
@@ -77,21 +78,6 @@ class _Session:
                 for store, sums in zip(stores, self.scratch, strict=False):
                     store(self.row.value + r, (sums + r * PANEL).load(PANEL))
             self.done.value = end
-
-
-def _span(query: KernelQuery) -> int:
-    """How many blocks of 64 k are multiplied before the next; 0: all.
-
-    Sums that wait for the next span cost some 150 cycles a step, so spans are for a K of which half
-    of the second-level cache holds few of the columns. A step's rows then fill the nearest cache.
-    """
-    caches, rows = host.caches(), 2 * ROWS
-    columns = min(_FEWEST_COLUMNS, blocks(query.n, PANEL) * PANEL)
-    long = caches["L2"] // 2 // columns < query.k
-    if not long or query.weight != "s8" or query.m <= rows:
-        return 0
-    most = caches["L1d"] // (rows * LINE)
-    return blocks(query.k_blocks, blocks(query.k_blocks, most))
 
 
 def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
@@ -140,7 +126,8 @@ class Amx(MicroKernel):
         # Rows that meet all panels in one step are not read again.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large else 0
-        shape = Shape(0, row_blocks, panels, interleave, span=_span(query), stays=stays, ring=ring)
+        spans = span(query, 2 * ROWS, _COLUMNS)
+        shape = Shape(0, row_blocks, panels, interleave, span=spans, stays=stays, ring=ring)
         return shape, rows
 
     def begin(
@@ -168,12 +155,12 @@ class Amx(MicroKernel):
     def _span(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
         """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
         tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
-        span = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
+        part = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
         self._start(k, step, tiles)
         if step.make_lines:
             for block in k.range(0, _AHEAD):
                 step.make_lines(block)
-        for block in k.range(*span):
+        for block in k.range(*part):
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
             self._multiply(k, shape, step, tiles, block)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lowbit.isa import named
+from lowbit.isa import host, named
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
@@ -17,6 +17,8 @@ from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
+
+_FEW_ROWS = 32  # for which panels are not worth cutting along K
 
 
 class Columns(Protocol):
@@ -105,10 +107,10 @@ class Fetch(NamedTuple):
     each: Value
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Part of K: blocks of 64 from `first` to before `last`; `sums`: memory for each panel of the
-    step, s32 [row_blocks·16, 16], where sums over what came before are, and are left."""
+    step, s32 [rows, 16], where sums over what came before are, and are left. rows: those of the
+    shape, or 16 for each block."""
 
     first: Value
     last: Value
@@ -157,12 +159,28 @@ class Shape:
     @property
     def step_sums(self) -> int:
         """Bytes of the sums of a step over one panel, which wait between spans."""
-        return 4 * self.row_blocks * PANEL * PANEL
+        return 4 * PANEL * max(self.rows, self.row_blocks * PANEL)
 
     @property
     def held(self) -> int:
         """Columns in a vector of pieces."""
         return self.lanes * QUAD // self.piece
+
+
+def span(query: KernelQuery, rows: int, columns: int) -> int:
+    """How many blocks of 64 k are multiplied before the next, in steps of so many rows; 0: all.
+
+    Sums that wait for the next span cost some 100 cycles a step, so spans are for a K of which half
+    of the second-level cache holds less than `columns` columns, and for rows enough to share them.
+    The rows of a step then fill the nearest cache.
+    """
+    caches = host.caches()
+    columns = min(columns, blocks(query.n, PANEL) * PANEL)
+    long = caches["L2"] // 2 // columns < query.k
+    if not long or query.weight != "s8" or query.m <= _FEW_ROWS:
+        return 0
+    most = max(1, caches["L1d"] // (rows * LINE))
+    return blocks(query.k_blocks, blocks(query.k_blocks, most))
 
 
 class MicroKernel(ABC):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from lowbit.isa import host
@@ -19,11 +19,13 @@ from lowbit.isa.types import f32, s32, u32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.in_place import multiply_in_place, shape_in_place
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, span
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _QUADS = LINE // QUAD  # of 4 k, in 64
+_PAIRS = _QUADS // 2
+_COLUMNS = 64  # that rows, which come from far, should be multiplied with
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
@@ -106,7 +108,7 @@ class VectorKernel(MicroKernel):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)
-        return Shape(rows, row_blocks=1, panels=panels), rows
+        return Shape(rows, row_blocks=1, panels=panels, span=span(query, rows, _COLUMNS)), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         if shape.in_place:
@@ -117,9 +119,7 @@ class VectorKernel(MicroKernel):
         pairs = (step.k_size + (2 * QUAD - 1)) // (2 * QUAD)
         if step.groups is None:
             with k.scope():
-                sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
-                for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
-                    self._store(k, step, p, at, list(column))
+                self._span(k, shape, step, places, parts, pairs)
             return
         groups, digits = step.groups, step.groups.grouping.digits
         rows = shape.rows // digits
@@ -143,6 +143,34 @@ class VectorKernel(MicroKernel):
                 (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)
             ]
             self._store(k, step, p, at, held)
+
+    def _span(
+        self,
+        k: Builder,
+        shape: Shape,
+        step: Step,
+        places: list[tuple[int, int]],
+        parts: int,
+        pairs: Value,
+    ) -> None:
+        """Multiply over all of K, or over a span of it and leave the sums for the next."""
+
+        def finish() -> None:
+            for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
+                self._store(k, step, p, at, list(column))
+
+        if step.span is None:
+            sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
+            finish()
+            return
+        first, last, _ = step.span
+        part = first * _PAIRS, minimum(last * _PAIRS, pairs)
+        sums = self._sums(k, shape, step, places, parts, part)
+        for _ in k.when(last < step.k_blocks):
+            for at, value in enumerate(chain(*sums)):
+                (step.span.sums + at * self.lanes).store(value)
+        for _ in k.when(last.equals(step.k_blocks)):
+            finish()
 
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
@@ -172,6 +200,10 @@ class VectorKernel(MicroKernel):
         sums = [
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
+        if step.span:
+            for _ in k.when(step.span.first > 0):
+                for at, register in enumerate(chain(*sums[0])):
+                    register.value = (step.span.sums + at * self.lanes).load(self.lanes)
         together = max(parts, 2) if shape.nibbles else parts
         for quad in k.range(span[0] * 2, span[1] * 2, together):
             a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
