@@ -155,6 +155,17 @@ def plan(product: Product) -> Plan:
     )
 
 
+def outgrows_caches(product: Product, plan: Plan) -> bool:
+    """Whether the output is so large that it is better written past the caches.
+
+    Beyond the second level, tiles would wait for it. The products of vectors take so much longer
+    that caches can write some of it back meanwhile, which a Cascade Lake core did faster up to
+    four times that level.
+    """
+    times = 1 if plan.micro.per_cycle > MicroKernel.per_cycle else 4
+    return product.m * product.n * product.out_bytes > times * host.caches()["L2"]
+
+
 def _items(
     product: Product, shape: Shape, steps: int, step_rows: int, count: int, fused: bool
 ) -> tuple[int, int]:

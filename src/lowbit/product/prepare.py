@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.isa import host
 from lowbit.jit import verbose
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
@@ -23,7 +22,7 @@ from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
 from lowbit.product.describe import of_product, tell_integers
-from lowbit.product.dispatch import Plan, plan
+from lowbit.product.dispatch import Plan, outgrows_caches, plan
 from lowbit.product.product import Product
 from lowbit.weights.convolution import PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
@@ -70,7 +69,7 @@ class PreparedProduct:
         self._bind(product, made)
         if not product.streams:
             tell_integers(product, made)
-        large = product.m * product.n * product.out_bytes > host.caches()["L2"]
+        large = outgrows_caches(product, made)
         if large and not product.streams and self._nothing is None:
             self.streaming = PreparedProduct(product._replace(streams=True))
         self.small = (

@@ -49,7 +49,6 @@ SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
 # Cycles to pack a line of a row and to begin with it; to finish and store it, for each panel.
 _PACK, _ROW, _STORE = 3, 2, 3
 _VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
-_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
@@ -126,7 +125,7 @@ class Amx(MicroKernel):
         # Rows that meet all panels in one step are not read again.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large else 0
-        spans = span(query, 2 * ROWS, _COLUMNS)
+        spans = span(query, 2 * ROWS)
         shape = Shape(0, row_blocks, panels, interleave, span=spans, stays=stays, ring=ring)
         return shape, rows
 

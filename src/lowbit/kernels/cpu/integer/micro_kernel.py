@@ -18,6 +18,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
 
+_FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _FEW_ROWS = 32  # for which panels are not worth cutting along K
 
 
@@ -100,11 +101,11 @@ class Step:
 
 
 class Fetch(NamedTuple):
-    """What is fetched into the second-level cache in the course of a step: from `place` on, the
-    line of the byte i·`each` at the i-th 4 k."""
+    """What is fetched into the second-level cache in the course of a step: from `place` on, some
+    lines for each 64 k."""
 
     place: Value
-    each: Value
+    lines: Value
 
 
 class Span(NamedTuple):
@@ -167,15 +168,15 @@ class Shape:
         return self.lanes * QUAD // self.piece
 
 
-def span(query: KernelQuery, rows: int, columns: int) -> int:
+def span(query: KernelQuery, rows: int) -> int:
     """How many blocks of 64 k are multiplied before the next, in steps of so many rows; 0: all.
 
     Sums that wait for the next span cost some 100 cycles a step, so spans are for a K of which half
-    of the second-level cache holds less than `columns` columns, and for rows enough to share them.
-    The rows of a step then fill the nearest cache.
+    of the second-level cache holds few of the columns, and for rows enough to share them. The rows
+    of a step then fill the nearest cache.
     """
     caches = host.caches()
-    columns = min(columns, blocks(query.n, PANEL) * PANEL)
+    columns = min(_FEWEST_COLUMNS, blocks(query.n, PANEL) * PANEL)
     long = caches["L2"] // 2 // columns < query.k
     if not long or query.weight != "s8" or query.m <= _FEW_ROWS:
         return 0

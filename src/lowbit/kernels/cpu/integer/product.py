@@ -34,6 +34,7 @@ from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
 from lowbit.kernels.cpu.shared.post_op import Operands
 
 Range = tuple[Value, Value]
+_MOST_FETCHED = 16  # lines for each 64 k
 _UNROLLED = 2  # blocks of rows of a step whose packing is emitted one by one
 
 
@@ -292,22 +293,22 @@ class _Items:
     def _fetching(
         self, k: Builder, panels: Range, steps: Value, following: Value
     ) -> Callable[[Value, Value], Fetch | None]:
-        """What a step should fetch of the panels from `following` on, an equal share in each of its
-        quads, by its place among the steps and its panel."""
+        """What a step should fetch of the panels from `following` on, an equal share for each 64 k,
+        by its place among the steps and its panel."""
         if not self.micro.fetches or self.shape.in_place:
             return lambda step, panel: None
         first, last = panels
         across = _ceil(last - first, self.shape.panels)
-        quads = (self.rows.k_size + (QUAD - 1)) // QUAD
-        each = _ceil((last - first) * self._panel_bytes, steps * across * quads)
-        # What takes more than a line each time is not worth it: memory sets the pace then.
+        blocks = across * self.rows.k_blocks
+        lines = _ceil((last - first) * self._panel_bytes, steps * blocks * LINE)
+        # With more than that, memory sets the pace.
         other = (following < first) | (following > first)
-        each = select(other & (each < LINE + 1), each, k.index(0))
+        lines = select(other & (lines < _MOST_FETCHED + 1), lines, k.index(0))
         begin = self.panels + following * self._panel_bytes
 
         def fetch(step: Value, panel: Value) -> Fetch:
-            number = step * across + (panel - first) // self.shape.panels
-            return Fetch(begin + number * quads * each, each)
+            before = step * blocks + (panel - first) // self.shape.panels * self.rows.k_blocks
+            return Fetch(begin + before * lines * LINE, lines)
 
         return fetch
 

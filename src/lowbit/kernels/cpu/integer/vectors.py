@@ -9,7 +9,7 @@ a1 |  sum       sum       sum           broadcast. How many rows and panels fit,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain, product
 from typing import Any
 
@@ -25,7 +25,6 @@ from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _QUADS = LINE // QUAD  # of 4 k, in 64
 _PAIRS = _QUADS // 2
-_COLUMNS = 64  # that rows, which come from far, should be multiplied with
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
@@ -39,6 +38,7 @@ class VectorKernel(MicroKernel):
     """
 
     fetches = True
+    quads = 1  # times 4 k that are multiplied in a turn of the loop: 1 or 2
     any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
 
     def __init__(
@@ -108,7 +108,7 @@ class VectorKernel(MicroKernel):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)
-        return Shape(rows, row_blocks=1, panels=panels, span=span(query, rows, _COLUMNS)), rows
+        return Shape(rows, row_blocks=1, panels=panels, span=span(query, rows)), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         if shape.in_place:
@@ -204,18 +204,15 @@ class VectorKernel(MicroKernel):
             for _ in k.when(step.span.first > 0):
                 for at, register in enumerate(chain(*sums[0])):
                     register.value = (step.span.sums + at * self.lanes).load(self.lanes)
-        together = max(parts, 2) if shape.nibbles else parts
-        for quad in k.range(span[0] * 2, span[1] * 2, together):
-            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
+        together = max(parts, 2 if shape.nibbles else self.quads)
+        signed = step.groups is not None
+        for a, quad in self._turns(k, shape, step, span, together):
             if shape.ahead:
                 for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
                     place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
                     prefetch(place + (shape.ahead + line))
-            if step.fetch and together == 1:
-                prefetch_far(step.fetch.place + quad * step.fetch.each)
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
-                signed = step.groups is not None
                 fours = (
                     (a + (which * QUAD + row * LINE)).cast(u32).load().splat(self.lanes)
                     for row in range(shape.rows)
@@ -226,6 +223,29 @@ class VectorKernel(MicroKernel):
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
+
+    @staticmethod
+    def _turns(
+        k: Builder, shape: Shape, step: Step, span: tuple[Value, Value], together: int
+    ) -> Iterator[tuple[Value, Value]]:
+        """The turns of the loop over K, each of some times 4 k: where the first row has them, and
+        which they are."""
+        first, last = span[0] * 2, span[1] * 2
+        lines = shape.rows * LINE
+        if shape.nibbles or step.groups:
+            for quad in k.range(first, last, together):
+                yield step.a + (quad // _QUADS * lines + quad % _QUADS * QUAD), quad
+            return
+        # Finding the place in each turn would take a fifth of what a core of four instructions a
+        # cycle can start. Spans begin at a whole block.
+        for block in k.range(first // _QUADS, (last + (_QUADS - 1)) // _QUADS):
+            if step.fetch:
+                place, count = step.fetch
+                for line in k.range(0, count):
+                    prefetch_far(place + (block * count + line) * LINE)
+            begin = block * _QUADS
+            for quad in k.range(0, minimum(last - begin, k.index(_QUADS)), together):
+                yield step.a + (block * lines + quad * QUAD), begin + quad
 
     def _bytes(
         self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int

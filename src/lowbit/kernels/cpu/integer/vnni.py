@@ -36,6 +36,7 @@ class Vnni(VectorKernel):
     """Some rows by some panels, of one 512-bit or two 256-bit vectors each."""
 
     name = "vnni"
+    quads = 2
 
     def __init__(self, isa: str) -> None:
         self._dots, *sizes = _VARIANTS[isa]
