@@ -24,9 +24,11 @@ _FEW_ROWS = 32  # for which panels are not worth cutting along K
 
 class Columns(Protocol):
     """How to store the accumulators of `lanes` columns of a panel from the one at `at` on; or of
-    `rows` rows of all columns."""
+    `rows` rows of all columns. `whole`: all of these columns exist."""
 
-    def __call__(self, panel: Value, at: int, lanes: int, rows: int = 1, /) -> Store: ...
+    def __call__(
+        self, panel: Value, at: int, lanes: int, rows: int = 1, whole: bool = False, /
+    ) -> Store: ...
 
 
 class KernelQuery(NamedTuple):
@@ -67,8 +69,8 @@ class Step:
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
     `block_rows` rows each). K, `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on,
-    those before `rows` exist. `columns(panel, offset, lanes)` returns how to store the
-    accumulators of one panel, 16 columns, or of the part of it that starts at `offset`. With
+    those before `rows` exist, and `n` columns. `columns(panel, offset, lanes)` returns how to store
+    the accumulators of one panel, 16 columns, or of the part of it that starts at `offset`. With
     `groups`, a row of the output has a row of bytes for each digit in the block, and what is
     stored are totals, float32. `span`, where the shape has one: the blocks of K that are
     multiplied now, and where sums wait for the next span. `make_lines(block)`, where the shape has
@@ -83,6 +85,7 @@ class Step:
     b: Value
     row: Value
     rows: Value
+    n: Value
     panel: Value
     k_size: Value
     k_blocks: Value

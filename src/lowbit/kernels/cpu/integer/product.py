@@ -96,7 +96,7 @@ def product(
     if _keeps_something(shape, weight, fused):
         private = private + k.thread() * private_bytes
     items = _Items(
-        micro, shape, weight, fused, rows, packed, private, panels, _ceil(n, PANEL),
+        micro, shape, weight, fused, rows, packed, private, panels, n,
         lambda panel, at, *some: columns(k, epilogue, operands, panel * PANEL + at, *some),
     )  # fmt: skip
     counts = _ceil(m, rows.block_outputs * shape.row_blocks), _ceil(n, PANEL)
@@ -213,8 +213,8 @@ class _Items:
     `packed`: scratch for the rows, lines of 64 bytes for each of every block of every step. With
     `fused` it is not used: `private`, memory of this thread, holds the lines of one step; then an
     item's panels as bytes, where they are nibbles ("u4" or "s4", see layout.py) and the shape does
-    not take them so, or its sums between spans, or what the micro-kernel makes of a step's rows. Of
-    the panels, there are `panel_count`. Column arrays have an entry for each column of
+    not take them so, or its sums between spans, or what the micro-kernel makes of a step's rows.
+    The output has `n` columns. Column arrays have an entry for each column of
     each panel; with groups, zeros and scales have 16 for each group of each panel.
     """
 
@@ -226,7 +226,7 @@ class _Items:
     packed: Value
     private: Value
     panels: Value
-    panel_count: Value
+    n: Value
     columns: Columns
 
     def run_all(
@@ -382,6 +382,7 @@ class _Items:
             b=b + (panel - first_panel) * self._panel_bytes,
             row=self._first_row(index),
             rows=self.rows.count,
+            n=self.n,
             panel=k.index(0) if self.shape.columns else panel,
             k_size=self.rows.k_size,
             k_blocks=self.rows.k_blocks,
@@ -395,7 +396,7 @@ class _Items:
             make_lines=partial(self._make_lines, k, index) if self._in_passing(k) else None,
             row_stride=self.rows.operand.row_stride if self.shape.in_place else None,
             flip=self.rows.format.flip,
-            behind=self.panels + self.panel_count * self._panel_bytes,
+            behind=self.panels + _ceil(self.n, PANEL) * self._panel_bytes,
             scratch=self._behind_rows,
         )
         with k.scope():

@@ -142,8 +142,7 @@ class Split(Narrow):
             first = corrections + block * (shape.rows * PANEL)
             with k.scope():
                 sums = self._sums(k, shape, one, places, 1, (k.index(0), pairs), first)
-                for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
-                    self._store(k, one, p, at, list(column))
+                self._finish(k, one, places, sums)
 
     def _correct(self, k: Builder, shape: Shape, step: Step, target: Value) -> None:
         """target[row, column], s32 [rows of a step, 16]: what is to be added to the sums."""

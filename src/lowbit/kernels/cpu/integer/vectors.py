@@ -138,11 +138,8 @@ class VectorKernel(MicroKernel):
                         place = totals + (i * rows + row) * self.lanes
                         entry = groups.place(step.row + row, group)
                         place.store(add(entry, each, place.load(self.lanes)))
-        for i, (p, at) in enumerate(places):
-            held = [
-                (totals + (i * rows + row) * self.lanes).load(self.lanes) for row in range(rows)
-            ]
-            self._store(k, step, p, at, held)
+        each = [(totals + i * self.lanes).load(self.lanes) for i in range(rows * len(places))]
+        self._finish(k, step, places, [each[row::rows] for row in range(rows)])
 
     def _span(
         self,
@@ -154,14 +151,9 @@ class VectorKernel(MicroKernel):
         pairs: Value,
     ) -> None:
         """Multiply over all of K, or over a span of it and leave the sums for the next."""
-
-        def finish() -> None:
-            for (p, at), column in zip(places, zip(*sums, strict=True), strict=True):
-                self._store(k, step, p, at, list(column))
-
         if step.span is None:
             sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
-            finish()
+            self._finish(k, step, places, sums)
             return
         first, last, _ = step.span
         part = first * _PAIRS, minimum(last * _PAIRS, pairs)
@@ -170,7 +162,7 @@ class VectorKernel(MicroKernel):
             for at, value in enumerate(chain(*sums)):
                 (step.span.sums + at * self.lanes).store(value)
         for _ in k.when(last.equals(step.k_blocks)):
-            finish()
+            self._finish(k, step, places, sums)
 
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
@@ -178,12 +170,26 @@ class VectorKernel(MicroKernel):
         fitting = self.chains // (shape.rows * vectors)
         return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
 
-    def _store(self, k: Builder, step: Step, panel: int, at: int, rows: list[Value]) -> None:
-        """Store some columns of all rows that exist."""
-        store = step.columns(step.panel + panel, at, self.lanes)
-        for row, value in enumerate(rows):
-            for _ in k.when(step.row + row < step.rows):
-                store(step.row + row, value)
+    def _finish(
+        self, k: Builder, step: Step, places: list[tuple[int, int]], sums: list[list[Value]]
+    ) -> None:
+        """Store the sums of the rows that exist."""
+        rows, lanes = len(sums), self.lanes
+        wide = (places[-1][0] + 1 + step.panel) * PANEL
+        whole = (step.row + rows < step.rows + 1) & (wide < step.n + 1)
+        for _ in k.when(whole):
+            stores = [step.columns(step.panel + p, at, lanes, 1, True) for p, at in places]
+            for row, values in enumerate(sums):
+                for store, value in zip(stores, values, strict=True):
+                    store(step.row + row, value)
+        for _ in k.when(whole.equals(0)):
+            held = k.local(sums[0][0].type.element, rows * len(places) * lanes)
+            for at, value in enumerate(chain(*sums)):
+                (held + at * lanes).store(value)
+            stores = [step.columns(step.panel + p, at, lanes) for p, at in places]
+            for row in k.range(0, minimum(k.index(rows), step.rows - step.row)):
+                for at, store in enumerate(stores):
+                    store(step.row + row, (held + (row * len(places) + at) * lanes).load(lanes))
 
     def _sums(
         self,

@@ -59,10 +59,16 @@ class Epilogue(NamedTuple):
 
 
 def columns(
-    k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int, rows: int = 1
+    k: Builder,
+    epilogue: Epilogue,
+    at: Operands,
+    column: Value,
+    lanes: int,
+    rows: int = 1,
+    whole: bool = False,
 ) -> Store:
     """Load what belongs to `lanes` columns from `column` on; return how to store a row of them; or
-    `rows` rows of all columns, of which there are lanes / rows."""
+    `rows` rows of all columns, of which there are lanes / rows. `whole`: all of them exist."""
     left = at.columns - column if rows == 1 else k.index(lanes)
     place = Columns(k, at, column, lanes, left, rows=rows)
     scales = "none" if epilogue.out == "s32" else epilogue.scales
@@ -108,13 +114,13 @@ def columns(
         if rows > 1:
             _store_rows(place, value, start)
             return
-        whole_line = OUTPUTS[epilogue.out].bytes * lanes == LINE
-        for _ in k.when(left > lanes - 1):
-            if epilogue.streams and whole_line:
+        streams = epilogue.streams and OUTPUTS[epilogue.out].bytes * lanes == LINE
+        for _ in (0,) if whole else k.when(left > lanes - 1):
+            if streams:
                 stream(value, start)
             else:
                 start.store(value)
-        for _ in k.when(left < lanes):
+        for _ in () if whole else k.when(left < lanes):
             store_head(value, start, left)
 
     return store
