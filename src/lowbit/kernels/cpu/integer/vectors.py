@@ -183,7 +183,7 @@ class VectorKernel(MicroKernel):
                 for store, value in zip(stores, values, strict=True):
                     store(step.row + row, value)
         for _ in k.when(whole.equals(0)):
-            held = k.local(sums[0][0].type.element, rows * len(places) * lanes)
+            held = k.local(f32 if step.groups else s32, rows * len(places) * lanes)
             for at, value in enumerate(chain(*sums)):
                 (held + at * lanes).store(value)
             stores = [step.columns(step.panel + p, at, lanes) for p, at in places]
