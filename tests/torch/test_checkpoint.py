@@ -177,3 +177,27 @@ def test_errors(tmp_path: Path) -> None:
             quantize_checkpoint(*arguments)  # type: ignore[arg-type]
         assert not target.exists()
     assert not list(tmp_path.glob(".*unfinished"))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    from typer.testing import CliRunner
+
+    from lowbit.cli import app
+
+    model = Writer()
+    source = written(model, tmp_path, 1)
+    options = ["--config", "int4_weight_only", "--group-size", "16", "--json", "-"]
+    command = ["checkpoint", str(source), str(tmp_path / "small.safetensors"), *options]
+    done = CliRunner().invoke(app, [*command, "--model", f"{__name__}:Writer"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["bytes_after"] < told["bytes_before"]
+    small = Writer()
+    load(small, tmp_path / "small.safetensors")
+    other = quantize_(copy.deepcopy(model), Int4WeightOnlyConfig(group_size=16))
+    tokens = torch.arange(6)
+    with torch.inference_mode():
+        assert torch.equal(small.eval()(tokens), other.eval()(tokens))
+    refused = CliRunner().invoke(app, ["checkpoint", *command[1:3], "--group-size", "16"])
+    assert refused.exit_code == 2

@@ -116,15 +116,20 @@ def _of_file(
     return Source(name, graph, batches, sample, data, Session(graph), model)
 
 
-def _of_function(what: str, given: list[Arrays] | None) -> Source:
-    """What `module:function` returns."""
+def called(what: str) -> Any:
+    """What `module:function` returns. ValueError: the module has no such function."""
     module, _, function = what.partition(":")
     if "" not in sys.path:  # a command finds what python -m would find
         sys.path.insert(0, "")
     made = getattr(importlib.import_module(module), function, None)
     if made is None:
         raise ValueError(f"{module} has no {function!r}")
-    made = made()
+    return made()
+
+
+def _of_function(what: str, given: list[Arrays] | None) -> Source:
+    """What `module:function` returns."""
+    function, made = what.rpartition(":")[2], called(what)
     network, example = made if isinstance(made, tuple) else (made, None)
     if given is not None:
         return _of_module(function, network, given, "a file")
