@@ -85,6 +85,9 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
     if made.shape.in_place:
         assert (made.chunk_rows, made.packed_bytes, made.private_bytes) == (m, 0, 0)
         assert step_rows <= m
+    elif made.shape.span:  # sums wait there
+        sums = made.item_steps * made.item_panels * made.shape.step_sums
+        assert (made.fused, made.private_bytes) == (False, sums)
     elif made.private_bytes:  # rows are packed beside their product
         assert made.chunk_rows == m
         held = made.shape.ring * LINE or padded_k(k)

@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli.app import JsonFile, command, output
 from lowbit.cli.completion import offered
+
+if TYPE_CHECKING:
+    from lowbit.torch.config import QuantizeConfig
 
 
 def _kinds() -> Iterable[str]:
@@ -67,25 +70,33 @@ def checkpoint(
 
     Weights are read, quantized and written a part at a time. `load` puts the result into a model.
     """
-    import torch
-
-    from lowbit.lab.networks.source import called
     from lowbit.torch import quantize_checkpoint
-    from lowbit.torch.config import configurations
 
-    kind = configurations.get(config)
-    given: dict[str, Any] = {"method": method, "embeddings": embeddings or None}
-    if group_size is not None:
-        given["group_size"] = group_size or None
-    unknown = given.keys() - {one.name for one in fields(kind)}
-    if unknown:
-        raise ValueError(f"{config} has no {', '.join(sorted(unknown)).replace('_', '-')}")
-    made = None
-    if model is not None:
-        with torch.device("meta"):
-            made = called(model)
-        made = made[0] if isinstance(made, tuple) else made  # a model and an example
-    found = quantize_checkpoint(source, target, kind(**given), made)
+    made = _on_meta(model) if model else None
+    chosen = _configured(config, group_size, method=method, embeddings=embeddings or None)
+    found = quantize_checkpoint(source, target, chosen, made)
     sizes = {"bytes_before": found.bytes_before, "bytes_after": found.bytes_after}
     with output(json_file) as show:
         show(str(found), json.dumps({**sizes, **asdict(found)}, indent=1))
+
+
+def _on_meta(model: str) -> Any:
+    import torch
+
+    from lowbit.lab.networks.source import called
+
+    with torch.device("meta"):
+        made = called(model)
+    return made[0] if isinstance(made, tuple) else made  # else with an example
+
+
+def _configured(kind: str, group_size: int | None, **given: Any) -> QuantizeConfig:
+    from lowbit.torch.config import configurations
+
+    if group_size is not None:
+        given["group_size"] = group_size or None
+    made = configurations.get(kind)
+    unknown = given.keys() - {one.name for one in fields(made)}
+    if unknown:
+        raise ValueError(f"{kind} has no {', '.join(sorted(unknown)).replace('_', '-')}")
+    return made(**given)

@@ -59,14 +59,9 @@ class Epilogue(NamedTuple):
 
 
 def columns(
-    k: Builder,
-    epilogue: Epilogue,
-    at: Operands,
-    column: Value,
-    lanes: int,
-    rows: int = 1,
-    whole: bool = False,
-) -> Store:
+    k: Builder, epilogue: Epilogue, at: Operands, column: Value,
+    lanes: int, rows: int = 1, whole: bool = False,
+) -> Store:  # fmt: skip
     """Load what belongs to `lanes` columns from `column` on; return how to store a row of them; or
     `rows` rows of all columns, of which there are lanes / rows. `whole`: all of them exist."""
     left = at.columns - column if rows == 1 else k.index(lanes)
@@ -78,11 +73,11 @@ def columns(
         column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
     column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
     column_scale = place.of_columns(at.column_scale) if scales == "both" else None
-    first_scale = None
-    if epilogue.uniform and scales != "none":
-        first_scale = at.row_scale.load().splat(lanes)
+    uniform = epilogue.uniform and scales != "none"
+    first_scale = at.row_scale.load().splat(lanes) if uniform else None
     *applied, convert = _after(epilogue, place)
     target = at.out.cast(OUTPUTS[epilogue.out])
+    write = _writing(epilogue, lanes)
 
     def store(row: Value, accumulators: Value) -> None:
         value = accumulators
@@ -94,36 +89,38 @@ def columns(
         if column_zero is not None:
             value = value - place.of_rows(at.row_sum, row) * column_zero
         if scales != "none":
-            scale = first_scale
-            if scale is None:
-                scale = place.of_rows(at.row_scale, row)
+            scale = place.of_rows(at.row_scale, row) if first_scale is None else first_scale
             value = value.to(f32) * scale
         if column_scale is not None:
             value = value * column_scale
         for apply in applied:
             value = apply(row, value)
         if epilogue.out in MAXIMA:
-            if epilogue.out != "max8":
-                mask = (at.residual.cast(u8) + column).load(lanes).to(s32)
-                value = select(mask > 0, value, k.constant(float("-inf"), value.type))
+            mask = at.residual.cast(u8) + column if epilogue.out != "max8" else None
             with k.scope():
-                _store_maxima(k, value, lanes, target + row * at.out_stride, column, left)
+                _store_maxima(k, value, lanes, target + row * at.out_stride, column, left, mask)
             return
         value = convert(row, value)
         start = target + (row * at.out_stride + column)
         if rows > 1:
             _store_rows(place, value, start)
             return
-        streams = epilogue.streams and OUTPUTS[epilogue.out].bytes * lanes == LINE
-        for _ in (0,) if whole else k.when(left > lanes - 1):
-            if streams:
-                stream(value, start)
-            else:
-                start.store(value)
-        for _ in () if whole else k.when(left < lanes):
+        if whole:
+            write(value, start)
+            return
+        for _ in k.when(left > lanes - 1):
+            write(value, start)
+        for _ in k.when(left < lanes):
             store_head(value, start, left)
 
     return store
+
+
+def _writing(epilogue: Epilogue, lanes: int) -> Callable[[Value, Value], object]:
+    """How a vector of the output gets to its place: past the caches, if it is a whole line."""
+    if epilogue.streams and OUTPUTS[epilogue.out].bytes * lanes == LINE:
+        return stream
+    return lambda value, place: place.store(value)
 
 
 def _store_rows(at: Columns, value: Value, start: Value) -> None:
@@ -157,12 +154,21 @@ def _after(epilogue: Epilogue, at: Columns) -> list[Apply]:
 
 
 def _store_maxima(
-    k: Builder, value: Value, lanes: int, out: Value, column: Value, left: Value
+    k: Builder,
+    value: Value,
+    lanes: int,
+    out: Value,
+    column: Value,
+    left: Value,
+    mask: Value | None,
 ) -> None:
-    """Store the greatest number of each 8 lanes, of which the first `left` count.
+    """Store the greatest number of each 8 lanes, of which the first `left` count, and with a mask
+    those whose byte is not 0.
 
     Of fewer lanes than 8, the later ones add to what the earlier ones, stored before, left.
     """
+    if mask is not None:
+        value = select(mask.load(lanes).to(s32) > 0, value, k.constant(float("-inf"), value.type))
     counted = k.register(value)
     for _ in k.when(left < lanes):
         # There are no constants that differ from lane to lane, so memory makes the blend.
