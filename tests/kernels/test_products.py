@@ -137,7 +137,6 @@ def test_zero_points_of_rows(micro: MicroKernel, uniform: bool) -> None:
         for micro in micro_kernels()
         for sizes in {"amx": [(70, 50, 320), (33, 17, 130)]}.get(micro.name, [(11, 50, 130)])
         if micro.name == "amx" or isinstance(micro, VectorKernel)
-        if not micro.refuses(KernelQuery(64, 64, 64, largest_pair=0))
     ],
     ids=repr,
 )
@@ -146,7 +145,7 @@ def test_sums_wait_between_spans_of_k(
 ) -> None:
     case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
     inputs = case.inputs(seed=2)
-    inputs["b"] //= 2  # so that every kernel is exact
+    inputs["b"] //= 4  # so that every kernel is exact, also those that sum 8 k in 16 bits
     out = np.full(sizes[:2], 0x55555555, np.int32)
     interpreted(micro, inputs["a"], pack(inputs["b"]), out, span=span)
     verdict = case.expect(inputs).check(out)

@@ -227,6 +227,7 @@ class Split(Narrow):
             if initial is not None:
                 begin = [(initial + (row * PANEL + at)).load(self.lanes) for _, at in places]
             sums.append([k.register(value) for value in begin])
+        self._resume(k, step, sums)
         for quad in k.range(span[0] * 2, span[1] * 2, 2):
             a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
             columns = [

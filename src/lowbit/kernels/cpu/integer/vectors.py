@@ -206,10 +206,7 @@ class VectorKernel(MicroKernel):
         sums = [
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
-        if step.span:
-            for _ in k.when(step.span.first > 0):
-                for at, register in enumerate(chain(*sums[0])):
-                    register.value = (step.span.sums + at * self.lanes).load(self.lanes)
+        self._resume(k, step, sums[0])
         together = max(parts, 2 if shape.nibbles else self.quads)
         signed = step.groups is not None
         for a, quad in self._turns(k, shape, step, span, together):
@@ -229,6 +226,13 @@ class VectorKernel(MicroKernel):
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
+
+    def _resume(self, k: Builder, step: Step, sums: list[list[Register]]) -> None:
+        """Begin with the sums over the spans before, if there were any."""
+        if step.span:
+            for _ in k.when(step.span.first > 0):
+                for at, register in enumerate(chain(*sums)):
+                    register.value = (step.span.sums + at * self.lanes).load(self.lanes)
 
     @staticmethod
     def _turns(
