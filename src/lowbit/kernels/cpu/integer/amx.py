@@ -7,21 +7,22 @@
 
 Every line of an operand is one cache line, and 16 of them a contiguous kilobyte, which is what the
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
-kilobyte each. What happens to them then would leave the tile unit idle for as long as a short
-product takes; so the rows of one step are finished while the next one is multiplied, a few of them
-for each 64 k. Panels pass by once for each step: those that the nearest cache cannot hold are
-loaded so that they do not push the rows, which stay, out of it. A long K is cut into spans, between
-which sums wait in memory.
+kilobyte each. Storing a tile waits for the last of its products; so the tiles of a step are stored
+in the course of the next one, each just before its own first product there, while those of the
+others go on. The rows are finished after that, a few of them for each 64 k, and what the step
+after will read is fetched. Panels pass by once for each step: those that the nearest cache cannot
+hold are loaded so that they do not push the rows, which stay, out of it. A long K is cut into
+spans, between which sums wait in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
-from lowbit.isa.generic import minimum
+from lowbit.isa.generic import minimum, prefetch_far, select
 from lowbit.isa.types import s32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -31,7 +32,6 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     KernelQuery,
     MicroKernel,
     Shape,
-    Span,
     Step,
     micro_kernel,
     span,
@@ -54,29 +54,76 @@ _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the pro
 
 
 @dataclass
-class _Session:
-    """The step before, whose sums wait in scratch.
+class _Part:
+    """Where in the output the sums of a step lie, and how many of its rows are to be finished;
+    `whole`: all of its columns exist."""
 
-    scratch: for each panel the rows of all blocks, one after another. row, panel: where the step
-    lies in the output; count: how many of its rows of the output there are, of which the first
-    `done` are finished.
-    """
-
-    scratch: list[Value]
     row: Register
     panel: Register
     count: Register
+    whole: Register
+
+    def become(self, row: Value, panel: Value, count: Value, whole: Value) -> None:
+        self.row.value, self.panel.value = row, panel
+        self.count.value, self.whole.value = count, whole
+
+    def values(self) -> tuple[Value, Value, Value, Value]:
+        return self.row.value, self.panel.value, self.count.value, self.whole.value
+
+
+@dataclass
+class _Session:
+    """Two steps: one whose sums tiles hold, and the one before, whose rows are finished.
+
+    scratch: for each panel the rows of all blocks, one after another. leave: where the sums in
+    tiles will go, scratch or the memory where they wait for the next span. done: rows that are
+    finished of those in scratch.
+    """
+
+    block_rows: Value
+    scratch: Value
+    leave: Register
+    in_tiles: _Part
+    in_scratch: _Part
     done: Register
 
-    def finish(self, k: Builder, columns: Columns, panels: int, rows: Value | int) -> None:
+    def hold(self, k: Builder, leave: Value, *part: Value) -> None:
+        """Tiles hold the sums of this part now, scratch those of the one before."""
+        self.in_scratch.become(*self.in_tiles.values())
+        self.in_tiles.become(*part)
+        self.leave.value, self.done.value = leave, k.index(0)
+
+    def finish(
+        self, k: Builder, shape: Shape, columns: Columns, panels: int, rows: Value | int
+    ) -> None:
         """Finish some rows more, as far as there are."""
-        end = minimum(self.done.value + rows, self.count.value)
+        row, panel, count, all_columns = self.in_scratch.values()
+        end = minimum(self.done.value + rows, count)
         for _ in k.when(self.done.value < end):
-            stores = [columns(self.panel.value + which, 0, PANEL) for which in range(panels)]
-            for r in k.range(self.done.value, end):
-                for store, sums in zip(stores, self.scratch, strict=False):
-                    store(self.row.value + r, (sums + r * PANEL).load(PANEL))
+            for whole in (True, False):
+                for _ in k.when(all_columns > 0 if whole else all_columns.equals(0)):
+                    each = [columns(panel + p, 0, PANEL, 1, whole) for p in range(panels)]
+                    for r in k.range(self.done.value, end):
+                        for p, store in enumerate(each):
+                            sums = self.scratch + p * _panel_sums(shape)
+                            store(row + r, (sums + r * PANEL).load(PANEL))
             self.done.value = end
+
+
+def _panel_sums(shape: Shape) -> int:
+    """Room for the sums of a step over one panel."""
+    return shape.row_blocks * ROWS * PANEL
+
+
+def _sums_at(shape: Shape, block_rows: Value, d: int, p: int) -> Value:
+    """Of a tile of sums, in scratch and where they wait."""
+    return block_rows * (d * PANEL) + p * _panel_sums(shape)
+
+
+def _turns(shape: Shape, panels: int) -> list[tuple[int, int]]:
+    """(block of rows, panel) of the tiles of sums; neighbours share one of them."""
+    down = range(shape.row_blocks)
+    return [(d, p) for p in range(panels) for d in (reversed(down) if p % 2 else down)]
 
 
 def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
@@ -94,6 +141,7 @@ class Amx(MicroKernel):
 
     name = "amx"
     per_cycle = 512
+    fetches = "rows"
 
     def refuses(self, query: KernelQuery) -> str:
         why = super().refuses(query)
@@ -135,64 +183,88 @@ class Amx(MicroKernel):
         """Shape the tiles: those of b have 16 rows, the others as many as a block."""
         first_b = shape.row_blocks * shape.panels + shape.row_blocks
         configure(k, [(block_rows, LINE)] * first_b + [(ROWS, LINE)] * (TILES - first_b))
-        size = shape.row_blocks * ROWS * PANEL
-        scratch = [k.local(s32, size) for _ in range(shape.panels)]
-        row, panel, count, done = (k.register(k.index(0)) for _ in range(4))
-        return _Session(scratch, row, panel, count, done)
+        scratch = k.local(s32, shape.panels * _panel_sums(shape))
+        none = [k.register(k.index(0)) for _ in range(9)]
+        leave, parts = k.register(scratch), (_Part(*none[:4]), _Part(*none[4:8]))
+        return _Session(block_rows, scratch, leave, *parts, none[8])
 
     def end(self, k: Builder) -> None:
         release(k)
 
     def step(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
+        """Multiply over some blocks of K, and finish the step before meanwhile."""
         whole = panels == shape.panels
         if not whole:  # what comes now has fewer panels than the step before
             self.drain(k, session, shape, step.columns, None)
-        self._span(k, session, shape, step, panels)
-        if not whole:
-            session.finish(k, step.columns, panels, session.count.value)
-
-    def _span(self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int) -> None:
-        """Multiply over some blocks of K, finish what came before meanwhile, and leave the sums."""
-        tiles = [[k.tile(d * panels + p) for p in range(panels)] for d in range(shape.row_blocks)]
-        part = (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
-        self._start(k, step, tiles)
+        first, last = (
+            (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
+        )
         if step.make_lines:
             for block in k.range(0, _AHEAD):
                 step.make_lines(block)
-        for block in k.range(*part):
-            if step.make_lines:
-                step.make_lines(block + _AHEAD)
-            self._multiply(k, shape, step, tiles, block)
-            if panels < shape.panels:
-                continue  # nothing is left of the step before
-            session.finish(k, step.columns, panels, shape.interleave)
-        session.finish(k, step.columns, panels, session.count.value)
-        if step.span is None:
-            self._hand_over(k, session, step, tiles)
-            return
-        for _ in k.when(step.span.last.equals(step.k_blocks)):
-            self._hand_over(k, session, step, tiles)
-        for _ in k.when(step.span.last < step.k_blocks):
-            for tile, place in self._places(step.span, tiles):
-                tilestored(tile, place, k.index(LINE))
+        self._begin(k, session, shape, step, panels, first)
+        for block in k.range(first + 1, last):
+            self._before(k, step, block)
+            self._multiply(k, shape, step, panels, block)
+            if whole:  # otherwise nothing is left of the step before
+                session.finish(k, shape, step.columns, panels, shape.interleave)
+        if whole:
+            session.finish(k, shape, step.columns, panels, session.in_scratch.count.value)
+        else:
+            self._drain(k, session, shape, step.columns, panels)
+
+    def _begin(
+        self,
+        k: Builder,
+        session: _Session,
+        shape: Shape,
+        step: Step,
+        panels: int,
+        block: Value,
+    ) -> None:
+        """The first 64 k. One after another, tiles give up the sums of the step before, which waits
+        for the last of their products; those of the others fill the time."""
+        span, leave, none = step.span, session.leave.value, k.index(0)
+        count = minimum(step.block_rows * shape.row_blocks, step.rows - step.row)
+        whole = select((step.panel + panels) * PANEL < step.n + 1, k.index(1), none)
+        self._before(k, step, block)
+
+        def begin(again: bool) -> None:
+            def renew(d: int, p: int) -> None:
+                tile, at = k.tile(d * panels + p), _sums_at(shape, step.block_rows, d, p)
+                tilestored(tile, leave + at, k.index(LINE))
+                if again:
+                    assert span is not None
+                    tileloadd(tile, span.sums + at, k.index(LINE))
+                else:
+                    tilezero(tile)
+
+            self._multiply(k, shape, step, panels, block, renew)
+
+        if span is None:
+            begin(again=False)
+            session.hold(k, session.scratch, step.row, step.panel, count, whole)
+        else:
+            for _ in k.when(span.first.equals(0)):
+                begin(again=False)
+            for _ in k.when(span.first > 0):
+                begin(again=True)
+            for _ in k.when(span.last.equals(step.k_blocks)):
+                session.hold(k, session.scratch, step.row, step.panel, count, whole)
+            for _ in k.when(span.last < step.k_blocks):
+                session.hold(k, span.sums, step.row, step.panel, none, whole)
+        if panels == shape.panels:
+            session.finish(k, shape, step.columns, panels, shape.interleave)
 
     @staticmethod
-    def _places(span: Span, tiles: list[list[Value]]) -> Iterator[tuple[Value, Value]]:
-        """Each tile of sums, and where it waits for the next span."""
-        for d, row in enumerate(tiles):
-            for p, tile in enumerate(row):
-                yield tile, span.sums + (p * len(tiles) + d) * (ROWS * PANEL)
-
-    def _start(self, k: Builder, step: Step, tiles: list[list[Value]]) -> None:
-        """Zeros, or the sums over the spans before."""
-        span = step.span
-        for _ in (0,) if span is None else k.when(span.first.equals(0)):
-            for tile in (t for row in tiles for t in row):
-                tilezero(tile)
-        if span is not None:
-            for _ in k.when(span.first > 0):
-                for tile, place in self._places(span, tiles):
-                    tileloadd(tile, place, k.index(LINE))
+    def _before(k: Builder, step: Step, block: Value) -> None:
+        """What the products of 64 k hide: rows that are packed or fetched."""
+        if step.make_lines:
+            step.make_lines(block + _AHEAD)
+        if step.fetch:
+            place, count = step.fetch
+            for line in k.range(0, count):
+                prefetch_far(place + (block * count + line) * LINE)
 
     def drain(
         self,
@@ -202,32 +274,43 @@ class Amx(MicroKernel):
         columns: Columns,
         groups: Groups | None,
     ) -> None:
-        session.finish(k, columns, shape.panels, session.count.value)
+        self._drain(k, session, shape, columns, shape.panels)
+
+    @staticmethod
+    def _drain(k: Builder, session: _Session, shape: Shape, columns: Columns, panels: int) -> None:
+        """Finish the step whose sums tiles hold."""
+        for d, p in _turns(shape, panels):
+            at = _sums_at(shape, session.block_rows, d, p)
+            tilestored(k.tile(d * panels + p), session.leave.value + at, k.index(LINE))
+        session.hold(k, session.scratch, *(k.index(0),) * 4)
+        session.finish(k, shape, columns, panels, session.in_scratch.count.value)
 
     @staticmethod
     def _multiply(
-        k: Builder, shape: Shape, step: Step, tiles: list[list[Value]], block: Value
+        k: Builder,
+        shape: Shape,
+        step: Step,
+        panels: int,
+        block: Value,
+        before: Callable[[int, int], None] = lambda d, p: None,
     ) -> None:
-        """Add the products of 64 k."""
+        """Add the products of 64 k. `before`: emits what comes before that of a tile of sums."""
         first_a = shape.row_blocks * shape.panels
         a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
         b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride = k.index(LINE)
+        load = tileloadd if shape.stays else tileloaddt1
+
+        def load_panel(p: int) -> None:
+            place = step.b + (step.panel_bytes * p + block * _TILE)
+            load(b_tiles[p % len(b_tiles)], place, stride)
+
         for d, a_tile in enumerate(a_tiles):
             tileloadd(a_tile, step.a + _packed_at(shape, step, block, d), stride)
-        load = tileloadd if shape.stays else tileloaddt1
-        for p in range(len(tiles[0])):
-            b_tile = b_tiles[p % len(b_tiles)]
-            load(b_tile, step.b + (step.panel_bytes * p + block * _TILE), stride)
-            for d, a_tile in enumerate(a_tiles):
-                tdpbusd(tiles[d][p], a_tile, b_tile)
-
-    @staticmethod
-    def _hand_over(k: Builder, session: _Session, step: Step, tiles: list[list[Value]]) -> None:
-        """Bring the sums to scratch, to be finished later; what was there is finished by now."""
-        for d, row in enumerate(tiles):
-            for sums, tile in zip(session.scratch, row, strict=False):
-                tilestored(tile, sums + step.block_rows * (d * PANEL), k.index(LINE))
-        session.row.value, session.panel.value = step.row, step.panel
-        session.count.value = minimum(step.block_rows * len(tiles), step.rows - step.row)
-        session.done.value = k.index(0)
+        for p in range(min(panels, len(b_tiles))):
+            load_panel(p)
+        for d, p in _turns(shape, panels):
+            before(d, p)
+            tdpbusd(k.tile(d * panels + p), a_tiles[d], b_tiles[p % len(b_tiles)])
+            if shape.row_blocks == 1 and p + len(b_tiles) < panels:
+                load_panel(p + len(b_tiles))

@@ -77,8 +77,8 @@ class Step:
     a ring: emits the making of the lines that belong there, of one block of 64 k, if there is such
     a block. `row_stride`, where the shape is in place: `a` points to rows as they lie, so many
     bytes apart, all of which exist, and `flip` makes their bytes unsigned.
-    `fetch`: what the next item will read. `behind`: the address behind all panels; `scratch`: what
-    `begin_rows` was given.
+    `fetch`: what the next item or the next step will read. `behind`: the address behind all
+    panels; `scratch`: what `begin_rows` was given.
     """
 
     a: Value
@@ -196,7 +196,7 @@ class MicroKernel(ABC):
     name: str
     preference = 0
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
-    fetches = False  # whether it does what `Step.fetch` asks for
+    fetches = ""  # what `Step.fetch` should name: the next "panels" or "rows"; "": nothing
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)

@@ -251,7 +251,7 @@ class _Items:
         the panel that this thread will probably begin with after that."""
         b = self._bytes(k, panels)
         k_blocks = self.rows.k_blocks
-        fetching = self._fetching(k, panels, steps[1] - steps[0], following)
+        fetching = self._fetching(k, panels, steps, following)
         for first in k.range(0, k_blocks, self.shape.span) if self.shape.span else (k.index(0),):
             span = first, minimum(first + self.shape.span, k_blocks)
             for index in k.range(*steps):
@@ -291,24 +291,33 @@ class _Items:
                 step(panel, 1)
 
     def _fetching(
-        self, k: Builder, panels: Range, steps: Value, following: Value
+        self, k: Builder, panels: Range, steps: Range, following: Value
     ) -> Callable[[Value, Value], Fetch | None]:
-        """What a step should fetch of the panels from `following` on, an equal share for each 64 k,
-        by its place among the steps and its panel."""
-        if not self.micro.fetches or self.shape.in_place:
-            return lambda step, panel: None
+        """What a step should fetch, an equal share for each 64 k, by its place among the steps and
+        its panel: of the panels from `following` on, or of the next step's rows, where these are
+        read but once."""
         first, last = panels
-        across = _ceil(last - first, self.shape.panels)
-        blocks = across * self.rows.k_blocks
-        lines = _ceil((last - first) * self._panel_bytes, steps * blocks * LINE)
-        # With more than that, memory sets the pace.
-        other = (following < first) | (following > first)
-        lines = select(other & (lines < _MOST_FETCHED + 1), lines, k.index(0))
-        begin = self.panels + following * self._panel_bytes
+        blocks = _ceil(last - first, self.shape.panels) * self.rows.k_blocks
+        if self.micro.fetches == "panels" and not self.shape.in_place:
+            size = (last - first) * self._panel_bytes
+            lines = _ceil(size, (steps[1] - steps[0]) * blocks * LINE)
+            # With more than that, memory sets the pace.
+            other = (following < first) | (following > first)
+            lines = select(other & (lines < _MOST_FETCHED + 1), lines, k.index(0))
+            begin, between = self.panels + following * self._panel_bytes, blocks * lines * LINE
+        elif self.micro.fetches == "rows" and self.fused and not self.rows.format.windows:
+            operand = self.rows.operand
+            count = self.rows.block_outputs * self.shape.row_blocks
+            between = count * operand.row_stride * self.rows.format.element.bytes
+            lines = _ceil(between, blocks * LINE)
+            lines = select(lines < _MOST_FETCHED + 1, lines, k.index(0))
+            begin = operand.row((steps[0] + 1) * count).cast(u8)
+        else:
+            return lambda step, panel: None
 
         def fetch(step: Value, panel: Value) -> Fetch:
-            before = step * blocks + (panel - first) // self.shape.panels * self.rows.k_blocks
-            return Fetch(begin + before * lines * LINE, lines)
+            before = (panel - first) // self.shape.panels * self.rows.k_blocks
+            return Fetch(begin + (step * between + before * lines * LINE), lines)
 
         return fetch
 
