@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -191,9 +192,15 @@ def test_rows_are_multiplied_where_they_lie(
         assert (out[:, n:] == 7).all()
 
 
-@pytest.mark.parametrize("ring", [4, 8])
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize("sizes", [(70, 20, 700), (33, 16, 1000), (7, 60, 130), (3, 1, 65)])
+@pytest.mark.parametrize(
+    ("sizes", "ring"),
+    [
+        *itertools.product([(70, 20, 700), (33, 16, 1000), (7, 60, 130), (3, 1, 65)], [4, 8]),
+        ((70, 100, 300), 0),
+        ((13, 150, 64), 0),
+    ],
+)
 def test_lines_are_made_in_the_course_of_products(
     sizes: tuple[int, int, int], signed: bool, ring: int
 ) -> None:

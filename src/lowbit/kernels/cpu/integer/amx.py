@@ -9,10 +9,10 @@ Every line of an operand is one cache line, and 16 of them a contiguous kilobyte
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
 kilobyte each. Storing a tile waits for the last of its products; so the tiles of a step are stored
 in the course of the next one, each just before its own first product there, while those of the
-others go on. The rows are finished after that, a few of them for each 64 k, and what the step
-after will read is fetched. Panels pass by once for each step: those that the nearest cache cannot
-hold are loaded so that they do not push the rows, which stay, out of it. A long K is cut into
-spans, between which sums wait in memory.
+others go on. The rows are finished after that, a few of them for each 64 k; and new rows are packed
+in the course of their first products. Panels pass by once for each step: those that the nearest
+cache cannot hold are loaded so that they do not push the rows, which stay, out of it. A long K is
+cut into spans, between which sums wait in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
-from lowbit.isa.generic import minimum, prefetch_far, select
+from lowbit.isa.generic import minimum, select
 from lowbit.isa.types import s32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -128,11 +128,12 @@ def _turns(shape: Shape, panels: int) -> list[tuple[int, int]]:
 
 def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
     """Of 64 k of a block of rows. Lines that are made in passing lie beside those of the other
-    blocks, and in a ring."""
+    blocks, and maybe in a ring."""
     lines = step.block_rows * LINE
     if step.make_lines is None:
         return step.block_bytes * which + block * lines
-    return ((block & (shape.ring - 1)) * shape.row_blocks + which) * lines
+    kept = block & (shape.ring - 1) if shape.ring else block
+    return (kept * shape.row_blocks + which) * lines
 
 
 @micro_kernel("amx")
@@ -141,7 +142,6 @@ class Amx(MicroKernel):
 
     name = "amx"
     per_cycle = 512
-    fetches = "rows"
 
     def refuses(self, query: KernelQuery) -> str:
         why = super().refuses(query)
@@ -174,7 +174,9 @@ class Amx(MicroKernel):
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large else 0
         spans = span(query, 2 * ROWS)
-        shape = Shape(0, row_blocks, panels, interleave, span=spans, stays=stays, ring=ring)
+        shape = Shape(
+            0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
+        )
         return shape, rows
 
     def begin(
@@ -204,7 +206,8 @@ class Amx(MicroKernel):
                 step.make_lines(block)
         self._begin(k, session, shape, step, panels, first)
         for block in k.range(first + 1, last):
-            self._before(k, step, block)
+            if step.make_lines:
+                step.make_lines(block + _AHEAD)
             self._multiply(k, shape, step, panels, block)
             if whole:  # otherwise nothing is left of the step before
                 session.finish(k, shape, step.columns, panels, shape.interleave)
@@ -227,7 +230,8 @@ class Amx(MicroKernel):
         span, leave, none = step.span, session.leave.value, k.index(0)
         count = minimum(step.block_rows * shape.row_blocks, step.rows - step.row)
         whole = select((step.panel + panels) * PANEL < step.n + 1, k.index(1), none)
-        self._before(k, step, block)
+        if step.make_lines:
+            step.make_lines(block + _AHEAD)
 
         def begin(again: bool) -> None:
             def renew(d: int, p: int) -> None:
@@ -255,16 +259,6 @@ class Amx(MicroKernel):
                 session.hold(k, span.sums, step.row, step.panel, none, whole)
         if panels == shape.panels:
             session.finish(k, shape, step.columns, panels, shape.interleave)
-
-    @staticmethod
-    def _before(k: Builder, step: Step, block: Value) -> None:
-        """What the products of 64 k hide: rows that are packed or fetched."""
-        if step.make_lines:
-            step.make_lines(block + _AHEAD)
-        if step.fetch:
-            place, count = step.fetch
-            for line in k.range(0, count):
-                prefetch_far(place + (block * count + line) * LINE)
 
     def drain(
         self,

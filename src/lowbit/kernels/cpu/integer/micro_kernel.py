@@ -71,14 +71,13 @@ class Step:
     `block_rows` rows each). K, `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on,
     those before `rows` exist, and `n` columns. `columns(panel, offset, lanes)` returns how to store
     the accumulators of one panel, 16 columns, or of the part of it that starts at `offset`. With
-    `groups`, a row of the output has a row of bytes for each digit in the block, and what is
-    stored are totals, float32. `span`, where the shape has one: the blocks of K that are
-    multiplied now, and where sums wait for the next span. `make_lines(block)`, where the shape has
-    a ring: emits the making of the lines that belong there, of one block of 64 k, if there is such
-    a block. `row_stride`, where the shape is in place: `a` points to rows as they lie, so many
-    bytes apart, all of which exist, and `flip` makes their bytes unsigned.
-    `fetch`: what the next item or the next step will read. `behind`: the address behind all
-    panels; `scratch`: what `begin_rows` was given.
+    `groups`, a row of the output has a row of bytes for each digit in the block, and what is stored
+    are totals, float32. `span`, where the shape has one: the blocks of K that are multiplied now,
+    and where sums wait for the next span. `make_lines(block)`, where lines are made in passing:
+    emits the making of those of one block of 64 k, if there is such a block and they are not made
+    yet. `row_stride`, where the shape is in place: `a` points to rows as they lie, so many bytes
+    apart, all of which exist, and `flip` makes their bytes unsigned. `fetch`: what the next item
+    will read. `behind`: the address behind all panels; `scratch`: what `begin_rows` was given.
     """
 
     a: Value
@@ -126,21 +125,21 @@ class Shape:
     """How a micro-kernel cuts the output. It keys the code.
 
     `rows` is the rows of a block as far as the code fixes them (0: told at run time), `row_blocks`
-    the blocks of rows in a step, `panels` the panels in a step (a step of one serves what
-    remains). `interleave`: how many rows of the step before are finished in the course of 64 k, by
-    a kernel that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel
-    unpacks on their way into the registers; "": of bytes. `ahead`: how many bytes before they are
-    needed such panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of
-    64 k all steps of an item are multiplied before the next span; 0: of all, step by step.
-    `stays`: all panels fit into the nearest cache beside the rows of a step. `ring`: where lines
-    of rows can be made in passing and each is needed once, of how many blocks of 64 k they are
-    kept; 0: lines are made beforehand. `centred`: nibbles that are unpacked beforehand lose 8 and
-    become signed bytes. `in_place`: rows are not packed, all panels are met in one step, and the
-    last step begins earlier if rows are missing. `lanes`: columns in a vector, where that is not
-    the kernel's own number. `columns`: of the output, where they are one panel and rows in place.
-    `piece`: bytes of a row in place that are multiplied at once, of each column.
-    `summed`: panels are split, with lists behind them, so that so many products can be summed in
-    16 bits (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
+    the blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
+    `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
+    that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
+    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
+    panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all steps
+    of an item are multiplied before the next span; 0: of all, step by step. `stays`: all panels fit
+    into the nearest cache beside the rows of a step. `passing`: lines of rows are made in the
+    course of their first products, where they can be; `ring`: of how many blocks of 64 k they are
+    kept, where each is needed once; 0: of all. `centred`: nibbles that are unpacked beforehand lose
+    8 and become signed bytes. `in_place`: rows are not packed, all panels are met in one step, and
+    the last step begins earlier if rows are missing. `lanes`: columns in a vector, where that is
+    not the kernel's own number. `columns`: of the output, where they are one panel and rows in
+    place. `piece`: bytes of a row in place that are multiplied at once, of each column. `summed`:
+    panels are split, with lists behind them, so that so many products can be summed in 16 bits
+    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
     """
 
     rows: int
@@ -151,6 +150,7 @@ class Shape:
     ahead: int = 0
     span: int = 0
     stays: bool = False
+    passing: bool = False
     ring: int = 0
     centred: bool = False
     in_place: bool = False
@@ -196,7 +196,7 @@ class MicroKernel(ABC):
     name: str
     preference = 0
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
-    fetches = ""  # what `Step.fetch` should name: the next "panels" or "rows"; "": nothing
+    fetches = False  # whether it does what `Step.fetch` asks for
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)

@@ -251,7 +251,7 @@ class _Items:
         the panel that this thread will probably begin with after that."""
         b = self._bytes(k, panels)
         k_blocks = self.rows.k_blocks
-        fetching = self._fetching(k, panels, steps, following)
+        fetching = self._fetching(k, panels, steps[1] - steps[0], following)
         for first in k.range(0, k_blocks, self.shape.span) if self.shape.span else (k.index(0),):
             span = first, minimum(first + self.shape.span, k_blocks)
             for index in k.range(*steps):
@@ -291,33 +291,24 @@ class _Items:
                 step(panel, 1)
 
     def _fetching(
-        self, k: Builder, panels: Range, steps: Range, following: Value
+        self, k: Builder, panels: Range, steps: Value, following: Value
     ) -> Callable[[Value, Value], Fetch | None]:
-        """What a step should fetch, an equal share for each 64 k, by its place among the steps and
-        its panel: of the panels from `following` on, or of the next step's rows, where these are
-        read but once."""
-        first, last = panels
-        blocks = _ceil(last - first, self.shape.panels) * self.rows.k_blocks
-        if self.micro.fetches == "panels" and not self.shape.in_place:
-            size = (last - first) * self._panel_bytes
-            lines = _ceil(size, (steps[1] - steps[0]) * blocks * LINE)
-            # With more than that, memory sets the pace.
-            other = (following < first) | (following > first)
-            lines = select(other & (lines < _MOST_FETCHED + 1), lines, k.index(0))
-            begin, between = self.panels + following * self._panel_bytes, blocks * lines * LINE
-        elif self.micro.fetches == "rows" and self.fused and not self.rows.format.windows:
-            operand = self.rows.operand
-            count = self.rows.block_outputs * self.shape.row_blocks
-            between = count * operand.row_stride * self.rows.format.element.bytes
-            lines = _ceil(between, blocks * LINE)
-            lines = select(lines < _MOST_FETCHED + 1, lines, k.index(0))
-            begin = operand.row((steps[0] + 1) * count).cast(u8)
-        else:
+        """What a step should fetch of the panels from `following` on, an equal share for each 64 k,
+        by its place among the steps and its panel."""
+        if not self.micro.fetches or self.shape.in_place:
             return lambda step, panel: None
+        first, last = panels
+        across = _ceil(last - first, self.shape.panels)
+        blocks = across * self.rows.k_blocks
+        lines = _ceil((last - first) * self._panel_bytes, steps * blocks * LINE)
+        # With more than that, memory sets the pace.
+        other = (following < first) | (following > first)
+        lines = select(other & (lines < _MOST_FETCHED + 1), lines, k.index(0))
+        begin = self.panels + following * self._panel_bytes
 
         def fetch(step: Value, panel: Value) -> Fetch:
-            before = (panel - first) // self.shape.panels * self.rows.k_blocks
-            return Fetch(begin + (step * between + before * lines * LINE), lines)
+            before = step * blocks + (panel - first) // self.shape.panels * self.rows.k_blocks
+            return Fetch(begin + before * lines * LINE, lines)
 
         return fetch
 
@@ -344,13 +335,14 @@ class _Items:
 
     def _in_passing(self, k: Builder) -> bool:
         """Whether rows are packed in the course of their products."""
-        return self.fused and self.shape.ring > 0 and self.rows.by_lines(k)
+        return self.fused and self.shape.passing and self.rows.by_lines(k)
 
-    def _make_lines(self, k: Builder, index: Value, block: Value) -> None:
-        """Pack 64 k of the rows of a step, in the course of its products."""
+    def _make_lines(self, k: Builder, index: Value, first: Value, block: Value) -> None:
+        """Pack 64 k of a step's rows, in the course of their products, if these are the first."""
         rows = self.rows.block_rows * self.shape.row_blocks
-        target = self.private + (block & (self.shape.ring - 1)) * (rows * LINE)
-        for _ in k.when(block < self.rows.k_blocks):
+        kept = block & (self.shape.ring - 1) if self.shape.ring else block
+        target = self.private + kept * (rows * LINE)
+        for _ in k.when(first & (block < self.rows.k_blocks)):
             self.rows.pack_block(k, index * rows, rows, block, target)
 
     def _rows_of(self, k: Builder, index: Value) -> Value:
@@ -386,6 +378,7 @@ class _Items:
         span: Span | None,
         fetch: Fetch | None,
     ) -> None:
+        make_lines = partial(self._make_lines, k, index, panel.equals(first_panel))
         step = Step(
             a=a,
             b=b + (panel - first_panel) * self._panel_bytes,
@@ -402,7 +395,7 @@ class _Items:
             groups=self.rows.groups,
             span=span,
             fetch=fetch,
-            make_lines=partial(self._make_lines, k, index) if self._in_passing(k) else None,
+            make_lines=make_lines if self._in_passing(k) else None,
             row_stride=self.rows.operand.row_stride if self.shape.in_place else None,
             flip=self.rows.format.flip,
             behind=self.panels + _ceil(self.n, PANEL) * self._panel_bytes,
