@@ -334,8 +334,10 @@ class _Items:
         return self.private + self.rows.block_bytes * self.shape.row_blocks
 
     def _in_passing(self, k: Builder) -> bool:
-        """Whether rows are packed in the course of their products."""
-        return self.fused and self.shape.passing and self.rows.by_lines(k)
+        """Whether rows are packed in the course of their products. Windows are found once for all
+        lines of a row, so that line by line pays only where the lines can then be few."""
+        few = self.shape.ring > 0 or not self.rows.format.windows
+        return self.fused and self.shape.passing and few and self.rows.by_lines(k)
 
     def _make_lines(self, k: Builder, index: Value, first: Value, block: Value) -> None:
         """Pack 64 k of a step's rows, in the course of their products, if these are the first."""
