@@ -161,6 +161,21 @@ def running_indices(a, b, c, M, N, K):
         c[uint64(row) * N + col] = total
 
 
+@cuda.jit
+def counted_in_32_bits(a, b, c, M, N, K):
+    row = uint32(cuda.blockIdx.y * 32 + cuda.threadIdx.y)
+    col = uint32(cuda.blockIdx.x * 32 + cuda.threadIdx.x)
+    if row < M and col < N:
+        total = float32(0.0)
+        left, right = uint64(row * K), uint64(col)
+        k = uint32(0)
+        while k < K:
+            total += a[left + k] * b[right]
+            k = uint32(k + uint32(1))
+            right += uint64(N)
+        c[uint64(row) * N + col] = total
+
+
 c_source = cuda_c("""
 __global__ void cuda_c(const float* a, const float* b, float* c, int M, int N, int K) {
     int row = blockIdx.y * blockDim.y + threadIdx.y;
@@ -200,5 +215,6 @@ variants = [
     unsigned_indices,
     flat(unsigned_one_dimensional, as_uint32),
     flat(running_indices, as_uint32),
+    flat(counted_in_32_bits, as_uint32),
     c_source,
 ]
