@@ -26,7 +26,7 @@ def _instructions(text: str) -> list[str]:
     return [row for row in rows if re.match(r"^\s+[a-z]", row)]
 
 
-@pytest.mark.parametrize("name", ["generic", "avx2"])
+@pytest.mark.parametrize("name", ["generic", "avx2", "amx"])
 def test_lines_do_not_change_the_code(name: str) -> None:
     if isa.named(name).is_foreign:
         pytest.skip("another architecture's")

@@ -22,8 +22,9 @@ MATMUL = cpu_functions.get("matmul")
 @pytest.mark.slow
 @pytest.mark.parametrize("function", functions().values(), ids=lambda one: one.name)
 def test_functions_are_right(function: CpuFunction) -> None:
-    """On every instruction set, at sizes one off what kernels like, for all dtypes and data."""
-    result = check_function(function)
+    """On every instruction set, at sizes one off what kernels like, for all dtypes and data: a
+    third of the cases of `lowbit check cpu`."""
+    result = check_function(function, every=3)
     assert not result.findings, str(result)
 
 

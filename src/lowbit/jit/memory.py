@@ -136,6 +136,9 @@ class Address:
     offset: int
     dtype: np.dtype[Any]
 
+    def __str__(self) -> str:
+        return f"byte {self.offset}"
+
     def moved_bytes(self, count: int) -> Address:
         return Address(self.memory, self.offset + count, self.dtype)
 

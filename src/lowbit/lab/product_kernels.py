@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, mi
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, padded_k
+from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.lab.run.bind import Packed
@@ -32,7 +32,7 @@ def product_kernels() -> dict[str, Request]:
     """The product of each instruction set, by its name."""
     found: dict[str, Request] = {}
     for micro in micro_kernels():
-        if not micro.refuses(KernelQuery(1, PANEL, LINE)):
+        if not micro.refuses(KernelQuery(LINE, LINE, LINE)):  # tiles refuse less
             found.setdefault(micro.isa.name, _request(micro))
     return dict(sorted(found.items()))
 

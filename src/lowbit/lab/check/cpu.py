@@ -45,11 +45,12 @@ def check_cpu(
 
 
 def check_function(
-    function: CpuFunction, *, stop: bool = False, tell: Tell | None = None
+    function: CpuFunction, *, every: int = 1, stop: bool = False, tell: Tell | None = None
 ) -> CheckResult:
-    """Check a function: all fills, and sizes one off those that kernels like."""
+    """Check a function: all fills, and sizes one off those that kernels like; of these cases the
+    first and each `every`th after it."""
     spec, title = function.operation, FUNCTION + function.name
-    cases = [*fill_cases(spec), *edge_cases(spec, rounds=2)]
+    cases = [*fill_cases(spec), *edge_cases(spec, rounds=2)][::every]
     found: list[Finding] = []
     tried = 0
     for tried, case in enumerate(cases, 1):

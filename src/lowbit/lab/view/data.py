@@ -74,7 +74,7 @@ def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
 
 def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
     """Values, flat, as JSON can hold them: floats in the fewest digits that mean the same; "nan",
-    "inf", "-inf", and integers of more than 53 bits as strings."""
+    "inf", "-inf", addresses, and integers of more than 53 bits as strings."""
     flat = values.reshape(-1)
     if dtype == "bfloat16":
         flat = widened(flat, dtype).astype(np.float32)
@@ -83,6 +83,8 @@ def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
         texts = flat.astype(str)
         return [float(t) if f else str(t) for t, f in zip(texts, finite, strict=True)]
     plain = flat.tolist()
+    if flat.dtype.kind == "O":  # addresses, which a kernel for CPUs may hold in a variable
+        return [str(one) for one in plain]
     if flat.dtype.itemsize < 8:
         return plain
     return [n if abs(n) <= _EXACT else str(n) for n in plain]
