@@ -16,6 +16,7 @@ from lowbit.lab.compare import assembly, cuda_c, sass
 from lowbit.lab.compare.code import mix
 from lowbit.lab.compare.faults import of_ptx
 from lowbit.lab.compare.file import read
+from lowbit.lab.compare.kind import Built, Kind, kind_of
 from lowbit.lab.compare.occupancy import occupancy
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.ptx.accesses import costs, repeats
@@ -25,6 +26,7 @@ from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameter
 from lowbit.lab.compare.ptx.parse import parse
 from lowbit.lab.compare.run import compare
 from lowbit.lab.compare.toolchain import MissingToolError, compile_cuda_c, library
+from lowbit.lab.compare.variant import Variant
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 
@@ -274,6 +276,28 @@ def test_kernels_for_a_cpu_against_the_first(tmp_path: Path) -> None:
     assert [one["name"] for one in plain["variants"]] == ["wide", "narrow", "wrong"]
     types = plain["variants"][0]["built"]["types"]
     assert {"name": "factor", "type": "float64", "line": 13}.items() <= types[2].items()
+
+
+def test_a_compiler_may_fail_in_its_own_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Numba does with a NumPy that is too new for it."""
+    pytest.importorskip("numba")
+    file = tmp_path / "variants.py"
+    file.write_text(CPU)
+
+    def build(self: Kind, variant: Variant, *more: Any) -> Built:
+        if variant.name == "wide":
+            raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+        return real(self, variant, *more)
+
+    kind = kind_of(read(file).variants[0].kernel)
+    real = kind.build
+    monkeypatch.setattr(kind, "build", build)
+    wide, narrow, _ = compare(file, time=False).variants
+    assert wide.notes == ("module 'numpy' has no attribute 'row_stack'",)
+    assert wide.checked.ok is None
+    assert narrow.loop is not None
 
 
 ON_GPU = """

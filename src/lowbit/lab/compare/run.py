@@ -131,7 +131,7 @@ def _explained(
     kind = kind_of(one.kernel)()
     try:
         built = kind.build(one, comparison.large, sm)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, ImportError) as error:
+    except Exception as error:  # compilers fail in many ways, and the others can still be shown
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         nothing = Built((), 0, str(comparison.path), missing=(said,))
         checked = Checked(None, "nothing", "nothing", "it was not compiled")
