@@ -42,10 +42,22 @@ Session(graph, threads=1)(x)
 """
 
 
-def _run(level: str) -> subprocess.CompletedProcess[str]:
+ON_GPU = """
+import torch
+import lowbit.lab
+from lowbit.torch.functional import bmm, softmax
+
+x = torch.ones(2, 16, 32)
+with lowbit.lab.interpreter():
+    inside = bmm(x, x.mT), softmax(x[0].bfloat16())
+assert inside[0].equal(bmm(x, x.mT))  # which PyTorch computes: no line
+"""
+
+
+def _run(level: str, script: str = CALLS) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LOWBIT_VERBOSE": level}
     return subprocess.run(
-        [sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -76,6 +88,18 @@ def test_every_call_is_a_line() -> None:
     assert float(named["r"][-1]) <= float(named["network tiny"][-1])
     plans = [line[2:9] for line in lines if line[1] == "plan"]
     assert all(line[:7] in plans for line in told if line[0] == "matmul")
+
+
+def test_operators_with_kernels_for_gpus_are_lines() -> None:
+    pytest.importorskip("triton")
+    done = _run("1", ON_GPU)
+    assert done.returncode == 0, done.stderr
+    told = [line.split(",")[2:] for line in done.stderr.splitlines() if ",exec," in line]
+    assert [line[:7] for line in told] == [
+        ["bmm", "f32:f32", "2x16x32:2x32x16", "batched_matmul", "the interpreter", "-", "-"],
+        ["softmax", "bf16", "16x32", "softmax", "the interpreter", "-", "-"],
+    ]
+    assert all(float(line[7]) > 0 for line in told)
 
 
 def test_another_level_is_refused() -> None:

@@ -10,11 +10,13 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lowbit.jit import verbose
 from lowbit.kernels.triton import require_triton
 from lowbit.kernels.triton.fast import launch
 from lowbit.registry import Registry
@@ -34,6 +36,32 @@ def _kernel(path: str) -> Callable[..., Any]:
     require_triton()
     module, _, name = path.partition(".")
     return getattr(importlib.import_module(f"lowbit.kernels.triton.fast.{module}"), name)
+
+
+def _telling(run: Callable[..., Any], name: str, kernel: str) -> Callable[..., Any]:
+    """A call that is told of. It is timed until the device has nothing left to do, since to call is
+    only to start; not while a graph is captured, which cannot wait."""
+    from lowbit.spec import DTYPES
+
+    def told(*arguments: Any, **named: Any) -> Any:
+        tensors = [one for one in (*arguments, *named.values()) if isinstance(one, Tensor)]
+        device = tensors[0].device
+        waits = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        if waits:
+            torch.cuda.synchronize(device)
+        begin = perf_counter()
+        result = run(*arguments, **named)
+        if waits:
+            torch.cuda.synchronize(device)
+        seconds = perf_counter() - begin
+        kinds = [str(one.dtype).removeprefix("torch.") for one in tensors]
+        codes = ":".join(DTYPES[kind].code if kind in DTYPES else kind for kind in kinds)
+        shapes = ":".join("x".join(map(str, one.shape)) for one in tensors)
+        on = str(launch.gpu_of(device)).partition(" with ")[0]
+        verbose.executed(verbose.line(name, codes, shapes, kernel.partition(".")[0], on), seconds)
+        return result
+
+    return told
 
 
 def register(
@@ -65,7 +93,10 @@ def register(
             raise NotImplementedError(
                 f"lowbit::{name} has no kernel for CUDA; move the tensors with .cpu()"
             )
-        return _kernel(kernel)(*arguments, **named)
+        run = _kernel(kernel)
+        if verbose.LEVEL:
+            run = _telling(run, name, kernel)
+        return run(*arguments, **named)
 
     def on_cpu(*arguments: Any, **named: Any) -> Any:
         return (on_gpu if launch.interpreted() else cpu)(*arguments, **named)
