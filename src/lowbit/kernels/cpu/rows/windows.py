@@ -99,8 +99,11 @@ class Windows(InputFormat):
         """Look a row up."""
         table, row = operand.windows, operand.first_row + number
         pixels = self.fact(operand, "pixels")
-        image = operand.a + row // pixels * operand.row_stride
-        entry = (table + (self.fact(operand, "entries") + row % pixels)).load().to(s64)
+        which, pixel = k.register(k.index(0)), k.register(row)
+        for _ in k.when(row > pixels - 1):  # a division takes as long as packing two lines
+            which.value, pixel.value = row // pixels, row % pixels
+        image = operand.a + which.value * operand.row_stride
+        entry = (table + (self.fact(operand, "entries") + pixel.value)).load().to(s64)
         own, shared = table + (0 - entry), table + self.fact(operand, "offsets")
         base = maximum(entry, k.index(0))
         return Window(image, entry, base, select(entry < 0, own, shared))
