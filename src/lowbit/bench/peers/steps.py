@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lowbit.bench.core.case import (
-    OTHER,
     OURS,
     STEP,
     Implementation,
@@ -109,9 +108,7 @@ class WholeOnGpu(Implementation):
 
     def __init__(self, entry: tuple[str, str]) -> None:
         self.name, self.idea = entry
-        # TF32 is not within the budget that the steps must keep, so it is no peer of theirs.
-        kinds = {"lowbit": OURS, "torch (cuBLAS, TF32)": OTHER}
-        self.kind = kinds.get(self.name, Implementation.kind)
+        self.kind = OURS if self.name == "lowbit" else Implementation.kind
         self.always = self.name == "torch (cuBLAS)"
         self.package = None if self.kind == OURS else ("torch", "torch")
 
