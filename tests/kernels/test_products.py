@@ -221,6 +221,15 @@ def test_lines_are_made_in_the_course_of_products(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("sizes", [(16, 16, 2048), (64, 32, 4096)])
+def test_a_ring_is_for_panels_of_bytes(sizes: tuple[int, int, int]) -> None:
+    """Panels that are unpacked lie behind rows, of which the plan then has to count all lines."""
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    assert micro.shape(KernelQuery(*sizes))[0].ring > 0
+    for weight in ("s4", "u4"):
+        assert micro.shape(KernelQuery(*sizes, weight=weight))[0].ring == 0
+
+
 @MICRO_KERNELS
 @pytest.mark.parametrize(("symmetric", "fused"), [(False, False), (True, False), (False, True)])
 def test_quantized_product(micro: MicroKernel, symmetric: bool, fused: bool) -> None:

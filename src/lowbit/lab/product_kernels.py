@@ -7,6 +7,7 @@ packed already. Scratch is no tensor: what lies there is checked for bounds, but
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -32,7 +33,7 @@ def product_kernels() -> dict[str, Request]:
     """The product of each instruction set, by its name."""
     found: dict[str, Request] = {}
     for micro in micro_kernels():
-        if not micro.refuses(KernelQuery(LINE, LINE, LINE)):  # tiles refuse less
+        if not micro.refuses(KernelQuery(LINE, LINE, LINE)):  # fewer rows than some take
             found.setdefault(micro.isa.name, _request(micro))
     return dict(sorted(found.items()))
 
@@ -48,7 +49,7 @@ def _request(micro: MicroKernel) -> Request:
     def static(numbers: Mapping[str, Any]) -> dict[str, Any]:
         asked = KernelQuery(numbers["m"], numbers["n"], numbers["k_size"])
         fixed = {"a_format": Bytes(), "epilogue": Epilogue(), "fused": True}
-        return {"micro": micro, "shape": micro.shape(asked)[0], **fixed}
+        return {"micro": micro, "shape": replace(micro.shape(asked)[0], span=0), **fixed}
 
     # What is not named here is the operation's, by its name (a, out, m, n), or of no use.
     unused = {name: None for name in product.types if name not in ("a", "out", "m", "n")}

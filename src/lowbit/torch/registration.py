@@ -93,10 +93,10 @@ def register(
             raise NotImplementedError(
                 f"lowbit::{name} has no kernel for CUDA; move the tensors with .cpu()"
             )
-        run = _kernel(kernel)
-        if verbose.LEVEL:
-            run = _telling(run, name, kernel)
-        return run(*arguments, **named)
+        return _kernel(kernel)(*arguments, **named)
+
+    if verbose.LEVEL and kernel is not None:
+        on_gpu = _telling(on_gpu, name, kernel)
 
     def on_cpu(*arguments: Any, **named: Any) -> Any:
         return (on_gpu if launch.interpreted() else cpu)(*arguments, **named)

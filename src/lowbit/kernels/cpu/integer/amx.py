@@ -170,9 +170,9 @@ class Amx(MicroKernel):
         nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
         stays = nearest <= nearest_cache
-        # Rows that meet all panels in one step are not read again.
+        # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
-        ring = _RING if wide == panels and large else 0
+        ring = _RING if wide == panels and large and query.weight == "s8" else 0
         spans = span(query, 2 * ROWS)
         shape = Shape(
             0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
@@ -225,8 +225,8 @@ class Amx(MicroKernel):
         panels: int,
         block: Value,
     ) -> None:
-        """The first 64 k. One after another, tiles give up the sums of the step before, which waits
-        for the last of their products; those of the others fill the time."""
+        """The first 64 k. One after another, tiles give up the sums of the step before. To store a
+        tile waits for the last of its products; those of the other tiles fill that time."""
         span, leave, none = step.span, session.leave.value, k.index(0)
         count = minimum(step.block_rows * shape.row_blocks, step.rows - step.row)
         whole = select((step.panel + panels) * PANEL < step.n + 1, k.index(1), none)

@@ -82,6 +82,7 @@ def product(
     fused: bool = False,
 ) -> None:
     """out[m, n] = epilogue(a[m, k_size] · b[k_size, n]); _Rows and _Items say what is where."""
+    assert not (fused and shape.span), "with spans, rows are packed beforehand"
     grouping = a_format.grouping
     groups = Groups(grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32), m,
                     _ceil(k_size, grouping.size)) if grouping else None  # fmt: skip
@@ -334,8 +335,9 @@ class _Items:
         return self.private + self.rows.block_bytes * self.shape.row_blocks
 
     def _in_passing(self, k: Builder) -> bool:
-        """Whether rows are packed in the course of their products. Windows are found once for all
-        lines of a row, so that line by line pays only where the lines can then be few."""
+        """Whether rows are packed in the course of their products. To find a window takes longer
+        than to copy a line. Beforehand it is found once for a row, in passing once for each line,
+        which pays only where a ring then keeps lines near."""
         few = self.shape.ring > 0 or not self.rows.format.windows
         return self.fused and self.shape.passing and few and self.rows.by_lines(k)
 
