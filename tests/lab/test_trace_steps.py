@@ -22,7 +22,7 @@ from lowbit.lab.trace.cfi import evaluate  # noqa: E402
 from lowbit.lab.trace.chain import PYTHON, frames  # noqa: E402
 from lowbit.lab.trace.codemap import CodeMap, Function, short  # noqa: E402
 from lowbit.lab.trace.report import Loop, Operator  # noqa: E402
-from lowbit.lab.trace.sampler import Mapping, mappings  # noqa: E402
+from lowbit.lab.trace.sampler import Mapping, Sampler, mappings  # noqa: E402
 from lowbit.lab.trace.subject import matrix_product, product_sizes, understood  # noqa: E402
 
 _START = 0x1000
@@ -362,3 +362,13 @@ def test_another_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.platform, "machine", lambda: "aarch64")
     with pytest.raises(RuntimeError, match=r"x86-64 on Linux; this is .* on aarch64"):
         run.trace("numpy:matmul 4x4:4x4")
+
+
+def test_only_what_is_sampled_is_seen_in_python() -> None:
+    """What the child calls for itself, and often lets others run in, is none of the subject's."""
+    sampler = Sampler()
+    run_, sample, begin = ("x.py", 3, "run"), ("child.py", 76, "sample"), ("child.py", 9, "main")
+    waits = (("pathlib.py", 1027, "read_text"), ("child.py", 104, "_waited"), sample, begin)
+    sampler._stacks.update({waits: 5, (run_, sample, begin): 2, (sample, begin): 9})
+    assert sampler.python("child.py", "sample") == (run_,)
+    assert sampler.python("child.py", "none") == ()

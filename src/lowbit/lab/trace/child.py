@@ -86,7 +86,7 @@ class Child:
         place = {
             "seconds": wall / calls,
             "cpu_seconds": cpu / calls,
-            "python": sampler.python(__file__),
+            "python": sampler.python(__file__, self.sample.__name__),
         }
         return {**found, **place, "versions": versions()}
 

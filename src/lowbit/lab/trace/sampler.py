@@ -209,13 +209,14 @@ class Sampler:
             frame = frame.f_back
         self._stacks[tuple(found)] += 1
 
-    def python(self, below: str) -> tuple[tuple[str, int, str], ...]:
+    def python(self, below: str, caller: str) -> tuple[tuple[str, int, str], ...]:
         """File, line and name of the functions that the main thread was seen in most often, the
-        innermost first, as far as they were called from a file."""
+        innermost first, as far as they were called by a function of a file."""
         seen: Counter[tuple[tuple[str, int, str], ...]] = Counter()
         for stack, count in self._stacks.items():
             own = [number for number, frame in enumerate(stack) if frame[0] == below]
-            seen[stack[: own[0]] if own else ()] += count
+            if own and stack[own[0]][2] == caller:  # not what the file calls for itself
+                seen[stack[: own[0]]] += count
         seen.pop((), None)  # between two calls
         return seen.most_common(1)[0][0] if seen else ()
 
