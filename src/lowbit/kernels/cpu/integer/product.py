@@ -82,7 +82,6 @@ def product(
     fused: bool = False,
 ) -> None:
     """out[m, n] = epilogue(a[m, k_size] · b[k_size, n]); _Rows and _Items say what is where."""
-    assert not (fused and shape.span), "with spans, rows are packed beforehand"
     grouping = a_format.grouping
     groups = Groups(grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32), m,
                     _ceil(k_size, grouping.size)) if grouping else None  # fmt: skip
@@ -108,6 +107,7 @@ def product(
 
 def _keeps_something(shape: Shape, weight: str, fused: bool) -> bool:
     """Whether threads need memory of their own."""
+    assert not (fused and shape.span), "with spans, rows are packed beforehand"
     unpacks = weight != "s8" and not shape.nibbles
     return bool((fused and not shape.in_place) or shape.span or shape.summed or unpacks)
 
