@@ -39,7 +39,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
 from lowbit.kernels.cpu.integer.vnni import Vnni
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
-from lowbit.kernels.cpu.shared.tiles import configure, release
+from lowbit.kernels.cpu.shared.tiles import configure, release, turns
 
 _TILE = ROWS * LINE  # bytes
 FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
@@ -120,20 +120,13 @@ def _sums_at(shape: Shape, block_rows: Value, d: int, p: int) -> Value:
     return block_rows * (d * PANEL) + p * _panel_sums(shape)
 
 
-def _turns(shape: Shape, panels: int) -> list[tuple[int, int]]:
-    """(block of rows, panel) of the tiles of sums; neighbours share one of them."""
-    down = range(shape.row_blocks)
-    return [(d, p) for p in range(panels) for d in (reversed(down) if p % 2 else down)]
-
-
 def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
     """Of 64 k of a block of rows. Lines that are made in passing lie beside those of the other
     blocks, and maybe in a ring."""
     lines = step.block_rows * LINE
     if step.make_lines is None:
         return step.block_bytes * which + block * lines
-    kept = block & (shape.ring - 1) if shape.ring else block
-    return (kept * shape.row_blocks + which) * lines
+    return (shape.kept(block) * shape.row_blocks + which) * lines
 
 
 @micro_kernel("amx")
@@ -273,7 +266,7 @@ class Amx(MicroKernel):
     @staticmethod
     def _drain(k: Builder, session: _Session, shape: Shape, columns: Columns, panels: int) -> None:
         """Finish the step whose sums tiles hold."""
-        for d, p in _turns(shape, panels):
+        for d, p in turns(shape.row_blocks, panels):
             at = _sums_at(shape, session.block_rows, d, p)
             tilestored(k.tile(d * panels + p), session.leave.value + at, k.index(LINE))
         session.hold(k, session.scratch, *(k.index(0),) * 4)
@@ -303,7 +296,7 @@ class Amx(MicroKernel):
             tileloadd(a_tile, step.a + _packed_at(shape, step, block, d), stride)
         for p in range(min(panels, len(b_tiles))):
             load_panel(p)
-        for d, p in _turns(shape, panels):
+        for d, p in turns(shape.row_blocks, panels):
             before(d, p)
             tdpbusd(k.tile(d * panels + p), a_tiles[d], b_tiles[p % len(b_tiles)])
             if shape.row_blocks == 1 and p + len(b_tiles) < panels:

@@ -44,7 +44,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
 )
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
-from lowbit.kernels.cpu.shared.tiles import configure, release
+from lowbit.kernels.cpu.shared.tiles import configure, release, turns
 
 _HALF = LINE // 2  # the least k that tiles take at once
 _TILE = ROWS * PANEL  # sums
@@ -162,12 +162,6 @@ def _number(shape: Shape, at: tuple[int, int]) -> int:
     return at[0] * shape.panels + at[1]
 
 
-def _turns(shape: Shape, panels: int) -> list[tuple[int, int]]:
-    """(block of rows, panel) of the tiles of sums; neighbours share one of them."""
-    down = range(shape.row_blocks)
-    return [(d, p) for p in range(panels) for d in (reversed(down) if p % 2 else down)]
-
-
 @dataclass
 class _Operands:
     """Loads what products need, unless a tile holds it."""
@@ -283,7 +277,9 @@ class AmxGroups(MicroKernel):
         # All rows of the step before in the course of all groups but the first.
         all_rows = session.outputs * shape.row_blocks
         rows = all_rows // (maximum(groups.count - 1, k.index(1)) * panels) + 1
-        products = [(at, ahead) for at in _turns(shape, panels) for ahead in range(leading)]
+        products = [
+            (at, ahead) for at in turns(shape.row_blocks, panels) for ahead in range(leading)
+        ]
 
         def load(at: tuple[int, int], ahead: int) -> tuple[Value, Value]:
             a, b = (_A + ahead, _B + ahead) if leading > 1 else (_A + at[0], _B + at[1] % 2)
@@ -306,7 +302,7 @@ class AmxGroups(MicroKernel):
             session.complete(k, step.columns, panels)
         for unit in k.range(units[0] + leading, units[1]):
             operands = _Operands(k, shape, step, width)
-            for at in _turns(shape, panels):
+            for at in turns(shape.row_blocks, panels):
                 a = operands.a(_A + at[0], at[0], unit, 0)
                 dot(k.tile(_number(shape, at)), a, operands.b(_B + at[1] % 2, at[1], unit, 0))
         session.row.value, session.panel.value = step.row, step.panel
@@ -334,7 +330,7 @@ class AmxGroups(MicroKernel):
         self, k: Builder, session: _Session, columns: Columns, groups: Groups, panels: int
     ) -> None:
         """Finish what waits; what tiles hold then counts no more."""
-        for at in _turns(session.shape, panels):
+        for at in turns(session.shape.row_blocks, panels):
             self._leave(k, session, at)
             session.add(k, groups, at, range(session.most))
         session.complete(k, columns, panels)

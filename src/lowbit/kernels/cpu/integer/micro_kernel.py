@@ -165,6 +165,10 @@ class Shape:
         """Bytes of the sums of a step over one panel, which wait between spans."""
         return 4 * PANEL * max(self.rows, self.row_blocks * PANEL)
 
+    def kept(self, block: Value) -> Value:
+        """Where lines of a block of 64 k that are made in passing are kept, counted in blocks."""
+        return block & (self.ring - 1) if self.ring else block
+
     @property
     def held(self) -> int:
         """Columns in a vector of pieces."""

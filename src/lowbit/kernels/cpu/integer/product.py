@@ -344,8 +344,7 @@ class _Items:
     def _make_lines(self, k: Builder, index: Value, first: Value, block: Value) -> None:
         """Pack 64 k of a step's rows, in the course of their products, if these are the first."""
         rows = self.rows.block_rows * self.shape.row_blocks
-        kept = block & (self.shape.ring - 1) if self.shape.ring else block
-        target = self.private + kept * (rows * LINE)
+        target = self.private + self.shape.kept(block) * (rows * LINE)
         for _ in k.when(first & (block < self.rows.k_blocks)):
             self.rows.pack_block(k, index * rows, rows, block, target)
 

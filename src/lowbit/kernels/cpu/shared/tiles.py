@@ -27,3 +27,9 @@ def configure(k: Builder, shapes: Sequence[tuple[Value | int, int]] = _WHOLE) ->
 def release(k: Builder) -> None:
     """Give all tiles up."""
     tilerelease(*map(k.tile, range(TILES)))
+
+
+def turns(row_blocks: int, panels: int) -> list[tuple[int, int]]:
+    """(block of rows, panel) of the tiles of sums; neighbours share one of them."""
+    down = range(row_blocks)
+    return [(d, p) for p in range(panels) for d in (reversed(down) if p % 2 else down)]
