@@ -12,8 +12,9 @@ import pytest
 from nets import NETS, QUANTIZED, Net, random_inputs, with_formats
 
 from lowbit.graph import Session, load, save
+from lowbit.graph.files import _FILE, _stored
 from lowbit.graph.graph import Graph
-from lowbit.numerics import QTensor
+from lowbit.numerics import QTensor, quantize
 
 PARTS = "values", "scale", "zero_point"
 
@@ -60,6 +61,33 @@ def test_constants_of_all_kinds(tmp_path: Path) -> None:
     x = net("Add", x, net.constant(np.array(2, np.float32)))
     save(net.graph(), tmp_path / "net")
     _same(net.graph(), load(tmp_path / "net"))
+
+
+@pytest.mark.parametrize("width", [1, 6, 7])
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_4_bit_weights_take_half_a_byte(dtype: str, width: int, tmp_path: Path) -> None:
+    net = Net()
+    weight = quantize(np.linspace(-1, 1, 64 * width, dtype=np.float32).reshape(64, width), dtype)
+    net.constants["w"] = weight
+    graph = net.graph(net("Linear", net.input(width), "w"))
+    save(graph, tmp_path / "net")
+    _same(graph, load(tmp_path / "net", verify=True))
+    stored = _FILE.read(tmp_path / "net", verify=False)[1]
+    assert stored["0.values"].data.nbytes == 64 * (-(-width // 2))
+
+
+def test_4_bit_weights_of_older_files_are_bytes(tmp_path: Path) -> None:
+    net = Net()
+    net.constants["w"] = quantize(np.eye(4, 6, dtype=np.float32), "int4")
+    graph = net.graph(net("Linear", net.input(6), "w"))
+    path = tmp_path / "net"
+    save(graph, path)
+    metadata, stored = _FILE.read(path, verify=False)
+    fields = json.loads(metadata["network"])
+    fields["constants"]["w"].pop()
+    parts = {f"0.{part}": _stored(getattr(net.constants["w"], part)) for part in PARTS}
+    _FILE.write(path, {"network": json.dumps(fields)}, {**stored, **parts})
+    _same(graph, load(path))
 
 
 def test_a_file_that_was_cut_short(tmp_path: Path) -> None:

@@ -82,6 +82,22 @@ def test_batches_are_planned_as_they_come() -> None:
     assert session(inputs[:0]).shape == (0, 10)
 
 
+def test_plans_share_packed_weights_and_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = with_formats(basic_block(), batch=2)
+    session = Session(graph, threads=1)
+    plans = {batch: session.plan(random_inputs(graph, batch=batch)) for batch in (1, 2, 3)}
+    packed = {id(one) for one in session._packed.values()}
+    assert plans[1] is session.plan(random_inputs(graph, batch=1))
+    assert {id(one) for one in session._packed.values()} == packed
+    monkeypatch.setattr("lowbit.graph.session._PLANS", 3)
+    session.plan(random_inputs(graph, batch=4))  # in place of the one not used for longest
+    assert plans[1] is session.plan(random_inputs(graph, batch=1))
+    assert plans[2] is not session.plan(random_inputs(graph, batch=2))
+    monkeypatch.setattr("lowbit.graph.session._BYTES", plans[2].peak_bytes)
+    session.plan(random_inputs(graph, batch=5))
+    assert len(session._plans) == 1
+
+
 def test_several_threads_share_a_session() -> None:
     graph = with_formats(basic_block(), batch=2)
     session = Session(graph, threads=2)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lowbit import __version__, isa
+from lowbit import __version__, graph, isa
 from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import Call
 from lowbit.bench.core.clock import Elsewhere, Limits, interleave
@@ -29,10 +29,12 @@ from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
 from lowbit.product.dispatch import active_kernel
 from lowbit.torch import (
+    CompiledModule,
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizeConfig,
+    compile,
     quantize_,
     save,
 )
@@ -52,6 +54,7 @@ CONFIGS: dict[str, QuantizeConfig] = {
     "lowbit W4A8": Int4DynamicConfig(GROUP, embeddings=None),
     "lowbit W4A32": Int4WeightOnlyConfig(GROUP, embeddings=None),
 }
+LAYERS_OF = "lowbit int8"  # shown besides with its layers called by PyTorch
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ def compare(
         one = Comparison(sentences, tell)
         processes = one.start(peers, stack)
         runners = one.own() | one.fastest(one.rivals(processes))
+        one.notes.append(
+            "lowbit: quantize_, then compile, so that a call is one for the whole network; "
+            f"{LAYERS_OF} layers: quantize_ alone"
+        )
         one.notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
         return one.result(runners, one.time(runners, repeats, seed), seed)
 
@@ -120,15 +127,19 @@ class Comparison:
         batches, encoder = self.batches, load_encoder()
         models: dict[str, nn.Module] = {FP32: encoder}
         for name, config in CONFIGS.items():
-            self.tell(f"Quantizing the encoder: {name}", 0)
-            models[name] = quantize_(copy.deepcopy(encoder), config)
+            self.tell(f"Quantizing and compiling the encoder: {name}", 0)
+            model = quantize_(copy.deepcopy(encoder), config)
+            models[name] = compile(model, batches[BATCH][0], dynamic_shapes=True)
+            if name == LAYERS_OF:
+                models[f"{name} layers"] = model
         found: dict[str, _Runner] = {}
         for name, model in models.items():
             parts = []
             for index, batch in enumerate(batches[BATCH]):
                 self.tell(f"Embedding all sentences: {name}", index / len(batches[BATCH]))
                 parts.append(model(*batch))
-            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else "PyTorch"
+            other = "PyTorch" if name == FP32 else "without compile"
+            detail = type(CONFIGS[name]).__name__ if name in CONFIGS else other
             vectors = torch.cat(parts)
             found[name] = _Runner(detail, _size_on_disk(model), self._caller(model), vectors)
         return found
@@ -252,5 +263,8 @@ def _rival(process: Apart) -> _Runner:
 def _size_on_disk(model: nn.Module) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
-        save(model, path)
+        if isinstance(model, CompiledModule):
+            graph.save(model.graph, path)
+        else:
+            save(model, path)
         return path.stat().st_size

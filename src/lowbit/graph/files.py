@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.graph.lower import dtype_of
-from lowbit.numerics import QTensor, int_format
+from lowbit.numerics import IntFormat, QTensor, int_format, pack_nibbles, unpack_nibbles
 from lowbit.weights.tensor_file import DTYPES, StoredTensor, TensorFile, check_names
 
 _FILE = TensorFile("lowbit.network", "network", "1")
@@ -34,8 +34,9 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     for number, (name, value) in enumerate(graph.constants.items()):
         if isinstance(value, QTensor):
             constants[name] = [number, value.format.name, value.axis, value.group_size,
-                               value.group_axis]  # fmt: skip
-            tensors |= {f"{number}.{part}": _stored(getattr(value, part)) for part in _PARTS}
+                               value.group_axis, value.shape]  # fmt: skip
+            parts = _small(value)
+            tensors |= {f"{number}.{part}": _stored(parts[part]) for part in _PARTS}
         else:
             constants[name] = [number]
             tensors[str(number)] = _stored(np.asarray(value))
@@ -83,6 +84,20 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
         raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
 
 
+def _small(value: QTensor) -> dict[str, Any]:
+    """The parts of a QTensor, as small as they can be kept: two 4-bit integers to a byte."""
+    nibbles = _in_nibbles(value.format, value.shape)
+    return {
+        "values": pack_nibbles(value.values) if nibbles else value.values,
+        "scale": value.scale,
+        "zero_point": value.zero_point.astype(value.format.storage),
+    }
+
+
+def _in_nibbles(fmt: IntFormat, shape: Sequence[int]) -> bool:
+    return fmt.bits == 4 and len(shape) > 0
+
+
 def _stored(array: Any) -> StoredTensor:
     shape = array.shape
     array = np.ascontiguousarray(array)
@@ -98,9 +113,13 @@ def _array(stored: Mapping[str, StoredTensor], name: str) -> Any:
 def _constant(entry: list[Any], stored: Mapping[str, StoredTensor]) -> Constant:
     if len(entry) == 1:
         return _array(stored, str(entry[0]))
-    number, name, axis, group_size, group_axis = entry
+    number, name, axis, group_size, group_axis, *shape = entry
     values, scale, zero = (_array(stored, f"{number}.{part}") for part in _PARTS)
-    return QTensor(values, scale, zero, int_format(name), _tuples(axis), group_size, group_axis)
+    fmt = int_format(name)
+    if shape and _in_nibbles(fmt, shape[0]):  # files without a shape have a byte for each
+        values = unpack_nibbles(values, shape[0][-1], fmt)
+    zero = zero.astype(np.int32, copy=False)
+    return QTensor(values, scale, zero, fmt, _tuples(axis), group_size, group_axis)
 
 
 def _node(fields: dict[str, Any]) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -18,6 +18,7 @@ from lowbit.jit.kernel import Program
 from lowbit.registry import Registry
 
 Array = npt.NDArray[Any]
+P = TypeVar("P")
 FLAGS = "flags"  # the buffer of what kernels complain of
 ADVICE = (
     "take it out of the network and compute it outside, or use lowbit.graph.evaluate, which is slow"
@@ -31,11 +32,13 @@ class Lowering:
     - views: where values are. buffers: their sizes in bytes. constants: buffers that are known.
     - steps: launches in the order in which they run. kept: what must live as long as they.
     - flags: what is wrong where a kernel sets the flag of this number.
+    - shared: weights as kernels read them, for all lowerings of a graph to this instruction set.
     """
 
     graph: Graph
     isa: InstructionSet
     threads: int
+    shared: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     views: dict[str, View] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -80,6 +83,13 @@ class Lowering:
         """Memory for a value that steps make. order: of its dimensions, the last contiguous."""
         made = self.views[name] = self.fresh(self.graph.tensors[name], order, name)
         return made
+
+    def packed(self, weight: object, pack: Callable[..., P], **how: Any) -> P:
+        """pack(weight, **how): once for all plans that share it."""
+        key = id(weight), pack, *how.items()
+        if key not in self.shared:
+            self.shared[key] = weight, pack(weight, **how)  # an id is one as long as what it names
+        return self.shared[key][1]
 
     def fresh(self, tensor: Tensor, order: Sequence[int] | None = None, name: str = "") -> View:
         """Memory for a tensor."""

@@ -36,17 +36,21 @@ class Value:
 class Plan:
     """Steps, and where all buffers lie. Inputs and outputs are the caller's memory.
 
-    `run` may be called from several threads at once: each call has an arena of its own.
+    `run` may be called from several threads at once: each call has an arena of its own. shared: of
+    `Lowering`, for what plans of one network have in common.
     """
 
-    def __init__(self, graph: Graph, isa: InstructionSet, threads: int) -> None:
-        lowering = Lowering(graph, isa, threads)
+    def __init__(
+        self, graph: Graph, isa: InstructionSet, threads: int, shared: dict[Any, Any] | None = None
+    ) -> None:
+        lowering = Lowering(graph, isa, threads, {} if shared is None else shared)
         self.inputs = [_input(lowering, name) for name in graph.inputs]
         lowering.run()
         self.outputs = [_output(lowering, name) for name in graph.outputs]
         self.steps: Sequence[Step] = lowering.steps
         self.threads = threads
-        self._constants, self._kept = lowering.constants, lowering.kept
+        self._constants = lowering.constants
+        self._kept = lowering.kept, lowering.shared
         self.flags: Sequence[str] = lowering.flags
         outside = {one.buffer for one in (*self.inputs, *self.outputs)}
         self.arena = _arena(lowering.steps, lowering.buffers, outside)

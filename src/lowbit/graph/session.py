@@ -21,7 +21,8 @@ from lowbit.graph.plan import Plan
 from lowbit.jit.threads import checked, max_threads
 
 Array = npt.NDArray[Any]
-_PLANS = 16  # that are kept, for as many combinations of shapes and threads
+# Plans are kept for combinations of shapes and threads: so many, with so many bytes of memory.
+_PLANS, _BYTES = 256, 1 << 28
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Session:
     """A network that runs as one call, with no Python between its nodes.
 
     Everything but numbers is decided when inputs of new shapes come: kernels, packings, memory.
-    Plans are kept for later calls. A session may be used from several threads at once.
+    Plans are kept for later calls, those used last; they share packed weights. A session may be
+    used from several threads at once.
 
     graph: from `lowbit.graph.load`, `lowbit.graph.from_onnx` or `lowbit.torch`. threads: how many;
     if left out, as many as a product may use. isa: the instruction set to use at most.
@@ -51,7 +53,8 @@ class Session:
         self.graph = graph
         self._isa = instruction_sets.active(isa)
         self._threads = None if threads is None else checked(threads)
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Plan] = {}  # the one used last is the last
+        self._packed: dict[Any, Any] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,16 +85,23 @@ class Session:
         threads = max_threads() if self._threads is None else self._threads
         key = shapes, threads
         with self._lock:
-            found = self._plans.get(key)
+            found = self._plans.pop(key, None)
             if found is None:
                 bound = self.graph.bound(self._sizes(inputs))
                 tensors, known = facts(bound)
                 settled = described(with_constants(bound, known), tensors)
-                found = Plan(decomposed(settled), self._isa, threads)
-                while len(self._plans) >= _PLANS:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[key] = found
+                found = Plan(decomposed(settled), self._isa, threads, self._packed)
+                self._make_room(found.peak_bytes)
+            self._plans[key] = found
         return found
+
+    def _make_room(self, size: int) -> None:
+        """Forget plans that were not used for long, for one with so many bytes."""
+        while self._plans and (
+            len(self._plans) >= _PLANS
+            or size + sum(one.peak_bytes for one in self._plans.values()) > _BYTES
+        ):
+            del self._plans[next(iter(self._plans))]
 
     def profile(self, *positional: Any, runs: int = 20, **named: Any) -> list[NodeTime]:
         """The time of every node: medians of `runs` runs of these inputs, after one more."""

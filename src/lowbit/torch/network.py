@@ -87,14 +87,16 @@ def become_compiled(
     return module
 
 
-def compile(model: nn.Module, example: Any, *, batch: bool = True) -> CompiledModule:
+def compile(
+    model: nn.Module, example: Any, *, batch: bool = True, dynamic_shapes: Any = None
+) -> CompiledModule:
     """The model as a network that lowbit runs from its first layer to its last.
 
     The model's layers compute in what they are: float32, or, where `quantize_` was there before, in
     8 or 4 bits. It is left as it is, and shares nothing with the result. Arguments and errors are
     those of `to_graph`.
     """
-    captured = capture(model, example, batch=batch)
+    captured = capture(model, example, batch=batch, dynamic_shapes=dynamic_shapes)
     return CompiledModule(captured, simplified(captured.graph))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from lowbit.graph.calibrate import Calibration
 from lowbit.graph.graph import Graph
@@ -52,14 +53,16 @@ def prepare(
     filter_fn: Filter | None = None,
     *,
     batch: bool = True,
+    dynamic_shapes: Any = None,
 ) -> PreparedModule:
     """The first of two steps: a copy of the network that watches its values when it is called.
 
-    example and batch are those of `to_graph`, whose errors this has too. filter_fn(module, name):
-    whether a layer of the model may be quantized. The model is left as it is. ValueError: there is
-    nothing to quantize, or the configuration names a layer that the model does not have.
+    example, batch and dynamic_shapes are those of `to_graph`, whose errors this has too.
+    filter_fn(module, name): whether a layer of the model may be quantized. The model is left as it
+    is. ValueError: there is nothing to quantize, or the configuration names a layer that the model
+    does not have.
     """
-    captured = capture(model, example, batch=batch)
+    captured = capture(model, example, batch=batch, dynamic_shapes=dynamic_shapes)
     graph = simplified(captured.graph)
     if config.equalize:
         graph = equalized(graph)
@@ -117,12 +120,14 @@ def quantize_static(
     """`prepare`, run all batches, `convert`, and let the model be what that gives.
 
     batches: as `example` of `to_graph`, one after another; the first serves as the example too.
+    Where a list has batches of several shapes, all sizes are free that the model allows.
     """
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:
         raise ValueError("no data to calibrate with: give at least one batch as calibration")
-    prepared = prepare(model, config, first, filter_fn)
+    several = isinstance(batches, Sequence) and len({_lengths(one) for one in batches}) > 1
+    prepared = prepare(model, config, first, filter_fn, dynamic_shapes=True if several else None)
     for batch in chain((first,), remaining):
         args, kwargs = bind(prepared.captured.signature, batch)
         with torch.no_grad():
@@ -130,3 +135,9 @@ def quantize_static(
     made = convert(prepared)
     become_compiled(model, prepared.captured, made.graph, made.report)
     return model
+
+
+def _lengths(batch: Any) -> tuple[Any, ...]:
+    """The shapes of a batch's tensors, but for their first sizes."""
+    leaves = pytree.tree_leaves(batch)
+    return tuple(one.shape[1:] for one in leaves if isinstance(one, torch.Tensor))

@@ -127,6 +127,31 @@ def test_integers_and_booleans() -> None:
     same(graph, random_inputs(graph))
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_elements_of_each_line(dtype: str, axis: int) -> None:
+    net = Net()
+    x = net.input(3, 4, 6, dtype=dtype)
+    shape = [3, 4, 6]
+    shape[axis] = 9
+    indices = np.random.default_rng(0).integers(-3, 3, shape)
+    outputs = [net("GatherElements", x, net.constant(indices.astype(kind)), axis=axis)
+               for kind in ("int64", "int32")]  # fmt: skip
+    graph = net.graph(*outputs)
+    same(graph, random_inputs(graph))
+
+
+def test_an_element_that_does_not_exist() -> None:
+    net = Net()
+    x, index = net.input(2, 4), net.input(2, 3, dtype="int64")
+    session = Session(net.graph(net("GatherElements", x, index, axis=1)), threads=1)
+    values, places = np.arange(8, dtype=np.float32).reshape(2, 4), ints(0, -4, 3)
+    got = session(values, np.stack([places, places]))
+    np.testing.assert_array_equal(got, [[0, 0, 3], [4, 4, 7]])
+    with pytest.raises(IndexError, match="out of range for an axis of 4"):
+        session(values, np.stack([places, ints(0, 1, 4)]))
+
+
 def test_casts_of_floats_go_towards_zero() -> None:
     net = Net()
     x = net.input(7, 9)

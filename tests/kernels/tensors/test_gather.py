@@ -25,7 +25,7 @@ def _arguments(
         "out": out, "table": table, "indices": indices,
         "table_parameters": None, "parameter_stride": 0, "out_parameters": None,
         "outside": np.zeros(1, np.int32), "outer": outer, "rows": rows, "count": len(indices),
-        "inner": inner, "block": min(3, gather_block(inner)), **others,
+        "inner": inner, "index_stride": 0, "block": min(3, gather_block(inner)), **others,
     }  # fmt: skip
 
 
@@ -50,6 +50,16 @@ def test_an_axis_in_the_middle(run_all: RunAll) -> None:
     arguments = _arguments(table, wanted, np.zeros((3, 4, 20), np.uint8))
     got = run_all(gather, arguments, form=GatherForm("raw1", "raw1"))["out"]
     np.testing.assert_array_equal(got, table[:, wanted])
+
+
+@pytest.mark.parametrize("inner", [1, 20])
+def test_indices_of_each_layer(run_all: RunAll, inner: int) -> None:
+    rng = np.random.default_rng(4)
+    table, wanted = data(rng, "u8", (3, 7, inner)), rng.integers(-7, 7, (3, 5))
+    arguments = _arguments(table, wanted, np.zeros((3, 5, inner), np.uint8))
+    arguments |= {"count": 5, "index_stride": 5}
+    got = run_all(gather, arguments, form=GatherForm("raw1", "raw1"))["out"]
+    np.testing.assert_array_equal(got, [one[own] for one, own in zip(table, wanted, strict=True)])
 
 
 @pytest.mark.parametrize("own", [False, True])

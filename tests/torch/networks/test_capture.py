@@ -20,6 +20,8 @@ from lowbit.torch import (
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizedWeight,
+    StaticInt8Config,
+    compile,
     quantize_,
     to_graph,
 )
@@ -93,6 +95,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
                               F.gelu(x)),
     "choices": lambda x: (torch.where(x > 0, x, 0.5), x.masked_fill(CHECKERS, -3.0), x.clamp(-1, 1),
                           torch.maximum(x, -x), torch.minimum(x, x * 2)),
+    "running sums": lambda x: [x.cumsum(1), (x > 0).cumsum(-1), x.long().cumsum(0)],
+    "elements of lines": lambda x: [
+        x.gather(1, (x > 0).long()), x[:2].gather(2, torch.arange(5).expand(1, 3, 2, 5)),
+    ],
     "reductions": lambda x: (x.mean(), x.sum((1, 3)), x.amax(2, keepdim=True), x.amin((2, 3)),
                              x.max(1)[0], x.max(), x.argmax(1), x.var(2), x.var(3, correction=0),
                              x.norm(dim=1), x.prod(3), x.mean((2, 3), keepdim=True)),
@@ -219,6 +225,66 @@ def test_a_batch_that_a_model_fixes_stays_fixed() -> None:
     model = Fixed()
     assert to_graph(model, torch.randn(1, 12)).tensors["x"].shape == (1, 12)
     assert to_graph(nn.ReLU(), torch.randn(4, 3), batch=False).tensors["input"].shape == (4, 3)
+
+
+class Reader(nn.Module):
+    """Tokens and mask [batch, length], at most 20, to vectors [batch, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(20, 8)
+        self.mixed = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.wide, self.narrow = nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = x + self.mixed(x, x, x, need_weights=False)[0]
+        x = x + self.narrow(F.gelu(self.wide(x)))
+        weights = mask[..., None].float()
+        return (x * weights).sum(1) / weights.sum(1)
+
+
+def _sentences(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    mask = torch.arange(length) <= torch.randint(length, (batch, 1))
+    return torch.randint(50, (batch, length)), mask.long()
+
+
+@pytest.mark.parametrize("example", [(2, 7), (1, 5)])
+def test_all_sizes_that_a_model_allows_are_free(example: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = Reader().eval()
+    graph = to_graph(model, _sentences(*example), dynamic_shapes=True)
+    assert {graph.tensors[name].shape for name in graph.inputs} == {("batch", "tokens_1")}
+    session = Session(graph, threads=1)
+    for batch, length in ((3, 4), (1, 20), (2, 1)):
+        inputs = _sentences(batch, length)
+        with torch.no_grad():
+            expected = model(*inputs)
+        np.testing.assert_allclose(session(*(x.numpy() for x in inputs)), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="Gather 'places'"):
+        session(*(x.numpy() for x in _sentences(1, 21)))
+
+
+def test_sizes_as_torch_export_takes_them() -> None:
+    length = torch.export.Dim("length", max=20)
+    shapes = {"tokens": {1: length}, "mask": {1: length}}
+    model = compile(Reader().eval(), _sentences(2, 7), dynamic_shapes=shapes)
+    assert {model.graph.tensors[name].shape for name in model.graph.inputs} == {(2, "tokens_1")}
+    assert model(*_sentences(2, 9)).shape == (2, 8)
+    with pytest.raises(ValueError, match=r"tokens must have shape \[2, tokens_1\], got \[3, 9\]"):
+        model(*_sentences(3, 9))
+
+
+def test_calibration_of_several_lengths_leaves_them_free() -> None:
+    torch.manual_seed(0)
+    model, batches = Reader().eval(), [_sentences(4, length) for length in (6, 9, 20)]
+    exact = copy.deepcopy(model)
+    quantize_(model, StaticInt8Config(), calibration=batches)
+    for batch, length in ((1, 3), (5, 12)):
+        inputs = _sentences(batch, length)
+        with torch.no_grad():
+            got, wanted = model(*inputs), exact(*inputs)
+        assert float((got - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
 
 
 def test_results_that_are_inputs_twice_or_numbers() -> None:

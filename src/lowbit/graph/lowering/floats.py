@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor, numbers
+from lowbit.graph.graph import Constant, Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, channels_last, lowerings, strides_of
 from lowbit.graph.lowering.elementwise import broadcast, compute, converted, in_format, plain
 from lowbit.graph.operators.convolution import convolution_windows, transposed_windows
@@ -80,6 +80,10 @@ def _weight(lowering: Lowering, node: Node) -> np.ndarray:
     constant = lowering.graph.constants.get(node.inputs[1])
     if constant is None:
         raise NotImplementedError("weights are served where they are constants")
+    return lowering.packed(constant, _floats)
+
+
+def _floats(constant: Constant) -> np.ndarray:
     return np.asarray(numbers(constant), np.float32)
 
 

@@ -37,9 +37,14 @@ def taken(lowering: Lowering, view: View, axis: int, index: Sequence[int]) -> Vi
 
 
 def _gathered(
-    lowering: Lowering, x: View, indices: View, out: View, order: Sequence[int], axis: int
-) -> None:
-    """Add the step that takes elements of an axis, all dense in this order of x's dimensions."""
+    lowering: Lowering, x: View, indices: View, out: View, order: Sequence[int], axis: int,
+    of_each: bool = False,
+) -> None:  # fmt: skip
+    """Add the step that takes elements of an axis, all dense in this order of x's dimensions.
+
+    of_each: whether what lies before the axis has indices of its own."""
+    if indices.tensor.dtype not in ("int32", "int64"):
+        raise NotImplementedError(f"indices are int32 or int64, not {indices.tensor.dtype}")
     at = list(order).index(axis)
     copied = same_format(x, out)
     raw = f"raw{itemsize(x.tensor)}"
@@ -51,10 +56,11 @@ def _gathered(
     if "s64" in form[:2]:
         raise NotImplementedError("int64 is taken as it is, and not converted on the way")
     given = [] if copied else _numbers(x.tensor)
-    _add(lowering, form, x.place, indices, out, given, (
-        math.prod(x.shape[one] for one in order[:at]), x.shape[axis], math.prod(indices.shape),
-        math.prod(x.shape[one] for one in order[at + 1 :]),
-    ))  # fmt: skip
+    outer = math.prod(x.shape[one] for one in order[:at])
+    count = indices.shape[axis] if of_each else math.prod(indices.shape)
+    inner = math.prod(x.shape[one] for one in order[at + 1 :])
+    sizes = outer, x.shape[axis], count, inner
+    _add(lowering, form, x.place, indices, out, given, sizes, of_each)
 
 
 def _numbers(tensor: Tensor) -> list[tuple[float, int]]:
@@ -65,7 +71,7 @@ def _numbers(tensor: Tensor) -> list[tuple[float, int]]:
 
 def _add(
     lowering: Lowering, form: GatherForm, table: Place, indices: View, out: View,
-    given: Sequence[tuple[float, int]], sizes: tuple[int, int, int, int],
+    given: Sequence[tuple[float, int]], sizes: tuple[int, int, int, int], of_each: bool = False,
 ) -> None:  # fmt: skip
     outer, rows, count, inner = sizes
     target = None if form.out.startswith("raw") else next(iter(_numbers(out.tensor)), None)
@@ -76,7 +82,8 @@ def _add(
         "out_parameters": lowering.known(parameters_array([], (), target)) if target else None,
         "outside": lowering.scratch(4) if indices.place.buffer in lowering.constants
         else lowering.flag(f"an index is out of range for an axis of {rows}"),
-        "outer": outer, "rows": rows, "count": count, "inner": inner, "block": gather_block(inner),
+        "outer": outer, "rows": rows, "count": count, "inner": inner,
+        "index_stride": count if of_each else 0, "block": gather_block(inner),
     })  # fmt: skip
 
 
@@ -112,10 +119,24 @@ def _gather(lowering: Lowering, node: Node) -> None:
         return
     x = plain(lowering, view)
     indices = plain(lowering, lowering.view(node.inputs[1]))
-    if indices.tensor.dtype not in ("int32", "int64"):
-        raise NotImplementedError(f"indices are int32 or int64, not {indices.tensor.dtype}")
     out = lowering.output(node.outputs[0])
     _gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
+
+
+@lowerings.register("GatherElements")
+def _gather_elements(lowering: Lowering, node: Node) -> None:
+    """Of each line along the axis, the elements at its own places."""
+    x, indices = (lowering.view(name) for name in node.inputs)
+    known = lowering.graph.constants.get(node.inputs[1])
+    if known is not None:
+        _check(lowering, node, numbers(known))
+    rank = len(x.shape)
+    axis = node.get("axis", 0) % rank
+    order = (*(one for one in range(rank) if one != axis), axis)
+    if any(x.shape[one] != indices.shape[one] for one in order[:-1]):
+        raise NotImplementedError("indices are as many as there are lines along the axis")
+    x, indices = (plain(lowering, one, order) for one in (x, indices))
+    _gathered(lowering, x, indices, lowering.output(node.outputs[0], order), order, axis, True)
 
 
 def _check(lowering: Lowering, node: Node, known: np.ndarray) -> None:
@@ -124,7 +145,7 @@ def _check(lowering: Lowering, node: Node, known: np.ndarray) -> None:
     shape = lowering.graph.tensors[node.inputs[0]].sizes if table is None else table.shape
     size = shape[node.get("axis", 0) % len(shape)]
     if known.size and not -size <= known.min() <= known.max() < size:
-        raise ValueError(f"Gather {lowering.node!r}: indices of {size} elements, not {known}")
+        raise ValueError(f"{node.op} {lowering.node!r}: indices of {size} elements, not {known}")
 
 
 def _by_rows(table: QTensor) -> bool:

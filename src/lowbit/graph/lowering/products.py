@@ -26,7 +26,7 @@ from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import PreparedProduct
 from lowbit.product.product import Convolution
 from lowbit.weights.convolution import pack_convolution
-from lowbit.weights.panels import pack, padded
+from lowbit.weights.panels import PackedMatrix, pack, padded
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,10 @@ def _affine(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
     return scale, lowering.known(np.array([tensor.zero_point + shift], np.int32))
 
 
+def _pack_linear(weight: QTensor) -> PackedMatrix:
+    return pack(weight.T)
+
+
 @lowerings.register("Linear")
 def linear(lowering: Lowering, node: Node) -> None:
     """x [..., K] times weight [N, K]."""
@@ -101,8 +105,7 @@ def linear(lowering: Lowering, node: Node) -> None:
     if not isinstance(weight, QTensor) or not (dynamic or x.tensor.scale is not None):
         float_linear(lowering, node)
         return
-    packed = pack(weight.T)
-    lowering.kept.append(packed)
+    packed = lowering.packed(weight, _pack_linear)
     panels = requests.panel_format(packed, lowering.isa.name)
     if dynamic:
         x = converted(lowering, x, Tensor("float32", x.shape))
@@ -140,7 +143,7 @@ def convolution(lowering: Lowering, node: Node) -> None:
     order = channels_last(rank)
     x = plain(lowering, x, order)
     where, groups = _geometry(node, x.shape, weight.shape)
-    packed = pack_convolution(weight, groups=groups, transposed=transposed)
+    packed = lowering.packed(weight, pack_convolution, groups=groups, transposed=transposed)
     epilogue = _Epilogue(lowering, node, order)
     spec = OutputSpec.of(*epilogue.spec)
     asked = Convolution(
@@ -149,7 +152,7 @@ def convolution(lowering: Lowering, node: Node) -> None:
         spec.post_ops, spec.out,
     )  # fmt: skip
     prepared = prepare_convolution(asked)
-    lowering.kept += packed, prepared
+    lowering.kept.append(prepared)
     scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
     at = Operands(x.place, epilogue.out.place, scale, zero, bias, epilogue.residual,

@@ -124,7 +124,7 @@ class Builder:
         """The int64 vector of some sizes, or the first as a scalar; a constant if all are known."""
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             array = np.array(sizes, np.int64)
-            return self.constant(array[0] if scalar else array)
+            return self.constant(np.asarray(array[0]) if scalar else array)
         parts = [
             self._size(size.node.expr) if isinstance(size, torch.SymInt) else self.ints([size])
             for size in sizes
@@ -164,7 +164,7 @@ class Builder:
         for axis, size in enumerate(after):
             if not isinstance(size, torch.SymInt):
                 wanted.append(int(size))
-            elif axis < len(before) and _same(before[axis], size):
+            elif axis < len(before) and same_size(before[axis], size):
                 wanted.append(0)
             else:
                 wanted.append(-1)
@@ -235,10 +235,10 @@ class Builder:
         return Fact(numpy_name(fake.dtype), shape)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_size(one: Any, other: Any) -> bool:
     """Whether two sizes are the same for all inputs."""
-    both = (isinstance(one, torch.SymInt), isinstance(other, torch.SymInt))
-    return both == (True, True) and one.node.expr == other.node.expr
+    both = isinstance(one, torch.SymInt), isinstance(other, torch.SymInt)
+    return one.node.expr == other.node.expr if all(both) else not any(both) and one == other
 
 
 def numpy_name(dtype: torch.dtype) -> str:

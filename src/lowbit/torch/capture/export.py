@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator as python
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,29 +43,41 @@ class Captured:
     results: Any
 
 
-def to_graph(model: nn.Module, example: Any, *, batch: bool = True) -> Graph:
+def to_graph(
+    model: nn.Module, example: Any, *, batch: bool = True, dynamic_shapes: Any = None
+) -> Graph:
     """The model as a graph of float32 operators, as it computes in eval mode.
 
-    example: a tensor, a tuple of positional arguments, or a dict of keywords. With `batch`, the
-    first size of every input that is as large as that of the first is named "batch" and can be any
-    number, if the model computes with any; else all sizes stay as the example has them.
+    - example: a tensor, a tuple of positional arguments, or a dict of keywords.
+    - batch: whether the first size of every input that is as large as that of the first can be any
+      number, if the model computes with any. It is named "batch".
+    - dynamic_shapes: which sizes can be any number, in place of `batch`: True for all that the
+      model allows, or what torch.export takes by this name. Where the example has a size of 1, it
+      stays 1, but for the first size of inputs.
+
+    All other sizes stay as the example has them.
 
     Parameters and buffers are copied. Layers whose weights lowbit has quantized stay so.
     TypeError for what is not a module; NotImplementedError for a model that chooses by its data
     which layers run, keeps state between calls, is not of float32, or has operators that have no
     translation, which are all named.
     """
-    return capture(model, example, batch=batch).graph
+    return capture(model, example, batch=batch, dynamic_shapes=dynamic_shapes).graph
 
 
-def capture(model: nn.Module, example: Any, *, batch: bool = True) -> Captured:
+def capture(
+    model: nn.Module, example: Any, *, batch: bool = True, dynamic_shapes: Any = None
+) -> Captured:
     """What `to_graph` gives, with what is needed to call it like the model."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
     with evaluating(model), plain_attention(model):
-        program = _program(model, args, kwargs, batch)
+        if dynamic_shapes is None or dynamic_shapes is True:
+            program = _program(model, args, kwargs, batch, dynamic_shapes is not None)
+        else:
+            program = _exported(model, (args, kwargs), dynamic_shapes)
     builder = Builder()
     _inputs(builder, program)
     with torch.no_grad():
@@ -107,8 +120,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: bool
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: bool, every: bool
 ) -> ExportedProgram:
+    """With first sizes free, or every one, where that can be; else with those of the example."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     sized = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
     size = sized[0].shape[0] if sized else 0
@@ -116,15 +130,21 @@ def _program(
     def has_batch(one: Any) -> bool:
         return isinstance(one, Tensor) and bool(one.dim()) and one.shape[0] == size
 
-    if batch and size:
+    def free(one: Any) -> dict[int, Any] | None:
+        if every and isinstance(one, Tensor):
+            return dict.fromkeys(range(one.dim()), Dim.AUTO)
+        return {0: Dim.AUTO} if has_batch(one) else None
+
+    if (batch or every) and size:
         # What is one in an example is one for ever, to torch.export.
         wide = [torch.cat([one, one]) if size == 1 and has_batch(one) else one for one in leaves]
-        dims = [{0: Dim.AUTO} if has_batch(one) else None for one in leaves]
+        shapes = _by_name(model, *pytree.tree_unflatten([free(one) for one in leaves], spec))
         try:
-            program = _exported(model, pytree.tree_unflatten(wide, spec), dims)
+            program = _exported(model, pytree.tree_unflatten(wide, spec), shapes)
         except RuntimeError:
             program = None  # a model of fixed sizes, or one that no export can serve
-        if program and (size > 1 or all(_free(program)[i] for i, one in enumerate(dims) if one)):
+        firsts = [index for index, one in enumerate(leaves) if has_batch(one)]
+        if program and (size > 1 or all(_free(program)[index] for index in firsts)):
             return program
     return _exported(model, (args, kwargs), None)
 
@@ -139,17 +159,13 @@ def _free(program: ExportedProgram) -> list[bool]:
     ]
 
 
-def _exported(model: nn.Module, example: Any, dims: list[Any] | None) -> ExportedProgram:
+def _exported(model: nn.Module, example: Any, shapes: Any) -> ExportedProgram:
     args, kwargs = example
-    shapes = None
-    if dims is not None:
-        count = len(pytree.tree_leaves(args))
-        shapes = _shapes(args, dims[:count]), _shapes(kwargs, dims[count:])
-        parameters = list(inspect.signature(model.forward).parameters)
-        shapes = _by_name(parameters, *shapes)
     try:
-        program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-        return program.run_decompositions(_decompositions())
+        with warnings.catch_warnings():  # PyTorch's, of what it does itself
+            warnings.simplefilter("ignore", FutureWarning)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+            return program.run_decompositions(_decompositions())
     except Exception as error:  # of any class: what goes wrong is in the model
         raise _explained(error) from error
 
@@ -163,12 +179,9 @@ def _decompositions() -> Any:
     return table
 
 
-def _shapes(arguments: Any, dims: list[Any]) -> Any:
-    return pytree.tree_unflatten(dims, pytree.tree_structure(arguments))
-
-
-def _by_name(parameters: list[str], args: Any, kwargs: Any) -> Any:
-    """Shapes as torch.export takes them: one for each parameter of forward."""
+def _by_name(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Shapes as torch.export takes them: where there are keywords, by parameters of forward."""
+    parameters = list(inspect.signature(model.forward).parameters)
     return {**dict(zip(parameters, args, strict=False)), **kwargs} if kwargs else args
 
 
@@ -204,9 +217,7 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     expression = size.node.expr
                     builder.sources.setdefault(expression, (node.name, axis))
-                    count = len(builder.names)
-                    name = f"batch_{count + 1}" if count else "batch"
-                    builder.names.setdefault(expression, name)
+                    builder.names.setdefault(expression, _size_name(builder, node.name, axis))
             builder.values[node] = name = builder.unique(node.name)
             builder.fakes[name] = fake
             builder.inputs[name] = builder.fact(fake)
@@ -214,6 +225,12 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
             builder.known[node] = held[spec.target]
             builder.targets[node] = str(spec.target)
     _check_state(program)
+
+
+def _size_name(builder: Builder, name: str, axis: int) -> str:
+    """How a size is called that a run chooses: "batch", or by its input and axis."""
+    first = not axis and "batch" not in builder.names.values()
+    return "batch" if first else f"{name}_{axis}"
 
 
 def _check_state(program: ExportedProgram) -> None:

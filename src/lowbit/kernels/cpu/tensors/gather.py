@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers: embeddings, and Gather along any axis."""
+"""Rows of a table by their numbers: embeddings, Gather along any axis, and GatherElements."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def gather(
     rows: Int,
     count: Int,
     inner: Int,
+    index_stride: Int,
     block: Int,
     *,
     form: GatherForm,
@@ -68,7 +69,8 @@ def gather(
     zero point of a table of integers, for its row r at `parameter_stride` · r: 0 if all rows have
     the same, 2 if each has its own. out_parameters: 1 / scale and zero point of an 8-bit output.
     outside: one s32, which the caller has made 0; 1 afterwards if an index is out of range, whose
-    row of the output is then left as it is. block: indices of an item.
+    row of the output is then left as it is. index_stride: from the indices of one `o` to those of
+    the next; 0 if all have the same. block: indices of an item.
     """
     kinds = RAW | FORMATS
     source, target = table.cast(kinds[form.format]), out.cast(kinds[form.out])
@@ -79,7 +81,7 @@ def gather(
     for item in k.parallel(outer * blocks):
         layer, begin = item // blocks, item % blocks * block
         for number in k.range(begin, minimum(begin + block, count)):
-            given = (wanted + number).load().to(s64)
+            given = (wanted + (layer * index_stride + number)).load().to(s64)
             index = select(given < 0, given + rows, given)
             for _ in k.when((index < 0) | (index > rows - 1)):
                 outside.store(k.constant(1, s32))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name
+from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name, same_size
 
 
 @converter(
@@ -139,6 +139,12 @@ def _by_several(b: Builder, x: Value, indices: Sequence[Value]) -> Value:
 
 @converter("gather")
 def gather(b: Builder, *, x: Value, dim: int, index: Value, **_: Any) -> Value:
+    """Along `dim`; of the other axes, the first elements, as many as there are indices."""
+    have, wanted = b.shape(x), b.shape(index)
+    for axis in range(len(have)):
+        if axis != dim % len(have) and not same_size(have[axis], wanted[axis]):
+            ends = b.ints([wanted[axis]])
+            x = b.add("Slice", x, b.ints([0]), ends, b.ints([axis]))
     return b.add("GatherElements", x, index, axis=dim)
 
 
@@ -176,6 +182,12 @@ def reduce(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, **_:
 def _is_image(axes: Sequence[int], rank: int) -> bool:
     """Whether these are all axes but the batch's and the channels'."""
     return sorted(axis % rank for axis in axes) == list(range(2, rank))
+
+
+@converter("cumsum")
+def cumulative_sum(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
+    """Of booleans and of narrow integers in int64."""
+    return b.add("CumSum", b.cast(x, b.out.dtype), b.ints([dim], scalar=True))
 
 
 @converter("max", "min")
