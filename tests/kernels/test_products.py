@@ -22,6 +22,9 @@ from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, int_format, quantize, quantize_rows
+from lowbit.product import requests
+from lowbit.product.dispatch import plan
+from lowbit.product.product import Product
 from lowbit.spec.operations.products import matmul
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.split import Split
@@ -54,6 +57,7 @@ def interpreted(
     shape, block_rows = micro.shape(query)
     assert shape.in_place or not in_place or query.signed
     shape = replace(shape, span=extra.pop("span", 0), ring=extra.pop("ring", 0))
+    shape = extra.pop("shape", shape)
     step_rows = block_rows * shape.row_blocks
     private_bytes = step_rows * padded_k(k) + 3 * lines * PANEL_LINE + 6 * shape.step_sums
     private_bytes += micro.scratch_bytes(shape, lines)
@@ -216,6 +220,29 @@ def test_lines_are_made_in_the_course_of_products(
         micro, inputs["a"].view(np.uint8), pack(inputs["b"]), out, ring=ring, fused=True,
         a_format=Bytes(signed, shared=True), epilogue=Epilogue(a_zero=signed, uniform=True),
         **zeros,
+    )  # fmt: skip
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("sizes", [(70, 100, 3000), (65, 40, 2200), (131, 50, 2500)])
+def test_rows_of_spans_are_packed_in_the_course_of_products(
+    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As planned for small caches: private memory is exactly what it takes."""
+    small = {"L1d": 1 << 14, "L2": 1 << 17, "L3": 1 << 20}
+    monkeypatch.setattr("lowbit.isa.host.caches", lambda: small)
+    case = matmul.case(dict(zip("MNK", sizes, strict=True)), dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=4)
+    a, b, out = inputs["a"], pack(inputs["b"]), np.full(sizes[:2], 0x55555555, np.int32)
+    asked = Product(len(a), Bytes(), (sizes[2], 1), requests.panel_format(b, "amx"), "amx", 1)
+    planned = plan(asked)
+    assert planned.micro.name == "amx"
+    assert planned.shape.span and planned.fused  # noqa: PT018
+    interpreted(
+        planned.micro, a, b, out, shape=planned.shape, fused=True, a_format=asked.a,
+        item_steps=planned.item_steps, item_panels=planned.item_panels,
+        private=np.zeros(planned.private_bytes, np.uint8), private_bytes=planned.private_bytes,
     )  # fmt: skip
     verdict = case.expect(inputs).check(out)
     assert verdict.ok, verdict.message

@@ -114,12 +114,15 @@ def plan(product: Product) -> Plan:
     sizes, wanted = (product.m, product.n, product.k), product.threads
     count = thread_count(*sizes, wanted, micro.per_cycle)
     most = wanted if wanted > 0 else -_MOST_THREADS
-    # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
-    # item beside, if that is wide; quantizing them again would take longer than a barrier.
-    width = host.caches()["L2"] // 2 // product.row_bytes
-    fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
     shape, block_rows = micro.shape(query)
-    fused = shape.in_place or (fused and not shape.span)  # in which rows are read span by span
+    ring = shape.ring if product.by_lines else 0
+    # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
+    # item beside, if that is wide; quantizing them again would take longer than a barrier. With
+    # spans of K they are packed for a span, or beforehand, and read span by span.
+    depth = shape.span * LINE or product.row_bytes
+    width = host.caches()["L2"] // 2 // depth
+    fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
+    fused = shape.in_place or (fused and (ring > 0 or not shape.span))
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
@@ -132,8 +135,7 @@ def plan(product: Product) -> Plan:
     item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
     private_bytes = 0
     if fused and not shape.in_place:  # the rows of a step
-        held = shape.ring if shape.ring and product.by_lines else query.k_blocks
-        private_bytes += step_rows * product.a.digits * LINE * held
+        private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     private_bytes += micro.scratch_bytes(shape, query.k_blocks)
@@ -179,15 +181,16 @@ def _items(
     With spans of K, that is true of the panels of a span, and of sums in place of rows.
     """
     cache = host.caches()["L2"]
-    fitting = cache // (2 if fused else 4) // (shape.span * LINE or padded_k(product.k))
+    half = fused and not shape.span
+    fitting = cache // (2 if half else 4) // (shape.span * LINE or padded_k(product.k))
     strips = blocks(product.n, PANEL * shape.panels)
     across = blocks(strips, max(1, fitting // (PANEL * shape.panels)))  # items side by side
     if shape.span:  # then not rows take the other quarter, but their sums
-        fitting = cache // 4 // (4 * min(product.n, fitting))
+        fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
     elif product.b.stored != "s8" and not shape.nibbles:
         fitting *= 2  # panels are unpacked again for each item
     fitting_steps = max(1, fitting // (step_rows * product.a.digits))
-    down = 1 if fused else blocks(steps, fitting_steps)  # and below
+    down = 1 if half else blocks(steps, fitting_steps)  # and below
     each = product.m * product.n * product.k // count // _WORK_PER_ITEM
     wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
     for least_steps in (_STEPS_PER_PANEL, 1):

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
-from lowbit.isa.generic import minimum, select
-from lowbit.isa.types import s32
+from lowbit.isa.generic import minimum, prefetch, select
+from lowbit.isa.types import s32, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.in_place import cycles_in_place
@@ -167,6 +167,9 @@ class Amx(MicroKernel):
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large and query.weight == "s8" else 0
         spans = span(query, 2 * ROWS)
+        if spans and query.in_place:  # lines of a span are kept, beside a half of what streams past
+            spans = span(query, 3 * ROWS)
+            ring = 1 << (spans - 1).bit_length()
         shape = Shape(
             0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
         )
@@ -195,12 +198,13 @@ class Amx(MicroKernel):
             (step.span.first, step.span.last) if step.span else (k.index(0), step.k_blocks)
         )
         if step.make_lines:
-            for block in k.range(0, _AHEAD):
-                step.make_lines(block)
+            for ahead in k.range(0, _AHEAD):
+                step.make_lines(first + ahead)
         self._begin(k, session, shape, step, panels, first)
         for block in k.range(first + 1, last):
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
+            self._fetch_sums(k, shape, step, panels, block - first)
             self._multiply(k, shape, step, panels, block)
             if whole:  # otherwise nothing is left of the step before
                 session.finish(k, shape, step.columns, panels, shape.interleave)
@@ -208,6 +212,17 @@ class Amx(MicroKernel):
             session.finish(k, shape, step.columns, panels, session.in_scratch.count.value)
         else:
             self._drain(k, session, shape, step.columns, panels)
+
+    @staticmethod
+    def _fetch_sums(k: Builder, shape: Shape, step: Step, panels: int, block: Value) -> None:
+        """Fetch, a share for each 64 k, the sums that the next step begins with."""
+        if step.span is None:
+            return
+        size = panels * shape.step_sums
+        each = blocks(blocks(size, LINE), shape.span)
+        place = step.span.sums.cast(u8) + size + block * (each * LINE)
+        for line in range(each):
+            prefetch(place + line * LINE)
 
     def _begin(
         self,

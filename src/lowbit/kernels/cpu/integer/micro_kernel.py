@@ -19,6 +19,7 @@ from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
 from lowbit.registry import Registry
 
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
+_APART = 512  # bytes
 _FEW_ROWS = 32  # for which panels are not worth cutting along K
 
 
@@ -162,8 +163,9 @@ class Shape:
 
     @property
     def step_sums(self) -> int:
-        """Bytes of the sums of a step over one panel, which wait between spans."""
-        return 4 * PANEL * max(self.rows, self.row_blocks * PANEL)
+        """Bytes of the sums of a step over one panel, which wait between spans. Those of two steps
+        lie no page apart, or loads of one would wait for stores of the other."""
+        return 4 * PANEL * max(self.rows, self.row_blocks * PANEL) + _APART
 
     def kept(self, block: Value) -> Value:
         """Where lines of a block of 64 k that are made in passing are kept, counted in blocks."""

@@ -107,7 +107,7 @@ def product(
 
 def _keeps_something(shape: Shape, weight: str, fused: bool) -> bool:
     """Whether threads need memory of their own."""
-    assert not (fused and shape.span), "with spans, rows are packed beforehand"
+    assert not (fused and shape.span) or shape.ring, "rows of spans are packed in passing or before"
     unpacks = weight != "s8" and not shape.nibbles
     return bool((fused and not shape.in_place) or shape.span or shape.summed or unpacks)
 
@@ -253,12 +253,13 @@ class _Items:
         b = self._bytes(k, panels)
         k_blocks = self.rows.k_blocks
         fetching = self._fetching(k, panels, steps[1] - steps[0], following)
-        for first in k.range(0, k_blocks, self.shape.span) if self.shape.span else (k.index(0),):
-            span = first, minimum(first + self.shape.span, k_blocks)
+        length = self.shape.span or k_blocks
+        for first in k.range(0, k_blocks, length) if self.shape.span else (k.index(0),):
+            span = first, minimum(first + length, k_blocks)
             for index in k.range(*steps):
                 a = self._rows_of(k, index)
                 size = self.rows.block_bytes
-                self.micro.begin_rows(k, self.shape, a, size, k_blocks, self._behind_rows)
+                self.micro.begin_rows(k, self.shape, a, size, k_blocks, self._behind_rows(k))
                 at = index, index - steps[0]
                 self._row(k, session, (a, b), at, fetching, panels, span)
         self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
@@ -281,9 +282,10 @@ class _Items:
             span = None
             if self.shape.span:
                 place = index[1] * (last - first) + panel - first
-                span = Span(*k_blocks, (self.private + place * self.shape.step_sums).cast(s32))
+                sums = self._behind_rows(k) + place * self.shape.step_sums
+                span = Span(*k_blocks, sums.cast(s32))
             fetch = fetching(index[1], panel)
-            self._step(k, session, *ab, index[0], panel, first, count, span, fetch)
+            self._step(k, session, *ab, index[0], panel, first, count, k_blocks[1], span, fetch)
 
         for panel in k.range(first, whole, self.shape.panels):
             step(panel, self.shape.panels)
@@ -319,7 +321,7 @@ class _Items:
             return self.panels
         if self.weight == "s8" or self.shape.nibbles:
             return self.panels + panels[0] * self._panel_bytes
-        target = self._behind_rows
+        target = self._behind_rows(k)
         for panel in k.range(*panels):
             half = self.panels + panel * self.rows.k_blocks * (PANEL_LINE // 2)
             bytes_at = target + (panel - panels[0]) * self._panel_bytes
@@ -327,12 +329,13 @@ class _Items:
             unpack_nibbles(k, half, bytes_at, self.rows.k_blocks, kind)
         return target
 
-    @property
-    def _behind_rows(self) -> Value:
+    def _behind_rows(self, k: Builder) -> Value:
         """Memory of this thread that holds no lines."""
         if not self.fused:
             return self.private
-        return self.private + self.rows.block_bytes * self.shape.row_blocks
+        ring = self.shape.ring if self._in_passing(k) else 0
+        line = self.rows.block_rows * (self.shape.row_blocks * LINE)
+        return self.private + line * (ring or self.rows.k_blocks)
 
     def _in_passing(self, k: Builder) -> bool:
         """Whether rows are packed in the course of their products. To find a window takes longer
@@ -341,11 +344,14 @@ class _Items:
         few = self.shape.ring > 0 or not self.rows.format.windows
         return self.fused and self.shape.passing and few and self.rows.by_lines(k)
 
-    def _make_lines(self, k: Builder, index: Value, first: Value, block: Value) -> None:
-        """Pack 64 k of a step's rows, in the course of their products, if these are the first."""
+    def _make_lines(
+        self, k: Builder, index: Value, first: Value, last: Value, block: Value
+    ) -> None:
+        """Pack 64 k of a step's rows, in the course of their products, if these are the first and
+        the block comes before the last."""
         rows = self.rows.block_rows * self.shape.row_blocks
         target = self.private + self.shape.kept(block) * (rows * LINE)
-        for _ in k.when(first & (block < self.rows.k_blocks)):
+        for _ in k.when(first & (block < last)):
             self.rows.pack_block(k, index * rows, rows, block, target)
 
     def _rows_of(self, k: Builder, index: Value) -> Value:
@@ -378,10 +384,11 @@ class _Items:
         panel: Value,
         first_panel: Value,
         count: int,
+        last: Value,
         span: Span | None,
         fetch: Fetch | None,
     ) -> None:
-        make_lines = partial(self._make_lines, k, index, panel.equals(first_panel))
+        make_lines = partial(self._make_lines, k, index, panel.equals(first_panel), last)
         step = Step(
             a=a,
             b=b + (panel - first_panel) * self._panel_bytes,
@@ -402,7 +409,7 @@ class _Items:
             row_stride=self.rows.operand.row_stride if self.shape.in_place else None,
             flip=self.rows.format.flip,
             behind=self.panels + _ceil(self.n, PANEL) * self._panel_bytes,
-            scratch=self._behind_rows,
+            scratch=self._behind_rows(k),
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)
