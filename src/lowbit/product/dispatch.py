@@ -20,9 +20,9 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, pa
 from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
 
-# Cycles below which another thread costs more than it brings: some microseconds' worth. Of work
-# that waits for memory, so many bytes take one.
-_CYCLES_PER_THREAD, _BYTES_PER_CYCLE = 1 << 13, 16
+# Cycles below which another thread costs more than it brings: to wake one took 15 to 35 µs on the
+# virtual machines that were tried. Of work that waits for memory, so many bytes take one.
+_CYCLES_PER_THREAD, _BYTES_PER_CYCLE = 1 << 16, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
 # Several items for each thread, so that one that lost its core does not hold up the others; but
@@ -31,6 +31,7 @@ _ITEMS_PER_THREAD = 4
 _WORK_PER_ITEM = 1 << 27
 _FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
 _STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
+_SHORTEST_STREAMED = 128  # k
 _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 
 
@@ -162,10 +163,12 @@ def outgrows_caches(product: Product, plan: Plan) -> bool:
 
     Beyond the second level, tiles would wait for it. The products of vectors take so much longer
     that caches can write some of it back meanwhile, which a Cascade Lake core did faster up to
-    four times that level.
+    four times that level. Short products would wait for memory: an output that is new, whose pages
+    have just been cleared, an Emerald Rapids core wrote two to three times as fast through caches.
     """
     times = 1 if plan.micro.per_cycle > MicroKernel.per_cycle else 4
-    return product.m * product.n * product.out_bytes > times * host.caches()["L2"]
+    large = product.m * product.n * product.out_bytes > times * host.caches()["L2"]
+    return large and product.k >= _SHORTEST_STREAMED
 
 
 def _items(

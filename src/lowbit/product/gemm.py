@@ -36,6 +36,7 @@ Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, a
 LITTLE = 1 << 21  # multiply-adds below which one thread does it all
 _MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
+_PER_CYCLE = 32  # multiply-adds of float32, about
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -195,7 +196,7 @@ def _prepared(
     if detour.copies:
         verbose.log.info("miss,%s,what is copied first lies as no kernel takes it", detour.told)
         return detour
-    count = thread_count(shape[0], shape[1], a.shape[1], threads)
+    count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE)
     if swapped:
         a, b, c, out = b.T, a.T, c.T if c else None, out.T
     product = FloatProduct(a, b, c, out, isa, count)
