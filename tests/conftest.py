@@ -32,6 +32,27 @@ settings.register_profile("lowbit", deadline=None)
 settings.load_profile("lowbit")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-combinations", action="store_true", help="also those that pairs leave")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is marked `pairs`, every second combination of its parameters."""
+    if not config.getoption("--all-combinations"):
+        left = [item for item in items if item.get_closest_marker("pairs") and _odd(item)]
+        config.hook.pytest_deselected(items=left)
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _odd(item: pytest.Item) -> bool:
+    """Whether the places of its parameters in their lists have an odd sum."""
+    indices: dict[str, int] = item.callspec.indices  # type: ignore[attr-defined]
+    given = (mark.args[0] for mark in item.iter_markers("parametrize"))
+    first = (one.split(",")[0] if isinstance(one, str) else one[0] for one in given)
+    return sum(indices[name] for name in first) % 2 > 0
+
+
 @pytest.fixture
 def example() -> Callable[[str], Any]:
     """Loads examples/NAME.py as a module; skips where what the examples need is not installed."""

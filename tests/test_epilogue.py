@@ -129,6 +129,7 @@ def test_steps(steps: tuple[Any, ...], isa: str) -> None:
         np.testing.assert_array_equal(result, _call(steps, isa=other, threads=threads))
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 @pytest.mark.parametrize(("out_dtype", "zero"), [("uint8", 100), ("uint8", 0), ("int8", -3)])
@@ -162,6 +163,7 @@ def test_bfloat16_output(isa: str) -> None:
 NANS = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7FABCDEF], np.uint32)
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("steps", STEPS, ids=str)

@@ -52,6 +52,7 @@ def check(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -64,6 +65,7 @@ def test_products(isa: str, dtype: np.dtype[Any], shape: tuple[int, int, int]) -
         check(out, a, b)
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("out_dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("c_dtype", [F32, BF16], ids=str)
@@ -142,6 +144,7 @@ def test_nan_and_infinity_reach_their_rows_and_columns_only(
     assert np.isfinite(out[others, : n - 1]).all()
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("out_dtype", [F32, BF16], ids=str)

@@ -65,7 +65,7 @@ def test_constants_of_all_kinds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [1, 6, 7])
 @pytest.mark.parametrize("dtype", ["int4", "uint4"])
-def test_4_bit_weights_take_half_a_byte(dtype: str, width: int, tmp_path: Path) -> None:
+def test_4_bit_weights_take_half_a_byte(dtype: Any, width: int, tmp_path: Path) -> None:
     net = Net()
     weight = quantize(np.linspace(-1, 1, 64 * width, dtype=np.float32).reshape(64, width), dtype)
     net.constants["w"] = weight

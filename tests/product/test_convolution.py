@@ -89,6 +89,7 @@ def _arguments(case: dict[str, Any]) -> dict[str, Any]:
     return {**chosen, "padding_mode": case.get("mode", "constant")}
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize(("dtype", "zero_point"), [("uint8", 0), ("uint8", 77), ("int8", -3)])
 @pytest.mark.parametrize("name", CASES)

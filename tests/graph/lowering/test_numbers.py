@@ -164,6 +164,7 @@ REDUCED = [((2, 3, 4, 5), (2, 3)), ((2, 3, 4, 5), (1,)), ((4, 37), (-1,)), ((3, 
            ((2, 3, 4, 5), (0, 2))]  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize(("shape", "axes"), REDUCED)
 @pytest.mark.parametrize(
