@@ -86,16 +86,30 @@ def test_plans_share_packed_weights_and_make_room(monkeypatch: pytest.MonkeyPatc
     graph = with_formats(basic_block(), batch=2)
     session = Session(graph, threads=1)
     plans = {batch: session.plan(random_inputs(graph, batch=batch)) for batch in (1, 2, 3)}
-    packed = {id(one) for one in session._packed.values()}
+    packed = session._weights.holds()
     assert plans[1] is session.plan(random_inputs(graph, batch=1))
-    assert {id(one) for one in session._packed.values()} == packed
+    assert session._weights.holds() == packed
     monkeypatch.setattr("lowbit.graph.session._PLANS", 3)
     session.plan(random_inputs(graph, batch=4))  # in place of the one not used for longest
     assert plans[1] is session.plan(random_inputs(graph, batch=1))
     assert plans[2] is not session.plan(random_inputs(graph, batch=2))
-    monkeypatch.setattr("lowbit.graph.session._BYTES", plans[2].peak_bytes)
+    monkeypatch.setattr("lowbit.graph.session._BYTES", plans[2].nbytes)
     session.plan(random_inputs(graph, batch=5))
     assert len(session._plans) == 1
+
+
+def test_a_plan_owns_little_beside_its_arena() -> None:
+    """Float weights, which are turned, are one for all plans; and no plan outlives its place."""
+    net = Net()
+    x = net("Linear", net.input("batch", 300), net.weight(400, 300, bits=None))
+    session = Session(net.graph(net("Linear", x, net.weight(200, 400, bits=None))), threads=1)
+    rows = np.ones((5, 300), np.float32)
+    for batch in range(1, 6):
+        session(rows[:batch])
+    assert all(one.nbytes < one.peak_bytes + 10_000 for one in session._plans.values())
+    (plan, *_) = session._plans.values()
+    plan.forget()
+    assert not plan._idle
 
 
 def test_several_threads_share_a_session() -> None:

@@ -50,12 +50,14 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
             for name, one in graph.tensors.items()
         },
         "constants": constants,
+        "ranges": graph.ranges,
     }
     _FILE.write(path, {"network": json.dumps(described, default=dict)}, tensors)
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
-    """The network in a file, whose numbers are memory-mapped: read when they are first needed.
+    """The network in a file, whose numbers are memory-mapped: read when they are first needed, but
+    for 4-bit weights, which become a byte each.
 
     The header is checked in any case. With `verify` the whole file is read and compared with its
     digest; without, numbers that were damaged on the disk are not noticed. Nothing in it is code.
@@ -66,7 +68,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
     metadata, stored = _FILE.read(path, verify=verify)
     try:
         fields = json.loads(metadata["network"])
-        check_names(fields, _FIELDS, ())
+        check_names(fields, _FIELDS, ("ranges",))
         for node in fields["nodes"]:
             check_names(node, _NODE, ())
         return Graph(
@@ -78,6 +80,10 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
             tensors={
                 name: Tensor(dtype, _tuples(shape), scale, zero_point)
                 for name, (dtype, shape, scale, zero_point) in fields["tensors"].items()
+            },
+            ranges={
+                name: (int(least), None if most is None else int(most))
+                for name, (least, most) in fields.get("ranges", {}).items()
             },
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -74,6 +74,7 @@ class Graph:
     - inputs, outputs: names of values. constants: the values that are known.
     - tensors: what values are, by name; of all inputs, and of every value that is kept otherwise
       than as what its node computes (float32 that is rounded to 8 bits). The rest is inferred.
+    - ranges: of named sizes, the least and the greatest for which the network is right; None: any.
     """
 
     inputs: tuple[str, ...]
@@ -82,6 +83,7 @@ class Graph:
     constants: Mapping[str, Constant]
     tensors: Mapping[str, Tensor]
     name: str = ""
+    ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = {"", *self.inputs, *self.constants}
@@ -123,7 +125,12 @@ class Graph:
         return read
 
     def bound(self, sizes: Mapping[str, int]) -> Graph:
-        """With numbers for named sizes. ValueError: one is not named."""
+        """With numbers for named sizes. ValueError: one is not named, or out of its range."""
+        for size, (least, most) in self.ranges.items():
+            have = sizes.get(size, least)
+            if have < least or (most is not None and have > most):
+                served = f"at least {least}" if most is None else f"{least} to {most}"
+                raise ValueError(f"the size {size} is {have}; the network is for {served}")
         tensors = dict(self.tensors)
         for name in self.inputs:
             tensor = tensors[name]

@@ -15,6 +15,7 @@ from lowbit.graph.graph import Graph, Node, Tensor, numbers
 from lowbit.graph.step import Place, Step, View, Word
 from lowbit.isa import InstructionSet
 from lowbit.jit.kernel import Program
+from lowbit.numerics import QTensor
 from lowbit.registry import Registry
 
 Array = npt.NDArray[Any]
@@ -25,6 +26,32 @@ ADVICE = (
 )
 
 
+class Packed:
+    """The weights of a network as kernels read them: once for all of its plans."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph  # an id is one as long as what it names
+        self._lasting = {id(one) for one in graph.constants.values()}
+        self._made: dict[Any, Any] = {}
+
+    def __call__(self, weight: object, pack: Callable[..., P], **how: Any) -> P:
+        """pack(weight, **how); anew for what follows from a plan's sizes."""
+        if id(weight) not in self._lasting:
+            return pack(weight, **how)
+        key = id(weight), pack, *how.items()
+        if key not in self._made:
+            self._made[key] = pack(weight, **how)
+        return self._made[key]
+
+    def holds(self) -> set[int]:
+        """The ids of all arrays that are there for every plan."""
+        made = (
+            a for one in self._made.values() for a in (one if isinstance(one, tuple) else [one])
+        )
+        tables = (one.values for one in self._graph.constants.values() if isinstance(one, QTensor))
+        return self._lasting.union(map(id, made), map(id, tables))
+
+
 @dataclass
 class Lowering:
     """A graph, of which every value's tensor is known, on its way to steps.
@@ -32,13 +59,13 @@ class Lowering:
     - views: where values are. buffers: their sizes in bytes. constants: buffers that are known.
     - steps: launches in the order in which they run. kept: what must live as long as they.
     - flags: what is wrong where a kernel sets the flag of this number.
-    - shared: weights as kernels read them, for all lowerings of a graph to this instruction set.
+    - weights: as kernels read them; for all lowerings of a network to this instruction set.
     """
 
     graph: Graph
     isa: InstructionSet
     threads: int
-    shared: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    weights: Packed
     views: dict[str, View] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
@@ -85,11 +112,10 @@ class Lowering:
         return made
 
     def packed(self, weight: object, pack: Callable[..., P], **how: Any) -> P:
-        """pack(weight, **how): once for all plans that share it."""
-        key = id(weight), pack, *how.items()
-        if key not in self.shared:
-            self.shared[key] = weight, pack(weight, **how)  # an id is one as long as what it names
-        return self.shared[key][1]
+        """pack(weight, **how), which lives as long as the steps."""
+        made = self.weights(weight, pack, **how)
+        self.kept.append(made)
+        return made
 
     def fresh(self, tensor: Tensor, order: Sequence[int] | None = None, name: str = "") -> View:
         """Memory for a tensor."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Graph, Tensor
-from lowbit.graph.lower import FLAGS, Array, Lowering, channels_last, dtype_of, is_dense
+from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import Arena, Life, arrange
 from lowbit.graph.step import Place, Step
@@ -36,21 +36,24 @@ class Value:
 class Plan:
     """Steps, and where all buffers lie. Inputs and outputs are the caller's memory.
 
-    `run` may be called from several threads at once: each call has an arena of its own. shared: of
+    `run` may be called from several threads at once: each call has an arena of its own. weights: of
     `Lowering`, for what plans of one network have in common.
     """
 
     def __init__(
-        self, graph: Graph, isa: InstructionSet, threads: int, shared: dict[Any, Any] | None = None
+        self, graph: Graph, isa: InstructionSet, threads: int, weights: Packed | None = None
     ) -> None:
-        lowering = Lowering(graph, isa, threads, {} if shared is None else shared)
+        weights = weights or Packed(graph)
+        lowering = Lowering(graph, isa, threads, weights)
         self.inputs = [_input(lowering, name) for name in graph.inputs]
         lowering.run()
         self.outputs = [_output(lowering, name) for name in graph.outputs]
         self.steps: Sequence[Step] = lowering.steps
         self.threads = threads
-        self._constants = lowering.constants
-        self._kept = lowering.kept, lowering.shared
+        self._constants, self._kept = lowering.constants, lowering.kept
+        shared = weights.holds()
+        own = (one.nbytes for one in lowering.constants.values() if id(one) not in shared)
+        self._own_bytes = sum(own)
         self.flags: Sequence[str] = lowering.flags
         outside = {one.buffer for one in (*self.inputs, *self.outputs)}
         self.arena = _arena(lowering.steps, lowering.buffers, outside)
@@ -68,6 +71,16 @@ class Plan:
         return verbose.line(
             f"network {name}", dtypes, ":".join(shapes), steps, isa.name, self.threads
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Of all memory that no other plan of the network shares, with one call at a time."""
+        return self.peak_bytes + self._own_bytes
+
+    def forget(self) -> None:
+        """Give the memory between calls back."""
+        with self._lock:
+            self._idle.clear()
 
     @property
     def peak_bytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.graph.graph import Graph
-from lowbit.graph.lower import dtype_of
+from lowbit.graph.lower import Packed, dtype_of
 from lowbit.graph.passes.decompose import decomposed
 from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import described, facts
@@ -54,7 +54,7 @@ class Session:
         self._isa = instruction_sets.active(isa)
         self._threads = None if threads is None else checked(threads)
         self._plans: dict[Any, Plan] = {}  # the one used last is the last
-        self._packed: dict[Any, Any] = {}
+        self._weights = Packed(graph)
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,8 +90,8 @@ class Session:
                 bound = self.graph.bound(self._sizes(inputs))
                 tensors, known = facts(bound)
                 settled = described(with_constants(bound, known), tensors)
-                found = Plan(decomposed(settled), self._isa, threads, self._packed)
-                self._make_room(found.peak_bytes)
+                found = Plan(decomposed(settled), self._isa, threads, self._weights)
+                self._make_room(found.nbytes)
             self._plans[key] = found
         return found
 
@@ -99,9 +99,9 @@ class Session:
         """Forget plans that were not used for long, for one with so many bytes."""
         while self._plans and (
             len(self._plans) >= _PLANS
-            or size + sum(one.peak_bytes for one in self._plans.values()) > _BYTES
+            or size + sum(one.nbytes for one in self._plans.values()) > _BYTES
         ):
-            del self._plans[next(iter(self._plans))]
+            self._plans.pop(next(iter(self._plans))).forget()
 
     def profile(self, *positional: Any, runs: int = 20, **named: Any) -> list[NodeTime]:
         """The time of every node: medians of `runs` runs of these inputs, after one more."""

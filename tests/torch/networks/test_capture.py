@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from lowbit.graph import load, save
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, numbers
 from lowbit.graph.session import Session
@@ -263,6 +265,48 @@ def test_all_sizes_that_a_model_allows_are_free(example: tuple[int, int]) -> Non
         np.testing.assert_allclose(session(*(x.numpy() for x in inputs)), expected, atol=1e-5)
     with pytest.raises(ValueError, match="Gather 'places'"):
         session(*(x.numpy() for x in _sentences(1, 21)))
+
+
+class Longer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[1] > 4 else x + 1
+
+
+def test_sizes_that_a_model_fixes_are_numbers_and_ranges_are_kept(tmp_path: Path) -> None:
+    convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4)).eval()
+    for model, x, shape in (
+        (nn.Linear(8, 5), torch.randn(2, 6, 8), ("batch", "input_1", 8)),
+        (nn.LayerNorm(8), torch.randn(1, 6, 8), ("batch", "input_1", 8)),
+        (convolution, torch.randn(2, 3, 9, 8), ("batch", 3, "input_2", "input_3")),
+    ):
+        graph = to_graph(model, x, dynamic_shapes=True)
+        assert graph.tensors[graph.inputs[0]].shape == shape
+        sizes = zip(x.shape[1:], shape[1:], strict=True)
+        other = torch.randn(3, *(n + 3 if isinstance(one, str) else n for n, one in sizes))
+        with torch.no_grad():
+            np.testing.assert_allclose(Session(graph)(other.numpy()), model(other), atol=1e-5)
+    save(to_graph(Longer(), torch.randn(2, 6), dynamic_shapes=True), tmp_path / "net")
+    session = Session(load(tmp_path / "net"))
+    np.testing.assert_array_equal(session(np.ones((1, 5), np.float32)), 2)
+    with pytest.raises(ValueError, match="x_1 is 4; the network is for at least 5"):
+        session(np.ones((1, 4), np.float32))
+
+
+class Beside(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, x], 1) + y
+
+
+def test_where_not_all_sizes_can_be_free_the_batch_is(caplog: pytest.LogCaptureFixture) -> None:
+    graph = to_graph(nn.Upsample(scale_factor=2), torch.randn(2, 3, 4, 4), dynamic_shapes=True)
+    assert graph.tensors["input"].shape == ("batch", 3, 4, 4)
+    assert "only the batch is free: upsample_nearest2d" in caplog.text
+    graph = to_graph(Beside(), (torch.randn(2, 3), torch.randn(2, 6)), dynamic_shapes=True)
+    assert graph.tensors["y"].shape == ("batch", 6)
+    length = torch.export.Dim("length", min=2)
+    inputs, shapes = (torch.randn(2, 3), torch.randn(2, 6)), ({1: length}, {1: 2 * length})
+    with pytest.raises(NotImplementedError, match=r"2\*"):
+        to_graph(Beside(), inputs, dynamic_shapes=shapes)
 
 
 def test_sizes_as_torch_export_takes_them() -> None:

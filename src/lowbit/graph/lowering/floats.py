@@ -75,24 +75,39 @@ def _float32(lowering: Lowering, view: View, order: Sequence[int] | None = None)
     return converted(lowering, view, Tensor("float32", view.shape), order)
 
 
-def _weight(lowering: Lowering, node: Node) -> np.ndarray:
-    """NotImplementedError: it is no constant."""
+def _constant(lowering: Lowering, node: Node) -> Constant:
+    """The weight of a product. NotImplementedError: it is no constant."""
     constant = lowering.graph.constants.get(node.inputs[1])
     if constant is None:
         raise NotImplementedError("weights are served where they are constants")
-    return lowering.packed(constant, _floats)
+    return constant
+
+
+def _weight(lowering: Lowering, node: Node) -> np.ndarray:
+    return lowering.packed(_constant(lowering, node), _floats)
 
 
 def _floats(constant: Constant) -> np.ndarray:
     return np.asarray(numbers(constant), np.float32)
 
 
+def _columns(constant: Constant) -> np.ndarray:
+    """Of [N, K], as [K, N]."""
+    return np.ascontiguousarray(_floats(constant).T)
+
+
+def _of_windows(constant: Constant, groups: int) -> tuple[np.ndarray, ...]:
+    """Of a convolution, [taps · channels, outputs] for each group."""
+    each = np.split(_floats(constant), groups)
+    return tuple(np.ascontiguousarray(np.moveaxis(w, 1, -1).reshape(len(w), -1).T) for w in each)
+
+
 def float_linear(lowering: Lowering, node: Node) -> None:
     """x [..., K] times weight [N, K], which may be of integers that stand for floats."""
     x = _float32(lowering, lowering.view(node.inputs[0]))
-    weight = _weight(lowering, node)
-    m, (n, k) = math.prod(x.shape[:-1]), weight.shape
-    _finished(lowering, node, None, [(_matrix(x, (m, k), (k, 1), 0), weight.T, 0, n)])
+    weight = lowering.packed(_constant(lowering, node), _columns)
+    m, (k, n) = math.prod(x.shape[:-1]), weight.shape
+    _finished(lowering, node, None, [(_matrix(x, (m, k), (k, 1), 0), weight, 0, n)])
 
 
 def float_conv(lowering: Lowering, node: Node) -> None:
@@ -106,11 +121,10 @@ def float_conv(lowering: Lowering, node: Node) -> None:
         return
     each, made = x.shape[1] // groups, outputs // groups
     parts = []
-    for group in range(groups):
+    matrices = lowering.packed(_constant(lowering, node), _of_windows, groups=groups)
+    for group, matrix in enumerate(matrices):
         rows = _windows(lowering, x, over, group * each, each)
-        matrix = weight[group * made : (group + 1) * made]
-        matrix = np.moveaxis(matrix, 1, -1).reshape(made, -1)
-        parts.append((rows, np.ascontiguousarray(matrix.T), group * made, outputs))
+        parts.append((rows, matrix, group * made, outputs))
     _finished(lowering, node, channels_last(rank), parts)
 
 

@@ -53,6 +53,7 @@ class Builder:
         self.fakes: dict[Value, Any] = {}
         self.sources: dict[Any, tuple[Value, int]] = {}  # of a symbol: an input and its axis
         self.names: dict[Any, str] = {}  # of a symbol: how the size is called
+        self.ranges: dict[str, tuple[int, int | None]] = {}  # of a size, by name
         self._taken: set[str] = set()
         self._by_memory: dict[Any, Value] = {}
         self.node: fx.Node
@@ -222,17 +223,24 @@ class Builder:
 
     def graph(self, outputs: Sequence[Value], name: str) -> Graph:
         made = Graph(
-            tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants, self.inputs, name
-        )
+            tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants, self.inputs,
+            name, self.ranges,
+        )  # fmt: skip
         return made.replaced()
 
     def fact(self, fake: Any) -> Fact:
-        """What a tensor of the program is."""
-        shape = tuple(
-            self.names[size.node.expr] if isinstance(size, torch.SymInt) else int(size)
-            for size in fake.shape
-        )
-        return Fact(numpy_name(fake.dtype), shape)
+        """What an input of the program is. NotImplementedError: a size follows from others."""
+        shape: list[int | str] = []
+        for size in fake.shape:
+            if not isinstance(size, torch.SymInt):
+                shape.append(int(size))
+            elif size.node.expr in self.names:
+                shape.append(self.names[size.node.expr])
+            else:
+                raise NotImplementedError(
+                    f"a size of an input that is {size.node.expr}, as others say, is not supported"
+                )
+        return Fact(numpy_name(fake.dtype), tuple(shape))
 
 
 def same_size(one: Any, other: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import operator as python
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
@@ -21,6 +23,8 @@ from lowbit.graph.graph import Graph
 from lowbit.torch.capture.attention import plain_attention
 from lowbit.torch.capture.builder import Builder, converters
 
+_log = logging.getLogger(__name__)
+_LEAST = 2  # of a size that is free, to torch.export
 _OF_SIZES = frozenset({"aten::sym_size", "aten::_assert_tensor_metadata", "aten::_assert_scalar"})
 
 
@@ -53,7 +57,8 @@ def to_graph(
       number, if the model computes with any. It is named "batch".
     - dynamic_shapes: which sizes can be any number, in place of `batch`: True for all that the
       model allows, or what torch.export takes by this name. Where the example has a size of 1, it
-      stays 1, but for the first size of inputs.
+      stays 1, but, with True, for the first size of inputs. Where not all can be free that the
+      model allows, the batch alone is, and a warning in the log says why.
 
     All other sizes stay as the example has them.
 
@@ -73,12 +78,28 @@ def capture(
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
-    with evaluating(model), plain_attention(model):
-        if dynamic_shapes is None or dynamic_shapes is True:
-            program = _program(model, args, kwargs, batch, dynamic_shapes is not None)
-        else:
-            program = _exported(model, (args, kwargs), dynamic_shapes)
+    if dynamic_shapes is True:
+        for doubled in (True, False):
+            try:
+                program = _program_of(model, args, kwargs, "every", doubled)
+                return _captured(model, program, signature, args, kwargs)
+            except (RuntimeError, NotImplementedError) as error:
+                why = error
+        _log.warning("%s: only the batch is free: %s", type(model).__name__, why)
+    free = "given" if dynamic_shapes not in (None, True) else "batch" if batch else ""
+    program = _program_of(model, args, kwargs, free, True, dynamic_shapes)
+    return _captured(model, program, signature, args, kwargs)
+
+
+def _captured(
+    model: nn.Module,
+    program: ExportedProgram,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Captured:
     builder = Builder()
+    _settle(program.graph)
     _inputs(builder, program)
     with torch.no_grad():
         _nodes(builder, program.graph)
@@ -119,10 +140,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def _program_of(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: str, doubled: bool,
+    given: Any = None,
+) -> ExportedProgram:  # fmt: skip
+    """Exported in eval mode. free: "every" size; of the "batch", or else none; what is "given"; or
+    none (""). doubled: a batch of one sample becomes one of two."""
+    with evaluating(model), plain_attention(model):
+        if free == "given":
+            return _exported(model, (args, kwargs), given)
+        return _program(model, args, kwargs, free, doubled)
+
+
 def _program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: bool, every: bool
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: str, doubled: bool
 ) -> ExportedProgram:
-    """With first sizes free, or every one, where that can be; else with those of the example."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     sized = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
     size = sized[0].shape[0] if sized else 0
@@ -130,22 +162,27 @@ def _program(
     def has_batch(one: Any) -> bool:
         return isinstance(one, Tensor) and bool(one.dim()) and one.shape[0] == size
 
-    def free(one: Any) -> dict[int, Any] | None:
-        if every and isinstance(one, Tensor):
+    def dims(one: Any) -> dict[int, Any] | None:
+        if free == "every" and isinstance(one, Tensor):
             return dict.fromkeys(range(one.dim()), Dim.AUTO)
         return {0: Dim.AUTO} if has_batch(one) else None
 
-    if (batch or every) and size:
-        # What is one in an example is one for ever, to torch.export.
-        wide = [torch.cat([one, one]) if size == 1 and has_batch(one) else one for one in leaves]
-        shapes = _by_name(model, *pytree.tree_unflatten([free(one) for one in leaves], spec))
-        try:
-            program = _exported(model, pytree.tree_unflatten(wide, spec), shapes)
-        except RuntimeError:
-            program = None  # a model of fixed sizes, or one that no export can serve
-        firsts = [index for index, one in enumerate(leaves) if has_batch(one)]
-        if program and (size > 1 or all(_free(program)[index] for index in firsts)):
+    if not (free and size):
+        return _exported(model, (args, kwargs), None)
+    # What is one in an example is one for ever, to torch.export.
+    doubled = doubled and size == 1
+    wide = [torch.cat([one, one]) if doubled and has_batch(one) else one for one in leaves]
+    shapes = _by_name(model, *pytree.tree_unflatten([dims(one) for one in leaves], spec))
+    firsts = [index for index, one in enumerate(leaves) if has_batch(one)]
+    try:
+        program = _exported(model, pytree.tree_unflatten(wide, spec), shapes)
+        if not doubled or all(_free(program)[index] for index in firsts):
             return program
+        why: Exception = RuntimeError("the model fixes its batch")
+    except RuntimeError as error:  # a model of fixed sizes, or one that no export can serve
+        why = error
+    if free == "every":
+        raise why
     return _exported(model, (args, kwargs), None)
 
 
@@ -198,6 +235,27 @@ def _explained(error: Exception) -> Exception:
     return RuntimeError(f"torch.export cannot export this model: {first}")
 
 
+def _settle(graph: fx.Graph) -> None:
+    """Let sizes that export has found to be fixed be numbers, as the others are."""
+
+    def number(size: Any) -> Any:
+        fixed = isinstance(size, torch.SymInt) and size.node.expr.is_Integer
+        return int(size.node.expr) if fixed else size
+
+    def settled(fake: Any) -> Any:
+        if not isinstance(fake, FakeTensor):
+            return number(fake)
+        sizes = [number(size) for size in fake.shape]
+        if all(one is other for one, other in zip(sizes, fake.shape, strict=True)):
+            return fake
+        with fake.fake_mode:
+            return torch.empty(sizes, dtype=fake.dtype, device=fake.device)
+
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(settled, node.meta["val"])
+
+
 def _is_input(spec: Any) -> bool:
     return spec.kind is InputKind.USER_INPUT
 
@@ -217,7 +275,9 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     expression = size.node.expr
                     builder.sources.setdefault(expression, (node.name, axis))
-                    builder.names.setdefault(expression, _size_name(builder, node.name, axis))
+                    name = _size_name(builder, node.name, axis)
+                    if builder.names.setdefault(expression, name) == name:
+                        _range(builder, name, program.range_constraints.get(expression))
             builder.values[node] = name = builder.unique(node.name)
             builder.fakes[name] = fake
             builder.inputs[name] = builder.fact(fake)
@@ -225,6 +285,17 @@ def _inputs(builder: Builder, program: ExportedProgram) -> None:
             builder.known[node] = held[spec.target]
             builder.targets[node] = str(spec.target)
     _check_state(program)
+
+
+def _range(builder: Builder, name: str, given: Any) -> None:
+    """Note for which sizes export has found the program right. Its own least size is 2, where
+    nothing depends on that."""
+    if given is None:
+        return
+    least, most = (int(one) if one.is_Integer else None for one in (given.lower, given.upper))
+    least = 0 if least is None or least <= _LEAST else least
+    if least or most is not None:
+        builder.ranges[name] = least, most
 
 
 def _size_name(builder: Builder, name: str, axis: int) -> str:

@@ -204,7 +204,7 @@ class Amx(MicroKernel):
         for block in k.range(first + 1, last):
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
-            self._fetch_sums(k, shape, step, panels, block - first)
+            self._fetch_sums(k, shape, step, panels, block - first - 1)
             self._multiply(k, shape, step, panels, block)
             if whole:  # otherwise nothing is left of the step before
                 session.finish(k, shape, step.columns, panels, shape.interleave)
@@ -215,11 +215,11 @@ class Amx(MicroKernel):
 
     @staticmethod
     def _fetch_sums(k: Builder, shape: Shape, step: Step, panels: int, block: Value) -> None:
-        """Fetch, a share for each 64 k, the sums that the next step begins with."""
+        """Fetch, a share for each 64 k but the first, the sums that the next step begins with."""
         if step.span is None:
             return
         size = panels * shape.step_sums
-        each = blocks(blocks(size, LINE), shape.span)
+        each = blocks(blocks(size, LINE), max(1, shape.span - 1))
         place = step.span.sums.cast(u8) + size + block * (each * LINE)
         for line in range(each):
             prefetch(place + line * LINE)
