@@ -332,18 +332,18 @@ def test_an_output_that_cannot_be_made() -> None:
 def test_the_number_of_threads_is_asked_each_time() -> None:
     """Where more would serve, a call for as many as there are is recognized with PyTorch."""
     torch = pytest.importorskip("torch")
-    a, b = np.ones((1, 1000), np.uint8), lowbit.pack(np.ones((1000, 1000), np.int8))
+    a, b = np.ones((1, 4000), np.uint8), lowbit.pack(np.ones((4000, 1000), np.int8))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         for _ in range(3):
-            assert (lowbit.matmul(a, b) == 1000).all()
+            assert (lowbit.matmul(a, b) == 4000).all()
         assert learned(api._exact, b) == 1
         known = api._exact.calls[id(b)][0]
         assert known(a, None, None, None) is not None
         assert known(a, None, 1, None) is None
         torch.set_num_threads(2)
         assert known(a, None, None, None) is None
-        assert (lowbit.matmul(a, b) == 1000).all()
+        assert (lowbit.matmul(a, b) == 4000).all()
     finally:
         torch.set_num_threads(before)

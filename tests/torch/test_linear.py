@@ -400,8 +400,8 @@ def test_outputs_too_large_for_the_caches_are_stored_past_them(
     # More than the fourfold of the second-level cache, which any kernel writes past the caches.
     rows = rows or host.caches()["L2"] // columns + 1
     torch.manual_seed(3)
-    layer = quantize_(nn.Sequential(nn.Linear(16, columns)), config)
-    x = torch.randn(rows, 16)
+    layer = quantize_(nn.Sequential(nn.Linear(160, columns)), config)
+    x = torch.randn(rows, 160)
     ran: list[Product] = []
     run = PreparedProduct.run
 
