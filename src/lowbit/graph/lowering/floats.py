@@ -112,16 +112,16 @@ def float_linear(lowering: Lowering, node: Node) -> None:
 
 def float_conv(lowering: Lowering, node: Node) -> None:
     """Windows are brought to memory, as rows; then it is a product."""
-    x, weight = lowering.view(node.inputs[0]), _weight(lowering, node)
-    rank, outputs = len(x.shape), len(weight)
+    x, weight = lowering.view(node.inputs[0]), _constant(lowering, node)
+    rank, outputs = len(x.shape), weight.shape[0]
     over, groups = convolution_windows(node, x.shape, weight.shape)
     x = _float32(lowering, x, channels_last(rank))
     if groups == x.shape[1] == outputs:
-        _depthwise(lowering, node, x, weight, over)
+        _depthwise(lowering, node, x, _weight(lowering, node), over)
         return
     each, made = x.shape[1] // groups, outputs // groups
     parts = []
-    matrices = lowering.packed(_constant(lowering, node), _of_windows, groups=groups)
+    matrices = lowering.packed(weight, _of_windows, groups=groups)
     for group, matrix in enumerate(matrices):
         rows = _windows(lowering, x, over, group * each, each)
         parts.append((rows, matrix, group * made, outputs))

@@ -7,7 +7,7 @@ import logging
 import operator as python
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,15 +79,17 @@ def capture(
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
     if dynamic_shapes is True:
-        for doubled in (True, False):
-            try:
-                program = _program_of(model, args, kwargs, "every", doubled)
-                return _captured(model, program, signature, args, kwargs)
-            except (RuntimeError, NotImplementedError) as error:
-                why = error
-        _log.warning("%s: only the batch is free: %s", type(model).__name__, why)
-    free = "given" if dynamic_shapes not in (None, True) else "batch" if batch else ""
-    program = _program_of(model, args, kwargs, free, True, dynamic_shapes)
+        try:
+            program = _program(model, args, kwargs, every=True)
+            return _captured(model, program, signature, args, kwargs)
+        except RuntimeError as error:  # or NotImplementedError, which is one
+            _log.warning("%s: only the batch is free: %s", type(model).__name__, error)
+        dynamic_shapes = None
+    program = None
+    if batch and dynamic_shapes is None:
+        with suppress(RuntimeError):  # a model of fixed sizes, or one that no export can serve
+            program = _program(model, args, kwargs, every=False)
+    program = program or _exported(model, (args, kwargs), dynamic_shapes)
     return _captured(model, program, signature, args, kwargs)
 
 
@@ -99,7 +101,6 @@ def _captured(
     kwargs: dict[str, Any],
 ) -> Captured:
     builder = Builder()
-    _settle(program.graph)
     _inputs(builder, program)
     with torch.no_grad():
         _nodes(builder, program.graph)
@@ -140,50 +141,38 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _program_of(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: str, doubled: bool,
-    given: Any = None,
-) -> ExportedProgram:  # fmt: skip
-    """Exported in eval mode. free: "every" size; of the "batch", or else none; what is "given"; or
-    none (""). doubled: a batch of one sample becomes one of two."""
-    with evaluating(model), plain_attention(model):
-        if free == "given":
-            return _exported(model, (args, kwargs), given)
-        return _program(model, args, kwargs, free, doubled)
-
-
 def _program(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], free: str, doubled: bool
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], every: bool
 ) -> ExportedProgram:
+    """With first sizes free, or with `every` one. RuntimeError: the model does not allow that."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     sized = [one for one in leaves if isinstance(one, Tensor) and one.dim()]
     size = sized[0].shape[0] if sized else 0
+    if not size:
+        return _exported(model, (args, kwargs), None)
 
     def has_batch(one: Any) -> bool:
         return isinstance(one, Tensor) and bool(one.dim()) and one.shape[0] == size
 
     def dims(one: Any) -> dict[int, Any] | None:
-        if free == "every" and isinstance(one, Tensor):
+        if every and isinstance(one, Tensor):
             return dict.fromkeys(range(one.dim()), Dim.AUTO)
         return {0: Dim.AUTO} if has_batch(one) else None
 
-    if not (free and size):
-        return _exported(model, (args, kwargs), None)
-    # What is one in an example is one for ever, to torch.export.
-    doubled = doubled and size == 1
-    wide = [torch.cat([one, one]) if doubled and has_batch(one) else one for one in leaves]
     shapes = _by_name(model, *pytree.tree_unflatten([dims(one) for one in leaves], spec))
     firsts = [index for index, one in enumerate(leaves) if has_batch(one)]
-    try:
-        program = _exported(model, pytree.tree_unflatten(wide, spec), shapes)
+    why = RuntimeError("the model fixes its batch")
+    # What is one in an example is one for ever, to torch.export.
+    for doubled in [True, False][: 1 + every] if size == 1 else [False]:
+        wide = [torch.cat([one, one]) if doubled and has_batch(one) else one for one in leaves]
+        try:
+            program = _exported(model, pytree.tree_unflatten(wide, spec), shapes)
+        except RuntimeError as error:
+            why = error
+            continue
         if not doubled or all(_free(program)[index] for index in firsts):
             return program
-        why: Exception = RuntimeError("the model fixes its batch")
-    except RuntimeError as error:  # a model of fixed sizes, or one that no export can serve
-        why = error
-    if free == "every":
-        raise why
-    return _exported(model, (args, kwargs), None)
+    raise why
 
 
 def _free(program: ExportedProgram) -> list[bool]:
@@ -199,10 +188,12 @@ def _free(program: ExportedProgram) -> list[bool]:
 def _exported(model: nn.Module, example: Any, shapes: Any) -> ExportedProgram:
     args, kwargs = example
     try:
-        with warnings.catch_warnings():  # PyTorch's, of what it does itself
-            warnings.simplefilter("ignore", FutureWarning)
+        with evaluating(model), plain_attention(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of what it does itself
             program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-            return program.run_decompositions(_decompositions())
+            program = program.run_decompositions(_decompositions())
+        _settle(program.graph)
+        return program
     except Exception as error:  # of any class: what goes wrong is in the model
         raise _explained(error) from error
 

@@ -166,9 +166,9 @@ class Amx(MicroKernel):
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large and query.weight == "s8" else 0
-        spans = span(query, 2 * ROWS)
-        if spans and query.in_place:  # lines of a span are kept, beside a half of what streams past
-            spans = span(query, 3 * ROWS)
+        # Lines that are packed in passing are kept for a span, with half as much streaming past.
+        spans = span(query, (3 if query.in_place else 2) * ROWS)
+        if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
         shape = Shape(
             0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
