@@ -116,7 +116,8 @@ def test_the_kernel_stores_each_element_once(
     a = rng.integers(0, 256, (m, k)).astype(np.uint8)
     b = rng.integers(-128, 128, (k, n)).astype(np.int8)
     packed, out, trace = pack(b), np.full((m, n), -1, np.int32), list[Access]()
-    unused = dict.fromkeys(("column_zero", "column_scale", "bias", "residual", "parameters"))
+    names = "column_zero", "column_scale", "bias", "residual", "parameters", "next_panels"
+    unused = dict.fromkeys(names)
     arguments = {
         **unused,
         "a": a, "a_row_stride": k, "a_stride": 1, "windows": None, "first_row": 0,
@@ -128,6 +129,7 @@ def test_the_kernel_stores_each_element_once(
         "block_rows": made.block_rows, "item_steps": made.item_steps,
         "item_panels": made.item_panels, "threads": threads,
         "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
+        "next_bytes": 0,
     }  # fmt: skip
     asked = product(isa, m, n, k)
     product_kernel.interpret(

@@ -77,6 +77,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3, "threads": 1,
         "private": np.zeros(3 * query.k_blocks * PANEL_LINE, np.uint8),
         "private_bytes": 3 * query.k_blocks * PANEL_LINE,
+        "next_panels": None, "next_bytes": 0,
     }  # fmt: skip
     product_kernel.interpret(
         micro.isa, arguments, micro=micro, shape=shape,

@@ -93,6 +93,8 @@ def interpreted(
         "threads": 1,
         "private": np.zeros(private_bytes, np.uint8),
         "private_bytes": private_bytes,
+        "next_panels": None,
+        "next_bytes": 0,
         **extra,
     }
     product.interpret(

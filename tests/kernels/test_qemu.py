@@ -200,6 +200,8 @@ def _arguments(
         "threads": 1,
         "private": np.zeros(0, np.uint8),
         "private_bytes": 0,
+        "next_panels": nothing,
+        "next_bytes": 0,
     }
     return {name: arguments[name] for name in product.types}
 

@@ -16,6 +16,7 @@ from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
+from lowbit.product.convolution import windows_of
 from lowbit.product.dispatch import plan
 from lowbit.product.geometry import MODES, Geometry, window_table
 from lowbit.product.product import Convolution
@@ -28,6 +29,9 @@ CASES: dict[str, dict[str, Any]] = {
     "first layer": {"size": (19, 22), "channels": 3, "kernel": (7, 7), "stride": 2, "padding": 3},
     "whole lines": {"size": (9, 7), "channels": 64, "kernel": (3, 3), "padding": 1},
     "two lines": {"size": (6, 5), "channels": 128, "kernel": (3, 3), "stride": 2, "padding": 1},
+    "lines of 13": {"size": (5, 13), "channels": 64, "kernel": (3, 3), "padding": 1},
+    "long lines": {"size": (5, 43), "channels": 128, "kernel": (3, 4), "stride": (1, 2)},
+    "far lines": {"size": (6, 18), "channels": 64, "kernel": (2, 3), "dilation": 2, "padding": 3},
     "a line and one": {"size": (8, 9), "channels": 65, "kernel": (3, 3), "dilation": (1, 2)},
     "a line less one": {"size": (7, 7), "channels": 63, "kernel": (3, 3), "padding": 1},
     "one channel": {"size": (11, 12), "channels": 1, "kernel": (5, 5), "padding": ((2, 1), (0, 2))},
@@ -150,13 +154,13 @@ def interpreted(
     made = plan(stated)
     arguments = dict.fromkeys(product.types) | {
         "a": x.view(np.uint8), "a_row_stride": stated.a_strides[0], "a_stride": 1,
-        "windows": window_table(geometry, channels, channels), "first_row": 0,
+        "windows": windows_of(asked, stated), "first_row": 0,
         "packed": np.zeros(made.packed_bytes, np.uint8),
         "row_zero": np.array([zero_point + 128], np.int32), "panels": b.panels,
         "column_sum": b.column_sums, "residual_stride": 0, "out": out, "out_stride": stated.n,
         "m": stated.m, "n": stated.n, "k_size": stated.k, "block_rows": made.block_rows,
         "item_steps": made.item_steps, "item_panels": made.item_panels,
-        "threads": 1,
+        "threads": 1, "next_bytes": 0,
         "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
     }  # fmt: skip
     product.interpret(

@@ -15,7 +15,7 @@ from lowbit.graph.graph import Graph, Tensor
 from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import Arena, Life, arrange
-from lowbit.graph.step import Place, Step
+from lowbit.graph.step import Place, Step, reading_ahead
 from lowbit.isa import InstructionSet
 from lowbit.jit import verbose
 from lowbit.jit.chain import Launch, chain
@@ -48,7 +48,7 @@ class Plan:
         self.inputs = [_input(lowering, name) for name in graph.inputs]
         lowering.run()
         self.outputs = [_output(lowering, name) for name in graph.outputs]
-        self.steps: Sequence[Step] = lowering.steps
+        self.steps: Sequence[Step] = reading_ahead(lowering.steps, threads)
         self.threads = threads
         self._constants, self._kept = lowering.constants, lowering.kept
         shared = weights.holds()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lowbit.graph.graph import Tensor
+from lowbit.isa import host
 from lowbit.jit.kernel import Program
+from lowbit.kernels.cpu.shared.layout import PANEL, blocks
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,32 @@ class Step:
     def buffers(self) -> Iterator[str]:
         """The buffers that it names."""
         return (word.buffer for word in self.words.values() if isinstance(word, Place))
+
+
+def reading_ahead(steps: Sequence[Step], threads: int) -> list[Step]:
+    """The same steps, where each product fetches the weights of the next one in passing, as far as
+    they fit into the second-level cache beside its own. Of several threads nobody knows which will
+    need what."""
+    made: list[Step] = []
+    panels: Word = 0
+    size = 0
+    for step in reversed(steps):
+        words = step.words
+        if "next_panels" in words:
+            own, count = _number(words, "next_bytes"), blocks(_number(words, "n"), PANEL)
+            item = own * min(_number(words, "item_panels"), count) // count
+            room = max(0, host.caches()["L2"] * 3 // 4 - item) if threads == 1 else 0
+            ahead = {"next_panels": panels, "next_bytes": min(size, room)}
+            panels, size = words["next_panels"], own
+            step = replace(step, words={**words, **ahead})
+        made.append(step)
+    return made[::-1]
+
+
+def _number(words: Mapping[str, Word], name: str) -> int:
+    word = words[name]
+    assert isinstance(word, int)
+    return word
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def _request(micro: MicroKernel) -> Request:
         "item_steps": 2,
         "item_panels": 2,
         "threads": 1,
+        "next_bytes": 0,
         "a_row_stride": itemgetter("K"),
         "a_stride": 1,
         "first_row": 0,

@@ -21,7 +21,7 @@ from lowbit.product.describe import of_depthwise, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.geometry import window_table
 from lowbit.product.prepare import KEPT, moved, prepare
-from lowbit.product.product import Convolution
+from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import convolved
 from lowbit.weights.convolution import PackedConvolution
 
@@ -77,10 +77,8 @@ class _Grouped:
         self.shape, self._outputs = c.shape, c.outputs
         self.product = prepare(convolved(c))
         self.scratch = self.product.scratch
-        self.windows: npt.NDArray[np.int32] | None = None
+        self.windows = windows_of(c, self.product.product)
         each = c.channels // c.groups
-        if self.product.product.a.windows and 0 not in self.shape:
-            self.windows = window_table(c.geometry, each, c.channels)
         residual = 4 if "residual" in c.post_ops else 1
         # How far the operands of a group lie from those of the one before, in bytes.
         self._steps = each, c.b.n * OUTPUTS[c.output].bytes, c.b.n * residual
@@ -105,6 +103,15 @@ class _Grouped:
                 moved(at.bias, group * 4 * len(matrix.column_sums)),
                 moved(at.residual, group * residual_step), at.parameters, self.windows,
             )  # fmt: skip
+
+
+def windows_of(c: Convolution, product: Product) -> npt.NDArray[np.int32] | None:
+    """What the kernel reads of where windows lie; `product`: of one group."""
+    if product.image:
+        return np.array(product.image.table(), np.int32)
+    if product.a.windows and 0 not in c.shape:
+        return window_table(c.geometry, c.channels // c.groups, c.channels)
+    return None
 
 
 _VARYING = ("x", "windows", "weights", "row_scale", "row_zero", "column_sum", "column_scale",

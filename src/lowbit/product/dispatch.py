@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from lowbit import isa as instruction_sets
@@ -14,6 +14,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Shape,
     micro_kernels,
 )
+from lowbit.kernels.cpu.rows.strips import Image
 from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
@@ -123,7 +124,7 @@ def plan(product: Product) -> Plan:
     depth = shape.span * LINE or product.row_bytes
     width = host.caches()["L2"] // 2 // depth
     fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
-    fused = shape.in_place or (fused and (ring > 0 or not shape.span))
+    fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.a.strips
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
@@ -133,9 +134,15 @@ def plan(product: Product) -> Plan:
     if chunk_rows < product.m:
         chunk_rows = chunk_rows // step_rows * step_rows
     steps = blocks(chunk_rows, step_rows)
-    item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
     private_bytes = 0
-    if fused and not shape.in_place:  # the rows of a step
+    if product.image:
+        item_steps, item_panels = _items_of_image(product, shape, step_rows, count)
+        lines = _lines(product.image, shape, item_steps, step_rows)
+        private_bytes += blocks(product.image.strip(lines, step_rows), LINE) * LINE
+        shape = replace(shape, pitch=product.image.pitch(lines))
+    else:
+        item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
+    if fused and not shape.in_place and not product.image:  # the rows of a step
         private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
@@ -156,6 +163,40 @@ def plan(product: Product) -> Plan:
         threads=count,
         alone=thread_count(*sizes, most, micro.per_cycle) == 1,
     )
+
+
+def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) -> tuple[int, int]:
+    """How many steps of one image's rows, and panels, make one item: whole lines of the output.
+
+    Strips, which items make for themselves, should stay in a quarter of the second-level cache, and
+    panels in half; and for several threads there should be some items for each, as far as these do
+    not make for few lines what more have in common: then panels are shared out besides.
+    """
+    cache = host.caches()["L2"]
+    image = product.image
+    assert image is not None
+    images = product.m // (image.lines * image.length)
+    many = shape.lines or 1
+    steps, each = (
+        (blocks(image.lines, many), 1)
+        if shape.lines
+        else (image.lines, blocks(image.length, step_rows))
+    )
+    item = steps
+    while item > 1 and image.strip(item * many, step_rows) > cache // 4:
+        item = blocks(item, 2)
+    wanted = blocks(count * _ITEMS_PER_THREAD, images) if count > 1 else 1
+    shared = blocks(image.reach, image.skip * many)
+    item = min(item, max(blocks(steps, wanted), min(shared, steps)))
+    strips = blocks(product.n, PANEL * shape.panels)
+    fitting = max(1, cache // 2 // padded_k(product.k) // (PANEL * shape.panels))
+    across = min(strips, max(blocks(strips, fitting), blocks(wanted, blocks(steps, item))))
+    return item * each, blocks(strips, across) * shape.panels
+
+
+def _lines(image: Image, shape: Shape, steps: int, step_rows: int) -> int:
+    """The output lines of so many steps."""
+    return steps * shape.lines or steps // blocks(image.length, step_rows)
 
 
 def outgrows_caches(product: Product, plan: Plan) -> bool:

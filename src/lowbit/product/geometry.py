@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.rows.lowered import LoweredImage
+from lowbit.kernels.cpu.rows.shifted import ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Header
 from lowbit.kernels.cpu.shared.layout import LINE
 
@@ -18,6 +20,7 @@ MODES = ("constant", "reflect", "edge", "wrap")
 """What lies outside of an image: the zero point, or its own pixels as `numpy.pad` repeats them."""
 
 OUTSIDE = -1
+_SHARED = 3  # windows that a line of a pixel should be part of, to be kept for them
 _TABLES = 512  # that are kept
 _Places = npt.NDArray[np.int64]
 
@@ -128,6 +131,31 @@ class Geometry(NamedTuple):
         return self.taps == 1 and self.output == self.size and self.mode == "constant" and not any(
             (*self.before, *self.after)
         ) and set(self.stride) <= {1} and set(self.spread) <= {1}  # fmt: skip
+
+    def strips(self, channels: int, pixel: int) -> LoweredImage | ShiftedImage | None:
+        """Images of so many channels, in pixels of so many bytes, as kernels make strips of them;
+        None: they do not, since windows have not enough in common, or lie not alike."""
+        plane = len(self.size) == 2 and self.mode == "constant" and not set(self.spread) - {1}
+        if not plane or min(*self.before, *self.after) < 0:
+            return None
+        (height, width), (skip, step) = self.size, self.stride
+        (above, left), (reach, taps) = self.before, self.kernel
+        lines, length = self.output
+        if channels % LINE == 0:
+            if self.taps < _SHARED * skip * step:
+                return None
+            down, along = self.dilation
+            return ShiftedImage(
+                lines, length, height, width, pixel, above, left, skip, step,
+                reach=down * (reach - 1) + 1,
+                parts=channels // LINE,
+                wide=length + along * (taps - 1) // step,
+                taps=tuple((down * y, along * x) for y, x in np.ndindex(reach, taps)),
+            )  # fmt: skip
+        if set(self.dilation) - {1} or reach == 1 or channels != pixel:
+            return None
+        return LoweredImage(lines, length, height, width * channels, above, left * channels, skip,
+                            step * channels, reach, taps * channels)  # fmt: skip
 
     def _along(self, axis: int) -> _Places:
         """The pixel under each tap, or `OUTSIDE`, int64 [output, kernel] of one dimension."""

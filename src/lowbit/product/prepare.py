@@ -103,6 +103,8 @@ class PreparedProduct:
             "item_panels": plan.item_panels,
             "threads": plan.threads,
             "private_bytes": plan.private_bytes,
+            "next_panels": 0,  # in networks, the weights of the product that comes next
+            "next_bytes": 0,
         }
         self.program, self.plan = program, plan
         self._call = program.bind(plan.threads, VARYING, **self.fixed)
@@ -114,6 +116,8 @@ class PreparedProduct:
         self._sum = self.zero_at + 4 * plan.chunk_rows
         self.scale_at = self._sum + 4 * plan.chunk_rows * entries
         self.scratch = self.scale_at + 4 * plan.chunk_rows * entries
+        lines = blocks(product.n, PANEL) * blocks(product.k, LINE)
+        self._panel_bytes = lines * (PANEL_LINE if product.b.stored == "s8" else PANEL_LINE // 2)
         self._makes_rows = product.a.made
         self._chunks = range(0, product.m, plan.chunk_rows)
         # A chunk's rows are found by their address, or, of windows, by their number.
@@ -195,9 +199,12 @@ class PreparedProduct:
                 residual = moved(residual, rows * self._residual_bytes)
 
     def launches(self, start: Any, *operands: Any) -> Iterator[tuple[Program, dict[str, Any]]]:
-        """`calls`, as the program and a word for each of its parameters."""
+        """`calls`, as the program and a word for each of its parameters; what comes next is this
+        product again."""
         for words in self.calls(start, *operands):
-            yield self.program, self.fixed | dict(zip(VARYING, words, strict=True))
+            named = dict(zip(VARYING, words, strict=True))
+            following = {"next_panels": named["panels"], "next_bytes": self._panel_bytes}
+            yield self.program, self.fixed | named | following
 
     @property
     def with_lists(self) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
+from lowbit.kernels.cpu.rows.strips import Image
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
@@ -24,6 +25,7 @@ class Product(NamedTuple):
       greatest float32 of each 8 columns ("max8_masked": of those that a mask admits, bytes, one for
       each column, in place of a residual). streams: the output goes past the caches; its rows begin
       at multiples of 64 bytes. residual_stride: elements from row to row of the residual; 0: n.
+    - image: where rows are made in strips, the geometry of one.
     """
 
     m: int
@@ -36,6 +38,7 @@ class Product(NamedTuple):
     output: str = "s32"
     streams: bool = False
     residual_stride: int = 0
+    image: Image | None = None
 
     @property
     def n(self) -> int:
@@ -75,6 +78,7 @@ class Product(NamedTuple):
         return KernelQuery(
             self.m, b.n, b.k, b.largest_pair, b.stored, self.a.grouping,
             self.by_lines and not self.a.windows, bool(self.a.flip), b.split,
+            self.image.length if self.image else 0, self.image is None or self.image.aligned,
         )  # fmt: skip
 
     @property

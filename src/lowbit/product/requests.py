@@ -16,7 +16,9 @@ from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.rows.input_format import InputFormat
+from lowbit.kernels.cpu.rows.lowered import Lowered
 from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.groups import Grouping
@@ -24,7 +26,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
-from lowbit.product.dispatch import wants_proof, wants_split
+from lowbit.product.dispatch import consider, wants_proof, wants_split
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import KEPT, PreparedProduct, prepare
 from lowbit.product.product import Convolution, Product
@@ -32,6 +34,7 @@ from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
 _MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
+_LEAST_PIECE = 16  # bytes of an image that are copied at once
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
 Left = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
@@ -177,5 +180,19 @@ def convolved(c: Convolution) -> Product:
         room = 0 if each % LINE == 0 else 1 << (c.b.k + LINE - 1).bit_length()
         rows = Windows(c.signed, c.shifted, room)
         row_bytes = math.prod(c.geometry.size) * c.channels
-    return Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
-                   c.post_ops, c.output, residual_stride=c.outputs)  # fmt: skip
+    product = Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
+                      c.post_ops, c.output, residual_stride=c.outputs)  # fmt: skip
+    return product if c.geometry.plain or not product.m else _in_strips(c, product)
+
+
+def _in_strips(c: Convolution, product: Product) -> Product:
+    """The same with rows that are made in strips, if images and kernel are such."""
+    image = c.geometry.strips(c.channels // c.groups, c.channels)
+    micro = consider(instruction_sets.named(c.isa), product.query)[-1].micro
+    if image is None or micro is None or not 0 < micro.shortest_line <= image.length:
+        return product
+    if isinstance(image, ShiftedImage):
+        return product._replace(a=Shifted(c.signed, c.shifted), image=image)
+    piece = min(max(_LEAST_PIECE, 1 << (image.slot - 1).bit_length()), LINE)
+    rows = Lowered(c.signed, c.shifted, piece, image.slot > piece)
+    return product._replace(a=rows, image=image)

@@ -120,21 +120,14 @@ def _sums_at(shape: Shape, block_rows: Value, d: int, p: int) -> Value:
     return block_rows * (d * PANEL) + p * _panel_sums(shape)
 
 
-def _packed_at(shape: Shape, step: Step, block: Value, which: int) -> Value:
-    """Of 64 k of a block of rows. Lines that are made in passing lie beside those of the other
-    blocks, and maybe in a ring."""
-    lines = step.block_rows * LINE
-    if step.make_lines is None:
-        return step.block_bytes * which + block * lines
-    return (shape.kept(block) * shape.row_blocks + which) * lines
-
-
 @micro_kernel("amx")
 class Amx(MicroKernel):
     """Two blocks of up to 16 rows by two panels, or one block by four panels."""
 
     name = "amx"
     per_cycle = 512
+    shortest_line = 12  # shorter ones would leave tiles waiting for those of b
+    fetches = 4
 
     def refuses(self, query: KernelQuery) -> str:
         why = super().refuses(query)
@@ -156,7 +149,9 @@ class Amx(MicroKernel):
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
-        m, k_blocks, wide = query.m, query.k_blocks, blocks(query.n, PANEL)
+        m, k_blocks, wide = query.together, query.k_blocks, blocks(query.n, PANEL)
+        if query.line:
+            return self._of_line(query)
         row_blocks, panels = (1, min(4, wide)) if m <= ROWS else (2, min(2, wide))
         rows = blocks(m, row_blocks * blocks(m, row_blocks * ROWS))
         interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
@@ -173,6 +168,20 @@ class Amx(MicroKernel):
         shape = Shape(
             0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
         )
+        return shape, rows
+
+    @staticmethod
+    def _of_line(query: KernelQuery) -> tuple[Shape, int]:
+        """Rows of strips. To load those that do not begin at lines takes twice as long, so these
+        meet four panels at once. Short lines are blocks as they are."""
+        wide, k_blocks = blocks(query.n, PANEL), query.k_blocks
+        row_blocks, panels = (2, min(2, wide)) if query.aligned else (1, min(4, wide))
+        short = query.line <= ROWS and query.aligned
+        each = 1 if short else row_blocks  # blocks of a line in a step
+        rows = blocks(query.line, each * blocks(query.line, each * ROWS))
+        interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
+        stays = k_blocks * LINE * (query.n + row_blocks * rows) <= host.caches()["L1d"]
+        shape = Shape(0, row_blocks, panels, interleave, stays=stays, lines=row_blocks * short)
         return shape, rows
 
     def begin(
@@ -205,6 +214,7 @@ class Amx(MicroKernel):
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
             self._fetch_sums(k, shape, step, panels, block - first - 1)
+            step.fetch_share(k, block)
             self._multiply(k, shape, step, panels, block)
             if whole:  # otherwise nothing is left of the step before
                 session.finish(k, shape, step.columns, panels, shape.interleave)
@@ -301,14 +311,16 @@ class Amx(MicroKernel):
         a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
         b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
         stride = k.index(LINE)
+        row_stride = k.index(shape.pitch or LINE)
         load = tileloadd if shape.stays else tileloaddt1
 
         def load_panel(p: int) -> None:
             place = step.b + (step.panel_bytes * p + block * _TILE)
             load(b_tiles[p % len(b_tiles)], place, stride)
 
+        rows = step.a + step.at(block)
         for d, a_tile in enumerate(a_tiles):
-            tileloadd(a_tile, step.a + _packed_at(shape, step, block, d), stride)
+            tileloadd(a_tile, rows + step.block_bytes * d, row_stride)
         for p in range(min(panels, len(b_tiles))):
             load_panel(p)
         for d, p in turns(shape.row_blocks, panels):

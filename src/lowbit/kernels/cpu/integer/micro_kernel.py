@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from lowbit.isa import host, named
+from lowbit.isa.generic import prefetch_far
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
@@ -39,7 +40,9 @@ class KernelQuery(NamedTuple):
     sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
     or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes, contiguous along K,
     of which nothing but their products is wanted, so they need not be packed; `signed` ones, which
-    somebody must make unsigned. `split`: of weights that are split besides.
+    somebody must make unsigned. `split`: of weights that are split besides. `line`: rows lie a
+    fixed distance apart, and so many, windows of an output line, belong together; `aligned`: they
+    begin at multiples of 64 bytes.
     """
 
     m: int
@@ -51,6 +54,13 @@ class KernelQuery(NamedTuple):
     in_place: bool = False
     signed: bool = False
     split: SplitFormat | None = None
+    line: int = 0
+    aligned: bool = True
+
+    @property
+    def together(self) -> int:
+        """Rows that are cut into steps."""
+        return self.line or self.m
 
     @property
     def k_blocks(self) -> int:
@@ -69,16 +79,17 @@ class Step:
 
     `a` points to the block of the packed left operand, `b` to the first panel, which is number
     `panel`; `panel_bytes` lie between panels, `block_bytes` between two blocks of rows (of
-    `block_rows` rows each). K, `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on,
-    those before `rows` exist, and `n` columns. `columns(panel, offset, lanes)` returns how to store
-    the accumulators of one panel, 16 columns, or of the part of it that starts at `offset`. With
-    `groups`, a row of the output has a row of bytes for each digit in the block, and what is stored
-    are totals, float32. `span`, where the shape has one: the blocks of K that are multiplied now,
-    and where sums wait for the next span. `make_lines(block)`, where lines are made in passing:
-    emits the making of those of one block of 64 k, if there is such a block and they are not made
-    yet. `row_stride`, where the shape is in place: `a` points to rows as they lie, so many bytes
-    apart, all of which exist, and `flip` makes their bytes unsigned. `fetch`: what the next item
-    will read. `behind`: the address behind all panels; `scratch`: what `begin_rows` was given.
+    `block_rows` rows each), and a block of 64 k lies `at(block)` bytes behind the first. K,
+    `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on, those before `rows` exist,
+    and `n` columns. `columns(panel, offset, lanes)` returns how to store the accumulators of one
+    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    output has a row of bytes for each digit in the block, and what is stored are totals, float32.
+    `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
+    for the next span. `make_lines(block)`, where lines are made in passing: emits the making of
+    those of one block of 64 k, if there is such a block and they are not made yet. `row_stride`,
+    where the shape is in place: `a` points to rows as they lie, so many bytes apart, all of which
+    exist, and `flip` makes their bytes unsigned. `fetch`: what the next item will read. `behind`:
+    the address behind all panels; `scratch`: what `begin_rows` was given.
     """
 
     a: Value
@@ -93,6 +104,7 @@ class Step:
     block_bytes: Value
     panel_bytes: Value
     columns: Columns
+    at: Callable[[Value], Value]
     groups: Groups | None = None
     span: Span | None = None
     make_lines: Callable[[Value], None] | None = None
@@ -101,6 +113,13 @@ class Step:
     behind: Value | None = None
     fetch: Fetch | None = None
     scratch: Value | None = None
+
+    def fetch_share(self, k: Builder, block: Value) -> None:
+        """Emit the fetching of what a block of 64 k has part in."""
+        if self.fetch:
+            place, count = self.fetch
+            for line in k.range(0, count):
+                prefetch_far(place + (block * count + line) * LINE)
 
 
 class Fetch(NamedTuple):
@@ -140,7 +159,9 @@ class Shape:
     not the kernel's own number. `columns`: of the output, where they are one panel and rows in
     place. `piece`: bytes of a row in place that are multiplied at once, of each column. `summed`:
     panels are split, with lists behind them, so that so many products can be summed in 16 bits
-    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
+    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
+    strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
+    lines are read. `lines`: blocks of a step are whole output lines, one each; 0: they are not.
     """
 
     rows: int
@@ -160,6 +181,8 @@ class Shape:
     piece: int = 0
     summed: int = 0
     chunk: int = 0
+    pitch: int = 0
+    lines: int = 0
 
     @property
     def step_sums(self) -> int:
@@ -187,7 +210,7 @@ def span(query: KernelQuery, rows: int) -> int:
     caches = host.caches()
     columns = min(_FEWEST_COLUMNS, blocks(query.n, PANEL) * PANEL)
     long = caches["L2"] // 2 // columns < query.k
-    if not long or query.weight != "s8" or query.m <= _FEW_ROWS:
+    if not long or query.weight != "s8" or query.m <= _FEW_ROWS or query.line:
         return 0
     most = max(1, caches["L1d"] // (rows * LINE))
     return blocks(query.k_blocks, blocks(query.k_blocks, most))
@@ -202,7 +225,8 @@ class MicroKernel(ABC):
     name: str
     preference = 0
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
-    fetches = False  # whether it does what `Step.fetch` asks for
+    fetches = 0  # lines for each 64 k that it can fetch for what comes next (`Step.fetch`)
+    shortest_line = 0  # from which on it multiplies rows of strips (`KernelQuery.line`); 0: none
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)

@@ -52,6 +52,7 @@ class Split(Narrow):
 
     name = "split"
     preference = 2
+    shortest_line = 0
 
     def __init__(self, isa: str) -> None:
         super().__init__(isa)

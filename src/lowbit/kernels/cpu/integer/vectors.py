@@ -14,7 +14,7 @@ from itertools import chain, product
 from typing import Any
 
 from lowbit.isa import host
-from lowbit.isa.generic import minimum, prefetch, prefetch_far
+from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32, u32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -37,7 +37,8 @@ class VectorKernel(MicroKernel):
     where a step has fewer, each gets partial sums.
     """
 
-    fetches = True
+    fetches = 16
+    shortest_line = 8
     quads = 1  # times 4 k that are multiplied in a turn of the loop: 1 or 2
     any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
 
@@ -79,7 +80,7 @@ class VectorKernel(MicroKernel):
         if cut:
             return cut, cut.rows
         digits = query.digits
-        bytes_rows = query.m * digits
+        bytes_rows = query.together * digits
         if query.weight != "s8":
             # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
             # some, where they are long and all rows meet them at once.
@@ -101,7 +102,7 @@ class VectorKernel(MicroKernel):
                     (wide % panels, len(self.offsets)),
                 )
             )
-            return blocks(bytes_rows, rows) * cycles, -rows
+            return blocks(bytes_rows, rows) * cycles, rows + panels * len(self.offsets)
 
         cuts: list[tuple[int, int]] = []
         for panels in range(1, min(self.panels, wide) + 1):
@@ -208,7 +209,7 @@ class VectorKernel(MicroKernel):
         ]
         self._resume(k, step, sums[0])
         together = max(parts, 2 if shape.nibbles else self.quads)
-        signed = step.groups is not None
+        signed, pitch = step.groups is not None, shape.pitch or LINE
         for a, quad in self._turns(k, shape, step, span, together):
             if shape.ahead:
                 for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
@@ -217,7 +218,7 @@ class VectorKernel(MicroKernel):
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]
                 fours = (
-                    (a + (which * QUAD + row * LINE)).cast(u32).load().splat(self.lanes)
+                    (a + (which * QUAD + row * pitch)).cast(u32).load().splat(self.lanes)
                     for row in range(shape.rows)
                 )
                 self.multiply(k, self.lanes, fours, columns, sums[which % parts], signed)
@@ -249,13 +250,10 @@ class VectorKernel(MicroKernel):
         # Finding the place in each turn would take a fifth of what a core of four instructions a
         # cycle can start. Spans begin at a whole block.
         for block in k.range(first // _QUADS, (last + (_QUADS - 1)) // _QUADS):
-            if step.fetch:
-                place, count = step.fetch
-                for line in k.range(0, count):
-                    prefetch_far(place + (block * count + line) * LINE)
+            step.fetch_share(k, block)
             begin = block * _QUADS
             for quad in k.range(0, minimum(last - begin, k.index(_QUADS)), together):
-                yield step.a + (block * lines + quad * QUAD), begin + quad
+                yield step.a + (step.at(block) + quad * QUAD), begin + quad
 
     def _bytes(
         self, shape: Shape, step: Step, quad: Value, place: tuple[int, int], which: int

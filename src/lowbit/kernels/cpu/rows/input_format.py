@@ -85,14 +85,15 @@ class InputFormat(ABC):
     `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
     `uniform`: scale and zero point of all rows are the first, which is then applied to columns.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
-    as fast as copying. `windows`: rows are found through a table. `flip`: what makes bytes of rows
-    unsigned. `grouping`: of a right operand
-    with groups, for which rows are signed.
+    as fast as copying. `windows`: rows are found through a table. `strips`: those of an item are
+    made together (strips.py). `flip`: what makes bytes of rows unsigned. `grouping`: of a right
+    operand with groups, for which rows are signed.
     """
 
     made = True
     copied = False
     windows = False
+    strips = False
     flip = 0
 
     @property

@@ -1,0 +1,143 @@
+"""Strips of images whose channels are whole lines of 64 bytes: pixels, to which windows refer.
+
+The bytes of 64 channels of a pixel are a line, and lines of neighbours on a line of the image are
+neighbours in the strip. So under each tap of a kernel the windows of an output line have lines one
+behind the other: one tap is multiplied after another, all from the same strip, shifted.
+
+    tap 0:  | 0 | 1 | 2 | 3 | 4 | ...        A window of 3 x 3 pixels is packed nowhere, and what
+    tap 1:      | 1 | 2 | 3 | 4 | 5 | ...    it shares with others is copied once, not nine times.
+    tap 2:          | 2 | 3 | 4 | 5 | 6 | ...
+
+With a stride of s, pixels lie in s phases, those of each one behind the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lowbit.isa.generic import maximum, minimum
+from lowbit.isa.types import s64
+from lowbit.isa.value import Value
+from lowbit.jit.builder import Builder
+from lowbit.kernels.cpu.rows.input_format import LeftOperand
+from lowbit.kernels.cpu.rows.strips import Strip, Strips
+from lowbit.kernels.cpu.shared.layout import LINE
+
+
+class ShiftedImage(NamedTuple):
+    """The geometry of one image; numbers are int32.
+
+    lines, length: of the output, pixels of a line. height, width: of the image, in pixels; pixel:
+    its bytes. above, left: lines and pixels added before. skip, step: lines and pixels from one
+    window to the next. reach: lines that a kernel covers. parts: lines of 64 channels that are
+    multiplied. wide: pixels in a phase of a line of the strip. taps: where each tap is, its line
+    and its pixel.
+    """
+
+    lines: int
+    length: int
+    height: int
+    width: int
+    pixel: int
+    above: int
+    left: int
+    skip: int
+    step: int
+    reach: int
+    parts: int
+    wide: int
+    taps: tuple[tuple[int, int], ...]
+
+    aligned = True
+
+    def pitch(self, lines: int) -> int:
+        return LINE
+
+    def strip(self, lines: int, step_rows: int) -> int:
+        seen = (lines - 1) * self.skip + self.reach
+        return seen * self.line_bytes + step_rows * LINE
+
+    @property
+    def line_bytes(self) -> int:
+        """Of a line of the image in a strip: for each 64 channels all phases."""
+        return self.parts * self.step * self.wide * LINE
+
+    def table(self) -> tuple[int, ...]:
+        """The numbers, and how far each 64 k lie behind the first."""
+        phase, part = self.wide * LINE, self.step * self.wide * LINE
+        taps = (
+            y * self.line_bytes + x % self.step * phase + x // self.step * LINE
+            for y, x in self.taps
+        )
+        distances = (tap + which * part for tap in taps for which in range(self.parts))
+        return (*self.numbers, *distances)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All but the taps."""
+        return self[:_TAPS]  # type: ignore[return-value]
+
+
+_TAPS = ShiftedImage._fields.index("taps")
+
+
+@dataclass(frozen=True)
+class Shifted(Strips):
+    """Channels last, 64 or a multiple."""
+
+    def facts(self, operand: LeftOperand) -> ShiftedImage:
+        numbers = (self.fact(operand, i) for i in range(_TAPS))
+        return ShiftedImage(*numbers, taps=())  # type: ignore[arg-type]
+
+    def make(
+        self, k: Builder, operand: LeftOperand, image: Value, lines: tuple[Value, Value],
+        memory: Value, pitch: int, step_rows: Value,
+    ) -> Strip:  # fmt: skip
+        facts: ShiftedImage = self.facts(operand)
+        first, last = lines
+        line_bytes = k.index(facts.line_bytes)
+        source = operand.a + image * operand.row_stride
+        for y in k.range(0, (last - first - 1) * facts.skip + facts.reach):
+            of_image = first * facts.skip + y - facts.above
+            inside = (of_image > -1) & (of_image < facts.height)
+            line = source + of_image * (facts.width * facts.pixel)
+            for phase in k.range(0, facts.step):
+                target = memory + (y * line_bytes + phase * (facts.wide * LINE))
+                self._phase(k, operand, facts, inside, line, phase, target)
+
+        def at(block: Value) -> Value:
+            return (operand.windows + (block + _TAPS)).load().to(s64)
+
+        return Strip(facts, memory, pitch, facts.skip * line_bytes, first, image, at)
+
+    def _phase(
+        self, k: Builder, operand: LeftOperand, facts: ShiftedImage, inside: Value, line: Value,
+        phase: Value, target: Value,
+    ) -> None:  # fmt: skip
+        """Every so many pixels of a line, and nothing where there are none."""
+        wide, none = k.index(facts.wide), k.index(0)
+        before = (facts.left - phase + (facts.step - 1)) // facts.step
+        end = (facts.left + facts.width - phase + (facts.step - 1)) // facts.step
+        for _ in k.when(inside.equals(0)):
+            self._fill(k, operand, facts, none, wide, target)
+        for _ in k.when(inside):
+            before, end = minimum(before, wide), maximum(minimum(end, wide), none)
+            self._fill(k, operand, facts, none, before, target)
+            self._fill(k, operand, facts, end, wide, target)
+            between = facts.step * facts.wide * LINE
+            for part in k.range(0, facts.parts):
+                begin, place = line + part * LINE, target + part * between
+                for x in k.range(before, end):
+                    pixel = x * facts.step + phase - facts.left
+                    value = (begin + pixel * facts.pixel).load(LINE) ^ self.flips
+                    (place + x * LINE).store(value)
+
+    def _fill(
+        self, k: Builder, operand: LeftOperand, facts: ShiftedImage, first: Value, last: Value,
+        target: Value,
+    ) -> None:  # fmt: skip
+        nothing = self.nothing(k, operand).splat(LINE)
+        for part in k.range(0, facts.parts):
+            for x in k.range(first, last):
+                (target + (part * (facts.step * facts.wide) + x) * LINE).store(nothing)
