@@ -64,21 +64,27 @@ def _assembly_of(micro: MicroKernel, shape: Any) -> str:
 
 
 def _innermost_loop(assembly: str, instruction: str) -> list[str]:
-    """The longest run of lines between a label and the jump back to it that holds most uses."""
+    """Of the loops that hold uses, but no other loop that does, the one that holds most: its lines,
+    from the label to before the jump back to it."""
     lines = [" ".join(re.split(r"(?<!,)\s#|//", line)[0].split()) for line in assembly.splitlines()]
-    best: list[str] = []
+    loops: list[tuple[int, int]] = []
     labels: dict[str, int] = {}
     for number, line in enumerate(lines):
         if line.endswith(":"):
             labels[line[:-1]] = number
         jump = re.match(JUMP, line)
         if jump and jump[1] in labels:
-            body = lines[labels[jump[1]] : number]
-            inner = not any(re.match(JUMP, other) for other in body)
-            count = sum(instruction in other for other in body)
-            if inner and count > sum(instruction in other for other in best):
-                best = body
-    return best
+            loops.append((labels[jump[1]], number))
+    uses = [number for number, line in enumerate(lines) if instruction in line]
+    held = {loop: sum(loop[0] < use < loop[1] for use in uses) for loop in loops}
+    used = [loop for loop in loops if held[loop]]
+    inner = [
+        one
+        for one in used
+        if not any(one != two and one[0] <= two[0] and two[1] <= one[1] for two in used)
+    ]
+    first, last = max(inner, key=held.__getitem__, default=(0, 0))
+    return lines[first:last]
 
 
 @pytest.mark.slow

@@ -157,23 +157,26 @@ class _Items:
                 session,
                 some,
                 (panel, minimum(panel + item_panels, panels)),
-                self._read_next(k, item, (count, across), (item_panels, threads)),
+                self._read_next(k, item + threads, panel, (count, across, down), sizes),
                 None if image is None else self._strip(k, image, some),
             )
 
     def _strip(self, k: Builder, image: Value, steps: Range) -> Strip:
-        """The rows of an item, made together. Items are of whole lines."""
+        """The rows of an item, made together."""
+        rows, lines = self.rows, self._lines(steps)
+        assert isinstance(rows.format, Strips)
+        each, pitch = rows.block_rows * self.shape.row_blocks, self.shape.pitch
+        return rows.format.make(k, rows.operand, image, lines, self.private, pitch, each)
+
+    def _lines(self, steps: Range) -> Range:
+        """The lines of the output that steps of an image are, which are whole ones."""
         rows, many = self.rows, self.shape.lines
         assert isinstance(rows.format, Strips)
-        each = rows.block_rows * self.shape.row_blocks
         facts = rows.format.facts(rows.operand)
         if many > 1:
-            lines = steps[0] * many, minimum(steps[1] * many, facts.lines)
-        else:
-            of_line = ceil(facts.length, each)
-            lines = steps[0] // of_line, steps[1] // of_line
-        memory, pitch = self.private, self.shape.pitch
-        return rows.format.make(k, rows.operand, image, lines, memory, pitch, each)
+            return steps[0] * many, minimum(steps[1] * many, facts.lines)
+        of_line = ceil(facts.length, rows.block_rows * self.shape.row_blocks)
+        return steps[0] // of_line, steps[1] // of_line
 
     def run(
         self,
@@ -232,20 +235,29 @@ class _Items:
             for panel in k.range(whole, last):
                 step(panel, 1)
 
-    def _read_next(self, k: Builder, item: Value, counts: Range, sizes: Range) -> Range | None:
-        """What a thread will probably read after an item of these `counts`, in all and side by
-        side: the panels of another item, so many in each, or what follows all."""
+    def _read_next(
+        self, k: Builder, item: Value, panel: Value, counts: tuple[Value, ...], sizes: Range
+    ) -> Range | None:
+        """What a thread will probably read that has this `item` before it and read panels from
+        `panel` on: other panels, or its part of another image, or what follows all items. counts:
+        of items in all, side by side, and, of an image, one below the other."""
         if not self.micro.fetches or self.shape.in_place:
             return None
-        (count, across), (item_panels, threads) = counts, sizes
-        after = item + threads
-        panel = after % across * item_panels
-        size = select(panel.equals(item % across * item_panels), k.index(0), item_panels)
-        place, following = self.panels + panel * self._panel_bytes, self.following
-        return (
-            select(after < count, place, following[0]),
-            select(after < count, size * self._panel_bytes, following[1]),
+        (count, across, down), (item_steps, item_panels), rows = counts, sizes, self.rows
+        first = item % across * item_panels
+        place, size = self.panels + first * self._panel_bytes, item_panels * self._panel_bytes
+        same, of_image = first.equals(panel), (place, k.index(0))
+        if isinstance(rows.format, Strips):
+            step = item // across % down * item_steps
+            lines = self._lines((step, step + item_steps))
+            of_image = rows.format.source(rows.operand, item // across // down, lines)
+        place, size = select(same, of_image[0], place), select(same, of_image[1], size)
+        after = item > count - 1
+        place, size = (
+            select(after, last, one)
+            for last, one in zip(self.following, (place, size), strict=True)
         )
+        return place, size
 
     def _fetching(
         self, k: Builder, panels: Range, steps: Value, following: Range | None

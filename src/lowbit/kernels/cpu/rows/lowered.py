@@ -60,6 +60,10 @@ class LoweredImage(NamedTuple):
         columns = (self.length + step_rows) * self.pitch(lines)
         return columns + self.seen(lines) * padded_line(self)
 
+    @property
+    def of_line(self) -> int:
+        return self.width
+
     def table(self) -> tuple[int, ...]:
         return tuple(self)
 

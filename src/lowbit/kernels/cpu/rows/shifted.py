@@ -59,6 +59,10 @@ class ShiftedImage(NamedTuple):
         return seen * self.line_bytes + step_rows * LINE
 
     @property
+    def of_line(self) -> int:
+        return self.width * self.pixel
+
+    @property
     def line_bytes(self) -> int:
         """Of a line of the image in a strip: for each 64 channels all phases."""
         return self.parts * self.step * self.wide * LINE
@@ -101,7 +105,7 @@ class Shifted(Strips):
         for y in k.range(0, (last - first - 1) * facts.skip + facts.reach):
             of_image = first * facts.skip + y - facts.above
             inside = (of_image > -1) & (of_image < facts.height)
-            line = source + of_image * (facts.width * facts.pixel)
+            line = source + of_image * facts.of_line
             for phase in k.range(0, facts.step):
                 target = memory + (y * line_bytes + phase * (facts.wide * LINE))
                 self._phase(k, operand, facts, inside, line, phase, target)

@@ -34,6 +34,11 @@ class Image(Protocol):
     @property
     def skip(self) -> int: ...
     @property
+    def of_line(self) -> int:
+        """Bytes of a line of the image where it comes from."""
+        ...
+
+    @property
     def aligned(self) -> bool:
         """Whether rows begin at multiples of 64 bytes, and 64 k are a line of cache."""
         ...
@@ -126,6 +131,15 @@ class Strips(InputFormat):
     @abstractmethod
     def facts(self, operand: LeftOperand) -> Any:
         """The geometry of an image."""
+
+    def source(
+        self, operand: LeftOperand, image: Value, lines: tuple[Value, Value]
+    ) -> tuple[Value, Value]:
+        """About where what some lines of the output see begins in memory, and its bytes."""
+        facts = self.facts(operand)
+        line = facts.skip * facts.of_line
+        first = operand.a + (image * operand.row_stride + lines[0] * line)
+        return first, (lines[1] - lines[0]) * line
 
     @abstractmethod
     def make(
