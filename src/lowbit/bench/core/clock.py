@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import repeat
@@ -142,6 +144,16 @@ def settle() -> float:
             return waited
         if waited > _LONGEST_SPIN_SECONDS:
             return waited
+
+
+def share_processor() -> None:
+    """Keep all threads that this process has on one processor, the same for every process that asks
+    for that: one whose core does other work besides would be slower than another."""
+    if sys.platform == "linux":
+        chosen = {max(os.sched_getaffinity(0))}
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.sched_setaffinity(int(thread), chosen)
 
 
 def _calls_per_sample(calls: Sequence[Call]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.bench.core.apart import answering
-from lowbit.bench.core.clock import settle
+from lowbit.bench.core.clock import settle, share_processor
 from lowbit.bench.models.model import Arrays
 from lowbit.bench.networks.engine import INPUTS, Opened, Work, engines
 
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> None:
         batch = _rows(inputs, np.arange(work.batch) % len(inputs[0]))
         opened.call(*batch)
         settle()
+        if work.threads == 1:
+            share_processor()
         answer({"detail": opened.detail})
         for question in questions:
             told = _answer(question, opened, inputs, batch)
