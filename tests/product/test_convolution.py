@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowbit
-from lowbit.isa import available, named
+from lowbit.isa import available, host, named
 from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.integer.product import product
+from lowbit.kernels.cpu.rows.lowered import Lowered
+from lowbit.kernels.cpu.rows.shifted import Shifted
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.product.convolution import windows_of
+from lowbit.product.convolution import prepare_convolution, windows_of
+from lowbit.product.convolve import _requested
 from lowbit.product.dispatch import plan
 from lowbit.product.geometry import MODES, Geometry, window_table
-from lowbit.product.product import Convolution
+from lowbit.product.prepare import prepare
+from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import convolved
 from lowbit.spec.operations.convolution import convolution_sums, transposed_convolution_sums
 
@@ -135,6 +140,60 @@ def test_every_access_is_inside(name: str, isa: str) -> None:
     out = np.full(interpreted(x, weight, None, 5, case, isa), 0x55555555, np.int32)
     interpreted(x, weight, out, 5, case, isa)
     np.testing.assert_array_equal(out, _expected(x, weight, 5, case))
+
+
+def asked_for(size: tuple[int, int], channels: int, kernel: int = 3, stride: int = 1) -> Product:
+    """The product that a convolution with VNNI is."""
+    weight = np.ones((32, channels, kernel, kernel), np.int8)
+    (b,) = lowbit.pack_convolution(weight).matrices
+    geometry = Geometry.of(size, (kernel, kernel), stride, kernel // 2)
+    return convolved(
+        Convolution(1, geometry, channels, 1, False, False, b.format, "avx512_vnni", 1)
+    )
+
+
+def test_strips_are_for_images_whose_windows_share_enough() -> None:
+    assert isinstance(asked_for((9, 20), 64).a, Shifted)
+    assert isinstance(asked_for((9, 20), 3).a, Lowered)
+    assert isinstance(asked_for((9, 20), 3, stride=2).a, Lowered)
+    for gathered in (
+        asked_for((9, 20), 64, stride=2),  # nine taps, in four lines for each window
+        asked_for((20, 4), 64),  # lines shorter than a step
+        asked_for((60, 60), 3, kernel=2, stride=3),  # pixels between windows
+        asked_for((3, 1 << 20), 64),  # a strip would be larger than the caches
+    ):
+        assert isinstance(gathered.a, Windows)
+        assert gathered.image is None
+
+
+@pytest.fixture
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Caches in which an image's strip is several items, and a weight's panels too."""
+    cached = prepare, prepare_convolution, _requested
+    for one in cached:
+        one.cache_clear()
+    small = {"L1d": 1 << 12, "L2": 1 << 16, "L3": 1 << 20}
+    monkeypatch.setattr(host, "caches", lambda: small)
+    yield
+    for one in cached:
+        one.cache_clear()
+
+
+@pytest.mark.usefixtures("small_caches")
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["groups", "channels", "first layer"])
+def test_items_of_images(name: str, threads: int, isa: str) -> None:
+    """Several items for each image of a batch, and for the columns."""
+    channels, groups, kernel, stride = {
+        "groups": (128, 2, 3, 1), "channels": (64, 1, 3, 1), "first layer": (3, 1, 7, 2),
+    }[name]  # fmt: skip
+    case = {"stride": stride, "padding": kernel // 2, "groups": groups}
+    x, weight = _drawn(7, (27, 33), channels, (kernel, kernel), "int8", 2, 160, groups)
+    packed = lowbit.pack_convolution(weight, groups=groups)
+    result = lowbit.convolution(x, packed, stride=stride, padding=kernel // 2, zero_point=9,
+                                threads=threads, isa=isa)  # fmt: skip
+    np.testing.assert_array_equal(result, _expected(x, weight, 9, case))
 
 
 def interpreted(

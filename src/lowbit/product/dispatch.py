@@ -182,12 +182,11 @@ def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) 
         if shape.lines
         else (image.lines, blocks(image.length, step_rows))
     )
-    item = steps
-    while item > 1 and image.strip(item * many, step_rows) > cache // 4:
-        item = blocks(item, 2)
+    item, shared = steps, min(blocks(image.reach, image.skip * many), steps)
+    while item > shared and image.strip(item * many, step_rows) > cache // 4:
+        item = max(shared, blocks(item, 2))
     wanted = blocks(count * _ITEMS_PER_THREAD, images) if count > 1 else 1
-    shared = blocks(image.reach, image.skip * many)
-    item = min(item, max(blocks(steps, wanted), min(shared, steps)))
+    item = min(item, max(blocks(steps, wanted), shared))
     strips = blocks(product.n, PANEL * shape.panels)
     fitting = max(1, cache // 2 // padded_k(product.k) // (PANEL * shape.panels))
     across = min(strips, max(blocks(strips, fitting), blocks(wanted, blocks(steps, item))))

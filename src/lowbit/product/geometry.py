@@ -21,6 +21,7 @@ MODES = ("constant", "reflect", "edge", "wrap")
 
 OUTSIDE = -1
 _SHARED = 3  # windows that a line of a pixel should be part of, to be kept for them
+_MOST = 1 << 31  # bytes of an image, whose places are int32
 _TABLES = 512  # that are kept
 _Places = npt.NDArray[np.int64]
 
@@ -136,7 +137,8 @@ class Geometry(NamedTuple):
         """Images of so many channels, in pixels of so many bytes, as kernels make strips of them;
         None: they do not, since windows have not enough in common, or lie not alike."""
         plane = len(self.size) == 2 and self.mode == "constant" and not set(self.spread) - {1}
-        if not plane or min(*self.before, *self.after) < 0:
+        large = math.prod(self.size) * pixel >= _MOST
+        if not plane or large or min(*self.before, *self.after) < 0:
             return None
         (height, width), (skip, step) = self.size, self.stride
         (above, left), (reach, taps) = self.before, self.kernel
@@ -153,6 +155,8 @@ class Geometry(NamedTuple):
                 taps=tuple((down * y, along * x) for y, x in np.ndindex(reach, taps)),
             )  # fmt: skip
         if set(self.dilation) - {1} or reach == 1 or channels != pixel:
+            return None
+        if skip > reach or step > taps:  # what lies between windows would be copied too
             return None
         return LoweredImage(lines, length, height, width * channels, above, left * channels, skip,
                             step * channels, reach, taps * channels)  # fmt: skip
@@ -256,7 +260,7 @@ def window_table(
     taps = own.shape[1]
     first = len(Header._fields)
     at = np.cumsum([first, len(offsets), len(positions), len(places)])
-    if max(end, at[-1] + own.size) >= 1 << 31:
+    if max(end, at[-1] + own.size) >= _MOST:
         raise ValueError(f"images of {geometry.size} with {pixel_bytes} bytes a pixel, or their "
                          "windows, are too large: a convolution takes 2 GiB at most")  # fmt: skip
     entries[~inside] = -(at[3] + np.arange(len(own)) * taps)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowbit import isa as instruction_sets
+from lowbit.isa import host
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.rows.input_format import InputFormat
@@ -22,7 +23,7 @@ from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.groups import Grouping
-from lowbit.kernels.cpu.shared.layout import LINE, padded_k
+from lowbit.kernels.cpu.shared.layout import LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
@@ -186,10 +187,13 @@ def convolved(c: Convolution) -> Product:
 
 
 def _in_strips(c: Convolution, product: Product) -> Product:
-    """The same with rows that are made in strips, if images and kernel are such."""
+    """The same with rows that are made in strips, if images and kernel are such, and those of as
+    many lines of the output as have a line of the image in common stay in the nearer caches."""
     image = c.geometry.strips(c.channels // c.groups, c.channels)
     micro = consider(instruction_sets.named(c.isa), product.query)[-1].micro
     if image is None or micro is None or not 0 < micro.shortest_line <= image.length:
+        return product
+    if image.strip(blocks(image.reach, image.skip), 0) > host.caches()["L2"] // 2:
         return product
     if isinstance(image, ShiftedImage):
         return product._replace(a=Shifted(c.signed, c.shifted), image=image)

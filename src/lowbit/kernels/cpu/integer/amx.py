@@ -149,9 +149,9 @@ class Amx(MicroKernel):
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
-        m, k_blocks, wide = query.together, query.k_blocks, blocks(query.n, PANEL)
         if query.line:
             return self._of_line(query)
+        m, k_blocks, wide = query.m, query.k_blocks, blocks(query.n, PANEL)
         row_blocks, panels = (1, min(4, wide)) if m <= ROWS else (2, min(2, wide))
         rows = blocks(m, row_blocks * blocks(m, row_blocks * ROWS))
         interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
@@ -250,6 +250,7 @@ class Amx(MicroKernel):
         whole = select((step.panel + panels) * PANEL < step.n + 1, k.index(1), none)
         if step.make_lines:
             step.make_lines(block + _AHEAD)
+        step.fetch_share(k, block)
 
         def begin(again: bool) -> None:
             def renew(d: int, p: int) -> None:

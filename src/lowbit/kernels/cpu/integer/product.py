@@ -165,6 +165,8 @@ class _Items:
         """The rows of an item, made together."""
         rows, lines = self.rows, self._lines(steps)
         assert isinstance(rows.format, Strips)
+        assert self.weight == "s8"
+        assert not self.shape.span, "memory of this thread holds nothing but the strip"
         each, pitch = rows.block_rows * self.shape.row_blocks, self.shape.pitch
         return rows.format.make(k, rows.operand, image, lines, self.private, pitch, each)
 
@@ -269,8 +271,9 @@ class _Items:
         begin, size = following
         across = ceil(panels[1] - panels[0], self.shape.panels)
         blocks = across * self.rows.k_blocks
-        # With more than that, memory sets the pace.
-        lines = minimum(ceil(size, steps * blocks * LINE), k.index(self.micro.fetches))
+        lines, most = ceil(size, steps * blocks * LINE), self.micro.fetches
+        # Where much more is to be fetched, memory sets the pace already.
+        lines = select(lines > 2 * most, k.index(0), minimum(lines, k.index(most)))
 
         def fetch(step: Value, panel: Value) -> Fetch:
             before = step * blocks + (panel - panels[0]) // self.shape.panels * self.rows.k_blocks
