@@ -124,7 +124,7 @@ def plan(product: Product) -> Plan:
     depth = shape.span * LINE or product.row_bytes
     width = host.caches()["L2"] // 2 // depth
     fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
-    fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.a.strips
+    fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.image is not None
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
@@ -138,12 +138,12 @@ def plan(product: Product) -> Plan:
     if product.image:
         item_steps, item_panels = _items_of_image(product, shape, step_rows, count)
         lines = _lines(product.image, shape, item_steps, step_rows)
-        private_bytes += blocks(product.image.strip(lines, step_rows), LINE) * LINE
+        private_bytes += product.image.strip(lines, step_rows)
         shape = replace(shape, pitch=product.image.pitch(lines))
     else:
         item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
-    if fused and not shape.in_place and not product.image:  # the rows of a step
-        private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
+        if fused and not shape.in_place:  # the rows of a step
+            private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     private_bytes += micro.scratch_bytes(shape, query.k_blocks)

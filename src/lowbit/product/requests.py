@@ -183,17 +183,18 @@ def convolved(c: Convolution) -> Product:
         row_bytes = math.prod(c.geometry.size) * c.channels
     product = Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
                       c.post_ops, c.output, residual_stride=c.outputs)  # fmt: skip
-    return product if c.geometry.plain or not product.m else _in_strips(c, product)
+    return _in_strips(c, product) if product.m else product
 
 
 def _in_strips(c: Convolution, product: Product) -> Product:
     """The same with rows that are made in strips, if images and kernel are such, and those of as
     many lines of the output as have a line of the image in common stay in the nearer caches."""
     image = c.geometry.strips(c.channels // c.groups, c.channels)
-    micro = consider(instruction_sets.named(c.isa), product.query)[-1].micro
-    if image is None or micro is None or not 0 < micro.shortest_line <= image.length:
+    if image is None:
         return product
-    if image.strip(blocks(image.reach, image.skip), 0) > host.caches()["L2"] // 2:
+    micro = consider(instruction_sets.named(c.isa), product.query)[-1].micro
+    near = image.strip(blocks(image.reach, image.skip), 0) <= host.caches()["L2"] // 2
+    if not near or micro is None or not 0 < micro.shortest_line <= image.length:
         return product
     if isinstance(image, ShiftedImage):
         return product._replace(a=Shifted(c.signed, c.shifted), image=image)

@@ -18,7 +18,7 @@ cut into spans, between which sums wait in memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
@@ -149,15 +149,19 @@ class Amx(MicroKernel):
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
-        if query.line:
-            return self._of_line(query)
-        m, k_blocks, wide = query.m, query.k_blocks, blocks(query.n, PANEL)
-        row_blocks, panels = (1, min(4, wide)) if m <= ROWS else (2, min(2, wide))
-        rows = blocks(m, row_blocks * blocks(m, row_blocks * ROWS))
+        k_blocks, wide = query.k_blocks, blocks(query.n, PANEL)
+        # To load rows that begin within a line takes two for each; so these meet more panels.
+        few = not query.aligned if query.line else query.m <= ROWS
+        row_blocks, panels = (1, min(4, wide)) if few else (2, min(2, wide))
+        short = 0 < query.line <= ROWS and query.aligned  # lines of the output are blocks
+        each = 1 if short else row_blocks
+        rows = blocks(query.together, each * blocks(query.together, each * ROWS))
         interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
         nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
-        stays = nearest <= nearest_cache
+        shape = Shape(0, row_blocks, panels, interleave, stays=nearest <= nearest_cache)
+        if query.line:
+            return replace(shape, lines=row_blocks * short), rows
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
         ring = _RING if wide == panels and large and query.weight == "s8" else 0
@@ -165,24 +169,7 @@ class Amx(MicroKernel):
         spans = span(query, (3 if query.in_place else 2) * ROWS)
         if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
-        shape = Shape(
-            0, row_blocks, panels, interleave, span=spans, stays=stays, passing=True, ring=ring
-        )
-        return shape, rows
-
-    @staticmethod
-    def _of_line(query: KernelQuery) -> tuple[Shape, int]:
-        """Rows of strips. To load those that do not begin at lines takes twice as long, so these
-        meet four panels at once. Short lines are blocks as they are."""
-        wide, k_blocks = blocks(query.n, PANEL), query.k_blocks
-        row_blocks, panels = (2, min(2, wide)) if query.aligned else (1, min(4, wide))
-        short = query.line <= ROWS and query.aligned
-        each = 1 if short else row_blocks  # blocks of a line in a step
-        rows = blocks(query.line, each * blocks(query.line, each * ROWS))
-        interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
-        stays = k_blocks * LINE * (query.n + row_blocks * rows) <= host.caches()["L1d"]
-        shape = Shape(0, row_blocks, panels, interleave, stays=stays, lines=row_blocks * short)
-        return shape, rows
+        return replace(shape, span=spans, passing=True, ring=ring), rows
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None

@@ -148,7 +148,7 @@ class _Items:
         for item in k.parallel(count):
             part, panel = item // across, item % across * item_panels
             image = None
-            if self.rows.format.strips:
+            if isinstance(self.rows.format, Strips):
                 image, part = part // down, part % down
             step = part * item_steps
             some = step, minimum(step + item_steps, steps)

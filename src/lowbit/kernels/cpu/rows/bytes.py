@@ -5,51 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, minimum, reduce_add, store_head
-from lowbit.isa.types import Scalar, Vector, s32, u8
+from lowbit.isa.types import Vector, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import (
-    InputFormat,
+    ByteRows,
     LeftOperand,
     Lines,
     Row,
     RowFacts,
 )
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE
+from lowbit.kernels.cpu.shared.layout import LINE
 
 _WORD = 8  # bytes that are copied together, where a whole line would be too many
 
 
 @dataclass(frozen=True)
-class Bytes(InputFormat):
-    """uint8, or int8 if `signed`, which are stored with 128 added and so always have zero points.
+class Bytes(ByteRows):
+    """`contiguous`: neighbours along K are neighbours in memory; `shared`: all rows have the same
+    scale and zero point. Row sums are made in the same pass."""
 
-    `contiguous`: neighbours along K are neighbours in memory. Row sums are made in the same pass.
-    """
-
-    signed: bool = False
-    shifted: bool = False  # whether zero points are given
     contiguous: bool = True
-    shared: bool = False  # whether all rows have the same scale and zero point
-
-    made = False
-    copied = True
-
-    @property
-    def element(self) -> Scalar:
-        return u8
-
-    @property
-    def zero_points(self) -> bool:
-        return self.shifted or self.signed
+    shared: bool = False
 
     @property
     def uniform(self) -> bool:
         return self.shared
-
-    @property
-    def flip(self) -> int:
-        return FLIP if self.signed else 0
 
     @property
     def by_lines(self) -> bool:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowbit.isa.generic import extract, shuffle
-from lowbit.isa.types import Scalar, Vector
+from lowbit.isa.types import Scalar, Vector, s64, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.groups import Grouping
+from lowbit.kernels.cpu.shared.layout import FLIP
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,13 @@ class InputFormat(ABC):
     `element`: what lies in memory. `zero_points`: whether rows have zero points, given or made;
     `uniform`: scale and zero point of all rows are the first, which is then applied to columns.
     `made`: whether scales and zero points are made from the rows, or given. `copied`: packing is
-    as fast as copying. `windows`: rows are found through a table. `strips`: those of an item are
-    made together (strips.py). `flip`: what makes bytes of rows unsigned. `grouping`: of a right
-    operand with groups, for which rows are signed.
+    as fast as copying. `windows`: rows are found through a table. `flip`: what makes bytes of rows
+    unsigned. `grouping`: of a right operand with groups, for which rows are signed.
     """
 
     made = True
     copied = False
     windows = False
-    strips = False
-    flip = 0
 
     @property
     @abstractmethod
@@ -105,6 +103,10 @@ class InputFormat(ABC):
     @property
     def uniform(self) -> bool:
         return False
+
+    @property
+    def flip(self) -> int:
+        return 0
 
     @property
     def by_lines(self) -> bool:
@@ -128,6 +130,49 @@ class InputFormat(ABC):
         """What makes the lines of a row without facts. Of one that is not whole, what is behind
         the row's end does not matter."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ByteRows(InputFormat):
+    """uint8, or int8 if `signed`, which is multiplied with 128 added and so always has zero points;
+    `shifted`: zero points are given."""
+
+    signed: bool = False
+    shifted: bool = False
+
+    made = False
+    copied = True
+
+    @property
+    def element(self) -> Scalar:
+        return u8
+
+    @property
+    def zero_points(self) -> bool:
+        return self.shifted or self.signed
+
+    @property
+    def flip(self) -> int:
+        return FLIP if self.signed else 0
+
+
+@dataclass(frozen=True)
+class ImageRows(ByteRows):
+    """Windows of images, with one scale and zero point for all rows."""
+
+    windows = True
+
+    @property
+    def uniform(self) -> bool:
+        return True
+
+    def number(self, operand: LeftOperand, place: int) -> Value:
+        """A number of the table that says where windows lie."""
+        return (operand.windows + place).load().to(s64)
+
+    def nothing(self, k: Builder, operand: LeftOperand) -> Value:
+        """What lies outside of an image, as it is multiplied."""
+        return operand.zero.load().to(u8) if self.zero_points else k.constant(0, u8)
 
 
 def across(vector: Value, combine: Callable[[Value, Value], Value]) -> Value:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import LeftOperand
-from lowbit.kernels.cpu.rows.strips import Strip, Strips
+from lowbit.kernels.cpu.rows.strips import Strip, Strips, seen
 from lowbit.kernels.cpu.shared.layout import LINE
 
 
@@ -48,17 +48,13 @@ class LoweredImage(NamedTuple):
     def pitch(self, lines: int) -> int:
         """Bytes from column to column. They key the code, so there are few; and they are an odd
         number of lines of cache, lest columns fall into the same sets."""
-        size = self.seen(lines) * self.slot
+        size = seen(self, lines) * self.slot
         # What is read or written behind a slot fits.
         return max(1 << size.bit_length(), 2 * LINE) + LINE
 
-    def seen(self, lines: int) -> int:
-        """Lines of an image that so many of the output see."""
-        return (lines - 1) * self.skip + self.reach
-
     def strip(self, lines: int, step_rows: int) -> int:
         columns = (self.length + step_rows) * self.pitch(lines)
-        return columns + self.seen(lines) * padded_line(self)
+        return columns + seen(self, lines) * padded_line(self)
 
     @property
     def of_line(self) -> int:
@@ -82,7 +78,7 @@ class Lowered(Strips):
     several: bool = True
 
     def facts(self, operand: LeftOperand) -> LoweredImage:
-        numbers = (self.fact(operand, i) for i in range(len(LoweredImage._fields)))
+        numbers = (self.number(operand, i) for i in range(len(LoweredImage._fields)))
         return LoweredImage(*numbers)  # type: ignore[arg-type]
 
     def make(
@@ -90,34 +86,32 @@ class Lowered(Strips):
         memory: Value, pitch: int, step_rows: Value,
     ) -> Strip:  # fmt: skip
         facts: LoweredImage = self.facts(operand)
-        first, last = lines
-        seen = (last - first - 1) * facts.skip + facts.reach
         size = k.index(padded_line(facts))
         padded = memory + (facts.length + step_rows) * pitch
-        self._pad(k, operand, image, first, seen, padded)
+        self._pad(k, operand, facts, image, lines, padded)
+        count = seen(facts, lines[1] - lines[0])
         # Columns are written one after another: stores all over the strip would be many pages.
         for x in k.range(0, facts.length):
-            for y in k.range(0, seen):
+            for y in k.range(0, count):
                 source = padded + (y * size + x * facts.step)
                 target = memory + (x * pitch + y * facts.slot)
                 parts = k.range(0, facts.slot, self.piece) if self.several else (k.index(0),)
                 for part in parts:  # the next ones overwrite what is too much
                     (target + part).store((source + part).load(self.piece))
         line_bytes = k.index(facts.skip * facts.slot)
-        return Strip(facts, memory, pitch, line_bytes, first, image, lambda block: block * LINE)
+        return Strip(facts, memory, pitch, line_bytes, lines[0], image, lambda block: block * LINE)
 
     def _pad(
-        self, k: Builder, operand: LeftOperand, image: Value, first: Value, seen: Value,
-        target: Value,
+        self, k: Builder, operand: LeftOperand, facts: LoweredImage, image: Value,
+        lines: tuple[Value, Value], target: Value,
     ) -> None:  # fmt: skip
-        """Copy `seen` lines of an image, with what lies outside; none behind the end is read."""
-        facts: LoweredImage = self.facts(operand)
+        """Copy the lines that are seen, with what lies outside; nothing behind the end is read."""
         size, zero = k.index(padded_line(facts)), self.nothing(k, operand).splat(LINE)
-        for y in k.range(0, seen):
-            line, of_image = target + y * size, first * facts.skip + y - facts.above
+        for y, of_image, inside in self.seen(k, facts, lines):
+            line = target + y * size
             for at in k.range(0, size, LINE):
                 (line + at).store(zero)
-            for _ in k.when((of_image > -1) & (of_image < facts.height)):
+            for _ in k.when(inside):
                 source = operand.a + (image * operand.row_stride + of_image * facts.width)
                 self._copy(k, source, line + facts.left, k.index(facts.width))
 
@@ -125,9 +119,9 @@ class Lowered(Strips):
         """Lines, of which the last overlaps the one before, or bytes where there is none."""
         last = size - LINE
         for at in k.range(0, last, LINE):
-            (target + at).store((source + at).load(LINE) ^ self.flips)
+            (target + at).store((source + at).load(LINE) ^ self.flip)
         for _ in k.when(last > -1):
-            (target + last).store((source + last).load(LINE) ^ self.flips)
+            (target + last).store((source + last).load(LINE) ^ self.flip)
         for _ in k.when(last < 0):
             for at in k.range(0, size):
-                (target + at).store((source + at).load() ^ self.flips)
+                (target + at).store((source + at).load() ^ self.flip)

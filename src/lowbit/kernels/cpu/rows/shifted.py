@@ -21,7 +21,7 @@ from lowbit.isa.types import s64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import LeftOperand
-from lowbit.kernels.cpu.rows.strips import Strip, Strips
+from lowbit.kernels.cpu.rows.strips import Strip, Strips, seen
 from lowbit.kernels.cpu.shared.layout import LINE
 
 
@@ -55,8 +55,7 @@ class ShiftedImage(NamedTuple):
         return LINE
 
     def strip(self, lines: int, step_rows: int) -> int:
-        seen = (lines - 1) * self.skip + self.reach
-        return seen * self.line_bytes + step_rows * LINE
+        return seen(self, lines) * self.line_bytes + step_rows * LINE
 
     @property
     def of_line(self) -> int:
@@ -75,12 +74,7 @@ class ShiftedImage(NamedTuple):
             for y, x in self.taps
         )
         distances = (tap + which * part for tap in taps for which in range(self.parts))
-        return (*self.numbers, *distances)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """All but the taps."""
-        return self[:_TAPS]  # type: ignore[return-value]
+        return (*self[:_TAPS], *distances)  # type: ignore[return-value]
 
 
 _TAPS = ShiftedImage._fields.index("taps")
@@ -91,7 +85,7 @@ class Shifted(Strips):
     """Channels last, 64 or a multiple."""
 
     def facts(self, operand: LeftOperand) -> ShiftedImage:
-        numbers = (self.fact(operand, i) for i in range(_TAPS))
+        numbers = (self.number(operand, i) for i in range(_TAPS))
         return ShiftedImage(*numbers, taps=())  # type: ignore[arg-type]
 
     def make(
@@ -99,12 +93,9 @@ class Shifted(Strips):
         memory: Value, pitch: int, step_rows: Value,
     ) -> Strip:  # fmt: skip
         facts: ShiftedImage = self.facts(operand)
-        first, last = lines
         line_bytes = k.index(facts.line_bytes)
         source = operand.a + image * operand.row_stride
-        for y in k.range(0, (last - first - 1) * facts.skip + facts.reach):
-            of_image = first * facts.skip + y - facts.above
-            inside = (of_image > -1) & (of_image < facts.height)
+        for y, of_image, inside in self.seen(k, facts, lines):
             line = source + of_image * facts.of_line
             for phase in k.range(0, facts.step):
                 target = memory + (y * line_bytes + phase * (facts.wide * LINE))
@@ -113,7 +104,7 @@ class Shifted(Strips):
         def at(block: Value) -> Value:
             return (operand.windows + (block + _TAPS)).load().to(s64)
 
-        return Strip(facts, memory, pitch, facts.skip * line_bytes, first, image, at)
+        return Strip(facts, memory, pitch, facts.skip * line_bytes, lines[0], image, at)
 
     def _phase(
         self, k: Builder, operand: LeftOperand, facts: ShiftedImage, inside: Value, line: Value,
@@ -134,7 +125,7 @@ class Shifted(Strips):
                 begin, place = line + part * LINE, target + part * between
                 for x in k.range(before, end):
                     pixel = x * facts.step + phase - facts.left
-                    value = (begin + pixel * facts.pixel).load(LINE) ^ self.flips
+                    value = (begin + pixel * facts.pixel).load(LINE) ^ self.flip
                     (place + x * LINE).store(value)
 
     def _fill(

@@ -9,16 +9,14 @@ they are, and no step has parts of two images.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lowbit.isa.generic import minimum
-from lowbit.isa.types import Scalar, s64, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand, Row, RowFacts
-from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.kernels.cpu.rows.input_format import ImageRows, LeftOperand, Row, RowFacts
 
 
 class Image(Protocol):
@@ -56,6 +54,11 @@ class Image(Protocol):
         ...
 
 
+def seen(image: Any, lines: Any) -> Any:
+    """Lines of an image that so many of the output see; numbers or values."""
+    return (lines - 1) * image.skip + image.reach
+
+
 @dataclass(frozen=True)
 class Strip:
     """Some output lines of one image, from `first` on. facts: `lines`, `length` of the image.
@@ -88,45 +91,19 @@ class Strip:
         return place, row + pixel, row + minimum(pixel + rows, length)
 
 
-@dataclass(frozen=True)
-class Strips(InputFormat):
-    """uint8, or int8 if `signed`, with one scale and zero point (if `shifted`) for all rows."""
-
-    signed: bool = False
-    shifted: bool = False
-
-    made = False
-    copied = True
-    windows = True
-    strips = True
-
-    @property
-    def element(self) -> Scalar:
-        return u8
-
-    @property
-    def zero_points(self) -> bool:
-        return self.shifted or self.signed
-
-    @property
-    def uniform(self) -> bool:
-        return True
-
-    @property
-    def flips(self) -> int:
-        """What makes bytes of images unsigned."""
-        return FLIP if self.signed else 0
+class Strips(ImageRows):
+    """Rows that are made by items."""
 
     def pack(self, k: Builder, row: Row, facts: RowFacts) -> None:
         raise NotImplementedError("rows are made by items")
 
-    def fact(self, operand: LeftOperand, number: int) -> Value:
-        """A number of the table."""
-        return (operand.windows + number).load().to(s64)
-
-    def nothing(self, k: Builder, operand: LeftOperand) -> Value:
-        """What lies outside of an image, as it is multiplied."""
-        return operand.zero.load().to(u8) if self.zero_points else k.constant(0, u8)
+    @staticmethod
+    def seen(k: Builder, facts: Any, lines: tuple[Value, Value]) -> Iterator[tuple[Value, ...]]:
+        """Emit what follows for each line that the output's `lines` see: its number among these,
+        and in the image, and whether it is one of the image's."""
+        for y in k.range(0, seen(facts, lines[1] - lines[0])):
+            line = lines[0] * facts.skip + y - facts.above
+            yield y, line, (line > -1) & (line < facts.height)
 
     @abstractmethod
     def facts(self, operand: LeftOperand) -> Any:

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import Scalar, s64, u8
+from lowbit.isa.types import s64, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import (
-    InputFormat,
+    ImageRows,
     LeftOperand,
     Lines,
     Row,
     RowFacts,
 )
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE
+from lowbit.kernels.cpu.shared.layout import LINE
 
 
 class Header(NamedTuple):
@@ -59,33 +59,13 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Windows(InputFormat):
-    """uint8, or int8 if `signed`, with one scale and zero point (if `shifted`) for all rows.
-
-    `room`: bytes of memory in which a row is gathered, K and 64 at least; 0 where channels come in
-    multiples of 64 and lines of taps are lines of rows. A pixel inside is read by loads of 64 bytes
-    that may go over a tap's end, but never over the end of its image.
+class Windows(ImageRows):
+    """`room`: bytes of memory in which a row is gathered, K and 64 at least; 0 where channels come
+    in multiples of 64 and lines of taps are lines of rows. A pixel inside is read by loads of 64
+    bytes that may go over a tap's end, but never over the end of its image.
     """
 
-    signed: bool = False
-    shifted: bool = False
     room: int = 0
-
-    made = False
-    copied = True
-    windows = True
-
-    @property
-    def element(self) -> Scalar:
-        return u8
-
-    @property
-    def zero_points(self) -> bool:
-        return self.shifted or self.signed
-
-    @property
-    def uniform(self) -> bool:
-        return True
 
     @property
     def by_lines(self) -> bool:
@@ -93,7 +73,7 @@ class Windows(InputFormat):
 
     def fact(self, operand: LeftOperand, name: str) -> Value:
         """A number of the table's header."""
-        return (operand.windows + Header._fields.index(name)).load().to(s64)
+        return self.number(operand, Header._fields.index(name))
 
     def find(self, k: Builder, operand: LeftOperand, number: Value) -> Window:
         """Look a row up."""
@@ -110,14 +90,13 @@ class Windows(InputFormat):
 
     def outside(self, k: Builder, operand: LeftOperand, size: int = LINE) -> Value:
         """So many bytes of what is outside, as it would lie in an image."""
-        zero = operand.zero.load().to(u8) if self.zero_points else k.constant(0, u8)
         memory = k.local(u8, size)
-        memory.store(self.stored(zero).splat(size))
+        memory.store(self.stored(self.nothing(k, operand)).splat(size))
         return memory
 
     def stored(self, values: Value) -> Value:
         """Bytes of an image as they are multiplied, and back."""
-        return values ^ (FLIP if self.signed else 0)
+        return values ^ self.flip
 
     def lines(self, k: Builder, operand: LeftOperand, number: Value) -> Lines:
         window, outside = self.find(k, operand, number), self.outside(k, operand)
