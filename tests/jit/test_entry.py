@@ -22,7 +22,8 @@ from lowbit.jit.kernel import Kernel, Program, kernel
 @kernel
 def negate(k: Builder, x: S32Pointer, y: S32Pointer, n: Int, stride: Int) -> None:
     """y[i] = -x[i * stride] for i < n."""
-    for i in k.range(0, n):
+    # By items: a thread that comes late to any other loop runs it once more, after the call.
+    for i in k.parallel(n):
         (y + i).store(0 - (x + i * stride).load())
 
 

@@ -8,11 +8,13 @@ machine would run.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
 import threading
 from contextlib import nullcontext
 from functools import cache
+from typing import TypeVar
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -58,9 +60,6 @@ def _initialize_all() -> None:
     llvm.initialize_all_asmprinters()
 
 
-_process_triple = cache(llvm.get_process_triple)
-
-
 @cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
     if isa.is_foreign:
@@ -68,7 +67,7 @@ def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
         triple = f"{isa.architecture}-unknown-linux-gnu"
     else:
         _initialize()
-        triple = _process_triple()
+        triple = llvm.get_process_triple()
     # Tuning for a generic core would otherwise split 512-bit vectors in two.
     wide = ["-prefer-256-bit"] if isa.vector_bytes == 64 else []
     features = ",".join([f"+{name}" for name in isa.features] + wide)
@@ -102,6 +101,23 @@ def assembly(ir_text: str, isa: InstructionSet) -> str:
     return _target_machine(isa).emit_assembly(optimized(ir_text, isa))
 
 
+@cache
+def _linker() -> llvm.LLJIT:
+    """What puts object files into memory: one for all, as making it takes longer than using it."""
+    _initialize()
+    return _kept(llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True))
+
+
+_T = TypeVar("_T")
+_libraries = itertools.count()
+
+
+def _kept(thing: _T) -> _T:
+    """`thing`, which stays for as long as the process lives."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
 class Loaded:
     """An object file in executable memory, for as long as the process lives: a thread of the pool
     may be in it when everything else has ended.
@@ -112,16 +128,11 @@ class Loaded:
     def __init__(self, code: bytes, name: str, isa: InstructionSet) -> None:
         if isa.is_foreign:
             raise RuntimeError(f"{name} cannot be loaded here: {isa.missing()}")
-        _initialize()
         if sys.byteorder != "little":
             raise RuntimeError("lowbit's kernels are written for little-endian machines")
-        empty = llvm.parse_assembly("")
-        empty.triple = _process_triple()
-        machine = llvm.Target.from_triple(empty.triple).create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(empty, machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        self.address = self._engine.get_function_address(name)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))
-        if not self.address:
-            raise ValueError(f"the object file holds no function {name!r}")
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        try:  # in a library of its own: many functions have one name
+            linked = library.export_symbol(name).link(_linker(), f"{name} {next(_libraries)}")
+        except RuntimeError as error:
+            raise ValueError(f"the object file holds no function {name!r}: {error}") from error
+        self.address = _kept(linked)[name]

@@ -96,7 +96,9 @@ def check_values(values: npt.NDArray[Any], fmt: IntFormat, name: str) -> None:
 
     `name` says in the message what the values are.
     """
-    if values.size == 0 or (values.min() >= fmt.qmin and values.max() <= fmt.qmax):
+    if values.size == 0 or values.dtype.name == fmt.name:  # which holds nothing else
+        return
+    if values.min() >= fmt.qmin and values.max() <= fmt.qmax:
         return
     index = first_index((values < fmt.qmin) | (values > fmt.qmax))
     raise ValueError(
