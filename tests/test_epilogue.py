@@ -19,6 +19,7 @@ from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.kernels.cpu.shared.post_ops.leaky_relu import LeakyRelu
 from lowbit.kernels.cpu.shared.post_ops.quantized_residual import QuantizedResidual
 from lowbit.numerics import quantize_rows
+from lowbit.product.output import OutputSpec
 from lowbit.spec.operations.products import matmul_scaled
 from lowbit.spec.post_ops import FUNCTIONS as MEANINGS
 
@@ -229,6 +230,27 @@ def test_linear_dynamic_takes_steps() -> None:
     )
     whole = lowbit.linear_dynamic(x, b, bias, residual=residual, post_ops=steps)
     np.testing.assert_array_equal(whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("steps", "dtype", "scale", "zero", "kept"),
+    [
+        (("bias", "relu"), "uint8", 0.1, 0, 1),
+        (("bias", "relu"), "uint8", 0.1, 1, 2),  # -0.1 is less than 0
+        (("bias", "relu"), "int8", 0.1, -128, 1),
+        (("bias", "relu"), "float32", None, 0, 2),
+        (("bias", "silu", "relu"), "uint8", 0.1, 0, 2),
+        (("relu", "bias"), "uint8", 0.1, 0, 2),
+        (("bias", lowbit.Clamp(0, 6)), "uint8", 6 / 255, 0, 1),
+        (("bias", lowbit.Clamp(0, 6)), "uint8", 6.02 / 255, 0, 2),
+        (("bias", lowbit.Clamp(-1, 3e38), "relu"), "uint8", 0.5, 0, 1),
+        (("bias", lowbit.Clamp(-1, 1)), "int8", 1 / 127, 0, 2),  # -128 is less than -1
+    ],
+)
+def test_bounds_of_the_outputs_own_format_are_left_out(
+    steps: tuple[Any, ...], dtype: str, scale: float | None, zero: int, kept: int
+) -> None:
+    assert len(OutputSpec.of(True, False, steps, dtype, scale, zero).post_ops) == kept
 
 
 @pytest.mark.parametrize(

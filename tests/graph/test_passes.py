@@ -269,6 +269,51 @@ def test_what_follows_becomes_a_post_operation(step: str, shape: tuple[Any, ...]
     assert len(fused(Graph(("x",), ("d",), nodes, whole.constants, tensors)).nodes) == 2
 
 
+PADS = {"pads": np.array([0, 1]), "axes": np.array([3]), "zero": np.float32(0)}
+
+
+@pytest.mark.parametrize(("inputs", "pads"), [
+    ("x all", (2, 0, 0, 3)), ("x pads zero axes", (1, 0, 0, 2)), ("x pads _ axes", (1, 0, 0, 2)),
+])  # fmt: skip
+def test_zeros_around_an_image_become_pads(inputs: str, pads: tuple[int, ...]) -> None:
+    constants = {**PADS, "all": np.array([0, 0, 1, 0, 0, 0, 0, 2]), "w": n(4, 6, 3, 3)}
+    conv = ("Conv", "p w", "y", {"pads": (1, 0, 0, 1)})
+    whole = graph(("Pad", inputs, "p"), conv, constants=constants)
+    found = fused(whole)
+    assert ops(found) == ["Conv"]
+    assert found.nodes[0].get("pads") == pads
+    same(whole, found)
+
+
+@pytest.mark.parametrize(("pad", "more"), [
+    (("Pad", "x pads one axes", "p"), {}),
+    (("Pad", "x pads _ axes", "p", {"mode": "reflect"}), {}),
+    (("Pad", "x less _ axes", "p"), {}),
+    (("Pad", "x pads _ channels", "p"), {"w": n(4, 7, 3, 3)}),
+])  # fmt: skip
+def test_other_padding_stays(pad: tuple[Any, ...], more: dict[str, Any]) -> None:
+    constants = {**PADS, "w": n(4, 6, 3, 3), "one": np.float32(1), "less": np.array([0, -1]),
+                 "channels": np.array([1])} | more  # fmt: skip
+    assert ops(fused(graph(pad, ("Conv", "p w", "y"), constants=constants))) == ["Pad", "Conv"]
+    both = (("Pad", "x pads _ axes", "p"), ("Conv", "p w", "y"))
+    read_twice = graph(*both, constants=constants, outputs=("y", "p"))
+    assert ops(fused(read_twice)) == ["Pad", "Conv"]
+
+
+def test_zeros_around_quantized_images_become_pads_if_the_format_stays() -> None:
+    nodes = (
+        Node("Identity", ("x",), ("q",)),
+        Node("Pad", ("q", "pads", "", "axes"), ("p",)),
+        Node("Conv", ("p", "w"), ("y",)),
+    )
+    for zero, expected in ((5, ["Identity", "Conv"]), (6, ["Identity", "Pad", "Conv"])):
+        tensors = {name: Tensor("uint8", ("?",), 0.1, z) for name, z in (("q", 5), ("p", zero))}
+        tensors["x"] = Tensor("float32", (2, 6, 8, 8))
+        whole = Graph(("x",), ("y",), nodes, {**PADS, "w": n(4, 6, 3, 3)}, tensors)
+        assert ops(fused(whole)) == expected
+        same(whole, fused(whole))
+
+
 def test_sums_of_other_shapes_are_no_residual() -> None:
     conv = ("Conv", "x w b", "c")
     channels = graph(conv, ("GlobalAveragePool", "x", "g"), ("Add", "c g", "y"), constants=CONV)

@@ -16,10 +16,10 @@ from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
-from lowbit.kernels.cpu.shared.layout import QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import blocks
 from lowbit.product.describe import of_depthwise, tell_plan
 from lowbit.product.dispatch import thread_count
-from lowbit.product.geometry import window_table
+from lowbit.product.geometry import line_table, window_table
 from lowbit.product.prepare import KEPT, moved, prepare
 from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import convolved
@@ -125,24 +125,24 @@ class _Depthwise:
     scratch = 0
 
     def __init__(self, c: Convolution) -> None:
-        self.shape = c.shape
-        self.windows = None
-        if 0 not in self.shape:
-            self.windows = window_table(c.geometry, c.channels, c.channels, QUAD)
-        rows = Windows(c.signed, c.shifted)
-        epilogue = Epilogue(a_zero=rows.zero_points, post_ops=c.post_ops, out=c.output,
+        self.shape, over = c.shape, c.geometry
+        self.windows = None if 0 in self.shape else line_table(over, c.channels)
+        images = Windows(c.signed, c.shifted)
+        epilogue = Epilogue(a_zero=images.zero_points, post_ops=c.post_ops, out=c.output,
                             uniform=True)  # fmt: skip
-        self._program = depthwise.program(instruction_sets.get(c.isa), format=rows,
-                                          epilogue=epilogue, repeated=c.b.n > 1)  # fmt: skip
-        m, taps = c.batch * c.geometry.pixels, c.geometry.taps
-        count = thread_count(m, c.outputs, taps, c.threads)
+        self._program = depthwise.program(
+            instruction_sets.get(c.isa), format=images, window=over.window, epilogue=epilogue,
+            repeated=c.b.n > 1,
+        )  # fmt: skip
+        m = c.batch * math.prod(over.output[:-1])
+        count = thread_count(c.batch * over.pixels, c.outputs, over.taps, c.threads)
         items = count * _ITEMS_PER_THREAD if count > 1 else 1
         self._fixed = {
-            "image_stride": math.prod(c.geometry.size) * c.channels,
+            "image_stride": math.prod(over.size) * c.channels,
             "m": m,
             "n": c.outputs,
             "multiplier": c.b.n,
-            "item_rows": max(1, blocks(m, items)),
+            "item_lines": max(1, blocks(m, items)),
         }
         self._call = self._program.bind(count, _VARYING, **self._fixed)
         tell_plan(told := of_depthwise(c, count))

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.convolution.depthwise import Header as Line
+from lowbit.kernels.cpu.convolution.depthwise import Window
 from lowbit.kernels.cpu.rows.lowered import LoweredImage
 from lowbit.kernels.cpu.rows.shifted import ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Header
@@ -179,6 +181,12 @@ class Geometry(NamedTuple):
         first = np.arange(0, max(len(pixels) - reach, 0), self.stride[axis])
         return pixels[first[:, None] + dilation * np.arange(kernel)]
 
+    @property
+    def window(self) -> Window:
+        """What keys the kernel of depthwise convolutions."""
+        *rows, columns = self.kernel
+        return Window(math.prod(rows), columns, self.stride[-1], self.dilation[-1])
+
     def steps(self) -> _Places:
         """How far each tap is from the first, in pixels of the image, where all are inside: [taps];
         of a spread image, as if it were not."""
@@ -187,10 +195,11 @@ class Geometry(NamedTuple):
             steps = (steps[:, None] * size + dilation * np.arange(kernel)).ravel()
         return steps
 
-    def places(self) -> _Places:
-        """The pixel of the image under each tap of each window, or `OUTSIDE`: [pixels, taps]."""
+    def places(self, axes: int | None = None) -> _Places:
+        """The pixel of the image under each tap of each window, or `OUTSIDE`: [pixels, taps]; as if
+        only the first axes were there."""
         places, outside = np.zeros((1, 1), np.int64), np.zeros((1, 1), bool)
-        for axis, size in enumerate(self.size):
+        for axis, size in enumerate(self.size[:axes]):
             along = self._along(axis)
             shape = len(places) * len(along), places.shape[1] * along.shape[1]
             wide = places[:, None, :, None] * size + along[:, None, :]
@@ -224,18 +233,15 @@ def sides(padding: Any, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @lru_cache(maxsize=_TABLES)
-def window_table(
-    geometry: Geometry, channels: int, pixel_bytes: int, together: int = 0
-) -> npt.NDArray[np.int32]:
+def window_table(geometry: Geometry, channels: int, pixel_bytes: int) -> npt.NDArray[np.int32]:
     """The table (kernels/cpu/rows/windows.py) of windows of `channels` bytes at each tap, in images
-    whose pixels are `pixel_bytes` apart. `together`: of single taps, filled with taps outside to a
-    multiple of this.
+    whose pixels are `pixel_bytes` apart.
 
     ValueError: an image, or the table, is too large for int32.
     """
     places, shared = geometry.places(), geometry.steps()
     end = (math.prod(geometry.size) - 1) * pixel_bytes + channels
-    whole = channels % LINE == 0 and not together  # then each line is a tap
+    whole = channels % LINE == 0  # then each line is a tap
     parts = np.arange(0, channels, LINE) if whole else np.zeros(1, np.int64)
     outside = np.repeat(places == OUTSIDE, len(parts), axis=1)
     places, shared = (
@@ -247,22 +253,15 @@ def window_table(
     inside[inside] = (places[inside] - places[inside, :1] == shared).all(axis=1)
     channels = LINE if whole else channels
     offsets, positions = shared, np.zeros(0, np.int64)
-    if not (whole or together):
+    if not whole:
         offsets, positions = _pieces(shared, channels)
         inside &= places[:, 0] + offsets.max(initial=0) + LINE <= end
-    if together:  # in loads of up to 64 bytes
-        inside &= places[:, 0] + shared.max(initial=0) + channels + LINE <= end
     entries, own = places[:, 0].copy(), places[~inside]
-    if together:
-        more = -len(shared) % together
-        offsets = np.pad(shared, (0, more))
-        own = np.pad(own, ((0, 0), (0, more)), constant_values=OUTSIDE)
     taps = own.shape[1]
     first = len(Header._fields)
     at = np.cumsum([first, len(offsets), len(positions), len(places)])
     if max(end, at[-1] + own.size) >= _MOST:
-        raise ValueError(f"images of {geometry.size} with {pixel_bytes} bytes a pixel, or their "
-                         "windows, are too large: a convolution takes 2 GiB at most")  # fmt: skip
+        raise _too_large(geometry, pixel_bytes)
     entries[~inside] = -(at[3] + np.arange(len(own)) * taps)
     header = Header(len(places), taps, channels, end, len(offsets), *at[:3])
     table = aligned_empty((int(at[-1]) + own.size,), np.int32)
@@ -270,6 +269,37 @@ def window_table(
     np.concatenate([np.asarray(one, np.int64) for one in sections], out=table, casting="unsafe")
     table.flags.writeable = False
     return table
+
+
+@lru_cache(maxsize=_TABLES)
+def line_table(geometry: Geometry, pixel_bytes: int) -> npt.NDArray[np.int32]:
+    """The table of kernels/cpu/convolution/depthwise.py.
+
+    ValueError: an image, or the table, is too large for int32.
+    """
+    rows, under = geometry.places(len(geometry.size) - 1), geometry._along(-1)
+    window = geometry.window
+    length = len(under)
+    columns = np.full(window.seen(length + LINE), OUTSIDE, np.int64)  # for a block beyond, too
+    pixels, taps = np.indices(under.shape)
+    columns[window.place(pixels, taps)] = under
+    end = math.prod(geometry.size) * pixel_bytes
+    first = len(Line._fields)
+    if max(end, first + columns.size + rows.size) >= _MOST:
+        raise _too_large(geometry, pixel_bytes)
+    header = Line(len(rows), length, end, first, first + len(columns))
+    parts = (
+        np.where(part == OUTSIDE, OUTSIDE, part * scale).ravel()
+        for part, scale in ((columns, pixel_bytes), (rows, geometry.size[-1] * pixel_bytes))
+    )
+    return np.concatenate([header, *parts]).astype(np.int32)
+
+
+def _too_large(geometry: Geometry, pixel_bytes: int) -> ValueError:
+    return ValueError(
+        f"images of {geometry.size} with {pixel_bytes} bytes a pixel, or their windows, are too "
+        "large: a convolution takes 2 GiB at most"
+    )
 
 
 def _pieces(offsets: _Places, channels: int) -> tuple[_Places, _Places]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
+from lowbit.kernels.cpu.shared.formats import LIMITS
 from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
 from lowbit.numerics.float32 import float32_number
 
@@ -62,8 +63,11 @@ class OutputSpec:
         if out_dtype not in _OUT_DTYPES:
             raise ValueError(f"out_dtype {out_dtype!r} is not one of {', '.join(_OUT_DTYPES)}")
         out, storage = _OUT_DTYPES[out_dtype]
-        numbers = [n for step in order if isinstance(step, WithNumbers) for n in step.numbers]
-        numbers += _requantize(out, storage, out_scale, out_zero_point)
+        format_numbers = _requantize(out, storage, out_scale, out_zero_point)
+        if format_numbers:
+            order = _unbounded(order, out, *format_numbers)
+        numbers = [number for step in order for number in _numbers(step)]
+        numbers += format_numbers
         parameters = np.array(numbers, np.float32) if numbers else None
         return cls(out, storage, tuple(map(_name, order)), parameters)
 
@@ -85,6 +89,28 @@ _KINDS = (str, WithNumbers)
 
 def _name(step: AnyPostOp) -> str:
     return step if isinstance(step, str) else step.name
+
+
+def _numbers(step: AnyPostOp) -> tuple[float, ...]:
+    return () if isinstance(step, str) else step.numbers
+
+
+def _unbounded(
+    steps: tuple[AnyPostOp, ...], out: str, inverse: float, zero_point: float
+) -> tuple[AnyPostOp, ...]:
+    """Without the last steps that only bound, by no less than what `out` can hold: an activation
+    that the range of a quantized output is the range of costs nothing."""
+    least, greatest = (limit - zero_point for limit in LIMITS[out])
+    while steps:
+        bounds = post_ops.get(_name(steps[-1])).bounds(_numbers(steps[-1]))
+        if bounds is None:
+            break
+        with np.errstate(over="ignore"):
+            low, high = np.rint(np.array(bounds, np.float32) * np.float32(inverse))
+        if low > least or high < greatest:
+            break
+        steps = steps[:-1]
+    return steps
 
 
 def _check(steps: tuple[AnyPostOp, ...], given: tuple[str, ...]) -> None:

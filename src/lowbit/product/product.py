@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
 from lowbit.kernels.cpu.rows.strips import Image
@@ -121,8 +122,8 @@ class Convolution(NamedTuple):
 
     @property
     def depthwise(self) -> bool:
-        """Whether each channel is a group."""
-        return self.channels == self.groups > 1
+        """Whether one kernel serves all groups."""
+        return is_depthwise(self.channels, self.groups, self.geometry.kernel)
 
     @property
     def outputs(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
@@ -29,10 +30,9 @@ class ConvolutionShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedDepthwise:
-    """A kernel for each output, int8 [outputs, taps], in the order of
-    kernels/cpu/convolution/depthwise.py.
+    """A kernel for each output, in the order of kernels/cpu/convolution/depthwise.py.
 
-    - panels: uint8 [blocks of 64 outputs, taps / 4, 256], C-contiguous.
+    - panels: uint8 [blocks of 64 outputs, columns · rows / 4, 256], C-contiguous.
     - column_sums, scale: as those of a `PackedMatrix`, for whole blocks of outputs.
     - format: of the kernels of one channel, [taps, outputs of a channel].
     """
@@ -72,17 +72,21 @@ class PackedDepthwise:
         )
 
     @classmethod
-    def of(cls, rows: npt.NDArray[np.int8], scale: Any, multiplier: int) -> PackedDepthwise:
-        """Of kernels [outputs, taps] with a scale [outputs] or None."""
-        outputs, taps = rows.shape
-        fours = blocks(taps, QUAD)
-        filled = np.zeros((blocks(outputs, LINE) * LINE, fours * QUAD), np.int8)
-        filled[:outputs, :taps] = rows
-        # [block, lane, q, output, four, tap] becomes [block, four, q, lane, output, tap].
-        parts = filled.reshape(-1, LINE // PANEL, PANEL // QUAD, QUAD, fours, QUAD)
-        panels = aligned_empty((len(parts), fours, QUAD * LINE), np.uint8)
-        panels[...] = parts.transpose(0, 4, 2, 1, 3, 5).reshape(panels.shape).view(np.uint8)
-        sums = filled.sum(axis=1, dtype=np.int32)
+    def of(cls, kernels: npt.NDArray[np.int8], scale: Any, multiplier: int) -> PackedDepthwise:
+        """Of kernels [outputs, *kernel] with a scale [outputs] or None."""
+        outputs, columns = len(kernels), kernels.shape[-1]
+        rows = kernels.reshape(outputs, -1, columns)
+        fours = blocks(rows.shape[1], QUAD)
+        filled = np.zeros((blocks(outputs, LINE) * LINE, fours * QUAD, columns), np.int8)
+        filled[:outputs, : rows.shape[1]] = rows
+        # [block, lane, q, output, four, row, column] becomes
+        # [block, column, four, q, lane, output, row].
+        parts = filled.reshape(-1, LINE // PANEL, PANEL // QUAD, QUAD, fours, QUAD, columns)
+        panels = aligned_empty((len(parts), columns * fours, QUAD * LINE), np.uint8)
+        ordered = parts.transpose(0, 6, 4, 2, 1, 3, 5)
+        panels[...] = ordered.reshape(panels.shape).view(np.uint8)
+        sums = filled.sum(axis=(1, 2), dtype=np.int32)
+        taps = rows.shape[1] * columns
         form = PanelFormat(taps, multiplier, "int8", scaled=scale is not None)
         if scale is not None:
             scale = np.pad(scale, (0, len(filled) - outputs))
@@ -168,10 +172,10 @@ def pack_convolution(
         values = values.swapaxes(1, 2)
     else:
         values = values.reshape(groups, outputs // groups, second, *kernel)
-    if channels == groups > 1:
-        rows = values.reshape(outputs, -1)
+    if is_depthwise(channels, groups, tuple(kernel)):
+        kernels = values.reshape(outputs, *kernel)
         each = None if scale is None else scale.reshape(outputs).astype(np.float32)
-        depthwise = PackedDepthwise.of(rows, each, outputs // groups)
+        depthwise = PackedDepthwise.of(kernels, each, outputs // groups)
         return PackedConvolution(channels, outputs, tuple(kernel), groups, (depthwise,), transposed)
     matrices: list[PackedMatrix] = []
     for group in range(groups):

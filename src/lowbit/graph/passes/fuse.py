@@ -1,4 +1,4 @@
-"""What follows a product becomes part of its node."""
+"""What stands before or after a product becomes part of its node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Graph, Node
+from lowbit.graph.operators.images import pad_ends
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 
 _LAYERS = ("Conv", "ConvTranspose", "Linear")
@@ -15,10 +16,36 @@ _NAMES = {"Relu": "relu", "Sigmoid": "sigmoid", "Silu": "silu", "HardSwish": "ha
 
 
 def fused(graph: Graph) -> Graph:
-    """Activations and additions behind products as their `post_ops`, with the same result.
+    """Zeros around images as `pads` of convolutions, activations and additions behind products as
+    their `post_ops`, with the same result.
 
     That is done where the value between is read by nothing else and has no format of its own."""
-    return rewritten(graph, (_activation, _residual))
+    return rewritten(graph, (_padding, _activation, _residual))
+
+
+def _padding(values: Values, node: Node) -> Replacement | None:
+    """A convolution of an image with zeros around it."""
+    name = node.inputs[0] if node.inputs else ""
+    pad = values.producers.get(name) if node.op == "Conv" else None
+    if pad is None or pad.op != "Pad" or pad.get("mode", "constant") != "constant":
+        return None
+    if values.uses[name] > 1 or values.leaves(name) or node.get("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    image, sizes, value, axes = (*pad.inputs, "", "")[:4]
+    weight, added = values.constant(node.inputs[1]), values.array(sizes)
+    along = values.array(axes) if axes else None
+    if weight is None or added is None or (axes and along is None):
+        return None
+    if (value and values.number(value) != 0) or not values.same_format(image, name):
+        return None
+    rank = len(weight.shape)
+    ends = pad_ends(pad, rank, added, along)
+    if any(ends[0] + ends[1]) or min(map(min, ends)) < 0:
+        return None
+    before, after = zip(*ends[2:], strict=True)
+    old = node.get("pads") or (0,) * (2 * (rank - 2))
+    pads = tuple(int(a + b) for a, b in zip(old, before + after, strict=True))
+    return Replacement([node.replaced(inputs=(image, *node.inputs[1:]), pads=pads)])
 
 
 def _extended(layer: Node, node: Node, step: tuple[Any, ...], *operand: str) -> Replacement:

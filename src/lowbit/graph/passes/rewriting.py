@@ -28,6 +28,12 @@ class Values:
         tensor = self.graph.tensors.get(name)
         return tensor is not None and tensor.scale is not None
 
+    def same_format(self, *names: str) -> bool:
+        """Whether values are kept alike: as what is computed, or as the same integers."""
+        kept = [self.graph.tensors[name] for name in names if self.formatted(name)]
+        alike = len({(one.dtype, one.scale, one.zero_point) for one in kept}) == 1
+        return not kept or (alike and len(kept) == len(names))
+
     def maker(self, name: str, *ops: str) -> Node | None:
         """The node of one of these operators that makes a value, unless it is then rounded."""
         node = self.producers.get(name)

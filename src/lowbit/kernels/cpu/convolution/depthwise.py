@@ -1,26 +1,32 @@
 """Depthwise convolution: each channel with a kernel of its own, in vectors over the channels.
 
-Four taps of a channel make a dword, so that what multiplies bytes elsewhere serves here too:
+A window has some rows of the image, and some pixels of each. Four rows of a channel make a dword,
+so that what multiplies bytes elsewhere serves here too. For a line of the output, all pixels that
+its windows see are brought into this form, once for all windows that share them:
 
-    taps 0..3 of 64 channels, four loads  →  unpacked twice: four registers of 16 channels each,
-    in each of which a dword holds four taps of one channel  →  four products of bytes
+    rows 0..3 of a pixel of 64 channels, four loads  →  unpacked twice: four registers of 16
+    channels each, in each of which a dword holds four rows of one channel  →  scratch memory
 
+Then a window is, for each of its columns and each four rows, four products of such registers.
 Unpacking works in lanes of 16 bytes, so register q has channels 4q to 4q + 3 of each lane. Weights
-lie in that order; sums are brought into the channels' own before they are finished.
+lie in that order. Bytes of an output are brought into the channels' own order when they are packed,
+all others before they are finished.
 
-Weights: blocks of 64 outputs; in a block, for each four taps, 256 bytes: [q][lane][4 outputs][4
-taps], zeros where there is no tap or output.
+Weights: blocks of 64 outputs; in a block, for each column of the window and each four rows, 256
+bytes: [q][lane][4 outputs][4 rows], zeros where there is no row or output.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from lowbit.isa.avx2 import vpmaddwd
 from lowbit.isa.avx2_vnni import vpdpbusd_256
 from lowbit.isa.avx512 import vpmaddwd_512
 from lowbit.isa.avx512_vnni import vpdpbusd
-from lowbit.isa.generic import madd16, minimum, select, shuffle
+from lowbit.isa.generic import madd16, maximum, minimum, select, shuffle
 from lowbit.isa.types import (
     F32Pointer,
     Int,
@@ -38,15 +44,75 @@ from lowbit.isa.types import (
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.rows.input_format import LeftOperand
-from lowbit.kernels.cpu.rows.windows import Window, Windows
-from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns
-from lowbit.kernels.cpu.shared.layout import LINE, QUAD
+from lowbit.kernels.cpu.rows.input_format import ImageRows, LeftOperand
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns, interleaved, packs
+from lowbit.kernels.cpu.shared.layout import LINE, QUAD, blocks
 from lowbit.kernels.cpu.shared.post_op import Operands
 
 _LANE = 16  # bytes in which unpacking works
-_ROWS = 64  # pixels of some outputs after which those beside follow
-QUAD_BYTES = QUAD * LINE  # of weights: four taps of 64 outputs
+_SCRATCH = 16 << 10  # bytes that pixels brought together should take: half of a nearest cache
+QUAD_BYTES = QUAD * LINE  # of weights: four rows of 64 outputs
+_MOST_TAPS = 1024  # whose pixels fit on the stack of a thread
+
+
+def is_depthwise(channels: int, groups: int, kernel: tuple[int, ...]) -> bool:
+    """Whether this kernel serves a convolution: each channel is a group, of not too many taps."""
+    return channels == groups > 1 and math.prod(kernel) <= _MOST_TAPS
+
+
+class Header(NamedTuple):
+    """What a table of lines begins with; all are int32.
+
+    - lines, length: of one image of the output. end: bytes that may be read of an image.
+    - columns, rows: where in the table these begin.
+
+    rows: for each output line, where each row of its windows begins in the image. columns: of the
+    pixels that windows see (`Window.place`), how far they lie behind that. −1: outside.
+    """
+
+    lines: int
+    length: int
+    end: int
+    columns: int
+    rows: int
+
+
+class Window(NamedTuple):
+    """What keys the code: rows and columns of a window, how far windows and columns are apart."""
+
+    rows: int
+    columns: int
+    step: int = 1
+    apart: int = 1
+
+    @property
+    def fours(self) -> int:
+        """Of rows."""
+        return blocks(self.rows, QUAD)
+
+    def shares(self) -> bool:
+        """Whether neighbours have so many pixels in common that all of a line are kept once."""
+        return 3 * self.step + self.apart * (self.columns - 1) < QUAD * self.columns
+
+    def seen(self, pixels: int) -> int:
+        """Pixels of the image that so many windows see."""
+        if self.shares():
+            return self.step * (pixels - 1) + self.apart * (self.columns - 1) + 1
+        return pixels * self.columns
+
+    def place(self, pixel: Any, column: Any) -> Any:
+        """Which of these pixels is under a column of a window; numbers or arrays."""
+        if self.shares():
+            return self.step * pixel + self.apart * column
+        return pixel * self.columns + column
+
+    def together(self, width: int, block: int) -> int:
+        """Windows, a multiple of `block`, whose pixels are brought together."""
+        room = _SCRATCH // (self.fours * QUAD * width)
+        count = block
+        while self.seen(count + block) <= room:
+            count += block
+        return count
 
 
 @kernel
@@ -67,103 +133,162 @@ def depthwise(
     m: Int,
     n: Int,
     multiplier: Int,
-    item_rows: Int,
+    item_lines: Int,
     *,
-    format: Windows,
+    format: ImageRows,
+    window: Window,
     epilogue: Epilogue,
     repeated: bool = False,
 ) -> None:
-    """out[m, n] = epilogue(Σ over taps of x · weight): m pixels, n outputs, of which `multiplier`
-    neighbours belong to a channel (`repeated`: more than one).
+    """out[m, n] = epilogue(Σ over taps of x · weight): m lines of all images, n outputs, of which
+    `multiplier` neighbours belong to a channel (`repeated`: more than one).
 
-    windows: a table of single taps, their number a multiple of 4 (see rows/windows.py). residual
-    and out: rows n apart; other operands as those of `product`, one scale and zero point for all,
-    with entries for whole blocks of 64 columns.
+    windows: a table of lines (`Header`). residual and out: pixels n apart; other operands as those
+    of `product`, one scale and zero point for all, with entries for whole blocks of 64 columns.
     """
     operand = LeftOperand(x, image_stride, k.index(1), k.index(0), row_zero, windows, k.index(0))
     operands = Operands(row_zero, row_zero, row_scale, column_sum, column_sum, column_scale, bias,
                         residual, n, parameters, out, n, n)  # fmt: skip
-    step = _Step(format, operand, weights, n, multiplier, repeated)
-    outside = format.outside(k, operand, k.isa.vector_bytes)
+    lines = _Lines(k, format, window, operand, weights, n, multiplier, repeated)
     width = k.isa.vector_bytes
+    for item in k.parallel((m + item_lines - 1) // item_lines):
+        last = minimum(item * item_lines + item_lines, m)
+        for column in k.range(0, n, width):
+            with k.scope():
+                store = _storing(k, epilogue, operands, column, width)
+                for line in k.range(item * item_lines, last):
+                    lines.run(line, column, store)
+
+
+# (row of the output, sums in the order of registers) -> None
+_Store = Callable[[Value, list[Value]], None]
+
+
+def _storing(k: Builder, epilogue: Epilogue, at: Operands, column: Value, width: int) -> _Store:
+    """How the sums of so many outputs are finished and stored."""
     lanes = width // QUAD
-    for item in k.parallel((m + item_rows - 1) // item_rows):
-        last = minimum(item * item_rows + item_rows, m)
-        for first in k.range(item * item_rows, last, _ROWS):
-            for column in k.range(0, n, width):
+    if packs(epilogue):
+        return interleaved(k, epilogue, at, column, lanes)
+    parts = [column + i for i in range(0, width, lanes)]
+    stores = [columns(k, epilogue, at, part, lanes) for part in parts]
+
+    def store(row: Value, sums: list[Value]) -> None:
+        for part, one, values in zip(parts, stores, _in_order(sums), strict=True):
+            for _ in k.when(part < at.columns):
+                one(row, values)
+
+    return store
+
+
+class _Lines:
+    """Output lines of some outputs, as many as a register has bytes."""
+
+    def __init__(
+        self, k: Builder, format: ImageRows, window: Window, operand: LeftOperand, weights: Value,
+        outputs: Value, multiplier: Value, repeated: bool,
+    ) -> None:  # fmt: skip
+        self._k, self._format, self._window = k, format, window
+        self._operand, self._weights = operand, weights
+        self._outputs, self._multiplier, self._repeated = outputs, multiplier, repeated
+        self._width = width = k.isa.vector_bytes
+        self._block = 4 if k.isa.vector_registers > 16 else 2
+        self._together = window.together(width, self._block)
+        self._each = window.fours * QUAD * width  # bytes of a pixel brought together
+        self._scratch = k.local(u8, window.seen(self._together) * self._each)
+        self._copies = k.local(u8, width)
+        self._outside = k.local(u8, width)
+        self._outside.store(format.nothing(k, operand).splat(width) ^ format.flip)
+        self._lines, self._length, self._end, columns, rows = (
+            format.number(operand, place) for place in range(len(Header._fields))
+        )
+        self._columns, self._rows = operand.windows + columns, operand.windows + rows
+
+    def run(self, line: Value, column: Value, store: _Store) -> None:
+        """One line, by its number in all images."""
+        k, window = self._k, self._window
+        image = self._operand.a + line // self._lines * self._operand.row_stride
+        within = line % self._lines * window.rows
+        rows = [(self._rows + (within + i)).load().to(s64) for i in range(window.rows)]
+        for first in k.range(0, self._length, self._together):
+            count = minimum(self._length - first, k.index(self._together))
+            whole = (count + (self._block - 1)) // self._block * self._block
+            self._bring(image, rows, column, window.place(1, 0) * first, whole)
+            weights = self._weights + column // LINE * (window.columns * window.fours * QUAD_BYTES)
+            for pixel in k.range(0, whole, self._block):
                 with k.scope():
-                    parts = [column + at for at in range(0, width, lanes)]
-                    stores = [columns(k, epilogue, operands, at, lanes) for at in parts]
-                    for row in k.range(first, minimum(first + _ROWS, last)):
-                        with k.scope():
-                            sums = step.run(k, row, column, outside)
-                        for at, store, values in zip(parts, stores, sums, strict=True):
-                            for _ in k.when(at < n):
-                                store(row, values)
+                    made = self._products(pixel, weights + column % LINE)
+                for i, sums in enumerate(made):
+                    for _ in k.when(pixel + i < count):
+                        store(line * self._length + (first + pixel + i), sums)
 
+    def _bring(
+        self, image: Value, rows: list[Value], column: Value, first: Value, pixels: Value
+    ) -> None:
+        """Bring together what so many windows see, from a place on."""
+        k, width, step = self._k, self._width, self._window.place(1, 0)
+        greatest = rows[0]
+        for row in rows[1:]:
+            greatest = maximum(greatest, row)
+        room = self._end - (width + greatest + column)
+        # Of a row outside all pixels are one.
+        starts = [select(row < 0, self._outside, image + (row + column)) for row in rows]
+        masks = [(row >> 63) ^ -1 for row in rows]
+        outside = self._outside.load(width) ^ self._format.flip
+        for number in k.range(0, pixels * step + (self._window.seen(1) - step)):
+            place = (self._columns + (first + number)).load().to(s64)
+            target = self._scratch + number * self._each
+            for _ in k.when(place < 0):
+                for part in range(self._window.fours * QUAD):
+                    (target + part * width).store(outside)
+            safe = (place > -1) & (place < room + 1)
+            if not self._repeated:
+                for _ in k.when(safe):
+                    both = zip(starts, masks, strict=True)
+                    self._unpack([(start + (place & m)).load(width) for start, m in both], target)
+            for _ in k.when(place > -1 if self._repeated else place > maximum(room, k.index(-1))):
+                self._unpack([self._load(image, row, place, column) for row in rows], target)
 
-@dataclass(frozen=True)
-class _Step:
-    """One pixel of some outputs, as many as a register has bytes."""
+    def _load(self, image: Value, row: Value, place: Value, column: Value) -> Value:
+        """The bytes of a pixel, from a copy where a load would leave the image, or a channel
+        belongs to several outputs."""
+        k, width = self._k, self._width
+        at = row + place
+        copied = row > -1
+        if not self._repeated:
+            copied = copied & (self._end - width < at + column)
+        for _ in k.when(copied):
+            for i in k.range(0, minimum(self._outputs - column, k.index(width))):
+                channel = (column + i) // self._multiplier if self._repeated else column + i
+                (self._copies + i).store((image + (at + channel)).load())
+        there = select(row < 0, self._outside, image + (at + column))
+        return select(copied, self._copies, there).load(width)
 
-    format: Windows
-    operand: LeftOperand
-    weights: Value
-    outputs: Value
-    multiplier: Value
-    repeated: bool
+    def _unpack(self, rows: list[Value], target: Value) -> None:
+        """Rows of one pixel, four by four."""
+        nothing = self._k.zeros(u8, self._width)
+        for four in range(self._window.fours):
+            taken = [row ^ self._format.flip for row in rows[four * QUAD : four * QUAD + QUAD]]
+            taken += [nothing] * (QUAD - len(taken))
+            for q, dwords in enumerate(_unpacked(taken, self._width)):
+                (target + (four * QUAD + q) * self._width).store(dwords)
 
-    def run(self, k: Builder, row: Value, column: Value, outside: Value) -> list[Value]:
-        """Its sums."""
-        width = k.isa.vector_bytes
-        lanes = width // QUAD
-        window = self.format.find(k, self.operand, row)
-        taps = self.format.fact(self.operand, "taps")
-        sums = [k.register(k.zeros(s32, lanes)) for _ in range(QUAD)]
-        block = self.weights + (column // LINE * (taps * LINE) + column % LINE)
-        copies = k.local(u8, QUAD * width)
-
-        def add(tap: Value, loaded: list[Value]) -> None:
-            """Four taps."""
-            for q, four in enumerate(_unpacked(loaded, width)):
-                weight = (block + (tap * LINE + q * LINE)).cast(s8).load(width)
-                sums[q].value = _multiplied(k, sums[q].value, four, weight)
-
-        if not self.repeated:
-            first = window.image + (window.base + column)
-            for _ in k.when(window.entry > -1):
-                for tap in k.range(0, taps, QUAD):
-                    places = [(window.places + (tap + i)).load().to(s64) for i in range(QUAD)]
-                    add(tap, [self.format.stored((first + p).load(width)) for p in places])
-        for _ in (0,) if self.repeated else k.when(window.entry < 0):
-            for tap in k.range(0, taps, QUAD):
-                slots = [(tap + i, copies + i * width) for i in range(QUAD)]
-                add(tap, [self._load(k, window, t, column, s, outside) for t, s in slots])
-        return _in_order([one.value for one in sums])
-
-    def _load(
-        self, k: Builder, window: Window, tap: Value, column: Value, copy: Value, outside: Value
-    ) -> Value:
-        """The bytes of a tap: by one load, or from a copy where that would leave the image, or a
-        channel belongs to several outputs."""
-        width = k.isa.vector_bytes
-        place = (window.places + tap).load().to(s64)
-        inside, at = place > -1, window.base + place
-        count = minimum(self.outputs - column, k.index(width))
-        if self.repeated:
-            for _ in k.when(inside):
-                for i in k.range(0, count):
-                    channel = (column + i) // self.multiplier
-                    (copy + i).store((window.image + (at + channel)).load())
-            return self.format.stored(select(inside, copy, outside).load(width))
-        end = self.format.fact(self.operand, "end") - width
-        first = window.image + (at + column)
-        near = inside & (end < at + column)
-        for _ in k.when(near):
-            for i in k.range(0, count):
-                (copy + i).store((first + i).load())
-        source = select(near, copy, select(inside, first, outside))
-        return self.format.stored(source.load(width))
+    def _products(self, pixel: Value, weights: Value) -> list[list[Value]]:
+        """The sums of a block of windows."""
+        k, window, width = self._k, self._window, self._width
+        step, apart = window.place(1, 0) * self._each, window.place(0, 1) * self._each
+        nothing = k.zeros(s32, width // QUAD)
+        sums = [[k.register(nothing) for _ in range(QUAD)] for _ in range(self._block)]
+        # A loop of the machine: LLVM would keep pixels for the next block, on the stack.
+        for tap in k.range(0, window.columns):
+            first = self._scratch + (pixel * step + tap * apart)
+            block = weights + tap * (window.fours * QUAD_BYTES)
+            for part in range(window.fours * QUAD):
+                weight = (block + part * LINE).cast(s8).load(width)
+                for i, own in enumerate(sums):
+                    left = (first + (i * step + part * width)).load(width)
+                    total = own[part % QUAD]
+                    total.value = _multiplied(k, total.value, left, weight)
+        return [[one.value for one in own] for own in sums]
 
 
 def _unpacked(taps: list[Value], width: int) -> list[Value]:

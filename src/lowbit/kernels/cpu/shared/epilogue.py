@@ -17,11 +17,18 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, maximum, select, shuffle, store_head, stream
-from lowbit.isa.types import Scalar, f32, s32, u8
+from lowbit.isa.types import Scalar, Vector, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.formats import FORMATS, parameters_of, storing
-from lowbit.kernels.cpu.shared.layout import LINE
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    LIMITS,
+    Convert,
+    parameters_of,
+    quantizing,
+    storing,
+)
+from lowbit.kernels.cpu.shared.layout import LINE, QUAD
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 
 # What the output can be, and the type that is stored.
@@ -66,41 +73,19 @@ def columns(
     `rows` rows of all columns, of which there are lanes / rows. `whole`: all of them exist."""
     left = at.columns - column if rows == 1 else k.index(lanes)
     place = Columns(k, at, column, lanes, left, rows=rows)
-    scales = "none" if epilogue.out == "s32" else epilogue.scales
-    kind = f32 if epilogue.scales == "row" else s32
-    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
-    if column_sum is not None and epilogue.uniform:
-        column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
-    column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
-    column_scale = place.of_columns(at.column_scale) if scales == "both" else None
-    uniform = epilogue.uniform and scales != "none"
-    first_scale = at.row_scale.load().splat(lanes) if uniform else None
-    *applied, convert = _after(epilogue, place)
+    finish, numbers = _finishing(epilogue, place)
+    convert = _converting(epilogue, numbers)
     target = at.out.cast(OUTPUTS[epilogue.out])
     write = _writing(epilogue, lanes)
 
     def store(row: Value, accumulators: Value) -> None:
-        value = accumulators
-        if column_sum is not None:
-            shift = column_sum
-            if not epilogue.uniform:
-                shift = place.of_rows(at.row_zero, row).to(kind) * column_sum
-            value = value - shift
-        if column_zero is not None:
-            value = value - place.of_rows(at.row_sum, row) * column_zero
-        if scales != "none":
-            scale = place.of_rows(at.row_scale, row) if first_scale is None else first_scale
-            value = value.to(f32) * scale
-        if column_scale is not None:
-            value = value * column_scale
-        for apply in applied:
-            value = apply(row, value)
+        value = finish(row, accumulators)
         if epilogue.out in MAXIMA:
             mask = at.residual.cast(u8) + column if epilogue.out != "max8" else None
             with k.scope():
                 _store_maxima(k, value, lanes, target + row * at.out_stride, column, left, mask)
             return
-        value = convert(row, value)
+        value = convert(value)
         start = target + (row * at.out_stride + column)
         if rows > 1:
             _store_rows(place, value, start)
@@ -134,23 +119,90 @@ def _store_rows(at: Columns, value: Value, start: Value) -> None:
             (start + stride * row).store(shuffle(value, value, lanes))
 
 
-def _after(epilogue: Epilogue, at: Columns) -> list[Apply]:
-    """What each post-operation does, and in the end the conversion to the output's type."""
-    found: list[Apply] = []
-    place = at.operands.parameters
+def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Value]]:
+    """Load what belongs to some columns; return what becomes of sums before the conversion to the
+    output's type, and the numbers of that type."""
+    at, lanes = place.operands, place.lanes
+    scales = "none" if epilogue.out == "s32" else epilogue.scales
+    kind = f32 if epilogue.scales == "row" else s32
+    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
+    if column_sum is not None and epilogue.uniform:
+        column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
+    column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
+    column_scale = place.of_columns(at.column_scale) if scales == "both" else None
+    uniform = epilogue.uniform and scales != "none"
+    first_scale = at.row_scale.load().splat(lanes) if uniform else None
+    parameters = at.parameters
 
     def numbers(count: int) -> list[Value]:
-        nonlocal place
-        given = [(place + i).load().splat(at.lanes) for i in range(count)]
-        place = place + count
+        nonlocal parameters
+        given = [(parameters + i).load().splat(lanes) for i in range(count)]
+        parameters = parameters + count
         return given
 
-    for one in map(post_ops.get, epilogue.post_ops):
-        found.append(one.begin(replace(at, numbers=numbers(one.parameters))))
+    steps = map(post_ops.get, epilogue.post_ops)
+    applied = [one.begin(replace(place, numbers=numbers(one.parameters))) for one in steps]
+
+    def finish(row: Value, accumulators: Value) -> Value:
+        value = accumulators
+        if column_sum is not None:
+            shift = column_sum
+            if not epilogue.uniform:
+                shift = place.of_rows(at.row_zero, row).to(kind) * column_sum
+            value = value - shift
+        if column_zero is not None:
+            value = value - place.of_rows(at.row_sum, row) * column_zero
+        if scales != "none":
+            scale = place.of_rows(at.row_scale, row) if first_scale is None else first_scale
+            value = value.to(f32) * scale
+        if column_scale is not None:
+            value = value * column_scale
+        for apply in applied:
+            value = apply(row, value)
+        return value
+
+    return finish, numbers(parameters_of(epilogue.out) if epilogue.out in LIMITS else 0)
+
+
+def _converting(epilogue: Epilogue, numbers: list[Value]) -> Convert:
     if epilogue.out == "s32" or epilogue.out in MAXIMA:
-        return [*found, lambda row, value: value.to(OUTPUTS[epilogue.out])]
-    convert = storing(epilogue.out, numbers(parameters_of(epilogue.out)))
-    return [*found, lambda row, value: convert(value)]
+        return lambda value: value.to(OUTPUTS[epilogue.out])
+    return storing(epilogue.out, numbers)
+
+
+def packs(epilogue: Epilogue) -> bool:
+    """Whether `interleaved` serves."""
+    operands = {post_ops.get(name).operand for name in epilogue.post_ops}
+    return epilogue.out in LIMITS and "residual" not in operands
+
+
+def interleaved(
+    k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int
+) -> Callable[[Value, list[Value]], None]:
+    """What `columns` is, for four vectors of sums whose columns lie as unpacking leaves them: of
+    each 16 columns, vector q has the four from 4q on. They are packed to bytes in order."""
+    places = [
+        Columns(k, at, column + q * QUAD, lanes, k.index(lanes), fours=True) for q in range(QUAD)
+    ]
+    found = [_finishing(epilogue, place) for place in places]
+    made = [(finish, quantizing(epilogue.out, *numbers)) for finish, numbers in found]
+    target, left, width = at.out.cast(u8), at.columns - column, QUAD * lanes
+    order = [16 * (i // 16) + 4 * (i % 4) + i % 16 // 4 for i in range(width)]
+
+    def store(row: Value, sums: list[Value]) -> None:
+        packed = k.zeros(s32, lanes)
+        for q, (values, (finish, quantized)) in enumerate(zip(sums, made, strict=True)):
+            byte = quantized(finish(row, values))
+            packed = packed | ((byte if epilogue.out == "u8" else byte & 0xFF) << (8 * q))
+        values = packed.bits(Vector(u8, width))
+        values = shuffle(values, values, tuple(order))
+        start = target + (row * at.out_stride + column)
+        for _ in k.when(left > width - 1):
+            start.store(values)
+        for _ in k.when(left < width):
+            store_head(values, start, left)
+
+    return store
 
 
 def _store_maxima(

@@ -45,7 +45,8 @@ def storing(name: str, numbers: Sequence[Value]) -> Convert:
     """From float32 to what a format stores. s32 and s64 take what is left of a number without its
     fraction, clamped, and no scale or zero point."""
     if name in LIMITS:
-        return _quantizing(name, *numbers)
+        quantized = quantizing(name, *numbers)
+        return lambda value: quantized(value).to(FORMATS[name])
     if name in _WIDE_LIMITS:
         least, greatest = _WIDE_LIMITS[name]
         return lambda value: minimum(
@@ -54,14 +55,15 @@ def storing(name: str, numbers: Sequence[Value]) -> Convert:
     return canonical if name == "f32" else lambda value: value.to(FORMATS[name])
 
 
-def _quantizing(name: str, inverse: Value, zero: Value) -> Convert:
-    """From float32 to bytes: clamped first, so that rounding cannot leave; NaN to the least."""
+def quantizing(name: str, inverse: Value, zero: Value) -> Convert:
+    """From float32 to what bytes hold, as s32: clamped first, so that rounding cannot leave; NaN to
+    the least."""
     least, greatest = (limit - zero for limit in LIMITS[name])
     whole_zero = rounded(zero)
 
     def quantized(value: Value) -> Value:
         steps = minimum(maximum(value * inverse, least), greatest)
-        return (rounded(steps) + whole_zero).to(FORMATS[name])
+        return rounded(steps) + whole_zero
 
     return quantized
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from lowbit.isa.generic import load_head, select, shuffle
-from lowbit.isa.types import element_of
+from lowbit.isa.types import Vector, element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.registry import Registry
@@ -45,7 +45,8 @@ class Operands:
 class Columns:
     """`lanes` columns of the output from `column` on, of which the first `left` exist, and the
     numbers that a post-operation was given, each in every lane. With `rows`, a vector holds so many
-    neighbouring rows of all columns, row by row, and all of them exist."""
+    neighbouring rows of all columns, row by row, and all of them exist. `fours`: of each 16 columns
+    there are four, and no operand of the output's shape."""
 
     k: Builder
     operands: Operands
@@ -54,6 +55,7 @@ class Columns:
     left: Value
     numbers: Sequence[Value] = ()
     rows: int = 1
+    fours: bool = False
 
     @property
     def each(self) -> int:
@@ -62,7 +64,10 @@ class Columns:
 
     def of_columns(self, array: Value) -> Value:
         """What an array, padded to panels, says of the columns."""
-        values = (array + self.column).load(self.lanes)
+        start = array + self.column
+        if self.fours:
+            return _joined([(start + 4 * i).load(4) for i in range(0, self.lanes, 4)])
+        values = start.load(self.lanes)
         if self.rows == 1:
             return values
         return shuffle(values, values, tuple(i % self.each for i in range(self.lanes)))
@@ -79,11 +84,7 @@ class Columns:
                 for _ in k.when(self.left < self.lanes):
                     found.value = load_head(start, self.left, self.lanes)
             return found.value
-        parts = [(start + stride * number).load(self.each) for number in range(self.rows)]
-        while len(parts) > 1:
-            both = tuple(range(2 * self.lanes // len(parts)))
-            parts = [shuffle(x, y, both) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+        return _joined([(start + stride * number).load(self.each) for number in range(self.rows)])
 
     def of_rows(self, array: Value, row: Value) -> Value:
         """What an array says of the row or rows."""
@@ -91,6 +92,15 @@ class Columns:
             return (array + row).load().splat(self.lanes)
         values = (array + row).load(self.rows)
         return shuffle(values, values, tuple(i // self.each for i in range(self.lanes)))
+
+
+def _joined(parts: list[Value]) -> Value:
+    """Vectors, whose number is a power of two, one behind the other."""
+    while len(parts) > 1:
+        lanes = cast(Vector, parts[0].type).lanes
+        both = tuple(range(2 * lanes))
+        parts = [shuffle(x, y, both) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 # (row, vector of values) -> what they become
@@ -108,12 +118,21 @@ class PostOp(ABC):
     def begin(self, at: Columns) -> Apply:
         """Load what belongs to some columns; return how to apply it to a row of them."""
 
+    def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float] | None:
+        """The least and the greatest result, where numbers between them stay as they are."""
+        return None
+
 
 class Elementwise(PostOp):
     """A function of one number, float32 in and out."""
 
-    def __init__(self, function: Callable[[Value], Value]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[[Value], Value], bounds: tuple[float, float] | None = None
+    ) -> None:
+        self.function, self._bounds = function, bounds
+
+    def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float] | None:
+        return self._bounds
 
     def begin(self, at: Columns) -> Apply:
         return lambda row, value: self.function(value)

@@ -43,6 +43,10 @@ class Clamp(WithNumbers):
 class _Bounding(PostOp):
     parameters = 2
 
+    def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float]:
+        low, high = numbers
+        return low, high
+
     def begin(self, at: Columns) -> Apply:
         low, high = at.numbers
         return lambda row, value: keeping_nan(value, minimum(maximum(value, low), high))

@@ -1,5 +1,7 @@
 """max(y, 0)."""
 
+import math
+
 from lowbit.isa.generic import maximum
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.functions import constant
@@ -11,4 +13,4 @@ def relu(x: Value) -> Value:
     return keeping_nan(x, maximum(x, constant(x, 0.0)))
 
 
-post_ops.add("relu", Elementwise(relu))
+post_ops.add("relu", Elementwise(relu, (0.0, math.inf)))
