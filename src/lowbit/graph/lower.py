@@ -74,14 +74,15 @@ class Lowering:
     kept: list[Any] = field(default_factory=list)
     node: str = ""  # the name of the one that is lowered now
 
-    def run(self) -> None:
-        """Lower all nodes. NotImplementedError names operators that no kernel serves."""
+    def run(self, first: int = 0) -> None:
+        """Lower all nodes, or all from one on. NotImplementedError names operators that no kernel
+        serves."""
         unknown = sorted({node.op for node in self.graph.nodes} - lowerings.load().keys())
         if unknown:
             raise NotImplementedError(
                 f"no kernel serves the operators {', '.join(unknown)}; {ADVICE}"
             )
-        for node in self.graph.nodes:
+        for node in self.graph.nodes[first:]:
             self.node = node.name or node.outputs[0]
             try:
                 lowerings.get(node.op)(self, node)

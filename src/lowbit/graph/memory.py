@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -54,6 +54,17 @@ def arrange(lives: Mapping[str, Life]) -> Arena:
         offsets[name] = offset
         size = max(size, offset + room)
     return Arena(offsets, size)
+
+
+def arranged(named: Iterable[Iterable[str]], sizes: Mapping[str, int], outside: set[str]) -> Arena:
+    """Place the buffers that steps name, of these sizes, but for those outside."""
+    lives: dict[str, Life] = {}
+    for number, names in enumerate(named):
+        for name in names:
+            if name in sizes and name not in outside:
+                first = lives[name].first if name in lives else number
+                lives[name] = Life(sizes[name], first, number)
+    return arrange(lives)
 
 
 def _room(life: Life) -> int:

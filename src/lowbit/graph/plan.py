@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,8 @@ import numpy as np
 from lowbit.graph.graph import Graph, Tensor
 from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
-from lowbit.graph.memory import Arena, Life, arrange
+from lowbit.graph.memory import arranged
+from lowbit.graph.slices import sliced
 from lowbit.graph.step import Place, Step, reading_ahead
 from lowbit.isa import InstructionSet
 from lowbit.jit import verbose
@@ -46,7 +47,7 @@ class Plan:
         weights = weights or Packed(graph)
         lowering = Lowering(graph, isa, threads, weights)
         self.inputs = [_input(lowering, name) for name in graph.inputs]
-        lowering.run()
+        lowering.run(sliced(lowering))
         self.outputs = [_output(lowering, name) for name in graph.outputs]
         self.steps: Sequence[Step] = reading_ahead(lowering.steps, threads)
         self.threads = threads
@@ -56,7 +57,8 @@ class Plan:
         self._own_bytes = sum(own)
         self.flags: Sequence[str] = lowering.flags
         outside = {one.buffer for one in (*self.inputs, *self.outputs)}
-        self.arena = _arena(lowering.steps, lowering.buffers, outside)
+        named = [step.buffers() for step in lowering.steps]
+        self.arena = arranged(named, lowering.buffers, outside)
         self.told = self._described(graph.name, isa)
         self._idle: list[_Instance] = []
         self._lock = threading.Lock()
@@ -189,14 +191,3 @@ def _output(lowering: Lowering, name: str) -> Value:
         compute(lowering, target, [view], (0,))
         view = target
     return Value(name, view.place.buffer, dtype_of(dtype), view.shape)
-
-
-def _arena(steps: Sequence[Step], sizes: Mapping[str, int], outside: set[str]) -> Arena:
-    """Where each buffer that a step names lies, but for those of the caller."""
-    lives: dict[str, Life] = {}
-    for number, step in enumerate(steps):
-        for name in step.buffers():
-            if name in sizes and name not in outside:
-                first = lives[name].first if name in lives else number
-                lives[name] = Life(sizes[name], first, number)
-    return arrange(lives)
