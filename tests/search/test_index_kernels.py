@@ -10,7 +10,7 @@ import pytest
 import lowbit
 from lowbit.isa import active, named
 from lowbit.kernels.cpu.integer.octet_scores import octet_scores
-from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest, mark
 from lowbit.search.groups import Queries
 
 
@@ -52,6 +52,36 @@ def test_the_greatest_are_kept(width: int, count: int, kind: str, interpreted: b
         numbers = rng.choice(np.array(values, np.float32), (rows, width))
     expected = np.sort(np.argsort(-numbers, axis=1, kind="stable")[:, :count], axis=1)
     np.testing.assert_array_equal(_select(numbers, count, width, interpreted), expected)
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_marks_of_places(interpreted: bool) -> None:
+    places = np.array([3, 0, 3, -1, 9, 10, 11, 1 << 62, -(1 << 63)])
+    marks = np.zeros(14, np.uint8)
+    arguments = {"places": places, "count": len(places), "marks": marks, "end": 10}
+    if interpreted:
+        mark.interpret(named("generic"), arguments)
+    else:
+        mark.program(active())(1, *arguments.values())
+    assert np.flatnonzero(marks).tolist() == [0, 3, 9, 10]
+
+
+@pytest.mark.parametrize("named_ids", [False, True])
+def test_many_ids_as_a_filter_are_as_their_mask(named_ids: bool) -> None:
+    rng = np.random.default_rng(5)
+    vectors = rng.standard_normal((300, 16)).astype(np.float32)
+    index = lowbit.VectorIndex(16, bits=8)
+    index.add(vectors, ids=np.arange(300)[::-1] * 3 if named_ids else None)
+    wanted = rng.choice(index.ids, 150)  # some of them twice
+    others = np.array([-7, 901, 1 << 40])  # are nobody's
+    mask = np.isin(index.ids, wanted)
+    for ids in (np.append(wanted, others), np.append(wanted, others).astype(np.uint64)[:150]):
+        scores, found = index.search(vectors[:3], 20, filter=ids)
+        want_scores, want = index.search(vectors[:3], 20, filter=mask)
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(scores, want_scores)
+    few = np.append(np.repeat(wanted[:2], 100), others)  # many that are few
+    assert set(index.search(vectors[0], 5, filter=few)[1]) == {*wanted[:2].tolist(), -1}
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lowbit import isa as instruction_sets
+from lowbit.kernels.cpu.rows.select import mark
 from lowbit.kernels.cpu.shared.layout import PANEL
 from lowbit.search.codec import Codec, check_rows, floats
 from lowbit.search.content import Content
@@ -68,32 +70,31 @@ def scope(content: Content, admitted: Any) -> Scope:
     if admitted is None:
         return Scope(content.chunks, content.count)
     given = np.asarray(admitted)
+    few: Ids | None = None
+    mask = np.zeros(content.count + PANEL, np.bool_)
     if given.dtype == np.bool_:
         if given.shape != (content.count,):
             raise ValueError(
                 f"a mask has a bool for each of the {content.count} vectors, in the order of "
                 f"`ids`; filter has shape {given.shape}"
             )
-        count = int(np.count_nonzero(given))
-        few = np.flatnonzero(given) if count < _DENSE * content.count else None
+        mask[: content.count] = given
+    elif len(ids := as_ids(given, "filter")) < _DENSE * content.count:
+        found = content.positions(ids)
+        found = np.sort(found[found >= 0])
+        few = found[np.append(True, found[1:] > found[:-1])] if len(found) else found
     else:
-        found = content.positions(as_ids(given, "filter"))
-        if found.size and found.min() < 0:
-            found = found[found >= 0]
-        if len(found) < _DENSE * content.count:
-            found = np.sort(found)
-            few = found[np.append(True, found[1:] > found[:-1])] if len(found) else found
-            count = len(few)
-        else:
-            given = np.zeros(content.count, np.bool_)
-            given[found] = True
-            return scope(content, given)
+        places = content.positions(ids) if content.named else np.ascontiguousarray(ids)
+        program = mark.program(instruction_sets.active(None))
+        program(1, places, len(places), mask.view(np.uint8), content.count)
+        mask[content.count :] = False  # where ids that are not there went
+    count = int(np.count_nonzero(mask)) if few is None else len(few)
+    if few is None and count < _DENSE * content.count:
+        few = np.flatnonzero(mask)
     if not count:
         return Scope((), 0)
     if few is not None:
         return Scope((content.taken(few).chunk,), count, places=few)
-    mask = np.zeros(content.count + PANEL, np.bool_)
-    mask[: content.count] = given
     return Scope(content.chunks, count, mask)
 
 

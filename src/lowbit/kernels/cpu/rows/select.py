@@ -1,4 +1,5 @@
-"""The greatest numbers of a row, and where they are: kept in a heap while rows pass by.
+"""The greatest numbers of a row, and where they are: kept in a heap while rows pass by. And marks
+of what may be among them.
 
 A number and its place make one 64-bit key, so that keys order as (greater number, lower place
 first) do:
@@ -13,7 +14,7 @@ pass, so that a row is read about as fast as memory gives it.
 from __future__ import annotations
 
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import F32Pointer, Int, S64Pointer, s32, s64, with_element
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, s32, s64, u8, with_element
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -78,6 +79,16 @@ def keep_greatest(
                     offer(at)
         for at in k.range(whole, width):
             offer(at)
+
+
+@kernel
+def mark(k: Builder, places: S64Pointer, count: Int, marks: U8Pointer, end: Int) -> None:
+    """marks[place] = 1 for each of `count` places from 0 on and below `end`; marks[end] is written
+    for the others."""
+    for i in k.range(0, count):
+        place = (places + i).load()
+        inside = (place > -1) & (place < end)
+        (marks + select(inside, place, end)).store(k.constant(1, u8))
 
 
 def _replace_top(k: Builder, heap: Value, count: Value, levels: Value, key: Value) -> None:
