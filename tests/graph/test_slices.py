@@ -54,6 +54,20 @@ def test_any_slices_give_the_same(
     assert len(several.plan(inputs).steps) == whole
 
 
+def test_results_may_be_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(0)
+    made = net("Conv", net.input("batch", 8, 6, 6), net.weight(8, 8, 3, 3), "", pads=(1,) * 4)
+    same = net("Identity", made)
+    graph = with_formats(net.graph(net("Concat", made, same, axis=1)), "x0", made, batch=BATCH)
+    tensors = {**graph.tensors, same: graph.tensors[made]}
+    graph = graph.replaced(tensors=tensors)
+    inputs = random_inputs(graph, batch=BATCH)
+    (want,) = _plan(graph, BATCH, 0, monkeypatch).run(**inputs).values()
+    for samples in (1, 2, 3):
+        (found,) = _plan(graph, samples, 2, monkeypatch).run(**inputs).values()
+        np.testing.assert_array_equal(found, want)
+
+
 def _sized(*layers: tuple[int, int, int, int], batch: int) -> Graph:
     """1×1 convolutions: (channels, outputs, height, width) each."""
     nodes, tensors, constants, name = [], {}, {}, "x"

@@ -116,9 +116,10 @@ def _add(lowering: Lowering, nodes: tuple[Node, ...], batch: int, samples: int) 
     # Where the buffers of a slice are, and how far those of the next one lie behind.
     places = {v.place.buffer: (Place(v.place.buffer), _bytes(v)) for v in views.values()}
     for name, view in ends.items():
-        whole = lowering.scratch(batch // samples * _bytes(view), name)
-        places[view.place.buffer] = whole, _bytes(view)
-        lowering.views[name] = View(graph.tensors[name], whole, view.strides)
+        buffer, each = view.place.buffer, _bytes(view)
+        if buffer not in places:  # it may be that of several results
+            places[buffer] = lowering.scratch(batch // samples * each, name), each
+        lowering.views[name] = View(graph.tensors[name], places[buffer][0], view.strides)
     arena = arranged([step.buffers() for step in steps], lowering.buffers, set(places))
     room = lowering.scratch(arena.size, "slice")
     places |= {name: (room + offset, 0) for name, offset in arena.offsets.items()}
