@@ -34,6 +34,9 @@ pytestmark = pytest.mark.slow
 CASES: dict[str, dict[str, Any]] = {
     "first layer": {"size": (19, 22), "channels": 3, "kernel": (7, 7), "stride": 2, "padding": 3},
     "whole lines": {"size": (9, 7), "channels": 64, "kernel": (3, 3), "padding": 1},
+    "short lines": {"size": (7, 7), "channels": 128, "kernel": (3, 3), "padding": 1},
+    "lines of 6": {"size": (5, 6), "channels": 64, "kernel": (2, 5), "padding": ((0, 1), (3, 2))},
+    "lines within": {"size": (9, 8), "channels": 64, "kernel": (3, 3), "dilation": (1, 2)},
     "two lines": {"size": (6, 5), "channels": 128, "kernel": (3, 3), "stride": 2, "padding": 1},
     "lines of 13": {"size": (5, 13), "channels": 64, "kernel": (3, 3), "padding": 1},
     "long lines": {"size": (5, 43), "channels": 128, "kernel": (3, 4), "stride": (1, 2)},
@@ -234,6 +237,25 @@ def test_items_of_images(name: str, threads: int, isa: str) -> None:
     result = lowbit.convolution(x, packed, stride=stride, padding=kernel // 2, zero_point=9,
                                 threads=threads, isa=isa)  # fmt: skip
     np.testing.assert_array_equal(result, _expected(x, weight, 9, case))
+
+
+@pytest.mark.usefixtures("small_caches")
+@pytest.mark.parametrize("size", [(7, 7), (9, 11)])
+def test_panels_that_pass_by_once(size: tuple[int, int]) -> None:
+    """Weights larger than the caches, of images whose lines are one."""
+    case = {"size": size, "channels": 64, "kernel": (3, 3), "padding": 1}
+    x, weight = _drawn(8, size, 64, (3, 3), "int8", 2, 70)
+    stated = convolved(Convolution(
+        2, Geometry.of(size, (3, 3), 1, 1), 64, 1, True, True,
+        lowbit.pack_convolution(weight).matrices[0].format, "amx", 1,
+    ))  # fmt: skip
+    assert stated.image
+    assert stated.image.gap == (size[1] + 1, size[1])
+    shape = plan(stated).shape
+    assert (shape.row_blocks, shape.ahead > 0) == ((4, True) if size == (7, 7) else (2, False))
+    out = np.full((2, *size, 70), 0x55555555, np.int32)
+    interpreted(x, weight, out, 5, case, "amx")
+    np.testing.assert_array_equal(out, _expected(x, weight, 5, case))
 
 
 def interpreted(

@@ -139,7 +139,7 @@ def plan(product: Product) -> Plan:
         item_steps, item_panels = _items_of_image(product, shape, step_rows, count)
         lines = _lines(product.image, shape, item_steps, step_rows)
         private_bytes += product.image.strip(lines, step_rows)
-        shape = replace(shape, pitch=product.image.pitch(lines))
+        shape = replace(shape, pitch=product.image.pitch(lines), gap=product.image.gap)
     else:
         item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
         if fused and not shape.in_place:  # the rows of a step
@@ -175,7 +175,7 @@ def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) 
     cache = host.caches()["L2"]
     image = product.image
     assert image is not None
-    images = product.m // (image.lines * image.length)
+    images = product.m // image.pixels
     many = shape.lines or 1
     steps, each = (
         (blocks(image.lines, many), 1)

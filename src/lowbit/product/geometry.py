@@ -149,11 +149,15 @@ class Geometry(NamedTuple):
             if self.taps < _SHARED * skip * step:
                 return None
             down, along = self.dilation
+            parts, wide = channels // LINE, length + along * (taps - 1) // step
             return ShiftedImage(
                 lines, length, height, width, pixel, above, left, skip, step,
                 reach=down * (reach - 1) + 1,
-                parts=channels // LINE,
-                wide=length + along * (taps - 1) // step,
+                parts=parts,
+                wide=wide,
+                line_bytes=parts * step * wide * LINE,
+                part_bytes=step * wide * LINE,
+                pixels=lines * length,
                 taps=tuple((down * y, along * x) for y, x in np.ndindex(reach, taps)),
             )  # fmt: skip
         if set(self.dilation) - {1} or reach == 1 or channels != pixel:

@@ -190,11 +190,14 @@ def _in_strips(c: Convolution, product: Product) -> Product:
     """The same with rows that are made in strips, if images and kernel are such, and those of as
     many lines of the output as have a line of the image in common stay in the nearer caches."""
     image = c.geometry.strips(c.channels // c.groups, c.channels)
-    if image is None:
-        return product
     micro = consider(instruction_sets.named(c.isa), product.query)[-1].micro
-    near = image.strip(blocks(image.reach, image.skip), 0) <= host.caches()["L2"] // 2
-    if not near or micro is None or not 0 < micro.shortest_line <= image.length:
+    if image is None or micro is None or not micro.shortest_line:
+        return product
+    if image.length < micro.shortest_line and isinstance(image, ShiftedImage) and micro.leaves_gaps:
+        image = image.flat() or image
+    if image.length < micro.shortest_line:
+        return product
+    if image.strip(blocks(image.reach, image.skip), 0) > host.caches()["L2"] // 2:
         return product
     if isinstance(image, ShiftedImage):
         return product._replace(a=Shifted(c.signed, c.shifted), image=image)

@@ -13,16 +13,19 @@ others go on. The rows are finished after that, a few of them for each 64 k; and
 in the course of their first products. Panels pass by once for each step: those that the nearest
 cache cannot hold are loaded so that they do not push the rows, which stay, out of it. A long K is
 cut into spans, between which sums wait in memory.
+
+Where up to 64 rows meet panels that lie beyond the second-level cache, four blocks meet one panel:
+all panels then come from afar once, at an even pace, and are fetched some way ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
-from lowbit.isa.generic import minimum, prefetch, select
+from lowbit.isa.generic import minimum, prefetch, prefetch_far, select
 from lowbit.isa.types import s32, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
@@ -49,6 +52,7 @@ SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
 # Cycles to pack a line of a row and to begin with it; to finish and store it, for each panel.
 _PACK, _ROW, _STORE = 3, 2, 3
 _VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
+_FETCHED = 1 << 13  # bytes ahead of products that lines of a panel are fetched
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
@@ -104,10 +108,27 @@ class _Session:
                 for _ in k.when(all_columns > 0 if whole else all_columns.equals(0)):
                     each = [columns(panel + p, 0, PANEL, 1, whole) for p in range(panels)]
                     for r in k.range(self.done.value, end):
-                        for p, store in enumerate(each):
-                            sums = self.scratch + p * _panel_sums(shape)
-                            store(row + r, (sums + r * PANEL).load(PANEL))
+                        for out in _outputs(k, shape, row + r):
+                            for p, store in enumerate(each):
+                                sums = self.scratch + p * _panel_sums(shape)
+                                store(out, (sums + r * PANEL).load(PANEL))
             self.done.value = end
+
+
+def _tiles_of_a(shape: Shape) -> int:
+    """Tiles for blocks of rows; what is left is for panels, at least one."""
+    return min(shape.row_blocks, TILES - shape.row_blocks * shape.panels - 1)
+
+
+def _outputs(k: Builder, shape: Shape, row: Value) -> Iterator[Value]:
+    """Emit what follows for the row of the output that a row is, if it is one."""
+    together, stored = shape.gap
+    if stored == together:
+        yield row
+        return
+    at = row % together
+    for _ in k.when(at < stored):
+        yield row // together * stored + at
 
 
 def _panel_sums(shape: Shape) -> int:
@@ -127,6 +148,7 @@ class Amx(MicroKernel):
     name = "amx"
     per_cycle = 512
     shortest_line = 12  # shorter ones would leave tiles waiting for those of b
+    leaves_gaps = True
     fetches = 4
 
     def refuses(self, query: KernelQuery) -> str:
@@ -153,13 +175,18 @@ class Amx(MicroKernel):
         # To load rows that begin within a line takes two for each; so these meet more panels.
         few = not query.aligned if query.line else query.m <= ROWS
         row_blocks, panels = (1, min(4, wide)) if few else (2, min(2, wide))
+        far = query.n * query.k_blocks * LINE > host.caches()["L2"] // 2
+        once = far and query.aligned and 2 * ROWS < query.line <= 4 * ROWS
+        if once:
+            row_blocks, panels = 4, 1
         short = 0 < query.line <= ROWS and query.aligned  # lines of the output are blocks
         each = 1 if short else row_blocks
         rows = blocks(query.together, each * blocks(query.together, each * ROWS))
         interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
         nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
-        shape = Shape(0, row_blocks, panels, interleave, stays=nearest <= nearest_cache)
+        shape = Shape(0, row_blocks, panels, interleave, stays=nearest <= nearest_cache,
+                      ahead=_FETCHED * once)  # fmt: skip
         if query.line:
             return replace(shape, lines=row_blocks * short), rows
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
@@ -175,7 +202,7 @@ class Amx(MicroKernel):
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
     ) -> _Session:
         """Shape the tiles: those of b have 16 rows, the others as many as a block."""
-        first_b = shape.row_blocks * shape.panels + shape.row_blocks
+        first_b = shape.row_blocks * shape.panels + _tiles_of_a(shape)
         configure(k, [(block_rows, LINE)] * first_b + [(ROWS, LINE)] * (TILES - first_b))
         scratch = k.local(s32, shape.panels * _panel_sums(shape))
         none = [k.register(k.index(0)) for _ in range(9)]
@@ -296,8 +323,9 @@ class Amx(MicroKernel):
     ) -> None:
         """Add the products of 64 k. `before`: emits what comes before that of a tile of sums."""
         first_a = shape.row_blocks * shape.panels
-        a_tiles = [k.tile(first_a + d) for d in range(shape.row_blocks)]
-        b_tiles = [k.tile(t) for t in range(first_a + shape.row_blocks, TILES)]
+        first_b = first_a + _tiles_of_a(shape)
+        a_tiles = [k.tile(t) for t in range(first_a, first_b)]
+        b_tiles = [k.tile(t) for t in range(first_b, TILES)]
         stride = k.index(LINE)
         row_stride = k.index(shape.pitch or LINE)
         load = tileloadd if shape.stays else tileloaddt1
@@ -305,14 +333,22 @@ class Amx(MicroKernel):
         def load_panel(p: int) -> None:
             place = step.b + (step.panel_bytes * p + block * _TILE)
             load(b_tiles[p % len(b_tiles)], place, stride)
+            for line in range(ROWS if shape.ahead else 0):
+                prefetch_far(place + (shape.ahead + line * LINE))
 
         rows = step.a + step.at(block)
-        for d, a_tile in enumerate(a_tiles):
-            tileloadd(a_tile, rows + step.block_bytes * d, row_stride)
+
+        def load_rows(d: int) -> None:
+            tileloadd(a_tiles[d % len(a_tiles)], rows + step.block_bytes * d, row_stride)
+
+        for d in range(len(a_tiles)):
+            load_rows(d)
         for p in range(min(panels, len(b_tiles))):
             load_panel(p)
         for d, p in turns(shape.row_blocks, panels):
             before(d, p)
-            tdpbusd(k.tile(d * panels + p), a_tiles[d], b_tiles[p % len(b_tiles)])
+            tdpbusd(k.tile(d * panels + p), a_tiles[d % len(a_tiles)], b_tiles[p % len(b_tiles)])
+            if d + len(a_tiles) < shape.row_blocks:
+                load_rows(d + len(a_tiles))
             if shape.row_blocks == 1 and p + len(b_tiles) < panels:
                 load_panel(p + len(b_tiles))

@@ -77,7 +77,7 @@ class Rows:
         """In how many parts rows come that no step and no item has in common."""
         if isinstance(self.format, Strips):
             facts = self.format.facts(self.operand)
-            return self.count // (facts.lines * facts.length)
+            return self.count // facts.pixels
         return k.index(1)
 
     def by_lines(self, k: Builder) -> bool:

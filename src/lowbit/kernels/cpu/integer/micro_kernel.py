@@ -148,7 +148,7 @@ class Shape:
     the blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
     `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
     that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
-    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed such
+    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all steps
     of an item are multiplied before the next span; 0: of all, step by step. `stays`: all panels fit
     into the nearest cache beside the rows of a step. `passing`: lines of rows are made in the
@@ -162,6 +162,7 @@ class Shape:
     (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
     strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
     lines are read. `lines`: blocks of a step are whole output lines, one each; 0: they are not.
+    `gap`: of so many rows, from row 0 on, only the first so many are rows of the output.
     """
 
     rows: int
@@ -183,6 +184,7 @@ class Shape:
     chunk: int = 0
     pitch: int = 0
     lines: int = 0
+    gap: tuple[int, int] = (0, 0)
 
     @property
     def step_sums(self) -> int:
@@ -227,6 +229,7 @@ class MicroKernel(ABC):
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
     fetches = 0  # lines for each 64 k that it can fetch for what comes next (`Step.fetch`)
     shortest_line = 0  # from which on it multiplies rows of strips (`KernelQuery.line`); 0: none
+    leaves_gaps = False  # whether it can (`Shape.gap`)
 
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)

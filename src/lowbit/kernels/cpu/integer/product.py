@@ -143,28 +143,35 @@ class _Items:
         """All items, each of so many steps and panels. `threads` enter, so a thread that has taken
         an item will probably take that so many further."""
         (steps, panels), (item_steps, item_panels) = self._counts, sizes
-        across, down = ceil(panels, item_panels), ceil(steps, item_steps)
-        count = self.rows.images(k) * down * across
-        for item in k.parallel(count):
-            part, panel = item // across, item % across * item_panels
-            image = None
-            if isinstance(self.rows.format, Strips):
-                image, part = part // down, part % down
-            step = part * item_steps
+        counts = self.rows.images(k), ceil(steps, item_steps), ceil(panels, item_panels)
+        for item in k.parallel(counts[0] * counts[1] * counts[2]):
+            image, part, column = self._which(item, counts)
+            panel, step = column * item_panels, part * item_steps
             some = step, minimum(step + item_steps, steps)
             self.run(
                 k,
                 session,
                 some,
                 (panel, minimum(panel + item_panels, panels)),
-                self._read_next(k, item + threads, panel, (count, across, down), sizes),
-                None if image is None else self._strip(k, image, some),
+                self._read_next(k, item + threads, column, counts, sizes),
+                self._strip(k, image, some),
             )
 
-    def _strip(self, k: Builder, image: Value, steps: Range) -> Strip:
-        """The rows of an item, made together."""
-        rows, lines = self.rows, self._lines(steps)
-        assert isinstance(rows.format, Strips)
+    def _which(self, item: Value, counts: tuple[Value, ...]) -> tuple[Value, Value, Value]:
+        """An item's image, its part of that, and its place across. Counts: of each. Strips, which
+        each item makes anyway, change faster than panels, which are read."""
+        images, down, across = counts
+        if isinstance(self.rows.format, Strips):
+            rows = images * down
+            return item % rows // down, item % down, item // rows
+        return item // (across * down), item // across, item % across
+
+    def _strip(self, k: Builder, image: Value, steps: Range) -> Strip | None:
+        """The rows of an item, where they are made together."""
+        rows = self.rows
+        if not isinstance(rows.format, Strips):
+            return None
+        lines = self._lines(steps)
         assert self.weight == "s8"
         assert not self.shape.span, "memory of this thread holds nothing but the strip"
         each, pitch = rows.block_rows * self.shape.row_blocks, self.shape.pitch
@@ -238,23 +245,24 @@ class _Items:
                 step(panel, 1)
 
     def _read_next(
-        self, k: Builder, item: Value, panel: Value, counts: tuple[Value, ...], sizes: Range
+        self, k: Builder, item: Value, column: Value, counts: tuple[Value, ...], sizes: Range
     ) -> Range | None:
-        """What a thread will probably read that has this `item` before it and read panels from
-        `panel` on: other panels, or its part of another image, or what follows all items. counts:
-        of items in all, side by side, and, of an image, one below the other."""
+        """What a thread will probably read that has this `item` before it and was at `column`:
+        other panels, or its part of another image, or what follows all items. counts: of images, of
+        items of one below and beside each other."""
         if not self.micro.fetches or self.shape.in_place:
             return None
-        (count, across, down), (item_steps, item_panels), rows = counts, sizes, self.rows
-        first = item % across * item_panels
-        place, size = self.panels + first * self._panel_bytes, item_panels * self._panel_bytes
-        same, of_image = first.equals(panel), (place, k.index(0))
+        (item_steps, item_panels), rows = sizes, self.rows
+        image, part, other = self._which(item, counts)
+        place = self.panels + other * item_panels * self._panel_bytes
+        same, of_image = other.equals(column), (place, k.index(0))
         if isinstance(rows.format, Strips):
-            step = item // across % down * item_steps
+            step = part * item_steps
             lines = self._lines((step, step + item_steps))
-            of_image = rows.format.source(rows.operand, item // across // down, lines)
-        place, size = select(same, of_image[0], place), select(same, of_image[1], size)
-        after = item > count - 1
+            of_image = rows.format.source(rows.operand, image, lines)
+        place = select(same, of_image[0], place)
+        size = select(same, of_image[1], item_panels * self._panel_bytes)
+        after = item > counts[0] * counts[1] * counts[2] - 1
         place, size = (
             select(after, last, one)
             for last, one in zip(self.following, (place, size), strict=True)

@@ -44,6 +44,7 @@ class LoweredImage(NamedTuple):
     slot: int
 
     aligned = False
+    gap = 0, 0
 
     def pitch(self, lines: int) -> int:
         """Bytes from column to column. They key the code, so there are few; and they are an odd
@@ -59,6 +60,10 @@ class LoweredImage(NamedTuple):
     @property
     def of_line(self) -> int:
         return self.width
+
+    @property
+    def pixels(self) -> int:
+        return self.lines * self.length
 
     def table(self) -> tuple[int, ...]:
         return tuple(self)

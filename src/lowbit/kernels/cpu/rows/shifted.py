@@ -9,6 +9,12 @@ behind the other: one tap is multiplied after another, all from the same strip, 
     tap 2:          | 2 | 3 | 4 | 5 | 6 | ...
 
 With a stride of s, pixels lie in s phases, those of each one behind the other.
+
+Of short lines without strides, all lines of an image follow each other, and so do all windows of
+the output: one long line. Between lines lie the pixels added at one end, which are those at the
+other end of the next line too. Windows that begin there are multiplied and not stored.
+
+    | + 0 1 2 3 | + 4 5 6 7 | + 8 ...        four pixels a line, one added before and behind
 """
 
 from __future__ import annotations
@@ -31,8 +37,9 @@ class ShiftedImage(NamedTuple):
     lines, length: of the output, pixels of a line. height, width: of the image, in pixels; pixel:
     its bytes. above, left: lines and pixels added before. skip, step: lines and pixels from one
     window to the next. reach: lines that a kernel covers. parts: lines of 64 channels that are
-    multiplied. wide: pixels in a phase of a line of the strip. taps: where each tap is, its line
-    and its pixel.
+    multiplied. wide: pixels in a phase of a line of the strip. line_bytes, part_bytes: in it, from
+    a line of the image to the next, and from 64 channels of a line to the next 64. pixels: of the
+    output. taps: where each tap is, its line and its pixel. gap: as of any `Image`.
     """
 
     lines: int
@@ -47,33 +54,46 @@ class ShiftedImage(NamedTuple):
     reach: int
     parts: int
     wide: int
+    line_bytes: int
+    part_bytes: int
+    pixels: int
     taps: tuple[tuple[int, int], ...]
+    gap: tuple[int, int] = (0, 0)
 
     aligned = True
+
+    def flat(self) -> ShiftedImage | None:
+        """The same with all windows in one line; None: they do not lie alike."""
+        if self.skip > 1 or self.step > 1:
+            return None
+        # What is added behind a line's pixels is what is added before the next line's.
+        wide = max(self.length, self.left + self.width, self.wide - self.left)
+        reach = self.lines + self.reach  # with a line behind, whose first pixels are seen
+        return self._replace(
+            lines=1, length=self.lines * wide, reach=reach, wide=wide, line_bytes=wide * LINE,
+            part_bytes=reach * wide * LINE, gap=(wide, self.length),
+        )  # fmt: skip
 
     def pitch(self, lines: int) -> int:
         return LINE
 
     def strip(self, lines: int, step_rows: int) -> int:
+        if self.gap[0]:
+            return self.parts * self.part_bytes + step_rows * LINE
         return seen(self, lines) * self.line_bytes + step_rows * LINE
 
     @property
     def of_line(self) -> int:
         return self.width * self.pixel
 
-    @property
-    def line_bytes(self) -> int:
-        """Of a line of the image in a strip: for each 64 channels all phases."""
-        return self.parts * self.step * self.wide * LINE
-
     def table(self) -> tuple[int, ...]:
         """The numbers, and how far each 64 k lie behind the first."""
-        phase, part = self.wide * LINE, self.step * self.wide * LINE
+        phase = self.wide * LINE
         taps = (
             y * self.line_bytes + x % self.step * phase + x // self.step * LINE
             for y, x in self.taps
         )
-        distances = (tap + which * part for tap in taps for which in range(self.parts))
+        distances = (tap + which * self.part_bytes for tap in taps for which in range(self.parts))
         return (*self[:_TAPS], *distances)  # type: ignore[return-value]
 
 
@@ -120,9 +140,8 @@ class Shifted(Strips):
             before, end = minimum(before, wide), maximum(minimum(end, wide), none)
             self._fill(k, operand, facts, none, before, target)
             self._fill(k, operand, facts, end, wide, target)
-            between = facts.step * facts.wide * LINE
             for part in k.range(0, facts.parts):
-                begin, place = line + part * LINE, target + part * between
+                begin, place = line + part * LINE, target + part * facts.part_bytes
                 for x in k.range(before, end):
                     pixel = x * facts.step + phase - facts.left
                     value = (begin + pixel * facts.pixel).load(LINE) ^ self.flip
@@ -135,4 +154,4 @@ class Shifted(Strips):
         nothing = self.nothing(k, operand).splat(LINE)
         for part in k.range(0, facts.parts):
             for x in k.range(first, last):
-                (target + (part * (facts.step * facts.wide) + x) * LINE).store(nothing)
+                (target + (part * facts.part_bytes + x * LINE)).store(nothing)

@@ -32,6 +32,11 @@ class Image(Protocol):
     @property
     def skip(self) -> int: ...
     @property
+    def pixels(self) -> int:
+        """Of an image of the output."""
+        ...
+
+    @property
     def of_line(self) -> int:
         """Bytes of a line of the image where it comes from."""
         ...
@@ -39,6 +44,11 @@ class Image(Protocol):
     @property
     def aligned(self) -> bool:
         """Whether rows begin at multiples of 64 bytes, and 64 k are a line of cache."""
+        ...
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """Of so many rows, so many are rows of the output; (0, 0): all are. It keys the code."""
         ...
 
     def pitch(self, lines: int) -> int:
