@@ -10,7 +10,7 @@ import pytest
 import lowbit
 from lowbit.isa import active, named
 from lowbit.kernels.cpu.integer.octet_scores import octet_scores
-from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest, mark
+from lowbit.kernels.cpu.rows.select import EMPTY, LAST_PLACE, keep_greatest, mark, marked
 from lowbit.search.groups import Queries
 
 
@@ -64,6 +64,22 @@ def test_marks_of_places(interpreted: bool) -> None:
     else:
         mark.program(active())(1, *arguments.values())
     assert np.flatnonzero(marks).tolist() == [0, 3, 9, 10]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_places_of_marks(share: float, interpreted: bool) -> None:
+    marks = (np.random.default_rng(0).random(200) < share).astype(np.uint8)
+    want = np.flatnonzero(marks)
+    for room in {0, 1, len(want) // 2, len(want)}:
+        places = np.full(room + 2, -7)
+        arguments = {"marks": marks, "count": 200, "places": places[:-1], "room": room}
+        if interpreted:
+            marked.interpret(named("generic"), arguments)
+        else:
+            marked.program(active())(1, *arguments.values())
+        assert places[: min(room, len(want))].tolist() == want[:room].tolist()
+        assert places[-1] == -7
 
 
 @pytest.mark.parametrize("named_ids", [False, True])

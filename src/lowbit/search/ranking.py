@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.kernels.cpu.rows.select import mark
-from lowbit.kernels.cpu.shared.layout import PANEL
+from lowbit.kernels.cpu.rows.select import mark, marked
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.search.codec import Codec, check_rows, floats
 from lowbit.search.content import Content
 from lowbit.search.groups import (
@@ -70,32 +70,29 @@ def scope(content: Content, admitted: Any) -> Scope:
     if admitted is None:
         return Scope(content.chunks, content.count)
     given = np.asarray(admitted)
-    few: Ids | None = None
-    mask = np.zeros(content.count + PANEL, np.bool_)
+    marks = np.zeros(blocks(content.count + PANEL, LINE) * LINE, np.uint8)
     if given.dtype == np.bool_:
         if given.shape != (content.count,):
             raise ValueError(
                 f"a mask has a bool for each of the {content.count} vectors, in the order of "
                 f"`ids`; filter has shape {given.shape}"
             )
-        mask[: content.count] = given
-    elif len(ids := as_ids(given, "filter")) < _DENSE * content.count:
-        found = content.positions(ids)
-        found = np.sort(found[found >= 0])
-        few = found[np.append(True, found[1:] > found[:-1])] if len(found) else found
+        np.not_equal(given.view(np.uint8), 0, out=marks[: content.count].view(np.bool_))
     else:
+        ids = as_ids(given, "filter")
         places = content.positions(ids) if content.named else np.ascontiguousarray(ids)
         program = mark.program(instruction_sets.active(None))
-        program(1, places, len(places), mask.view(np.uint8), content.count)
-        mask[content.count :] = False  # where ids that are not there went
-    count = int(np.count_nonzero(mask)) if few is None else len(few)
-    if few is None and count < _DENSE * content.count:
-        few = np.flatnonzero(mask)
+        program(1, places, len(places), marks, content.count)
+        marks[content.count :] = 0  # where ids that are not there went
+    mask = marks.view(np.bool_)
+    count = int(np.count_nonzero(mask))
     if not count:
         return Scope((), 0)
-    if few is not None:
-        return Scope((content.taken(few).chunk,), count, places=few)
-    return Scope(content.chunks, count, mask)
+    if count >= _DENSE * content.count:
+        return Scope(content.chunks, count, mask)
+    few = np.empty(count + 1, np.int64)
+    marked.program(instruction_sets.active(None))(1, marks, len(marks), few, count)
+    return Scope((content.taken(few[:-1]).chunk,), count, places=few[:-1])
 
 
 def as_ids(given: Any, name: str) -> Ids:

@@ -99,7 +99,7 @@ class Part:
         """A part with room for so many; vectors that are not there yet are zeros."""
         panels = blocks(capacity, PANEL)
         lines = padded_k(dim) // (4 if STORED[dtype] == "s8" else 8)
-        held = aligned_empty((panels, lines, LINE), np.uint8)
+        held = aligned_empty((panels, lines, LINE), np.uint8, lasting=True)
         columns = panels * PANEL
         bias = np.zeros(columns, np.float32) if biased else None
         ids = np.zeros(columns, np.int64) if named else None

@@ -23,6 +23,7 @@ from lowbit.kernels.cpu.rows.input_format import across
 _LANES, _VECTORS = 16, 4
 _BLOCK = _LANES * _VECTORS  # numbers that are compared together
 _PLACE_BITS = 32
+_WORD = 8  # marks that are looked at together
 LAST_PLACE = (1 << _PLACE_BITS) - 1
 EMPTY = -(1 << 63)  # less than any key
 
@@ -89,6 +90,21 @@ def mark(k: Builder, places: S64Pointer, count: Int, marks: U8Pointer, end: Int)
         place = (places + i).load()
         inside = (place > -1) & (place < end)
         (marks + select(inside, place, end)).store(k.constant(1, u8))
+
+
+@kernel
+def marked(k: Builder, marks: S64Pointer, count: Int, places: S64Pointer, room: Int) -> None:
+    """The first `room` places of marks, ascending: of bytes 0 and 1, `count` a multiple of 8.
+
+    places: s64 [room + 1], of which the last one, and what is behind the places, has no meaning.
+    """
+    found = k.register(k.index(0))
+    for first in k.range(0, count, _WORD):
+        word = (marks + first // _WORD).load()
+        for _ in k.when(word.equals(0).equals(0)):
+            for byte in range(_WORD):  # each is written; the next one overwrites what is none
+                (places + minimum(found.value, room)).store(first + byte)
+                found.value = found.value + ((word >> 8 * byte) & 1)
 
 
 def _replace_top(k: Builder, heap: Value, count: Value, levels: Value, key: Value) -> None:
