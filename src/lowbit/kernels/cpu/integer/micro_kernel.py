@@ -162,7 +162,8 @@ class Shape:
     (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
     strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
     lines are read. `lines`: blocks of a step are whole output lines, one each; 0: they are not.
-    `gap`: of so many rows, from row 0 on, only the first so many are rows of the output.
+    `quads`: K takes so many times 4, a few, without a loop; 0: more. `gap`: of so many rows, from
+    row 0 on, only the first so many are rows of the output.
     """
 
     rows: int
@@ -184,6 +185,7 @@ class Shape:
     chunk: int = 0
     pitch: int = 0
     lines: int = 0
+    quads: int = 0
     gap: tuple[int, int] = (0, 0)
 
     @property

@@ -26,6 +26,7 @@ from lowbit.kernels.cpu.shared.nibbles import unpacked
 _QUADS = LINE // QUAD  # of 4 k, in 64
 _PAIRS = _QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
+_FEW_QUADS = 4  # that need no loop
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
 
@@ -111,7 +112,9 @@ class VectorKernel(MicroKernel):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)
-        return Shape(rows, row_blocks=1, panels=panels, span=span(query, rows)), rows
+        quads = blocks(query.k, QUAD)
+        short = quads * (quads <= _FEW_QUADS and query.grouping is None)
+        return Shape(rows, 1, panels, span=span(query, rows), quads=short), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         if shape.in_place:
@@ -170,6 +173,8 @@ class VectorKernel(MicroKernel):
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
         quads = step.groups.grouping.size // QUAD if step.groups else _QUADS
+        if shape.quads:
+            return 1
         fitting = self.chains // (shape.rows * vectors)
         return max(p for p in (1, 2, 4, 8) if p <= max(fitting, 1) and quads % p == 0)
 
@@ -210,7 +215,7 @@ class VectorKernel(MicroKernel):
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
         self._resume(k, step, sums[0])
-        together = max(parts, 2 if shape.nibbles else self.quads)
+        together = shape.quads or max(parts, 2 if shape.nibbles else self.quads)
         signed, pitch = step.groups is not None, shape.pitch or LINE
         for a, quad in self._turns(k, shape, step, span, together):
             if shape.ahead:
@@ -243,6 +248,10 @@ class VectorKernel(MicroKernel):
     ) -> Iterator[tuple[Value, Value]]:
         """The turns of the loop over K, each of some times 4 k: where the first row has them, and
         which they are."""
+        if shape.quads:
+            step.fetch_share(k, k.index(0))
+            yield step.a, k.index(0)
+            return
         first, last = span[0] * 2, span[1] * 2
         lines = shape.rows * LINE
         if shape.nibbles or step.groups:
