@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from lowbit.torch.header import CODES, FILE, TORCH, Header, StoredWeight, part_key, read_header
 from lowbit.torch.kinds import QuantizedModule, become_quantized, kind_of
+from lowbit.torch.network import CompiledModule
 from lowbit.torch.restore import restore_buffers
 from lowbit.torch.weight import PACKING_OF, QuantizedWeight, device_refusal
 from lowbit.weights.tensor_file import StoredTensor
@@ -44,9 +45,13 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     The file appears complete or not at all; an older one is replaced. Tensors that share their
     memory are stored once, and one tensor at a time is brought into the file's form. TypeError if
-    the state_dict holds something that is not a tensor, or a tensor that such a file cannot hold.
-    OSError if the file cannot be written.
+    the state_dict holds something that is not a tensor, or a tensor that such a file cannot hold,
+    or the model a compiled network. OSError if the file cannot be written.
     """
+    if any(isinstance(one, CompiledModule) for one in model.modules()):
+        raise TypeError(
+            "a compiled network has no state: write it with lowbit.graph.save(network.graph, path)"
+        )
     weights: dict[str, StoredWeight] = {}
     shared: dict[str, str] = {}
     first_key: dict[Any, str] = {}

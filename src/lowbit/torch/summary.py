@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from lowbit.graph.passes.demand import PRODUCTS
+from lowbit.numerics import QTensor
 from lowbit.torch.kinds import QuantizedModule, kind_of, kinds
 from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.network import CompiledModule
 from lowbit.torch.weight import QuantizedWeight
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """A layer that holds parameters or buffers of its own.
+    """A layer that holds parameters or buffers of its own, or a product of a compiled network.
 
     - name, layer: how the model calls it, and its class. quantized: whether its weight is integers.
     - what: what its weight is. why: the reason why it is in float, or with what it is shared; "".
@@ -77,6 +81,8 @@ def summary(model: nn.Module) -> Summary:
     counted: dict[int, str] = {}
     found = []
     for name, module in model.named_modules():
+        if isinstance(module, CompiledModule):
+            found += _products(name, module)
         tensors = {
             **{n: one for n, one in module._parameters.items() if one is not None},
             **{n: one for n, one in module._buffers.items() if one is not None},
@@ -84,6 +90,22 @@ def summary(model: nn.Module) -> Summary:
         if tensors:
             found.append(_layer(name, module, tensors, counted))
     return Summary(tuple(found))
+
+
+def _products(name: str, module: CompiledModule) -> Iterator[LayerSummary]:
+    """What became of the products of a compiled network."""
+    whys = {one.node: one.why for one in module.report}
+    for node in module.graph.nodes:
+        held = [module.graph.constants.get(one) for one in node.inputs]
+        matrices = [one for one in held if one is not None and len(one.shape) > 1]
+        if node.op not in PRODUCTS or not matrices:
+            continue
+        weight = matrices[0]
+        whole = isinstance(weight, QTensor)
+        what = weight.format.name if whole else weight.dtype.name
+        own = ".".join(filter(None, (name, node.name)))
+        sizes = 4 * math.prod(weight.shape), weight.nbytes
+        yield LayerSummary(own, node.op, whole, what, whys.get(node.name, ""), *sizes)
 
 
 def _layer(

@@ -116,6 +116,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
                          F.pad(x, (1, 1, 2, 2), mode="replicate")),
     "resized": lambda x: (F.interpolate(x, scale_factor=2.0),
                           F.interpolate(x, (9, 4), mode="bilinear"),
+                          F.interpolate(x, (10, 14), mode="bilinear"), F.interpolate(x, (20, 23)),
                           F.interpolate(x, (11, 11), mode="bilinear", align_corners=True)),
     "shuffled": lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 3), F.channel_shuffle(x, 2)),
     "pooled": lambda x: (F.max_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, (3, 2)),
@@ -425,3 +426,27 @@ def test_multihead_attention() -> None:
     moves = to_graph(nn.Sequential(nn.TransformerEncoderLayer(12, 3, batch_first=True)), inputs[0])
     assert [node.op for node in moves.nodes[:2]] == ["Linear", "Split"]
     assert sum(node.op == "Transpose" for node in moves.nodes) == 4
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_quantized_attention_of_several_inputs(need_weights: bool, batch_first: bool) -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(40, 4, batch_first=batch_first)
+
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.attention(x, y, y, need_weights=need_weights)[: 1 + need_weights]
+
+    torch.manual_seed(3)
+    model = quantize_(Across().eval(), Int8DynamicConfig())
+    others = (3, 5, 40) if batch_first else (5, 7, 40)
+    inputs = torch.randn(3, 7, 40), torch.randn(others)
+    names = dict(model.named_parameters()).keys()
+    graph = to_graph(model, inputs)
+    assert dict(model.named_parameters()).keys() == names
+    assert all(isinstance(graph.constants[node.inputs[1]], QTensor)
+               for node in graph.nodes if node.op == "Linear")  # fmt: skip
+    for got, wanted in zip(run(graph, inputs), model(*inputs), strict=True):
+        np.testing.assert_allclose(got, wanted.detach(), atol=1e-5)

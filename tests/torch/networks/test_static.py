@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import lowbit.torch
 from lowbit.graph.session import Session
 from lowbit.numerics import QTensor
 from lowbit.torch import (
@@ -164,6 +166,21 @@ def test_a_copy_shares_the_graph_and_is_pickled(build: Build) -> None:
     assert torch.equal(called(pickle.loads(pickle.dumps(model)), x), called(model, x))
     assert "7 int8" in repr(model)
     assert not model.train().state_dict()
+
+
+def test_what_a_compiled_network_is_asked_as_a_model(build: Build, tmp_path: Path) -> None:
+    model, inputs = build("residual")
+    static(model, [inputs(2)])
+    found = lowbit.torch.summary(nn.Sequential(model)).layers
+    assert [one.quantized for one in found] == [True] * 7
+    assert {one.layer for one in found} == {"Conv", "Linear"}
+    assert all(one.name.startswith("0.") for one in found)
+    assert sum(one.bytes_after for one in found) < sum(one.bytes_before for one in found) / 2
+    with pytest.raises(TypeError, match=r"lowbit\.graph\.save"):
+        lowbit.torch.save(nn.Sequential(model), tmp_path / "model.safetensors")
+    for again in (lowbit.torch.compile, lowbit.torch.to_graph):
+        with pytest.raises(TypeError, match="compiled already"):
+            again(model, inputs(2))
 
 
 class Shared(nn.Module):

@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from lowbit.torch.kinds.attention import QuantizedMultiheadAttention
 
 
+_PARTS = "q_proj_weight", "k_proj_weight", "v_proj_weight"
+
+
 @contextmanager
 def plain_attention(model: nn.Module) -> Iterator[None]:
     """Within, the model's nn.MultiheadAttention modules compute as `attend` does, where it can."""
@@ -28,6 +31,14 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
         if type(module) in (nn.MultiheadAttention, QuantizedMultiheadAttention)
         and "forward" not in vars(module)
     ]
+    cut = [
+        module
+        for module in changed
+        if isinstance(module, QuantizedMultiheadAttention) and module.in_proj_weight is not None
+    ]
+    for module in cut:  # a trace has no parts of a quantized weight
+        for name, part in zip(_PARTS, module.in_proj_weight.detach().chunk(3), strict=True):
+            module.register_parameter(name, nn.Parameter(part, requires_grad=False))
     for module in changed:
         module.forward = partial(attend, cast(nn.MultiheadAttention, module))
     try:
@@ -35,6 +46,9 @@ def plain_attention(model: nn.Module) -> Iterator[None]:
     finally:
         for module in changed:
             del module.forward
+        for module in cut:
+            for name in _PARTS:
+                module.register_parameter(name, None)
 
 
 def attend(
@@ -47,7 +61,12 @@ def attend(
     odd = module.bias_k is not None or module.add_zero_attn or not module.batch_first
     odd = odd or all(one is not None for one in masks)
     if odd or given.get("need_weights", True) or query.dim() != 3:
-        return nn.MultiheadAttention.forward(module, query, key, value, *args, **how)
+        packed = module._qkv_same_embed_dim
+        module._qkv_same_embed_dim = packed and _together(module, query, key, value)
+        try:
+            return nn.MultiheadAttention.forward(module, query, key, value, *args, **how)
+        finally:
+            module._qkv_same_embed_dim = packed
     batch, length, width = query.shape
     heads, size = module.num_heads, module.head_dim
 
@@ -70,16 +89,20 @@ def _mask(masks: tuple[Tensor | None, Tensor | None], batch: int, heads: int) ->
     return ~mask if mask is not None and mask.dtype is torch.bool else mask
 
 
+def _together(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether the weight of all projections is used: where they have one input, or where there are
+    no parts of it."""
+    return (query is key and key is value) or module.q_proj_weight is None
+
+
 def _projected(
     module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, ...]:
     weight, bias = module.in_proj_weight, module.in_proj_bias
-    if weight is not None and query is key and key is value:
+    if query is key and key is value and weight is not None:
         return F.linear(query, weight, bias).chunk(3, -1)
-    if weight is not None:
-        weights = weight.chunk(3)
-    else:
-        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    together = _together(module, query, key, value)
+    weights = weight.chunk(3) if together else (getattr(module, name) for name in _PARTS)
     biases = (None, None, None) if bias is None else bias.chunk(3)
     each = zip((query, key, value), weights, biases, strict=True)
     return tuple(F.linear(x, w, b) for x, w, b in each)

@@ -63,7 +63,7 @@ def to_graph(
     All other sizes stay as the example has them.
 
     Parameters and buffers are copied. Layers whose weights lowbit has quantized stay so.
-    TypeError for what is not a module; NotImplementedError for a model that chooses by its data
+    TypeError for what is not a module, or is compiled already; NotImplementedError for a model that chooses by its data
     which layers run, keeps state between calls, is not of float32, or has operators that have no
     translation, which are all named.
     """
@@ -76,6 +76,11 @@ def capture(
     """What `to_graph` gives, with what is needed to call it like the model."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if any(isinstance(getattr(one, "graph", None), Graph) for one in model.modules()):
+        raise TypeError(
+            f"this {type(model).__name__} is, or holds, a network that is compiled already: "
+            "start from the model that it was made from"
+        )
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
     if dynamic_shapes is True:

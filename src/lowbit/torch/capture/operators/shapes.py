@@ -273,8 +273,8 @@ def _resized(b: Builder, x: Value, **how: str) -> Value:
     sizes = list(zip(b.shape(x)[2:], b.out.shape[2:], strict=True))
     if any(isinstance(size, torch.SymInt) for pair in sizes for size in pair):
         raise NotImplementedError(f"{b.operator} to a size that is not fixed is not translated")
-    scales = np.array([1, 1, *(after / before for before, after in sizes)], np.float32)
-    return b.add("Resize", x, "", b.constant(scales), **how)
+    wanted = b.ints([after for _, after in sizes])
+    return b.add("Resize", x, "", "", wanted, axes=tuple(range(2, 2 + len(sizes))), **how)
 
 
 @converter("pixel_shuffle")
