@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from lowbit.torch.kinds.attention import QuantizedMultiheadAttention
 
-
 _PARTS = "q_proj_weight", "k_proj_weight", "v_proj_weight"
 
 

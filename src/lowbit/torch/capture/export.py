@@ -63,9 +63,9 @@ def to_graph(
     All other sizes stay as the example has them.
 
     Parameters and buffers are copied. Layers whose weights lowbit has quantized stay so.
-    TypeError for what is not a module, or is compiled already; NotImplementedError for a model that chooses by its data
-    which layers run, keeps state between calls, is not of float32, or has operators that have no
-    translation, which are all named.
+    TypeError for what is not a module, or is compiled already; NotImplementedError for a model that
+    chooses by its data which layers run, keeps state between calls, is not of float32, or has
+    operators that have no translation, which are all named.
     """
     return capture(model, example, batch=batch, dynamic_shapes=dynamic_shapes).graph
 
