@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from lowbit.graph.evaluate import evaluate
-from lowbit.graph.graph import Graph
+from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.onnx import from_onnx, imported
 from lowbit.graph.passes import simplified
 from lowbit.graph.passes.infer import inferred
 from lowbit.graph.qoperators import QOPERATORS
-from lowbit.numerics import QTensor
+from lowbit.graph.session import Session
+from lowbit.numerics import QTensor, quantize
 
 pytestmark = pytest.mark.slow
 
@@ -143,12 +144,52 @@ def test_dynamic_quantization_becomes_products_of_rows(
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-def test_dynamic_convolutions_stay_products_of_integers(quantized: Callable[..., Any]) -> None:
-    path, x, expected = quantized("unet", "dynamic")
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "unet"])
+def test_dynamic_convolutions_keep_their_weights(quantized: Callable[..., Any], name: str) -> None:
+    path, x, expected = quantized(name, "dynamic")
+    (written,) = evaluate(imported(onnx.load(path)), {"x": x}).values()
+    np.testing.assert_allclose(written, expected, rtol=1e-4, atol=1e-5)
     graph = from_onnx(path)
-    assert any(node.op == "ConvInteger" for node in graph.nodes)
-    (found,) = evaluate(graph, {"x": x}).values()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    layers = [node for node in graph.nodes if node.op in ("Conv", "ConvInteger")]
+    assert {node.op for node in layers} == {"Conv"}
+    assert all(isinstance(graph.constants[node.inputs[1]], QTensor) for node in layers)
+    # What comes in is not rounded.
+    (found,) = Session(graph).run(x).values()
+    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("op", ["BatchNormalization", "GroupNormalization", "LayerNormalization"])
+def test_vectors_of_normalizations_may_be_integers(op: str) -> None:
+    rng = np.random.default_rng(7)
+    width = 5 if op == "LayerNormalization" else 6
+    names = ("s", "b", "m", "v") if op == "BatchNormalization" else ("s", "b")
+    vectors = {name: rng.uniform(0.5, 2, width).astype(np.float32) for name in names}
+    constants = {name: quantize(one, "uint8") for name, one in vectors.items()}
+    how = {"num_groups": 2} if op == "GroupNormalization" else {}
+    x = rng.normal(0, 1, (2, 6, 4, 5)).astype(np.float32)
+    tensors = {"x": Tensor("float32", x.shape)}
+    graph = Graph(("x",), ("y",), (Node(op, ("x", *names), ("y",), how),), constants, tensors)
+    (wanted,) = evaluate(graph, {"x": x}).values()
+    (found,) = Session(graph).run(x).values()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [np.inf, 0.0, np.nan, -0.5])
+def test_a_scale_that_is_none_is_named(scale: float) -> None:
+    pair = (Node("QuantizeLinear", ("x", "scale", "zero"), ("q",), {}, "round"),
+            Node("DequantizeLinear", ("q", "scale", "zero"), ("y",), {}, "back"))  # fmt: skip
+    constants = {"scale": np.float32(scale), "zero": np.uint8(3)}
+    graph = Graph(("x",), ("y",), pair, constants, {"x": Tensor("float32", (4,))})
+    with pytest.raises(ValueError, match="'back' of 'q': a scale has to be positive and finite"):
+        simplified(graph)
+
+
+def test_infinities_are_the_ends_of_a_format() -> None:
+    tensors = {"x": Tensor("float32", (4,)), "y": Tensor("uint8", (4,), 0.5, 3)}
+    graph = Graph(("x",), ("y",), (Node("Relu", ("x",), ("y",)),), {}, tensors)
+    x = np.array([np.inf, -np.inf, 1, 1e30], np.float32)
+    for run in (lambda: evaluate(graph, {"x": x}), lambda: Session(graph).run(x)):
+        assert run()["y"].tolist() == [126, 0, 1, 126]
 
 
 def _single(op: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from lowbit.graph.graph import Graph, Tensor, numbers
-from lowbit.graph.operator import Array, operators
+from lowbit.graph.operator import Array, finite, operators
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
 Watch = Callable[[str, Array], None]
@@ -63,5 +63,5 @@ def rounded(value: Array, tensor: Tensor | None) -> Array:
         narrow = value.astype(tensor.dtype)
         return narrow.astype(np.float32) if narrow.dtype == bfloat16 else narrow
     scale, zero = np.float32(tensor.scale), np.int32(tensor.zero_point)
-    stored = quantize_affine(value, scale, zero, int_format(tensor.dtype))
+    stored = quantize_affine(finite(value), scale, zero, int_format(tensor.dtype))
     return dequantize_affine(stored, scale, zero)

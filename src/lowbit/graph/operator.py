@@ -50,6 +50,12 @@ def given(inputs: Sequence[T | None], count: int = 1) -> tuple[T, ...]:
     return found
 
 
+def finite(x: Array) -> Array:
+    """x, as it is rounded to 8 bits: infinities become the greatest float32s, NaN the least."""
+    most = float(np.finfo(np.float32).max)
+    return np.nan_to_num(x, nan=-most, posinf=most, neginf=-most)
+
+
 def real(tensor: Tensor) -> np.dtype[Any]:
     """The dtype of the numbers that a tensor stands for: float32 where it has a scale."""
     return np.dtype("float32" if tensor.scale is not None else tensor.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.graph import Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, lowerings, order_of
 from lowbit.graph.lowering.elementwise import compute, format_of, in_format, plain
 from lowbit.graph.step import Place, View, Word
@@ -125,7 +125,7 @@ def _by_channel(
 def _constants(lowering: Lowering, node: Node) -> list[np.ndarray]:
     """The vectors of a normalization, float64. NotImplementedError: one is no constant."""
     found = [lowering.graph.constants.get(name) for name in node.inputs[1:]]
-    made = [one.astype(np.float64) for one in found if isinstance(one, np.ndarray)]
+    made = [numbers(one).astype(np.float64) for one in found if one is not None]
     if len(made) != len(found):
         raise NotImplementedError("scales and biases are served where they are constants")
     return made

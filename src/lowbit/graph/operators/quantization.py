@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, given, operators
+from lowbit.graph.operator import Array, Operator, finite, given, operators
 from lowbit.graph.operators.convolution import convolution_windows, convolved
 from lowbit.graph.operators.products import exact, product_shape
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
@@ -30,12 +30,15 @@ def along(vector: Array, axis: int, rank: int) -> Array:
 
 
 def quantized(x: Array, scale: Array, zero: Array | None, dtype: str = "uint8") -> Array:
-    """Integers of the dtype of `zero`, or of `dtype`. ValueError: it is neither int8 nor uint8."""
+    """Integers of the dtype of `zero`, or of `dtype`; of infinities the greatest and the least, of
+    NaN the least. ValueError: the dtype is neither int8 nor uint8."""
     dtype = dtype if zero is None else zero.dtype.name
     if dtype not in _INTEGERS:
         raise ValueError(f"expected int8 or uint8, got {dtype}: others are not supported")
     zero = np.zeros((), np.int32) if zero is None else zero
-    return quantize_affine(x, scale.astype(np.float32), zero.astype(np.int32), int_format(dtype))
+    return quantize_affine(
+        finite(x), scale.astype(np.float32), zero.astype(np.int32), int_format(dtype)
+    )
 
 
 def dequantized(q: Array, scale: Array, zero: Array | None) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live
+from lowbit.graph.operator import Array
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.numerics import QTensor, int_format
 
@@ -26,7 +27,7 @@ def absorbed(graph: Graph) -> Graph:
 
     Integers with a scale that are constants become QTensors, int32 biases float32. What is
     quantized in another way (per channel, to other types, or for an operator on integers) stays.
-    The result is the same to the bit."""
+    The result is the same to the bit. ValueError: a scale is not positive and finite."""
     graph = rewritten(graph, (_without_integers, _moved))
     graph = _with_weights(graph)
     return _with_formats(graph)
@@ -92,9 +93,21 @@ def _with_weights(graph: Graph) -> Graph:
     return graph.replaced(nodes=tuple(nodes), constants=constants)
 
 
+def _scale(values: Values, node: Node) -> Array | None:
+    """The scale of a QuantizeLinear or DequantizeLinear, if it is known. ValueError: it is none, as
+    some tools write it for values with infinities."""
+    scale = values.array(node.inputs[1])
+    if scale is not None and not (np.isfinite(scale).all() and (scale > 0).all()):
+        raise ValueError(
+            f"{node.op} {node.name!r} of {node.inputs[0]!r}: a scale has to be positive and finite,"
+            f" and one is {scale.min()}; leave what it belongs to in float"
+        )
+    return scale
+
+
 def _constant(values: Values, node: Node) -> Constant | None:
     """What a DequantizeLinear makes of a constant of 8 bits or int32."""
-    q, scale = (values.array(name) for name in node.inputs[:2])
+    q, scale = values.array(node.inputs[0]), _scale(values, node)
     zero_name = (*node.inputs, "")[2]
     zero = values.array(zero_name) if zero_name else np.zeros((), np.int32)
     if q is None or scale is None or zero is None or scale.dtype != np.float32 or scale.ndim > 1:
@@ -161,7 +174,7 @@ def _format(values: Values, node: Node, pairs: Iterable[Node]) -> Tensor | None:
 
 def _parameters(values: Values, node: Node) -> Tensor | None:
     """A format by its scale and zero point, where each is one constant number."""
-    scale, zero_name = values.array(node.inputs[1]), (*node.inputs, "")[2]
+    scale, zero_name = _scale(values, node), (*node.inputs, "")[2]
     zero = values.array(zero_name) if zero_name else np.zeros((), np.uint8)
     if scale is None or zero is None or scale.dtype != np.float32:
         return None

@@ -134,14 +134,18 @@ def _scaled(layer: Node, weight: Array, factor: Array) -> Array:
     return (parts * factor.reshape(shape)).astype(weight.dtype).reshape(weight.shape)
 
 
+_INTEGER = {"MatMulInteger": "Linear", "ConvInteger": "Conv"}
+
+
 def dynamic(values: Values, node: Node) -> Replacement | None:
     """What ONNX Runtime writes for a dynamically quantized product: the integers of
-    DynamicQuantizeLinear times a constant, as floats, times both scales."""
+    DynamicQuantizeLinear times a constant, as floats, times both scales. A convolution stays one of
+    floats, with a weight of 8 bits."""
     if node.op != "Mul":
         return None
     for product, scales in (node.inputs, node.inputs[::-1]):
         cast, both = values.maker(product, "Cast"), values.maker(scales, "Mul")
-        integer = None if cast is None else values.maker(cast.inputs[0], "MatMulInteger")
+        integer = None if cast is None else values.maker(cast.inputs[0], *_INTEGER)
         if both is None or integer is None or len(integer.inputs) < 3:
             continue
         source = values.maker(integer.inputs[0], "DynamicQuantizeLinear")
@@ -151,23 +155,30 @@ def dynamic(values: Values, node: Node) -> Replacement | None:
         weight = len(scale) == 1 and _weight(values, integer, scale[0])
         if isinstance(weight, QTensor):
             name = f"{node.outputs[0]}.weight"
-            inputs, attributes = (source.inputs[0], name, ""), {"activations": "dynamic"}
-            made = Node("Linear", inputs, node.outputs, attributes, node.name)
+            op, attributes = _INTEGER[integer.op], integer.attributes
+            if op == "Linear":
+                attributes = {"activations": "dynamic"}
+            inputs = source.inputs[0], name, ""
+            made = Node(op, inputs, node.outputs, attributes, node.name)
             return Replacement([made], {name: weight})
     return None
 
 
 def _weight(values: Values, product: Node, scale: str) -> QTensor | None:
-    """The right operand [K, N] of a product of integers, as [N, K] with scales."""
+    """The right operand of a product of integers, with scales; [K, N] as [N, K]."""
     integers, steps = values.array(product.inputs[1]), values.array(scale)
-    if integers is None or steps is None or integers.ndim != 2:
+    if integers is None or steps is None or integers.ndim < 2:
         return None
+    if product.op == "MatMulInteger":
+        if integers.ndim > 2:
+            return None
+        integers = integers.T
     zero = values.array(product.inputs[3]) if len(product.inputs) > 3 else np.zeros((), np.int32)
-    n = integers.shape[1]
+    n = len(integers)
     if zero is None or integers.dtype.name not in ("int8", "uint8") or steps.size not in (1, n):
         return None
     return QTensor(
-        np.ascontiguousarray(integers.T),
+        np.ascontiguousarray(integers),
         np.broadcast_to(steps.reshape(-1), n).astype(np.float32),
         np.broadcast_to(zero.reshape(-1), n).astype(np.int32),
         int_format(integers.dtype.name),
