@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ def check_tensor(op: str, name: str, value: Tensor, dtypes: Sequence[torch.dtype
         raise TypeError(f"{op}: {name} is {got}; give {names(dtypes)}")
     if value.device.type not in ("cuda", "cpu"):
         raise ValueError(f"{op}: {name} is on {value.device}; move it to a CUDA GPU or the CPU")
+
+
+def check_batches(name: str, given: object) -> None:
+    """TypeError for one batch in place of several: its rows are not what a model takes."""
+    if isinstance(given, Tensor | Mapping | str):
+        raise TypeError(
+            f"{name} is a {type(given).__name__}; give batches, one after another: [batch, ...]"
+        )
 
 
 def check_alike(op: str, **tensors: Tensor) -> None:

@@ -12,6 +12,7 @@ from lowbit.graph.graph import Graph
 from lowbit.graph.passes import simplified
 from lowbit.graph.passes.quantize import Choice
 from lowbit.graph.sensitivity import Sensitivity
+from lowbit.torch.arguments import check_batches
 from lowbit.torch.capture.compute import COMPUTE
 from lowbit.torch.capture.export import bind, capture
 from lowbit.torch.config import StaticInt8Config
@@ -32,6 +33,7 @@ def sensitivity(
     NaN or infinity.
     """
     config = config or StaticInt8Config()
+    check_batches("data", data)
     if isinstance(model, Graph):
         graph, batches = simplified(model), list(data)
     else:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lowbit.numerics.methods import Activations
+from lowbit.torch.arguments import check_batches
 from lowbit.torch.config import QuantizeConfig, StaticInt8Config
 from lowbit.torch.kinds import become_quantized
 from lowbit.torch.kinds.kind import STAYS
@@ -61,6 +62,7 @@ def quantize_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module to quantize, got {type(model).__name__}")
     check_progress(progress)
+    check_batches("calibration", calibration)
     if isinstance(config, StaticInt8Config):
         if calibration is None:
             raise ValueError("a StaticInt8Config needs data: pass calibration=[batch, ...]")

@@ -236,6 +236,9 @@ def test_what_calibration_refuses() -> None:
     model, config, x = tiny(), StaticInt8Config(), torch.randn(2, 3, 4, 4)
     with pytest.raises(ValueError, match=r"needs data: pass calibration=\[batch, \.\.\.\]"):
         quantize_(model, config)
+    for one, kind in ((x, "Tensor"), ({"x": x}, "dict")):
+        with pytest.raises(TypeError, match=rf"calibration is a {kind}; give batches"):
+            quantize_(model, config, calibration=one)
     with pytest.raises(ValueError, match="no data to calibrate with"):
         quantize_(model, config, calibration=[])
     with pytest.raises(ValueError, match="no data to calibrate with"):
