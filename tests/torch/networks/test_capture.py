@@ -389,6 +389,19 @@ def test_what_is_no_model() -> None:
         to_graph(nn.Linear(3, 3), torch.randn(2, 4))
 
 
+class KeyCache:
+    pass
+
+
+def test_a_model_that_gives_back_a_cache_is_told_how_not_to() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x, KeyCache()
+
+    with pytest.raises(NotImplementedError, match=r"set model\.config\.use_cache = False"):
+        to_graph(Model(), torch.randn(2))
+
+
 class Attends(nn.Module):
     """nn.MultiheadAttention in all the ways that differ in a graph."""
 

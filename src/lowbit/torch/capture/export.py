@@ -228,6 +228,11 @@ def _explained(error: Exception) -> Exception:
             "write the choice with torch.where, or compile the parts on either side of it. "
             f"torch.export says: {first}"
         )
+    if "Cache'> in output" in first:
+        return NotImplementedError(
+            "this model gives back a cache of keys and values, which a graph does not hold: set "
+            f"model.config.use_cache = False (and that of its decoder). torch.export says: {first}"
+        )
     return RuntimeError(f"torch.export cannot export this model: {first}")
 
 
