@@ -135,6 +135,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example((V, V), ((0, 8, 1, 9, 15, 7, 3, 3),)),
         Example((W, W), ((31, 0),)),
     ],
+    "add_saturated": [
+        Example((Vector(s16, 32), Vector(s16, 32))),
+        Example((BYTES, BYTES)),
+    ],
     "extract": [Example((V,), (0,)), Example((W,), (13,))],
     "load": [
         Example((Pointer(u8),), (64,)),

@@ -14,7 +14,7 @@ import numpy as np
 from lowbit.isa.generic import madd16
 from lowbit.isa.instruction import Instruction, Signature, intrinsic
 from lowbit.isa.instruction_set import InstructionSet, register
-from lowbit.isa.types import Vector, s8, s16, s32, u8
+from lowbit.isa.types import Scalar, Vector, f32, s8, s16, s32, u8
 
 AVX2 = register(
     InstructionSet(
@@ -46,5 +46,39 @@ def pairs_of_bytes(name: str, lanes: int, llvm_name: str, feature: str) -> Instr
     return Instruction(name, typing, intrinsic(llvm_name), meaning, feature)
 
 
+def packed(
+    name: str, source: Scalar, to: Scalar, bits: int, llvm_name: str, feature: str
+) -> Instruction:
+    """VPACKSSDW, VPACKSSWB, VPACKUSWB: two vectors become one of numbers half as wide."""
+    lanes, each = bits // source.bits, 128 // source.bits
+    limits = np.iinfo(to.numpy)
+
+    def meaning(a: Any, b: Any) -> Any:
+        """Of each 128 bits those of a, then those of b, SATURATED."""
+        both = np.stack([a.reshape(-1, each), b.reshape(-1, each)], axis=1).reshape(-1)
+        return np.clip(both, limits.min, limits.max).astype(to.numpy)
+
+    typing = Signature(Vector(to, 2 * lanes), Vector(source, lanes), Vector(source, lanes))
+    return Instruction(name, typing, intrinsic(llvm_name), meaning, feature)
+
+
+def nearest_integers(name: str, lanes: int, emit: Any, feature: str) -> Instruction:
+    """VCVTPS2DQ with so many lanes, as programs find the rounding mode."""
+
+    def meaning(a: Any) -> Any:
+        """Round half to even; -2^31 where 32 bits do not hold that, and for NaN."""
+        with np.errstate(invalid="ignore"):
+            whole = np.rint(a.astype(np.float64))
+            held = (whole >= -(2.0**31)) & (whole < 2.0**31)
+        return np.where(held, whole, -(2.0**31)).astype(np.int32)
+
+    return Instruction(name, Signature(Vector(s32, lanes), Vector(f32, lanes)), emit, meaning, feature)
+
+
 vpmaddwd = pairs_of_words("vpmaddwd", 8, "llvm.x86.avx2.pmadd.wd", "avx2")
 vpmaddubsw = pairs_of_bytes("vpmaddubsw", 16, "llvm.x86.avx2.pmadd.ub.sw", "avx2")
+
+vcvtps2dq = nearest_integers("vcvtps2dq", 8, intrinsic("llvm.x86.avx.cvt.ps2dq.256"), "avx2")
+vpackssdw = packed("vpackssdw", s32, s16, 256, "llvm.x86.avx2.packssdw", "avx2")
+vpacksswb = packed("vpacksswb", s16, s8, 256, "llvm.x86.avx2.packsswb", "avx2")
+vpackuswb = packed("vpackuswb", s16, u8, 256, "llvm.x86.avx2.packuswb", "avx2")

@@ -400,6 +400,19 @@ def madd16(a: Any, b: Any) -> Any:
     return product[0::2] + product[1::2]
 
 
+def _add_saturated(call: Call, a: ir.Value, b: ir.Value) -> Any:
+    vector = call.types[0]
+    kind = f"v{vector.lanes}i{vector.element.bits}"
+    return call.intrinsic(f"llvm.{vector.element.kind}add.sat.{kind}", a, b)
+
+
+@instruction(_integers, _add_saturated)
+def add_saturated(a: Any, b: Any) -> Any:
+    """Lane by lane, where a sum that the type does not hold becomes the nearest that it holds."""
+    limits = np.iinfo(a.dtype)
+    return np.clip(a.astype(object) + b.astype(object), limits.min, limits.max).astype(a.dtype)
+
+
 def _reduce_add(call: Call, a: ir.Value) -> Any:
     vector = call.types[0]
     return call.intrinsic(f"llvm.vector.reduce.add.v{vector.lanes}i{vector.element.bits}", a)

@@ -45,7 +45,7 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import ImageRows, LeftOperand
-from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns, interleaved, packs
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns, interleaved, packable
 from lowbit.kernels.cpu.shared.layout import LINE, QUAD, blocks
 from lowbit.kernels.cpu.shared.post_op import Operands
 
@@ -167,7 +167,7 @@ _Store = Callable[[Value, list[Value]], None]
 def _storing(k: Builder, epilogue: Epilogue, at: Operands, column: Value, width: int) -> _Store:
     """How the sums of so many outputs are finished and stored."""
     lanes = width // QUAD
-    if packs(epilogue):
+    if packable(epilogue):
         return interleaved(k, epilogue, at, column, lanes)
     parts = [column + i for i in range(0, width, lanes)]
     stores = [columns(k, epilogue, at, part, lanes) for part in parts]

@@ -31,7 +31,6 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.in_place import cycles_in_place
 from lowbit.kernels.cpu.integer.micro_kernel import (
-    Columns,
     KernelQuery,
     MicroKernel,
     Shape,
@@ -40,6 +39,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     span,
 )
 from lowbit.kernels.cpu.integer.vnni import Vnni
+from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.kernels.cpu.shared.tiles import configure, release, turns
@@ -98,21 +98,33 @@ class _Session:
         self.leave.value, self.done.value = leave, k.index(0)
 
     def finish(
-        self, k: Builder, shape: Shape, columns: Columns, panels: int, rows: Value | int
+        self, k: Builder, shape: Shape, columns: Output, panels: int, rows: Value | int
     ) -> None:
         """Finish some rows more, as far as there are."""
         row, panel, count, all_columns = self.in_scratch.values()
         end = minimum(self.done.value + rows, count)
         for _ in k.when(self.done.value < end):
-            for whole in (True, False):
-                for _ in k.when(all_columns > 0 if whole else all_columns.equals(0)):
-                    each = [columns(panel + p, 0, PANEL, 1, whole) for p in range(panels)]
-                    for r in k.range(self.done.value, end):
-                        for out in _outputs(k, shape, row + r):
-                            for p, store in enumerate(each):
-                                sums = self.scratch + p * _panel_sums(shape)
-                                store(out, (sums + r * PANEL).load(PANEL))
+            for _ in k.when(all_columns > 0):
+                store_rows = columns.whole(panel, panels, PANEL)
+                gap = shape.gap[0] > shape.gap[1]
+                together = 1 if gap else columns.together(panels, PANEL)
+                for first in k.range(self.done.value, end, together):
+                    # What is behind the last row is that row again.
+                    some = [first, *(minimum(first + i, end - 1) for i in range(1, together))]
+                    for out in _outputs(k, shape, row + first):
+                        outs = [out, *(row + r for r in some[1:])]
+                        sums = ([self._sums(shape, p, r) for p in range(panels)] for r in some)
+                        store_rows(list(zip(outs, sums, strict=True)))
+            for _ in k.when(all_columns.equals(0)):
+                each = [columns(panel + p, 0, PANEL) for p in range(panels)]
+                for r in k.range(self.done.value, end):
+                    for out in _outputs(k, shape, row + r):
+                        for p, store in enumerate(each):
+                            store(out, self._sums(shape, p, r))
             self.done.value = end
+
+    def _sums(self, shape: Shape, panel: int, row: Value) -> Value:
+        return (self.scratch + panel * _panel_sums(shape) + row * PANEL).load(PANEL)
 
 
 def _tiles_of_a(shape: Shape) -> int:
@@ -182,7 +194,7 @@ class Amx(MicroKernel):
         short = 0 < query.line <= ROWS and query.aligned  # lines of the output are blocks
         each = 1 if short else row_blocks
         rows = blocks(query.together, each * blocks(query.together, each * ROWS))
-        interleave = min(_MOST_INTERLEAVED, blocks(row_blocks * rows, k_blocks))
+        interleave = min(_MOST_INTERLEAVED, 2 * blocks(row_blocks * rows, 2 * k_blocks))
         nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
         shape = Shape(0, row_blocks, panels, interleave, stays=nearest <= nearest_cache,
@@ -298,13 +310,13 @@ class Amx(MicroKernel):
         k: Builder,
         session: _Session,
         shape: Shape,
-        columns: Columns,
+        columns: Output,
         groups: Groups | None,
     ) -> None:
         self._drain(k, session, shape, columns, shape.panels)
 
     @staticmethod
-    def _drain(k: Builder, session: _Session, shape: Shape, columns: Columns, panels: int) -> None:
+    def _drain(k: Builder, session: _Session, shape: Shape, columns: Output, panels: int) -> None:
         """Finish the step whose sums tiles hold."""
         for d, p in turns(shape.row_blocks, panels):
             at = _sums_at(shape, session.block_rows, d, p)

@@ -35,13 +35,13 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.amx import FEW
 from lowbit.kernels.cpu.integer.micro_kernel import (
-    Columns,
     KernelQuery,
     MicroKernel,
     Shape,
     Step,
     micro_kernel,
 )
+from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.tiles import configure, release, turns
@@ -120,7 +120,7 @@ class _Session:
             for r in k.range(rows.start, minimum(left, k.index(rows.stop))):
                 one(r)
 
-    def complete(self, k: Builder, columns: Columns, panels: int) -> None:
+    def complete(self, k: Builder, columns: Output, panels: int) -> None:
         """The totals of a step are complete: store what is left of those before, then let these
         take their place."""
         self.store(k, columns, panels, self.stored_count.value)
@@ -130,7 +130,7 @@ class _Session:
         self.stored_row.value, self.stored_panel.value = self.row.value, self.panel.value
         self.stored_count.value, self.done.value = self.count.value, k.index(0)
 
-    def store(self, k: Builder, columns: Columns, panels: int, rows: Value) -> None:
+    def store(self, k: Builder, columns: Output, panels: int, rows: Value) -> None:
         """Store some rows more, as far as there are; their totals become zeros."""
         end = minimum(self.done.value + rows, self.stored_count.value)
         for _ in k.when(self.done.value < end):
@@ -320,14 +320,14 @@ class AmxGroups(MicroKernel):
         k: Builder,
         session: _Session,
         shape: Shape,
-        columns: Columns,
+        columns: Output,
         groups: Groups | None,
     ) -> None:
         assert groups is not None
         self._finish(k, session, columns, groups, shape.panels)
 
     def _finish(
-        self, k: Builder, session: _Session, columns: Columns, groups: Groups, panels: int
+        self, k: Builder, session: _Session, columns: Output, groups: Groups, panels: int
     ) -> None:
         """Finish what waits; what tiles hold then counts no more."""
         for at in turns(session.shape.row_blocks, panels):

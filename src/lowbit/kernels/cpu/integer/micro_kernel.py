@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lowbit.isa import host, named
 from lowbit.isa.generic import prefetch_far
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
-from lowbit.kernels.cpu.shared.epilogue import Store
+from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
@@ -22,15 +22,6 @@ from lowbit.registry import Registry
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
 _APART = 512  # bytes
 _FEW_ROWS = 32  # for which panels are not worth cutting along K
-
-
-class Columns(Protocol):
-    """How to store the accumulators of `lanes` columns of a panel from the one at `at` on; or of
-    `rows` rows of all columns. `whole`: all of these columns exist."""
-
-    def __call__(
-        self, panel: Value, at: int, lanes: int, rows: int = 1, whole: bool = False, /
-    ) -> Store: ...
 
 
 class KernelQuery(NamedTuple):
@@ -82,7 +73,7 @@ class Step:
     `block_rows` rows each), and a block of 64 k lies `at(block)` bytes behind the first. K,
     `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on, those before `rows` exist,
     and `n` columns. `columns(panel, offset, lanes)` returns how to store the accumulators of one
-    panel, 16 columns, or of the part of it that starts at `offset`. With `groups`, a row of the
+    panel, 16 columns, or of the part of it that starts at `offset`; `columns.whole` of several. With `groups`, a row of the
     output has a row of bytes for each digit in the block, and what is stored are totals, float32.
     `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
     for the next span. `make_lines(block)`, where lines are made in passing: emits the making of
@@ -103,7 +94,7 @@ class Step:
     block_rows: Value
     block_bytes: Value
     panel_bytes: Value
-    columns: Columns
+    columns: Output
     at: Callable[[Value], Value]
     groups: Groups | None = None
     span: Span | None = None
@@ -269,7 +260,7 @@ class MicroKernel(ABC):
         """Emit the product of `shape.row_blocks` blocks of rows with `panels` panels."""
 
     def drain(  # noqa: B027
-        self, k: Builder, session: Any, shape: Shape, columns: Columns, groups: Groups | None
+        self, k: Builder, session: Any, shape: Shape, columns: Output, groups: Groups | None
     ) -> None:
         """Emit what completes the steps so far: as a rule, nothing."""
 

@@ -27,10 +27,10 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.integer.left import Place, Rows, ceil
-from lowbit.kernels.cpu.integer.micro_kernel import Columns, Fetch, MicroKernel, Shape, Span, Step
+from lowbit.kernels.cpu.integer.micro_kernel import Fetch, MicroKernel, Shape, Span, Step
 from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand
 from lowbit.kernels.cpu.rows.strips import Strip, Strips
-from lowbit.kernels.cpu.shared.epilogue import Epilogue, columns
+from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD
 from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
@@ -96,7 +96,7 @@ def product(
     private = _own(k, shape, weight, fused, private, private_bytes)
     items = _Items(
         micro, shape, weight, fused, rows, packed, private, panels, (next_panels, next_bytes), n,
-        lambda panel, at, *some: columns(k, epilogue, operands, panel * PANEL + at, *some),
+        Output(k, epilogue, operands),
     )  # fmt: skip
     session = micro.begin(k, shape, block_rows, grouping)
     items.run_all(k, session, (item_steps, item_panels), threads)
@@ -137,7 +137,7 @@ class _Items:
     panels: Value
     following: Range
     n: Value
-    columns: Columns
+    columns: Output
 
     def run_all(self, k: Builder, session: Any, sizes: Range, threads: Value) -> None:
         """All items, each of so many steps and panels. `threads` enter, so a thread that has taken

@@ -186,10 +186,8 @@ class VectorKernel(MicroKernel):
         wide = (places[-1][0] + 1 + step.panel) * PANEL
         whole = (step.row + rows < step.rows + 1) & (wide < step.n + 1)
         for _ in k.when(whole):
-            stores = [step.columns(step.panel + p, at, lanes, 1, True) for p, at in places]
-            for row, values in enumerate(sums):
-                for store, value in zip(stores, values, strict=True):
-                    store(step.row + row, value)
+            store = step.columns.whole(step.panel, len(places), lanes)
+            store([(step.row + row, values) for row, values in enumerate(sums)])
         for _ in k.when(whole.equals(0)):
             held = k.local(f32 if step.groups else s32, rows * len(places) * lanes)
             for at, value in enumerate(chain(*sums)):

@@ -13,7 +13,8 @@ of this wraps modulo 2^32, so it is exact whenever the result fits in 32 bits. (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, maximum, select, shuffle, store_head, stream
@@ -25,10 +26,10 @@ from lowbit.kernels.cpu.shared.formats import (
     LIMITS,
     Convert,
     parameters_of,
-    quantizing,
     storing,
 )
-from lowbit.kernels.cpu.shared.layout import LINE, QUAD
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
+from lowbit.kernels.cpu.shared.packing import FOUR, in_turn, packs, quantized
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
 
 # What the output can be, and the type that is stored.
@@ -38,6 +39,8 @@ OCTET = 8  # columns that share one maximum
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
+# Rows of the output, each with vectors of accumulators that are neighbours -> None.
+StoreRows = Callable[[list[tuple[Value, list[Value]]]], None]
 
 
 class Epilogue(NamedTuple):
@@ -66,11 +69,10 @@ class Epilogue(NamedTuple):
 
 
 def columns(
-    k: Builder, epilogue: Epilogue, at: Operands, column: Value,
-    lanes: int, rows: int = 1, whole: bool = False,
-) -> Store:  # fmt: skip
+    k: Builder, epilogue: Epilogue, at: Operands, column: Value, lanes: int, rows: int = 1
+) -> Store:
     """Load what belongs to `lanes` columns from `column` on; return how to store a row of them; or
-    `rows` rows of all columns, of which there are lanes / rows. `whole`: all of them exist."""
+    `rows` rows of all columns, of which there are lanes / rows."""
     left = at.columns - column if rows == 1 else k.index(lanes)
     place = Columns(k, at, column, lanes, left, rows=rows)
     finish, numbers = _finishing(epilogue, place)
@@ -90,15 +92,70 @@ def columns(
         if rows > 1:
             _store_rows(place, value, start)
             return
-        if whole:
-            write(value, start)
-            return
         for _ in k.when(left > lanes - 1):
             write(value, start)
         for _ in k.when(left < lanes):
             store_head(value, start, left)
 
     return store
+
+
+@dataclass(frozen=True)
+class Output:
+    """How the sums of a product are stored, by panel."""
+
+    k: Builder
+    epilogue: Epilogue
+    operands: Operands
+
+    def __call__(self, panel: Value, at: int, lanes: int, rows: int = 1) -> Store:
+        """The accumulators of `lanes` columns of a panel from the one at `at` on; or of `rows` rows
+        of all columns."""
+        column = panel * PANEL + at
+        return columns(self.k, self.epilogue, self.operands, column, lanes, rows)
+
+    def together(self, vectors: int, lanes: int) -> int:
+        """How many rows are best stored at once, of so many vectors each, by `whole`."""
+        packed = self.epilogue.out in LIMITS and packs(self.k, lanes)
+        return max(1, FOUR // vectors) if packed else 1
+
+    def whole(self, panel: Value, vectors: int, lanes: int) -> StoreRows:
+        """The accumulators of so many neighbouring vectors of columns from a panel on, all of which
+        exist."""
+        k, epilogue, at = self.k, self.epilogue, self.operands
+        starts = [panel * PANEL + i * lanes for i in range(vectors)]
+        if epilogue.out in MAXIMA:
+            stores = [columns(k, epilogue, at, start, lanes) for start in starts]
+            return lambda rows: [
+                store(row, value)
+                for row, values in rows
+                for store, value in zip(stores, values, strict=True)
+            ]
+        places = [Columns(k, at, start, lanes, k.index(lanes)) for start in starts]
+        found = [_finishing(epilogue, place) for place in places]
+        convert = _converting(epilogue, found[0][1])
+        write, target = _writing(epilogue, lanes), at.out.cast(OUTPUTS[epilogue.out])
+
+        def finished(row: Value, which: int, value: Value) -> tuple[Value, Value]:
+            place = target + (row * at.out_stride + starts[which])
+            return place, found[which][0](row, value)
+
+        def store(rows: list[tuple[Value, list[Value]]]) -> None:
+            every = [(row, i, value) for row, values in rows for i, value in enumerate(values)]
+            while len(every) > 1 and epilogue.out in LIMITS and packs(k, lanes):
+                some, every = every[:FOUR], every[FOUR:]
+                places, values = zip(*(finished(*one) for one in some), strict=True)
+                filled = [*values, *values[-1:] * (FOUR - len(values))]
+                packed = in_turn(quantized(k, epilogue.out, filled, *found[0][1]))
+                for _, of_row in groupby(range(len(some)), lambda which: id(some[which][0])):
+                    first, *more = of_row
+                    several = range(first * lanes, (first + 1 + len(more)) * lanes)
+                    places[first].cast(u8).store(shuffle(packed, packed, tuple(several)))
+            for one in every:
+                place, value = finished(*one)
+                write(convert(value), place)
+
+        return store
 
 
 def _writing(epilogue: Epilogue, lanes: int) -> Callable[[Value, Value], object]:
@@ -170,7 +227,7 @@ def _converting(epilogue: Epilogue, numbers: list[Value]) -> Convert:
     return storing(epilogue.out, numbers)
 
 
-def packs(epilogue: Epilogue) -> bool:
+def packable(epilogue: Epilogue) -> bool:
     """Whether `interleaved` serves."""
     operands = {post_ops.get(name).operand for name in epilogue.post_ops}
     return epilogue.out in LIMITS and "residual" not in operands
@@ -185,17 +242,11 @@ def interleaved(
         Columns(k, at, column + q * QUAD, lanes, k.index(lanes), fours=True) for q in range(QUAD)
     ]
     found = [_finishing(epilogue, place) for place in places]
-    made = [(finish, quantizing(epilogue.out, *numbers)) for finish, numbers in found]
     target, left, width = at.out.cast(u8), at.columns - column, QUAD * lanes
-    order = [16 * (i // 16) + 4 * (i % 4) + i % 16 // 4 for i in range(width)]
 
     def store(row: Value, sums: list[Value]) -> None:
-        packed = k.zeros(s32, lanes)
-        for q, (values, (finish, quantized)) in enumerate(zip(sums, made, strict=True)):
-            byte = quantized(finish(row, values))
-            packed = packed | ((byte if epilogue.out == "u8" else byte & 0xFF) << (8 * q))
-        values = packed.bits(Vector(u8, width))
-        values = shuffle(values, values, tuple(order))
+        finished = [finish(row, v) for (finish, _), v in zip(found, sums, strict=True)]
+        values = quantized(k, epilogue.out, finished, *found[0][1])
         start = target + (row * at.out_stride + column)
         for _ in k.when(left > width - 1):
             start.store(values)
