@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,22 +80,39 @@ def _gqa(x: Tensor) -> Tensor:
     )
 
 
+def _written(x: Tensor, where: Any, what: Any) -> Tensor:
+    changed = x.clone()
+    changed[where] = what
+    return changed
+
+
 CHECKERS = torch.arange(36).reshape(6, 6) % 2 == 0
 SLOPES = torch.tensor([0.1, 0.2, 0.3, 0.4])
 
 FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "arithmetic": lambda x: ((x + 2) * 3 - x / 7, 1 - x, torch.sub(x, x * x, alpha=2), -x, x**2),
     "of integers": lambda x: (x > 0).long() * 3 // 2 + (x[:, :1] > 1),
+    "of negative integers": lambda x: (
+        (x * 5).long() // 3, (x * 5).long() % 3, (x * 5).long() % -3, (x * 5).long() / 3,
+        torch.fmod((x * 5).long(), 3), torch.div((x * 5).long(), 3, rounding_mode="trunc"),
+        torch.div((x * 5).long(), -3, rounding_mode="floor"), (x * 5).long().trunc(),
+    ),
     "comparisons": lambda x: [x > 0, x >= x.mean(), x < 1, x <= 0, x == 0, x != 0, ~(x > 0)],
     "logic": lambda x: ((x > 0) & (x < 1)) | torch.logical_xor(x > 2, x < -2),
+    "more logic": lambda x: ((x > 0) ^ (x < 1), (x > 1).any(1), (x > 0).all(-1, keepdim=True),
+                             (x > 3).any()),
     "functions": lambda x: (x.exp().log1p(), x.abs().sqrt(), x.abs().add(1).rsqrt(), x.sin(),
-                            x.cos(), torch.erf(x), x.expm1(), x.reciprocal(), x.square()),
+                            x.cos(), torch.erf(x), x.expm1(), x.reciprocal(), x.square(),
+                            x.abs().add(1).log2(), x.abs().add(1).log10(), x.exp2(),
+                            x.clamp(-1, 1).tan(), torch.special.erfc(x), torch.hypot(x, x + 1)),
     "rounding": lambda x: (x.floor(), x.ceil(), x.round(), x.sign(),
-                           torch.div(x, 0.3, rounding_mode="floor")),
+                           torch.div(x, 0.3, rounding_mode="floor"), x.trunc(), x.frac(),
+                           torch.div(x, 0.3, rounding_mode="trunc"), x.round(decimals=1), x % 0.7,
+                           torch.fmod(x, 0.7), torch.remainder(x, -0.7)),
     "activations": lambda x: (F.mish(x), F.softplus(x), F.softplus(x, 2), F.hardtanh(x, -0.5, 2),
                               F.prelu(x, SLOPES.to(x.dtype)), F.celu(x).clamp(min=-0.5),
                               F.elu(x, 0.5), F.hardsigmoid(x), F.hardswish(x), F.silu(x),
-                              F.gelu(x)),
+                              F.gelu(x), F.selu(x), F.softplus(x, 2, 1)),
     "choices": lambda x: (torch.where(x > 0, x, 0.5), x.masked_fill(CHECKERS, -3.0), x.clamp(-1, 1),
                           torch.maximum(x, -x), torch.minimum(x, x * 2)),
     "running sums": lambda x: [x.cumsum(1), (x > 0).cumsum(-1), x.long().cumsum(0)],
@@ -103,13 +121,21 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     ],
     "reductions": lambda x: (x.mean(), x.sum((1, 3)), x.amax(2, keepdim=True), x.amin((2, 3)),
                              x.max(1)[0], x.max(), x.argmax(1), x.var(2), x.var(3, correction=0),
-                             x.norm(dim=1), x.prod(3), x.mean((2, 3), keepdim=True)),
+                             x.norm(dim=1), x.prod(3), x.mean((2, 3), keepdim=True),
+                             x.norm(p=3, dim=1), x.norm(p=math.inf, dim=(1, 2)),
+                             torch.var_mean(x, 1), torch.var_mean(x, (2, 3), keepdim=True)),
     "shapes": lambda x: (x.view(-1, 36), x.flatten(1), x.unsqueeze(1).squeeze(1),
                          x.permute(0, 2, 3, 1), x.mT, x.reshape(x.shape[0] * 4, 36),
                          x.unflatten(1, (2, 2)), x[..., None]),
     "parts": lambda x: (x[:, 1:3], x[:, :, ::2, -2:], x[:, 0], x.split(3, 2), x.chunk(2, 1),
                         x.unbind(3), x.narrow(3, 1, 2), x[:, [2, 0]], x[:, :, 1, 2],
-                        x[[[1], [0]], [3, -2, 0]]),
+                        x[[[1], [0]], [3, -2, 0]], x.flip(3), x.flip(1, 2), x.roll(2, 1)),
+    "indices of other axes": lambda x: (x[:, :, [0, 1], [2, -3]], x[:, [0, 1], :, [2, 3]],
+                                        x[:, [[0], [1]], [2, 3]], x.unfold(2, 3, 2),
+                                        F.unfold(x, 3, padding=1)),
+    "written": lambda x: (_written(x, (slice(None), 0), 2.0), _written(x, (..., slice(1, 3)), 1.0),
+                          _written(x, (..., slice(4, None)), x[..., :2]),
+                          _written(x, (slice(None), -1), x[:, 0]), _written(x, x < 0, 3.0)),
     "joined": lambda x: (torch.cat([x, x * 2], 1), torch.stack([x, -x], 1), x.repeat(1, 2, 1, 1),
                          x[:, :1].expand(-1, 3, -1, -1), torch.cat([x, x.new_zeros(x.shape)], 2)),
     "padded": lambda x: (F.pad(x, (1, 2, 0, 1), value=3.0), F.pad(x, (1, 1, 2, 2), mode="reflect"),
@@ -117,7 +143,15 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "resized": lambda x: (F.interpolate(x, scale_factor=2.0),
                           F.interpolate(x, (9, 4), mode="bilinear"),
                           F.interpolate(x, (10, 14), mode="bilinear"), F.interpolate(x, (20, 23)),
-                          F.interpolate(x, (11, 11), mode="bilinear", align_corners=True)),
+                          F.interpolate(x, (11, 11), mode="bilinear", align_corners=True),
+                          F.interpolate(x, scale_factor=1.7),
+                          F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+                          F.interpolate(x, scale_factor=(0.4, 2), mode="bilinear"),
+                          F.interpolate(x, scale_factor=1.7, recompute_scale_factor=True),
+                          F.interpolate(x, (9, 4), mode="bicubic"),
+                          F.interpolate(x, (9, 4), mode="nearest-exact"),
+                          F.interpolate(x[..., 0], scale_factor=1.3, mode="linear"),
+                          F.interpolate(x[..., 0], scale_factor=2.6)),
     "shuffled": lambda x: (F.pixel_shuffle(x, 2), F.pixel_unshuffle(x, 3), F.channel_shuffle(x, 2)),
     "pooled": lambda x: (F.max_pool2d(x, 3, 2, 1, ceil_mode=True), F.adaptive_avg_pool2d(x, (3, 2)),
                          F.avg_pool2d(x, 3, 2, 1), F.adaptive_max_pool2d(x, 1),
@@ -131,6 +165,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "attention": lambda x: (_gqa(x), F.scaled_dot_product_attention(x, x, x, CHECKERS)),
     "of the batch": lambda x: (torch.arange(x.shape[0]) * 2, x.new_ones(x.shape[0], 3),
                                torch.zeros_like(x), torch.triu(x, 1)),
+    "of constants": lambda x: (x[:, SLOPES.sort(descending=True)[1]], x * SLOPES.topk(2)[0].sum()),
 }  # fmt: skip
 
 

@@ -353,19 +353,23 @@ def _name(node: fx.Node) -> str:
 
 
 def _is_fixed(node: fx.Node, fixed: set[fx.Node]) -> bool:
-    """Whether a node makes a tensor of tensors that are known, and always the same."""
-    fake, target = node.meta.get("val"), node.target
-    if not isinstance(target, OpOverload) or target.namespace != "aten":
-        return False
+    """Whether a node makes tensors of tensors that are known, and always the same."""
+    target, made = node.target, node.meta.get("val")
+    if target is not python.getitem:
+        if not isinstance(target, OpOverload) or target.namespace != "aten":
+            return False
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return False
     return (
-        isinstance(fake, Tensor)
-        and not any(isinstance(size, torch.SymInt) for size in fake.shape)
+        all(
+            isinstance(one, Tensor) and not any(isinstance(n, torch.SymInt) for n in one.shape)
+            for one in (made if isinstance(made, tuple | list) and made else (made,))
+        )
         and all(one in fixed for one in node.all_input_nodes)
-        and torch.Tag.nondeterministic_seeded not in target.tags
     )
 
 
-def _computed(node: fx.Node, known: dict[fx.Node, Tensor]) -> Tensor:
+def _computed(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: known[one])
     return node.target(*args, **kwargs)  # type: ignore[operator, misc]
 

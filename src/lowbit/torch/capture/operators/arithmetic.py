@@ -12,15 +12,18 @@ from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name
 _UNARY = {
     "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor",
     "hardswish": "HardSwish", "log": "Log", "logical_not": "Not", "mish": "Mish", "neg": "Neg",
-    "reciprocal": "Reciprocal", "relu": "Relu", "round": "Round", "sigmoid": "Sigmoid",
-    "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
+    "reciprocal": "Reciprocal", "relu": "Relu", "sigmoid": "Sigmoid", "sign": "Sign",
+    "sin": "Sin", "sqrt": "Sqrt", "tanh": "Tanh",
 }  # fmt: skip
 
 _BINARY = {
-    "div": "Div", "eq": "Equal", "floor_divide": "Div", "ge": "GreaterOrEqual", "gt": "Greater",
+    "eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater",
     "le": "LessOrEqual", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
     "lt": "Less", "maximum": "Max", "minimum": "Min", "mul": "Mul", "pow": "Pow",
 }  # fmt: skip
+
+_ALMOST_LINEAR = 20.0
+_LN_2, _LN_10 = math.log(2), math.log(10)
 
 
 @converter(*_UNARY)
@@ -48,17 +51,45 @@ def _number(b: Builder, number: Any, dtype: torch.dtype) -> Value:
 
 
 @converter(*_BINARY)
-def binary(
-    b: Builder, *, x: Any, other: Any = None, exponent: Any = None, rounding_mode: str | None = None
-) -> Value:
-    made = b.add(_BINARY[b.operator], *operands(b, x, exponent if other is None else other))
-    if b.operator == "floor_divide":
-        rounding_mode = "floor"
-    if rounding_mode is None or not b.out.dtype.is_floating_point:
-        return made
-    if rounding_mode == "floor":
-        return b.add("Floor", made)
-    raise NotImplementedError(f"div with rounding_mode={rounding_mode!r} is not translated")
+def binary(b: Builder, *, x: Any, other: Any = None, exponent: Any = None) -> Value:
+    return b.add(_BINARY[b.operator], *operands(b, x, exponent if other is None else other))
+
+
+@converter("div", "floor_divide")
+def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) -> Value:
+    """Of integers, ONNX's division drops the fraction, as "trunc" does."""
+    one, two = operands(b, x, other)
+    floored = b.operator == "floor_divide" or rounding_mode == "floor"
+    if b.out.dtype.is_floating_point:
+        made = b.add("Div", one, two)
+        if floored:
+            return b.add("Floor", made)
+        return made if rounding_mode is None else _truncated(b, made)
+    if floored:
+        one = b.add("Sub", one, b.add("Mod", one, two))
+    return b.add("Div", one, two)
+
+
+@converter("remainder", "fmod")
+def remainder(b: Builder, *, x: Any, other: Any) -> Value:
+    return b.add("Mod", *operands(b, x, other), fmod=int(b.operator == "fmod"))
+
+
+@converter("trunc")
+def trunc(b: Builder, *, x: Value) -> Value:
+    return _truncated(b, x) if b.out.dtype.is_floating_point else x
+
+
+def _truncated(b: Builder, x: Value) -> Value:
+    return b.add("Mul", b.add("Sign", x), b.add("Floor", b.add("Abs", x)))
+
+
+@converter("round")
+def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
+    if not decimals:
+        return b.add("Round", x)
+    power = b.number(10.0**decimals, b.out.dtype)
+    return b.add("Div", b.add("Round", b.add("Mul", x, power)), power)
 
 
 @converter("add", "sub", "rsub")
@@ -112,9 +143,10 @@ def leaky_relu(b: Builder, *, x: Value, negative_slope: float) -> Value:
 
 @converter("elu")
 def elu(b: Builder, *, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    if (scale, input_scale) != (1, 1):
-        raise NotImplementedError("elu with a scale is not translated: multiply after it")
-    return b.add("Elu", x, alpha=float(alpha))
+    if input_scale != 1:
+        raise NotImplementedError("elu of what is scaled before is not translated")
+    made = b.add("Elu", x, alpha=float(alpha))
+    return made if scale == 1 else b.add("Mul", made, b.number(scale, b.out.dtype))
 
 
 @converter("prelu", "_prelu_kernel")
@@ -127,10 +159,15 @@ def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
 
 @converter("softplus")
 def softplus(b: Builder, *, x: Value, beta: float, threshold: float) -> Value:
-    if beta != 1:
-        scaled = b.add("Softplus", b.add("Mul", x, b.number(beta, b.out.dtype)))
-        return b.add("Div", scaled, b.number(beta, b.out.dtype))
-    return b.add("Softplus", x)
+    """Beyond the threshold x itself, which beyond 20 is what softplus is in float32."""
+    factor = None if beta == 1 else b.number(beta, b.out.dtype)
+    scaled = x if factor is None else b.add("Mul", x, factor)
+    made = b.add("Softplus", scaled)
+    if factor is not None:
+        made = b.add("Div", made, factor)
+    if threshold >= _ALMOST_LINEAR:
+        return made
+    return b.add("Where", b.add("Greater", scaled, b.number(threshold, b.out.dtype)), x, made)
 
 
 @converter("rsqrt")
@@ -153,18 +190,48 @@ def log1p(b: Builder, *, x: Value) -> Value:
     return b.add("Log", b.add("Add", x, b.number(1, b.out.dtype)))
 
 
+@converter("log2", "log10")
+def log_to_base(b: Builder, *, x: Value) -> Value:
+    base = _LN_2 if b.operator == "log2" else _LN_10
+    return b.add("Div", b.add("Log", b.cast(x, b.out.dtype)), b.number(base, b.out.dtype))
+
+
+@converter("exp2")
+def exp2(b: Builder, *, x: Value) -> Value:
+    return b.add("Pow", b.number(2, b.out.dtype), b.cast(x, b.out.dtype))
+
+
+@converter("tan")
+def tan(b: Builder, *, x: Value) -> Value:
+    return b.add("Div", b.add("Sin", x), b.add("Cos", x))
+
+
+@converter("erfc")
+def erfc(b: Builder, *, x: Value) -> Value:
+    return b.add("Sub", b.number(1, b.out.dtype), b.add("Erf", x))
+
+
+@converter("hypot")
+def hypot(b: Builder, *, x: Value, other: Value) -> Value:
+    return b.add("Sqrt", b.add("Add", b.add("Mul", x, x), b.add("Mul", other, other)))
+
+
 @converter("ne")
 def ne(b: Builder, *, x: Any, other: Any) -> Value:
     return b.add("Not", b.add("Equal", *operands(b, x, other)))
 
 
-@converter("bitwise_not", "bitwise_and", "bitwise_or", "__and__", "__or__")
+_OF_BITS = {"and": "And", "xor": "Xor", "or": "Or"}
+
+
+@converter("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__",
+           "__xor__")  # fmt: skip
 def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
     if b.out.dtype is not torch.bool:
         raise NotImplementedError(f"{b.operator} is translated for booleans only")
     if other is None:
         return b.add("Not", x)
-    op = "And" if "and" in b.operator else "Or"
+    op = _OF_BITS[b.operator.removeprefix("bitwise").strip("_")]
     return b.add(op, *operands(b, x, other, dtype=torch.bool))
 
 

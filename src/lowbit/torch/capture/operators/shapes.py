@@ -119,22 +119,121 @@ def index(b: Builder, *, x: Value, indices: Sequence[Value | None]) -> Value:
         raise NotImplementedError(
             "an index by booleans makes a result whose size depends on the data: use torch.where"
         )
-    if [axis for axis, _ in given] != list(range(len(given))):
-        raise NotImplementedError(
-            "an index by tensors that leaves the first axis is not translated"
-        )
-    return _by_several(b, x, [one for _, one in given])
+    return _by_several(b, x, [axis for axis, _ in given], [one for _, one in given])
 
 
-def _by_several(b: Builder, x: Value, indices: Sequence[Value]) -> Value:
-    """Elements by the indices of the first axes, as one index into these axes joined."""
-    sizes, place = b.shape(x), b.ints([0], scalar=True)
-    for size, one in zip(sizes, indices, strict=False):
-        length = b.ints([size], scalar=True)
+def _by_several(b: Builder, x: Value, axes: Sequence[int], indices: Sequence[Value]) -> Value:
+    """Elements by the indices of some axes, as one index into these axes joined. The axes of the
+    indices come where the first of these was, if they were neighbours, else first."""
+    sizes = b.shape(x)
+    others = [axis for axis in range(len(sizes)) if axis not in axes]
+    place, joined = b.ints([0], scalar=True), 1
+    for axis, one in zip(axes, indices, strict=True):
+        length = b.ints([sizes[axis]], scalar=True)
         positive = b.add("Mod", b.cast(one, torch.int64), length)
         place = b.add("Add", b.add("Mul", place, length), positive)
-    joined = b.add("Reshape", x, b.ints([-1, *sizes[len(indices) :]]))
-    return b.add("Gather", joined, place, axis=0)
+        joined = joined * sizes[axis]
+    order = (*axes, *others)
+    first = x if order == tuple(range(len(sizes))) else b.add("Transpose", x, perm=order)
+    flat = b.add("Reshape", first, b.ints([joined, *(sizes[axis] for axis in others)]))
+    made, before = b.add("Gather", flat, place, axis=0), axes[0]
+    if not before or list(axes) != list(range(before, before + len(axes))):
+        return made
+    of_indices = len(b.out.shape) - len(others)
+    moved = range(of_indices, of_indices + before)
+    rest = range(of_indices + before, len(b.out.shape))
+    return b.add("Transpose", made, perm=(*moved, *range(of_indices), *rest))
+
+
+@converter("index_put")
+def index_put(
+    b: Builder, *, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
+) -> Value:
+    """One number where a mask says so."""
+    mask = indices[0]
+    masked = len(indices) == 1 and mask is not None and b.dtype(mask) is torch.bool
+    if not masked or accumulate or math.prod(b.shape(values)) != 1:
+        raise NotImplementedError(
+            "elements that are written by indices are not translated, but for one number by a "
+            "mask: use torch.where"
+        )
+    assert mask is not None
+    missing = range(len(b.shape(mask)), len(b.shape(x)))
+    if missing:
+        mask = b.add("Unsqueeze", mask, b.ints(list(missing)))
+    number = b.add("Reshape", b.cast(values, b.out.dtype), b.ints([1]))
+    return b.add("Where", mask, number, x)
+
+
+@converter("slice_scatter")
+def slice_scatter(
+    b: Builder, *, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
+) -> Value:
+    """x with a part of it written anew: what comes before, that, and what comes after."""
+    axis, sizes = dim % len(b.shape(x)), b.shape(x)
+    if same_size(sizes[axis], b.shape(src)[axis]):
+        return b.cast(src, b.out.dtype)
+    if step != 1 or isinstance(sizes[axis], torch.SymInt):
+        raise NotImplementedError(
+            "writing every so many elements, or parts of the batch, is not translated: use "
+            "torch.cat or torch.where"
+        )
+    first, last, _ = slice(start, end).indices(int(sizes[axis]))
+    parts = [
+        slice_between(b, x, axis, 0, first) if first else "",
+        b.cast(src, b.out.dtype),
+        slice_between(b, x, axis, last, _END) if last < sizes[axis] else "",
+    ]
+    return b.add("Concat", *filter(None, parts), axis=axis)
+
+
+@converter("select_scatter")
+def select_scatter(b: Builder, *, x: Value, src: Value, dim: int, index: int) -> Value:
+    axis, sizes = dim % len(b.shape(x)), b.shape(x)
+    if isinstance(sizes[axis], torch.SymInt):
+        raise NotImplementedError("writing one sample of the batch is not translated")
+    at = index % int(sizes[axis])
+    parts = [
+        slice_between(b, x, axis, 0, at) if at else "",
+        b.add("Unsqueeze", b.cast(src, b.out.dtype), b.ints([axis])),
+        slice_between(b, x, axis, at + 1, _END) if at + 1 < sizes[axis] else "",
+    ]
+    return b.add("Concat", *filter(None, parts), axis=axis)
+
+
+def slice_between(b: Builder, x: Value, axis: int, first: int, last: int) -> Value:
+    return b.add("Slice", x, b.ints([first]), b.ints([last]), b.ints([axis]))
+
+
+@converter("copy")
+def copy(b: Builder, *, x: Value, src: Value, **_: Any) -> Value:
+    src = b.cast(src, b.out.dtype)
+    same = len(b.shape(src)) == len(b.out.shape) and all(
+        same_size(*pair) for pair in zip(b.shape(src), b.out.shape, strict=True)
+    )
+    return src if same else b.add("Expand", src, b.ints(b.out.shape))
+
+
+@converter("flip")
+def flip(b: Builder, *, x: Value, dims: Sequence[int]) -> Value:
+    count = len(dims)
+    first, last, step = ([one] * count for one in (-1, -_END, -1))
+    return b.add("Slice", x, b.ints(first), b.ints(last), b.ints(dims), b.ints(step))
+
+
+@converter("unfold")
+def unfold(b: Builder, *, x: Value, dimension: int, size: int, step: int) -> Value:
+    """Windows of an axis, as a last axis of their elements."""
+    rank = len(b.shape(x))
+    axis = dimension % rank
+    length = b.shape(x)[axis]
+    if isinstance(length, torch.SymInt):
+        raise NotImplementedError("windows of the batch are not translated")
+    begins = np.arange(0, int(length) - size + 1, step)
+    places = b.constant(begins[:, None] + np.arange(size))
+    made = b.add("Gather", x, places, axis=axis)
+    order = [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]
+    return b.add("Transpose", made, perm=tuple(order))
 
 
 @converter("gather")
@@ -211,8 +310,12 @@ def argument(b: Builder, *, x: Value, dim: int | None, keepdim: bool) -> Value:
 
 
 @converter("var")
-def var(b: Builder, *, x: Value, dim: Any = None, correction: float | None = None,
-        unbiased: bool = True, keepdim: bool = False) -> Value:  # fmt: skip
+def var(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, **how: Any) -> Value:
+    return _variance(b, x, dim, keepdim, **how)
+
+
+def _variance(b: Builder, x: Value, dim: Any, keepdim: bool, correction: float | None = None,
+              unbiased: bool = True) -> Value:  # fmt: skip
     axes = [dim] if isinstance(dim, int) else dim or range(len(b.shape(x)))
     count = math.prod(b.shape(x)[axis] for axis in axes)
     if isinstance(count, torch.SymInt):
@@ -221,18 +324,41 @@ def var(b: Builder, *, x: Value, dim: Any = None, correction: float | None = Non
     off = b.add("Sub", x, b.add("ReduceMean", x, b.ints(list(axes)), keepdims=1))
     square = b.add("Mul", off, off)
     total = b.add("ReduceSum", square, b.ints(list(axes)), keepdims=int(keepdim))
-    return b.add("Div", total, b.number(count - less, b.out.dtype))
+    return b.add("Div", total, b.number(count - less, b.dtype(x)))
+
+
+@converter("var_mean")
+def var_mean(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, **how: Any) -> Any:
+    axes = [dim] if isinstance(dim, int) else list(dim or range(len(b.shape(x))))
+    mean = b.add("ReduceMean", x, b.ints(axes), keepdims=int(keepdim))
+    return _variance(b, x, dim, keepdim, **how), mean
+
+
+@converter("any")
+def any_(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    axes = (dim,) if isinstance(dim, int) else dim
+    ones = b.add("Cast", b.cast(x, torch.bool), to="int32")
+    made = b.add("ReduceMax", ones, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
+    return b.add("Cast", made, to="bool")
 
 
 @converter("linalg_vector_norm", "norm")
 def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: Any = 2,
          p: Any = None, **_: Any) -> Value:  # fmt: skip
     power = ord if p is None else p
-    op = {1: "ReduceL1", 2: "ReduceL2"}.get(power)
-    if op is None:
+    if power <= 0:
         raise NotImplementedError(f"a norm of order {power} is not translated")
     axes = [dim] if isinstance(dim, int) else dim
-    return b.add(op, x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
+
+    def reduced(op: str, x: Value) -> Value:
+        return b.add(op, x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
+
+    if power in (1, 2):
+        return reduced("ReduceL1" if power == 1 else "ReduceL2", x)
+    if math.isinf(power):
+        return reduced("ReduceMax", b.add("Abs", x))
+    number, root = (b.number(one, b.out.dtype) for one in (power, 1 / power))
+    return b.add("Pow", reduced("ReduceSum", b.add("Pow", b.add("Abs", x), number)), root)
 
 
 @converter("tril", "triu")
@@ -255,26 +381,80 @@ def filled(
     return b.add("Expand", b.number(value, b.out.dtype), b.ints(b.out.shape))
 
 
-@converter("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
-def upsample_nearest(b: Builder, *, input: Value = "", x: Value = "", **_: Any) -> Value:
+@converter("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+           "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+           )  # fmt: skip
+def upsample_nearest(b: Builder, *, input: Value = "", x: Value = "", **given: Any) -> Value:
+    """As a Resize where that chooses the pixels that PyTorch does, else by their numbers."""
+    x, exact = input or x, "exact" in b.operator
+    middle = np.float32(0.5 * exact)
+    ratios = _ratios(b, x, given)
+    same, places = True, []
+    for (before, after), ratio in zip(_resized_sizes(b, x), ratios, strict=True):
+        at = np.arange(after, dtype=np.float32) + middle
+        chosen = np.minimum((at * np.float32(ratio)).astype(np.int64), before - 1)
+        usual = np.minimum((at / np.float32(after / before)).astype(np.int64), before - 1)
+        same = same and bool((chosen == usual).all())
+        places.append(chosen)
+    if not same:
+        for axis, place in enumerate(places, 2):
+            x = b.add("Gather", x, b.constant(place), axis=axis)
+        return x
+    if exact:
+        return _resized(b, x, mode="nearest", nearest_mode="round_prefer_ceil")
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return _resized(b, input or x, mode="nearest", **how)
+    return _resized(b, x, mode="nearest", **how)
 
 
-@converter("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
-def upsample_linear(
-    b: Builder, *, align_corners: bool, input: Value = "", x: Value = "", **_: Any
+@converter("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d",
+           "upsample_bicubic2d")  # fmt: skip
+def upsample_smooth(
+    b: Builder, *, align_corners: bool, input: Value = "", x: Value = "", **given: Any
 ) -> Value:
-    how = "align_corners" if align_corners else "half_pixel"
-    return _resized(b, input or x, mode="linear", coordinate_transformation_mode=how)
+    x, mode = input or x, "cubic" if "cubic" in b.operator else "linear"
+    if align_corners:
+        return _resized(b, x, mode=mode, coordinate_transformation_mode="align_corners")
+    sizes = _resized_sizes(b, x)
+    ratios = _ratios(b, x, given)
+    factors = None
+    if any(ratio != before / after for (before, after), ratio in zip(sizes, ratios, strict=True)):
+        factors = np.array([1 / ratio for ratio in ratios], np.float32)
+        made = [int(n * float(factor)) for (n, _), factor in zip(sizes, factors, strict=True)]
+        if made != [after for _, after in sizes]:
+            raise NotImplementedError(
+                f"{b.operator} from {[n for n, _ in sizes]} by {[1 / one for one in ratios]} is "
+                "not translated: give sizes, or recompute_scale_factor=True"
+            )
+    return _resized(b, x, factors, mode=mode, coordinate_transformation_mode="half_pixel")
 
 
-def _resized(b: Builder, x: Value, **how: str) -> Value:
+def _resized_sizes(b: Builder, x: Value) -> list[tuple[int, int]]:
+    """Of each axis of an image, how long it is and becomes."""
     sizes = list(zip(b.shape(x)[2:], b.out.shape[2:], strict=True))
     if any(isinstance(size, torch.SymInt) for pair in sizes for size in pair):
         raise NotImplementedError(f"{b.operator} to a size that is not fixed is not translated")
-    wanted = b.ints([after for _, after in sizes])
-    return b.add("Resize", x, "", "", wanted, axes=tuple(range(2, 2 + len(sizes))), **how)
+    return sizes
+
+
+def _ratios(b: Builder, x: Value, given: dict[str, Any]) -> list[float]:
+    """How far the pixels of a result lie apart: the inverse of a factor, if one is given."""
+    sizes = _resized_sizes(b, x)
+    names = "scales_d", "scales_h", "scales_w"
+    factors = given.get("scale_factors") or [given.get(name) for name in names[-len(sizes) :]]
+    if given.get("scales"):
+        factors = [given["scales"]]
+    return [
+        1 / factor if factor else before / after
+        for (before, after), factor in zip(sizes, factors, strict=True)
+    ]
+
+
+def _resized(b: Builder, x: Value, factors: Any = None, **how: str) -> Value:
+    sizes = _resized_sizes(b, x)
+    by = ["", b.ints([after for _, after in sizes])]
+    if factors is not None:
+        by = [b.constant(factors)]
+    return b.add("Resize", x, "", *by, axes=tuple(range(2, 2 + len(sizes))), **how)
 
 
 @converter("pixel_shuffle")
