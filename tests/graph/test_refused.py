@@ -54,6 +54,27 @@ def test_all_unknown_operators_are_named_at_once() -> None:
         from_onnx(model(("Linear", ["x", "x"], ["y"], {})))
 
 
+def test_nodes_of_training_are_refused() -> None:
+    ratio, on = np.float32(0.5), np.bool_(True)
+    dropped = ("Dropout", ["x", "r", "on"], ["y"], {})
+    with pytest.raises(NotImplementedError, match="in training mode"):
+        from_onnx(model(dropped, constants={"r": ratio, "on": on}))
+    with pytest.raises(NotImplementedError, match="or can be, in training mode"):
+        from_onnx(model(dropped, inputs={"x": (2, 3), "on": ()}, constants={"r": ratio}))
+    assert from_onnx(model(dropped, constants={"r": ratio, "on": np.bool_(False)})).nodes
+
+
+def test_second_outputs_are_refused_where_they_are_read() -> None:
+    masked = ("Dropout", ["x"], ["a", "mask"], {})
+    graph = from_onnx(model(masked, ("Relu", ["a"], ["y"], {})))
+    assert [node.op for node in graph.nodes] == ["Relu"]
+    with pytest.raises(NotImplementedError, match="asked for mask"):
+        from_onnx(model(masked, ("Cast", ["mask"], ["y"], {"to": 1})))
+    pooled = ("MaxPool", ["x"], ["a", "y"], {"kernel_shape": [2]})
+    with pytest.raises(NotImplementedError, match="first output of MaxPool"):
+        from_onnx(model(pooled, inputs={"x": (1, 2, 4)}))
+
+
 def test_attention_with_more_than_ours_is_refused() -> None:
     heads = {"q_num_heads": 1, "kv_num_heads": 1}
     one = model(("Attention", ["x", "x", "x"], ["y"], heads), inputs={"x": (1, 2, 3)}, opset=23)

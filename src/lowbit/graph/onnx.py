@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.graph.graph import Attribute, Graph, Node, Tensor
+from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
 from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
@@ -25,6 +25,8 @@ _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 _DTYPES = "to", "output_dtype"
 OWN = {"Linear", "Silu"}
 """Operators that are not ONNX's."""
+_ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
+"""Operators of which only the first output is known here."""
 _ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
 """The attributes of Attention that ours has too; the last says what its fourth output is."""
 
@@ -66,7 +68,32 @@ def imported(model: ModelProto) -> Graph:
         else:
             nodes.append(_node(each))
     outputs = tuple(one.name for one in graph.output)
+    nodes = _of_inference(nodes, outputs, constants)
     return Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
+
+
+def _of_inference(
+    nodes: Sequence[Node], outputs: Sequence[str], constants: Mapping[str, Constant]
+) -> list[Node]:
+    """The nodes without outputs that nobody reads. NotImplementedError: a node means what it does
+    in training, or one that has a single output here is asked for more."""
+    read = {*outputs, *(name for node in nodes for name in node.inputs)}
+    kept = []
+    for node in nodes:
+        told = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
+        if node.get("training_mode", 0) or (told and np.any(constants.get(told, True))):
+            raise NotImplementedError(
+                f"{node.op} {node.name!r} is, or can be, in training mode: export with the model "
+                "in evaluation mode"
+            )
+        more = [name for name in node.outputs[1:] if name in read]
+        if more and node.op in _ONE_OUTPUT:
+            raise NotImplementedError(
+                f"only the first output of {node.op} is supported, and {node.name!r} is asked for "
+                f"{', '.join(more)}"
+            )
+        kept.append(node.replaced(outputs=node.outputs[:1]) if node.op in _ONE_OUTPUT else node)
+    return kept
 
 
 def _loaded(source: str | PathLike[str] | bytes | ModelProto) -> ModelProto:

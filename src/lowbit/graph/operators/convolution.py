@@ -116,14 +116,17 @@ def transposed_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, i
         raise ValueError(f"x {x} and weight {weight} in {groups} groups do not fit together")
     kernel, image, rank = weight[2:], x[2:], len(x) - 2
     strides, dilations = listed(node, "strides", 1, rank), listed(node, "dilations", 1, rank)
-    more = tuple(node.get("output_padding") or (0,) * rank)
-    whole = tuple(
-        (n - 1) * s + (k - 1) * d + 1 + m
-        for n, s, k, d, m in zip(image, strides, kernel, dilations, more, strict=True)
+    windows = tuple(
+        (n - 1) * s + (k - 1) * d + 1
+        for n, s, k, d in zip(image, strides, kernel, dilations, strict=True)
     )
     auto, out = node.get("auto_pad", "NOTSET"), node.get("output_shape")
     if auto in ("SAME_UPPER", "SAME_LOWER") and out is None:
         out = tuple(n * s for n, s in zip(image, strides, strict=True))
+    more = tuple(node.get("output_padding") or (0,) * rank)
+    if out is not None:  # which can be more than there is
+        more = tuple(max(m, o - w) for m, w, o in zip(more, windows, out, strict=True))
+    whole = tuple(w + m for w, m in zip(windows, more, strict=True))
     if out is None:
         before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
     else:
