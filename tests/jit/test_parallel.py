@@ -79,6 +79,30 @@ def test_every_item_is_done_once(n: int) -> None:
         assert out[n] == 0
 
 
+@kernel
+def note_threads(k: Builder, owner: S32Pointer, entered: S32Pointer, n: Int) -> None:
+    """Write of each item which thread took it, and add one to the place of each thread."""
+    mine = k.thread()
+    (entered + mine).store((entered + mine).load() + 1)
+    for i in k.parallel(n):
+        for _ in k.range(0, 100):  # long enough for others to come
+            (owner + i).store(mine.to(s32))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 17, 64, 65, 130])
+def test_threads_have_numbers_of_their_own(threads: int) -> None:
+    n = 1000
+    program = note_threads.program(GENERIC)
+    for _ in range(10):
+        owner, entered = np.full(n, -1, np.int32), np.zeros(threads + 1, np.int32)
+        program(threads, owner.ctypes.data, entered.ctypes.data, n)
+        assert entered.max() == 1
+        assert entered[threads] == 0
+        assert set(owner.tolist()) <= set(np.flatnonzero(entered).tolist())
+        if threads == 1:
+            assert not owner.any()
+
+
 def test_the_same_bytes_always() -> None:
     """Many runs with changing numbers of threads, from several Python threads at once."""
     x = np.random.default_rng(9).integers(-1000, 1000, 64).astype(np.int32)

@@ -8,6 +8,10 @@ conditions run while the kernel is generated (they unroll and specialise); `k.ra
     for _ in k.when(i < n): ...          the body runs if the condition holds
     for item in k.parallel(items): ...   items are shared out among threads; regions run in order
 
+Items are cut into as many runs of neighbours as there are threads, at most RUNS. A thread begins
+with a run of its own, the same in every call that it enters on the same processor, whose caches then
+know it; whoever has done its own run helps with those of the others.
+
 All three are generators: the compiler yields once and closes the block when the body is done, the
 interpreter yields as often as the machine would. So a body must not `break` or `return`. A text
 with parallel regions reads and writes operands only in them: outside there may be a thread that
@@ -26,10 +30,18 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.isa.value import Register, Value
 
-# A kernel's arguments are followed in memory by 64-bit counters: two for each parallel region, and
-# one of the threads that have asked for a number.
+# A kernel's arguments are followed in memory by 64-bit counters. A parallel region has one of the
+# items that are done, and of each run of items, in 32 bits, one of those that are taken. Then come
+# which numbers threads have, a bit each, and how many threads there are.
 MAX_REGIONS = 4
-COUNTERS = 2 * MAX_REGIONS + 1
+RUNS = 16
+REGION = 1 + RUNS // 2
+COUNTERS = MAX_REGIONS * REGION + 2
+
+
+def counters(threads: int) -> tuple[int, ...]:
+    """Those of a call that so many threads may enter, before it begins."""
+    return (*(0,) * (COUNTERS - 1), threads)
 
 
 class RegisterPressureError(Exception):
@@ -70,8 +82,8 @@ class Builder(ABC):
     def parallel(self, items: Value) -> Iterator[Value]: ...
     @abstractmethod
     def thread(self) -> Value:
-        """A number that no other thread of this call has, from 0 on without gaps. To be asked for
-        once, at the top of a text."""
+        """A number that no other thread of this call has, less than there are threads, and mostly
+        the same in every call. To be asked for at the top of a text."""
 
     @abstractmethod
     def local(self, element: Scalar, count: int) -> Value:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from lowbit.isa import get
-from lowbit.jit.builder import COUNTERS
+from lowbit.jit.builder import counters
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
@@ -93,7 +93,7 @@ def chain(
     begin = _HEAD + 2 * len(launches)
     for one in launches:
         table += one.kernel, begin + len(slots)
-        slots += *one.words, *(0,) * COUNTERS
+        slots += *one.words, *counters(threads)
     words: list[Word] = [len(launches), ("stamps", 0), *table, *slots]
     # A word that a call fills has its own parameter; one argument may fill several.
     wanted = [*arguments, "stamps"]

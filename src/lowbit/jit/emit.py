@@ -1,10 +1,10 @@
 """The compiling backend: a kernel text becomes a module of LLVM IR.
 
 The function it becomes has the signature `void kernel(int64_t *slots)`: one 8-byte slot for each
-parameter, in order, followed by the counters of the parallel regions, zero at the start. Any number
-of threads may enter with the same slots at the same time: each takes items from a counter until
-none is left, and waits behind each region until every item is done. So the result does not depend
-on how many threads came, and one that comes too late finds nothing to do.
+parameter, in order, followed by `builder.counters`. As many threads as these say, or fewer, may
+enter with the same slots at the same time: each takes items from counters until none is left, and
+waits behind each region until every item is done. So the result does not depend on how many threads
+came, and one that comes too late finds nothing to do.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import Any
 
 from llvmlite import ir
 
+from lowbit.isa import host
 from lowbit.isa.generic import constant_like
 from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.isa.value import Register, Value
-from lowbit.jit.builder import COUNTERS, MAX_REGIONS, Builder
+from lowbit.jit.builder import COUNTERS, MAX_REGIONS, REGION, RUNS, Builder
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _SPINS_BEFORE_YIELD = 1 << 12
+_BITS = 64  # of threads that have a number; beyond, they are numbered as they come
 
 
 class _Variable(Register):
@@ -58,6 +60,7 @@ class Emitter(Builder):
         self._open = self._regions = 0
         self._parameters = 0
         self._pending: tuple[Any, ir.Value] | None = None
+        self._own: Any = None
 
     def parameters(self, types: list[Type]) -> list[Value]:
         """Read the arguments from their slots."""
@@ -153,20 +156,42 @@ class Emitter(Builder):
     def parallel(self, items: Value) -> Iterator[Value]:
         if self._open:
             raise RuntimeError("k.parallel inside of another body: its items are counted only once")
+        if self._regions >= MAX_REGIONS:
+            raise RuntimeError(f"a kernel has at most {MAX_REGIONS} parallel regions")
         self._wait()
-        b, taken = self.builder, self._counter(0)
-        done = self._counter(1)
+        place = self._regions * REGION
         self._regions += 1
-        head, body, after = (b.append_basic_block() for _ in range(3))
+        done, runs, size, first = self._counter(place), *self._cut(items.payload)
+        b = self.builder
+        before, head, run, take, claim, body, following, after = (
+            b.block, *(b.append_basic_block() for _ in range(7)),
+        )  # fmt: skip
         b.branch(head)
         b.position_at_end(head)
-        item = b.atomic_rmw("add", taken, _I64(1), "monotonic")
-        b.cbranch(b.icmp_signed("<", item, items.payload), body, after)
+        number = b.phi(_I64)
+        number.add_incoming(_I64(0), before)
+        b.cbranch(b.icmp_signed("<", number, runs), run, after)
+        b.position_at_end(run)
+        which = self._around(b.add(first, number), runs)
+        begin = b.mul(which, size)
+        left = b.sub(items.payload, begin)
+        count = b.select(b.icmp_signed("<", left, size), left, size)
+        taken = b.gep(self._counter(place + 1), [which], source_etype=_I32)
+        b.branch(take)
+        b.position_at_end(take)
+        seen = b.sext(b.load_atomic(taken, "monotonic", 4, typ=_I32), _I64)
+        b.cbranch(b.icmp_signed("<", seen, count), claim, following)
+        b.position_at_end(claim)
+        item = b.sext(b.atomic_rmw("add", taken, _I32(1), "monotonic"), _I64)
+        b.cbranch(b.icmp_signed("<", item, count), body, following)
         b.position_at_end(body)
         self._open += 1
-        yield Value(self, s64, item)
+        yield Value(self, s64, b.add(begin, item))
         self._open -= 1
         b.atomic_rmw("add", done, _I64(1), "release")
+        b.branch(take)
+        b.position_at_end(following)
+        number.add_incoming(b.add(number, _I64(1)), following)
         b.branch(head)
         b.position_at_end(after)
         self._pending = (done, items.payload)
@@ -174,15 +199,82 @@ class Emitter(Builder):
     def thread(self) -> Value:
         if self._open:
             raise RuntimeError("k.thread inside of another body: a thread has one number")
-        slot = self._parameters + COUNTERS - 1
-        place = self.builder.gep(self.function.args[0], [_I64(slot)], source_etype=_I64)
-        return Value(self, s64, self.builder.atomic_rmw("add", place, _I64(1), "monotonic"))
+        return Value(self, s64, self._number())
 
     def _counter(self, which: int) -> Any:
-        if self._regions >= MAX_REGIONS:
-            raise RuntimeError(f"a kernel has at most {MAX_REGIONS} parallel regions")
-        slot = self._parameters + 2 * self._regions + which
-        return self.builder.gep(self.function.args[0], [_I64(slot)], source_etype=_I64)
+        place = self._parameters + which
+        return self.builder.gep(self.function.args[0], [_I64(place)], source_etype=_I64)
+
+    def _around(self, number: Any, count: Any) -> Any:
+        """A number below 2 · count, as one below count."""
+        b = self.builder
+        return b.select(b.icmp_signed("<", number, count), number, b.sub(number, count))
+
+    def _several(self) -> tuple[Any, Any, Any, Any]:
+        """The number of threads; begin a block for several of them; that before, and that after."""
+        b = self.builder
+        threads, before = b.load(self._counter(COUNTERS - 1), typ=_I64), b.block
+        several, after = b.append_basic_block(), b.append_basic_block()
+        b.cbranch(b.icmp_signed(">", threads, _I64(1)), several, after)
+        b.position_at_end(several)
+        return threads, before, several, after
+
+    def _cut(self, items: Any) -> tuple[Any, Any, Any]:
+        """How many runs there are of items, the length of one, and which is this thread's own."""
+        own = self._number()
+        b = self.builder
+        threads, before, several, after = self._several()
+        most = _I64(RUNS)
+        runs = b.select(b.icmp_signed("<", threads, most), threads, most)
+        length = b.udiv(b.sub(b.add(items, runs), _I64(1)), runs)
+        first = b.urem(own, runs)
+        b.branch(after)
+        b.position_at_end(after)
+        found = []
+        for alone, shared in ((_I64(1), runs), (items, length), (_I64(0), first)):
+            found.append(b.phi(_I64))
+            found[-1].add_incoming(alone, before)
+            found[-1].add_incoming(shared, several)
+        return found[0], found[1], found[2]
+
+    def _number(self) -> Any:
+        """The thread's number: that of its processor, or the next that is free."""
+        if self._own is not None:
+            return self._own
+        threads, before, several, after = self._several()
+        b, numbers = self.builder, self._counter(COUNTERS - 2)
+        probe, again, arrive = (b.append_basic_block() for _ in range(3))
+        wanted = b.urem(self._processor(), threads)
+        b.cbranch(b.icmp_signed("<", threads, _I64(_BITS + 1)), probe, arrive)
+        b.position_at_end(probe)
+        number = b.phi(_I64)
+        number.add_incoming(wanted, several)
+        bit = b.shl(_I64(1), number)
+        others = b.atomic_rmw("or", numbers, bit, "monotonic")
+        b.cbranch(b.icmp_signed("==", b.and_(others, bit), _I64(0)), after, again)
+        b.position_at_end(again)
+        number.add_incoming(self._around(b.add(number, _I64(1)), threads), again)
+        b.branch(probe)
+        b.position_at_end(arrive)
+        arrived = b.atomic_rmw("add", numbers, _I64(1), "monotonic")
+        b.branch(after)
+        b.position_at_end(after)
+        self._own = b.phi(_I64)
+        for value, block in ((_I64(0), before), (number, probe), (arrived, arrive)):
+            self._own.add_incoming(value, block)
+        return self._own
+
+    def _processor(self) -> Any:
+        """Which processor this is, as far as that can be asked for without a system call."""
+        b = self.builder
+        if not (self.isa.architecture or host.triple()).startswith("x86_64"):
+            return _I64(0)
+        kind = ir.LiteralStructType([_I64, _I32])
+        name = "llvm.x86.rdtscp"
+        read = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(kind, []), name
+        )
+        return b.zext(b.extract_value(b.call(read, []), 1), _I64)
 
     def _wait(self) -> None:
         """Spin until the items of the region before are done by whichever threads took them."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.isa import get
-from lowbit.jit.builder import COUNTERS
+from lowbit.jit.builder import counters
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 
@@ -57,12 +57,11 @@ def bound(
     It takes the varying ones in this order, and before them, for several threads, what
     `threads.runner` returns. TypeError, in a call, for another number of arguments.
     """
-    words = [word(fixed.get(name)) for name in names]
+    words = [*(word(fixed.get(name)) for name in names), *counters(threads)]
     places = [names.index(name) for name in varying]
-    sizes = len(words) + COUNTERS, len(places)
+    sizes = len(words), len(places)
     facts = (loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
-    record = struct.pack(f"{_FACTS + len(words)}q{8 * COUNTERS}x{len(places)}q",
-                         *facts, *words, *places)  # fmt: skip
+    record = struct.pack(f"{_FACTS + len(words) + len(places)}q", *facts, *words, *places)
     make, method = _entry()
     return make(method, (record, loaded, *fixed.values()), None)  # which it keeps alive
 

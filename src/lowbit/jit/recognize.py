@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import get
-from lowbit.jit.builder import COUNTERS
+from lowbit.jit.builder import COUNTERS, counters
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import HEADER, method_of
@@ -163,7 +163,7 @@ def recognizer(
     made = fresh.words(places) if fresh else (0,) * 8
     facts = (loaded.address, len(names) + COUNTERS, len(checks), scratch_bytes, len(scratch),
              id(np.ndarray), id(float), id(int), *made, brief)  # fmt: skip
-    slots = [words.get(name, 0) for name in names] + [0] * COUNTERS
+    slots = [words.get(name, 0) for name in names] + [*counters(1)]
     moved = [word for name, offset in scratch.items() for word in (places[name], offset)]
     checked = [(*check.words(places), *[0] * CHECK)[:CHECK] for check in checks]
     record = [*facts, *slots, *moved, *(word for check in checked for word in check)]

@@ -24,7 +24,7 @@ from typing import Any
 from lowbit.isa.generic import minimum, select
 from lowbit.isa.types import F32Pointer, Int, S32Pointer, U8Pointer, f32, s32, u8
 from lowbit.isa.value import Value
-from lowbit.jit.builder import Builder
+from lowbit.jit.builder import RUNS, Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.integer.left import Place, Rows, ceil
 from lowbit.kernels.cpu.integer.micro_kernel import Fetch, MicroKernel, Shape, Span, Step
@@ -140,31 +140,31 @@ class _Items:
     columns: Output
 
     def run_all(self, k: Builder, session: Any, sizes: Range, threads: Value) -> None:
-        """All items, each of so many steps and panels. `threads` enter, so a thread that has taken
-        an item will probably take that so many further."""
+        """All items, each of so many steps and panels, for so many threads."""
         (steps, panels), (item_steps, item_panels) = self._counts, sizes
         counts = self.rows.images(k), ceil(steps, item_steps), ceil(panels, item_panels)
-        for item in k.parallel(counts[0] * counts[1] * counts[2]):
+        every = counts[0] * counts[1] * counts[2]
+        run = ceil(every, minimum(threads, k.index(RUNS)))  # of neighbours, for a thread
+        for item in k.parallel(every):
             image, part, column = self._which(item, counts)
             panel, step = column * item_panels, part * item_steps
             some = step, minimum(step + item_steps, steps)
+            last = ((item + 1) % run).equals(0) | (item + 2 > every)
             self.run(
                 k,
                 session,
                 some,
                 (panel, minimum(panel + item_panels, panels)),
-                self._read_next(k, item + threads, column, counts, sizes),
+                self._read_next(k, item + 1, last, column, counts, sizes),
                 self._strip(k, image, some),
             )
 
     def _which(self, item: Value, counts: tuple[Value, ...]) -> tuple[Value, Value, Value]:
-        """An item's image, its part of that, and its place across. Counts: of each. Strips, which
-        each item makes anyway, change faster than panels, which are read."""
-        images, down, across = counts
-        if isinstance(self.rows.format, Strips):
-            rows = images * down
-            return item % rows // down, item % down, item // rows
-        return item // (across * down), item // across, item % across
+        """An item's image, its part of that, and its place across. Counts: of each. Rows change
+        faster than panels, which stay near."""
+        images, down, _ = counts
+        rows = images * down
+        return item % rows // down, item % down, item // rows
 
     def _strip(self, k: Builder, image: Value, steps: Range) -> Strip | None:
         """The rows of an item, where they are made together."""
@@ -245,11 +245,12 @@ class _Items:
                 step(panel, 1)
 
     def _read_next(
-        self, k: Builder, item: Value, column: Value, counts: tuple[Value, ...], sizes: Range
-    ) -> Range | None:
+        self, k: Builder, item: Value, last: Value, column: Value, counts: tuple[Value, ...],
+        sizes: Range,
+    ) -> Range | None:  # fmt: skip
         """What a thread will probably read that has this `item` before it and was at `column`:
-        other panels, or its part of another image, or what follows all items. counts: of images, of
-        items of one below and beside each other."""
+        other panels, or its part of another image; or, after its `last`, what follows all items.
+        counts: of images, of items of one below and beside each other."""
         if not self.micro.fetches or self.shape.in_place:
             return None
         (item_steps, item_panels), rows = sizes, self.rows
@@ -262,10 +263,8 @@ class _Items:
             of_image = rows.format.source(rows.operand, image, lines)
         place = select(same, of_image[0], place)
         size = select(same, of_image[1], item_panels * self._panel_bytes)
-        after = item > counts[0] * counts[1] * counts[2] - 1
         place, size = (
-            select(after, last, one)
-            for last, one in zip(self.following, (place, size), strict=True)
+            select(last, far, one) for far, one in zip(self.following, (place, size), strict=True)
         )
         return place, size
 
