@@ -81,7 +81,8 @@ def _of_inference(
     kept = []
     for node in nodes:
         told = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
-        if node.get("training_mode", 0) or (told and np.any(constants.get(told, True))):
+        trains = bool(told) and np.any(np.asarray(constants.get(told, True)))
+        if node.get("training_mode", 0) or trains:
             raise NotImplementedError(
                 f"{node.op} {node.name!r} is, or can be, in training mode: export with the model "
                 "in evaluation mode"

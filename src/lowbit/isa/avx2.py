@@ -72,7 +72,8 @@ def nearest_integers(name: str, lanes: int, emit: Any, feature: str) -> Instruct
             held = (whole >= -(2.0**31)) & (whole < 2.0**31)
         return np.where(held, whole, -(2.0**31)).astype(np.int32)
 
-    return Instruction(name, Signature(Vector(s32, lanes), Vector(f32, lanes)), emit, meaning, feature)
+    typing = Signature(Vector(s32, lanes), Vector(f32, lanes))
+    return Instruction(name, typing, emit, meaning, feature)
 
 
 vpmaddwd = pairs_of_words("vpmaddwd", 8, "llvm.x86.avx2.pmadd.wd", "avx2")

@@ -9,8 +9,8 @@ conditions run while the kernel is generated (they unroll and specialise); `k.ra
     for item in k.parallel(items): ...   items are shared out among threads; regions run in order
 
 Items are cut into as many runs of neighbours as there are threads, at most RUNS. A thread begins
-with a run of its own, the same in every call that it enters on the same processor, whose caches then
-know it; whoever has done its own run helps with those of the others.
+with a run of its own, the same in every call that it enters on the same processor, whose caches
+then know it; whoever has done its own run helps with those of the others.
 
 All three are generators: the compiler yields once and closes the block when the body is done, the
 interpreter yields as often as the machine would. So a body must not `break` or `return`. A text

@@ -203,7 +203,7 @@ def _seconds(call: Call, count: int) -> float:
     return loop(time.perf_counter, repeat(None, count), function, *values, *named.values())
 
 
-class _Turn:
+class Turn:
     """One implementation taking its turns, over one call or over a rotation of them."""
 
     def __init__(self, name: str, calls: Sequence[Call], pool: str) -> None:
@@ -269,7 +269,7 @@ def interleave(
         turns = []
         for name, each in calls.items():
             settle()
-            turns.append(_Turn(name, each, (pools or {}).get(name, "")))
+            turns.append(Turn(name, each, (pools or {}).get(name, "")))
         going, last = list(turns), turns[-1]
         order = random.Random(seed)
         start = time.perf_counter()
@@ -298,7 +298,7 @@ def interleave(
         return {turn.name: turn.samples for turn in turns}
 
 
-def _hopeful(turns: Sequence[_Turn], limits: Limits) -> list[_Turn]:
+def _hopeful(turns: Sequence[Turn], limits: Limits) -> list[Turn]:
     """Those that can be among the fastest two, or are quick enough to be timed all the same."""
     second = sorted(turn.samples.median for turn in turns)[min(1, len(turns) - 1)]
     part = limits.seconds / (len(turns) * limits.least_rounds)

@@ -39,6 +39,8 @@ class PlainRead(Implementation):
 class Cpu(Clock):
     """Calls are timed by the time that passes; what is left in caches is theirs to use."""
 
+    alone = True
+
     @contextmanager
     def using(self, threads: int) -> Iterator[None]:
         """Let NumPy's BLAS and PyTorch use this many threads, and what they had afterwards.

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from lowbit import isa
 from lowbit.bench.core import peak, probe
+from lowbit.bench.core.alone import Alone
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit.bench.core.context import Clock
@@ -50,7 +52,8 @@ def run(
     Each result is compared with the reference before it is timed; RuntimeError if one of lowbit's
     own cannot be let pass, or if none of lowbit's own can run.
     """
-    return _Run(suite, plan, progress, suite.clock()).run(keep)
+    with closing(Alone(suite, plan.seed)) as alone:
+        return _Run(suite, plan, progress, suite.clock(), alone).run(keep)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class _Run:
     plan: Plan
     progress: Progress
     clock: Clock
+    alone: Alone
     part: int = 0
     parts: int = 1
     rows: list[Row] = field(default_factory=list)
@@ -252,6 +256,8 @@ class _Run:
     ) -> dict[str, Samples]:
         """One of several groups of a part."""
         what = f"timing {cell.weights}, {thread_text(cell.threads)}"
+        if calls is None and cell.threads > 1 and self.clock.alone:
+            calls = self.alone.calls(cell.case, cell.threads, ready)
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,

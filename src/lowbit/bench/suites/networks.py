@@ -41,6 +41,7 @@ class Processes(Cpu):
 
     refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
     own_refusals = refusals
+    alone = False  # each engine has a process already
 
     def __init__(self) -> None:
         self.running: dict[str, Apart] = {}

@@ -360,13 +360,10 @@ def _is_fixed(node: fx.Node, fixed: set[fx.Node]) -> bool:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
             return False
-    return (
-        all(
-            isinstance(one, Tensor) and not any(isinstance(n, torch.SymInt) for n in one.shape)
-            for one in (made if isinstance(made, tuple | list) and made else (made,))
-        )
-        and all(one in fixed for one in node.all_input_nodes)
-    )
+    return all(
+        isinstance(one, Tensor) and not any(isinstance(n, torch.SymInt) for n in one.shape)
+        for one in (made if isinstance(made, tuple | list) and made else (made,))
+    ) and all(one in fixed for one in node.all_input_nodes)
 
 
 def _computed(node: fx.Node, known: dict[fx.Node, Any]) -> Any:

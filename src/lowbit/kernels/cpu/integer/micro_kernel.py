@@ -73,8 +73,9 @@ class Step:
     `block_rows` rows each), and a block of 64 k lies `at(block)` bytes behind the first. K,
     `k_size`, takes `k_blocks` blocks of 64. Of the rows from `row` on, those before `rows` exist,
     and `n` columns. `columns(panel, offset, lanes)` returns how to store the accumulators of one
-    panel, 16 columns, or of the part of it that starts at `offset`; `columns.whole` of several. With `groups`, a row of the
-    output has a row of bytes for each digit in the block, and what is stored are totals, float32.
+    panel, 16 columns, or of the part of it that starts at `offset`; `columns.whole` of several.
+    With `groups`, a row of the output has a row of bytes for each digit in the block, and what is
+    stored are totals, float32.
     `span`, where the shape has one: the blocks of K that are multiplied now, and where sums wait
     for the next span. `make_lines(block)`, where lines are made in passing: emits the making of
     those of one block of 64 k, if there is such a block and they are not made yet. `row_stride`,

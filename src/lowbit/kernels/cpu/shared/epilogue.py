@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, maximum, select, shuffle, store_head, stream
-from lowbit.isa.types import Scalar, Vector, f32, s32, u8
+from lowbit.isa.types import Scalar, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.shared.formats import (
@@ -125,12 +125,7 @@ class Output:
         k, epilogue, at = self.k, self.epilogue, self.operands
         starts = [panel * PANEL + i * lanes for i in range(vectors)]
         if epilogue.out in MAXIMA:
-            stores = [columns(k, epilogue, at, start, lanes) for start in starts]
-            return lambda rows: [
-                store(row, value)
-                for row, values in rows
-                for store, value in zip(stores, values, strict=True)
-            ]
+            return _one_by_one([columns(k, epilogue, at, start, lanes) for start in starts])
         places = [Columns(k, at, start, lanes, k.index(lanes)) for start in starts]
         found = [_finishing(epilogue, place) for place in places]
         convert = _converting(epilogue, found[0][1])
@@ -147,7 +142,8 @@ class Output:
                 places, values = zip(*(finished(*one) for one in some), strict=True)
                 filled = [*values, *values[-1:] * (FOUR - len(values))]
                 packed = in_turn(quantized(k, epilogue.out, filled, *found[0][1]))
-                for _, of_row in groupby(range(len(some)), lambda which: id(some[which][0])):
+                rows_of = [id(row) for row, _, _ in some]
+                for _, of_row in groupby(range(len(some)), rows_of.__getitem__):
                     first, *more = of_row
                     several = range(first * lanes, (first + 1 + len(more)) * lanes)
                     places[first].cast(u8).store(shuffle(packed, packed, tuple(several)))
@@ -156,6 +152,15 @@ class Output:
                 write(convert(value), place)
 
         return store
+
+
+def _one_by_one(stores: list[Store]) -> StoreRows:
+    def store(rows: list[tuple[Value, list[Value]]]) -> None:
+        for row, values in rows:
+            for one, value in zip(stores, values, strict=True):
+                one(row, value)
+
+    return store
 
 
 def _writing(epilogue: Epilogue, lanes: int) -> Callable[[Value, Value], object]:

@@ -40,12 +40,10 @@ def packs(k: Builder, lanes: int) -> bool:
     return found is not None and found.words.feature in k.isa.features
 
 
-def quantized(
-    k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value
-) -> Value:
+def quantized(k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value) -> Value:
     """Four vectors as bytes, of each 16 of which every vector has four in turn; quantized to "u8"
     or "s8" as `formats.quantizing` does, to the same bits."""
-    lanes = vectors[0].type.lanes
+    lanes = _lanes(vectors[0])
     if not packs(k, lanes):
         return _one_by_one(k, name, vectors, inverse, zero)
     nearest, words, pack = _BY_LANES[lanes]
@@ -57,10 +55,8 @@ def quantized(
     return pack[name](*halves).bits(Vector(u8, FOUR * lanes))
 
 
-def _one_by_one(
-    k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value
-) -> Value:
-    lanes = vectors[0].type.lanes
+def _one_by_one(k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value) -> Value:
+    lanes = _lanes(vectors[0])
     convert, packed = quantizing(name, inverse, zero), k.zeros(s32, lanes)
     for q, value in enumerate(vectors):
         packed = packed | ((convert(value) & 0xFF) << (8 * q))
@@ -71,8 +67,13 @@ def _one_by_one(
 
 def in_turn(packed: Value) -> Value:
     """The bytes of `quantized`, vector after vector."""
-    count = packed.type.lanes // FOUR
+    count = _lanes(packed) // FOUR
     fours = packed.bits(Vector(u32, count))
     each = count // FOUR
     order = tuple(FOUR * i + q for q in range(FOUR) for i in range(each))
-    return shuffle(fours, fours, order).bits(packed.type)
+    return shuffle(fours, fours, order).bits(Vector(u8, FOUR * count))
+
+
+def _lanes(value: Value) -> int:
+    assert isinstance(value.type, Vector)
+    return value.type.lanes
