@@ -24,7 +24,7 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import COUNTERS, MAX_REGIONS, REGION, RUNS, Builder
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-_SPINS_BEFORE_YIELD = 1 << 12
+_SPINS_BEFORE_YIELD = 1 << 8  # some 5 to 15 microseconds
 _BITS = 64  # of threads that have a number; beyond, they are numbered as they come
 
 
@@ -163,14 +163,15 @@ class Emitter(Builder):
         self._regions += 1
         done, runs, size, first = self._counter(place), *self._cut(items.payload)
         b = self.builder
-        before, head, run, take, claim, body, following, after = (
-            b.block, *(b.append_basic_block() for _ in range(7)),
+        before, head, run, take, claim, body, following, tell, after = (
+            b.block, *(b.append_basic_block() for _ in range(8)),
         )  # fmt: skip
         b.branch(head)
         b.position_at_end(head)
-        number = b.phi(_I64)
+        number, mine = b.phi(_I64), b.phi(_I64)
         number.add_incoming(_I64(0), before)
-        b.cbranch(b.icmp_signed("<", number, runs), run, after)
+        mine.add_incoming(_I64(0), before)
+        b.cbranch(b.icmp_signed("<", number, runs), run, tell)
         b.position_at_end(run)
         which = self._around(b.add(first, number), runs)
         begin = b.mul(which, size)
@@ -179,6 +180,8 @@ class Emitter(Builder):
         taken = b.gep(self._counter(place + 1), [which], source_etype=_I32)
         b.branch(take)
         b.position_at_end(take)
+        have = b.phi(_I64)
+        have.add_incoming(mine, run)
         seen = b.sext(b.load_atomic(taken, "monotonic", 4, typ=_I32), _I64)
         b.cbranch(b.icmp_signed("<", seen, count), claim, following)
         b.position_at_end(claim)
@@ -188,11 +191,17 @@ class Emitter(Builder):
         self._open += 1
         yield Value(self, s64, b.add(begin, item))
         self._open -= 1
-        b.atomic_rmw("add", done, _I64(1), "release")
+        have.add_incoming(b.add(have, _I64(1)), b.block)
         b.branch(take)
         b.position_at_end(following)
         number.add_incoming(b.add(number, _I64(1)), following)
+        mine.add_incoming(have, following)
         b.branch(head)
+        # Those who wait look at this counter, so it is changed once by each.
+        b.position_at_end(tell)
+        with b.if_then(b.icmp_signed(">", mine, _I64(0))):
+            b.atomic_rmw("add", done, mine, "release")
+        b.branch(after)
         b.position_at_end(after)
         self._pending = (done, items.payload)
 
@@ -264,17 +273,29 @@ class Emitter(Builder):
             self._own.add_incoming(value, block)
         return self._own
 
+    @property
+    def _is_x86(self) -> bool:
+        return (self.isa.architecture or host.triple()).startswith("x86_64")
+
     def _processor(self) -> Any:
         """Which processor this is, as far as that can be asked for without a system call."""
-        b = self.builder
-        if not (self.isa.architecture or host.triple()).startswith("x86_64"):
+        if not self._is_x86:
             return _I64(0)
-        kind = ir.LiteralStructType([_I64, _I32])
-        name = "llvm.x86.rdtscp"
-        read = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(kind, []), name
-        )
-        return b.zext(b.extract_value(b.call(read, []), 1), _I64)
+        both = self._called("llvm.x86.rdtscp", ir.LiteralStructType([_I64, _I32]))
+        return self.builder.zext(self.builder.extract_value(both, 1), _I64)
+
+    def _pause(self) -> None:
+        """Leave the memory that is waited for to those who write it."""
+        if self._is_x86:
+            self._called("llvm.x86.sse2.pause", ir.VoidType())
+        else:
+            self.builder.fence("seq_cst")  # which takes a while, too
+
+    def _called(self, name: str, returns: Any) -> Any:
+        """Call a function without arguments."""
+        kind = ir.FunctionType(returns, [])
+        function = self.module.globals.get(name) or ir.Function(self.module, kind, name)
+        return self.builder.call(function, [])
 
     def _wait(self) -> None:
         """Spin until the items of the region before are done by whichever threads took them."""
@@ -292,12 +313,11 @@ class Emitter(Builder):
         again = b.append_basic_block()
         b.cbranch(finished, after, tired)
         b.position_at_end(tired)
+        self._pause()
         more = b.add(spins, _I64(1))
         # A thread that holds an item may have lost its core: let it have this one.
         with b.if_then(b.icmp_signed(">", more, _I64(_SPINS_BEFORE_YIELD)), likely=False):
-            kind = ir.FunctionType(_I32, [])
-            name = "sched_yield"
-            b.call(self.module.globals.get(name) or ir.Function(self.module, kind, name), [])
+            self._called("sched_yield", _I32)
         b.branch(again)
         b.position_at_end(again)
         spins.add_incoming(more, again)
