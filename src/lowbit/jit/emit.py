@@ -60,7 +60,7 @@ class Emitter(Builder):
         self._open = self._regions = 0
         self._parameters = 0
         self._pending: tuple[Any, ir.Value] | None = None
-        self._own: Any = None
+        self._claimed: Any = None
 
     def parameters(self, types: list[Type]) -> list[Value]:
         """Read the arguments from their slots."""
@@ -248,8 +248,8 @@ class Emitter(Builder):
 
     def _number(self) -> Any:
         """The thread's number: that of its processor, or the next that is free."""
-        if self._own is not None:
-            return self._own
+        if self._claimed is not None:
+            return self._claimed
         threads, before, several, after = self._several()
         b, numbers = self.builder, self._counter(COUNTERS - 2)
         probe, again, arrive = (b.append_basic_block() for _ in range(3))
@@ -268,10 +268,10 @@ class Emitter(Builder):
         arrived = b.atomic_rmw("add", numbers, _I64(1), "monotonic")
         b.branch(after)
         b.position_at_end(after)
-        self._own = b.phi(_I64)
+        self._claimed = b.phi(_I64)
         for value, block in ((_I64(0), before), (number, probe), (arrived, arrive)):
-            self._own.add_incoming(value, block)
-        return self._own
+            self._claimed.add_incoming(value, block)
+        return self._claimed
 
     @property
     def _is_x86(self) -> bool:
