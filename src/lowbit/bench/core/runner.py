@@ -256,14 +256,15 @@ class _Run:
     ) -> dict[str, Samples]:
         """One of several groups of a part."""
         what = f"timing {cell.weights}, {thread_text(cell.threads)}"
+        pools = {one.name: one.pool for one in ready} if cell.threads > 1 else None
         if calls is None and cell.threads > 1 and self.clock.alone:
-            calls = self.alone.calls(cell.case, cell.threads, ready)
+            calls, pools = self.alone.calls(cell.case, cell.threads, ready), None
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,
             seed=self.plan.seed,
             on_round=lambda share: self._tell(cell.case, what, (number + share) / of),
-            pools={one.name: one.pool for one in ready} if cell.threads > 1 else None,
+            pools=pools,
         )
 
     def _limits(self, ready: Mapping[Implementation, Ready]) -> Limits:

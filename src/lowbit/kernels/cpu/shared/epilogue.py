@@ -116,8 +116,11 @@ class Output:
 
     def together(self, vectors: int, lanes: int) -> int:
         """How many rows are best stored at once, of so many vectors each, by `whole`."""
-        packed = self.epilogue.out in LIMITS and packs(self.k, lanes)
-        return max(1, FOUR // vectors) if packed else 1
+        return max(1, FOUR // vectors) if self._packs(lanes) else 1
+
+    def _packs(self, lanes: int) -> bool:
+        """Whether vectors of the output become bytes together."""
+        return self.epilogue.out in LIMITS and packs(self.k, lanes)
 
     def whole(self, panel: Value, vectors: int, lanes: int) -> StoreRows:
         """The accumulators of so many neighbouring vectors of columns from a panel on, all of which
@@ -137,7 +140,7 @@ class Output:
 
         def store(rows: list[tuple[Value, list[Value]]]) -> None:
             every = [(row, i, value) for row, values in rows for i, value in enumerate(values)]
-            while len(every) > 1 and epilogue.out in LIMITS and packs(k, lanes):
+            while len(every) > 1 and self._packs(lanes):
                 some, every = every[:FOUR], every[FOUR:]
                 places, values = zip(*(finished(*one) for one in some), strict=True)
                 filled = [*values, *values[-1:] * (FOUR - len(values))]

@@ -179,12 +179,7 @@ def slice_scatter(
             "torch.cat or torch.where"
         )
     first, last, _ = slice(start, end).indices(int(sizes[axis]))
-    parts = [
-        slice_between(b, x, axis, 0, first) if first else "",
-        b.cast(src, b.out.dtype),
-        slice_between(b, x, axis, last, _END) if last < sizes[axis] else "",
-    ]
-    return b.add("Concat", *filter(None, parts), axis=axis)
+    return _with_part(b, x, b.cast(src, b.out.dtype), axis, first, max(first, last))
 
 
 @converter("select_scatter")
@@ -193,16 +188,19 @@ def select_scatter(b: Builder, *, x: Value, src: Value, dim: int, index: int) ->
     if isinstance(sizes[axis], torch.SymInt):
         raise NotImplementedError("writing one sample of the batch is not translated")
     at = index % int(sizes[axis])
-    parts = [
-        slice_between(b, x, axis, 0, at) if at else "",
-        b.add("Unsqueeze", b.cast(src, b.out.dtype), b.ints([axis])),
-        slice_between(b, x, axis, at + 1, _END) if at + 1 < sizes[axis] else "",
+    part = b.add("Unsqueeze", b.cast(src, b.out.dtype), b.ints([axis]))
+    return _with_part(b, x, part, axis, at, at + 1)
+
+
+def _with_part(b: Builder, x: Value, part: Value, axis: int, first: int, last: int) -> Value:
+    """x with what lies between two places of an axis written anew."""
+    ends = [(0, first)] if first else []
+    ends += [(last, _END)] if last < b.shape(x)[axis] else []
+    kept = [
+        b.add("Slice", x, b.ints([begin]), b.ints([end]), b.ints([axis])) for begin, end in ends
     ]
-    return b.add("Concat", *filter(None, parts), axis=axis)
-
-
-def slice_between(b: Builder, x: Value, axis: int, first: int, last: int) -> Value:
-    return b.add("Slice", x, b.ints([first]), b.ints([last]), b.ints([axis]))
+    kept.insert(int(first > 0), part)
+    return b.add("Concat", *kept, axis=axis)
 
 
 @converter("copy")
