@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -14,10 +15,10 @@ import lowbit
 from lowbit import api
 from lowbit.isa import get
 from lowbit.isa.types import Int, S32Pointer, s32
-from lowbit.jit import entry, recognize
+from lowbit.jit import entry, recognize, threads
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.jit.recognize import Fresh, Same
+from lowbit.jit.recognize import Array, Fresh, Same
 
 RNG = np.random.default_rng(5)
 M, K, N = 5, 70, 32
@@ -273,12 +274,93 @@ def test_no_more_than_some_ways_are_learned() -> None:
     assert 0 < learned(api._exact, b) <= 8
 
 
-def test_large_products_and_several_threads_are_not_recognized() -> None:
-    b = lowbit.pack(RNG.integers(-128, 128, (2048, 512), dtype=np.int8))
-    a = RNG.integers(0, 256, (512, 2048), dtype=np.uint8)
+def test_outputs_that_outgrow_caches_are_not_recognized() -> None:
+    b = lowbit.pack(RNG.integers(-128, 128, (128, 4096), dtype=np.int8))
+    a = RNG.integers(0, 256, (4096, 128), dtype=np.uint8)
     for _ in range(3):
         lowbit.matmul(a, b, threads=2)
     assert learned(api._exact, b) == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_threads(way: str) -> None:
+    name, dtype, options = WAYS[way]
+    options = {**options, "threads": 3}
+    function: Call = getattr(lowbit, name)
+    b, other = (int4() if name == "linear_weight_only" else int8() for _ in range(2))
+    x = FLOATS if dtype == "float32" else BYTES[dtype]
+    expected = function(x, other, **options)
+    for _ in range(200):
+        assert function(x, b, **options).tobytes() == expected.tobytes()
+    assert learned(TABLES[name], b) == (way != "scaled by rows, one zero point")
+
+
+@kernel
+def fill(k: Builder, y: S32Pointer, value: Int) -> None:
+    """y[0] = value."""
+    y.store(value.to(s32))
+
+
+def test_more_scratch_than_a_stack_has() -> None:
+    """It is one memory for all, so a call that finds it taken is not recognized."""
+    out = np.zeros(1, np.int32)
+    call = fill.program(get("generic")).recognizer(
+        {"value": 7}, {}, 1 << 17, [Array(out, "y", written=True)], None
+    )
+    assert call is not None
+    recognize._taken[0] = 1
+    try:
+        assert call(out) is None
+        assert not out[0]
+    finally:
+        recognize._taken[0] = 0
+    assert call(3) is None
+    assert not recognize._taken[0]
+    assert call(out) is out
+    assert out[0] == 7
+    assert not recognize._taken[0]
+
+
+def test_calls_at_the_same_time() -> None:
+    a = RNG.integers(0, 256, (300, 3000), dtype=np.uint8)
+    b = lowbit.pack(np.ones((3000, 64), np.int8))
+    expected = np.repeat(a.sum(1, dtype=np.int32)[:, None], 64, 1)
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda _: lowbit.matmul(a, b, threads=8), range(200))
+        assert all((result == expected).all() for result in results)
+    assert learned(api._exact, b) == 1
+    assert not recognize._taken[0]
+
+
+@kernel
+def count_slowly(k: Builder, y: S32Pointer, value: Int) -> None:
+    """Some number of value steps, which take four cycles each."""
+    for _ in k.parallel(k.index(1)):
+        mixed = k.register(k.constant(1, s32))
+        for _ in k.range(0, value):
+            mixed.value = mixed.value * 1664525 + 1013904223
+        y.store(mixed.value)
+
+
+def test_what_starts_threads_is_chosen_in_python_after_a_stall() -> None:
+    out = np.zeros(1, np.int32)
+    program = count_slowly.program(get("generic"))
+    quick, slow = (
+        program.recognizer(
+            {"value": steps}, {}, 0, [Array(out, "y", written=True)], None, thread_count=2
+        )
+        for steps in (10, 10_000_000)
+    )
+    assert quick is not None
+    assert slow is not None
+    threads._starter.value = 0
+    assert quick(out) is None
+    program(2, out, 5)  # in Python, which notes what starts threads
+    assert threads._starter.value
+    assert quick(out) is out
+    assert slow(out) is out
+    assert not threads._starter.value
+    assert quick(out) is None
 
 
 def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,12 +384,6 @@ def test_bfloat16_rows() -> None:
     for _ in range(3):
         assert lowbit.linear_weight_only(x, b).tobytes() == expected.tobytes()
     assert learned(api._weight_only, b) == 1
-
-
-@kernel
-def fill(k: Builder, y: S32Pointer, value: Int) -> None:
-    """y[0] = value."""
-    y.store(value.to(s32))
 
 
 def test_an_output_that_cannot_be_made() -> None:

@@ -442,11 +442,12 @@ def gemm(
     if given is not None and not given.flags.writeable:
         raise ValueError("out is read-only")
     little = threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE
+    key = 1 if little else threads_key(threads)
     prepared = prepare_gemm(
         (left.dtype, left.shape, left.strides), (right.dtype, right.shape, right.strides),
         None if added is None else (added.dtype, added.shape, added.strides),
         dtype if given is None else (given.dtype, given.shape, given.strides),
-        scale != 0, scale_c != 0, 1 if little else threads_key(threads), isa,
+        scale != 0, scale_c != 0, key, isa,
     )  # fmt: skip
     returned: Any = out
     if given is None:
@@ -455,5 +456,6 @@ def gemm(
         added, result = apart(left, right, added, given, scale, scale_c), given
     run = verbose.telling(prepared.run, prepared.told) if verbose.LEVEL else prepared.run
     run(left, right, added, result, scale, scale_c)
-    learn(prepared, a, b, c, alpha, beta, out, result, out_dtype, threads, isa)
+    most = -key if key < 0 else None
+    learn(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
     return returned

@@ -20,9 +20,11 @@ comes when the call has returned (jit.team).
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from lowbit.isa.instruction import Instruction
@@ -32,16 +34,26 @@ from lowbit.isa.value import Register, Value
 
 # A kernel's arguments are followed in memory by 64-bit counters. A parallel region has one of the
 # items that are done, and of each run of items, in 32 bits, one of those that are taken. Then come
-# which numbers threads have, a bit each, and how many threads there are.
+# which numbers threads have, a bit each, where processors' last numbers stand, and how many threads
+# there are.
 MAX_REGIONS = 4
 RUNS = 16
 REGION = 1 + RUNS // 2
-COUNTERS = MAX_REGIONS * REGION + 2
+COUNTERS = MAX_REGIONS * REGION + 3
+PROCESSORS = 256  # that are told apart, a power of two
 
 
 def counters(threads: int) -> tuple[int, ...]:
     """Those of a call that so many threads may enter, before it begins."""
-    return (*(0,) * (COUNTERS - 1), threads)
+    return (*(0,) * (COUNTERS - 2), ctypes.addressof(_last_numbers(threads)), threads)
+
+
+@cache
+def _last_numbers(threads: int) -> ctypes.Array[ctypes.c_uint8]:
+    """Of each processor, the number that the thread on it had in the last call of so many threads.
+    They begin apart as far as they can, and stay so, since who finds a number taken notes the one
+    that was free."""
+    return (ctypes.c_uint8 * PROCESSORS)(*(i % threads % PROCESSORS for i in range(PROCESSORS)))
 
 
 class RegisterPressureError(Exception):

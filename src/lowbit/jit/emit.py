@@ -21,9 +21,9 @@ from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.isa.value import Register, Value
-from lowbit.jit.builder import COUNTERS, MAX_REGIONS, REGION, RUNS, Builder
+from lowbit.jit.builder import COUNTERS, MAX_REGIONS, PROCESSORS, REGION, RUNS, Builder
 
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _SPINS_BEFORE_YIELD = 1 << 8  # some 5 to 15 microseconds
 _BITS = 64  # of threads that have a number; beyond, they are numbered as they come
 
@@ -247,29 +247,38 @@ class Emitter(Builder):
         return found[0], found[1], found[2]
 
     def _number(self) -> Any:
-        """The thread's number: that of its processor, or the next that is free."""
+        """The thread's number: the last on its processor, or the next that is free."""
         if self._claimed is not None:
             return self._claimed
         threads, before, several, after = self._several()
-        b, numbers = self.builder, self._counter(COUNTERS - 2)
-        probe, again, arrive = (b.append_basic_block() for _ in range(3))
-        wanted = b.urem(self._processor(), threads)
-        b.cbranch(b.icmp_signed("<", threads, _I64(_BITS + 1)), probe, arrive)
+        b, numbers = self.builder, self._counter(COUNTERS - 3)
+        few, probe, again, found, arrive = (b.append_basic_block() for _ in range(5))
+        b.cbranch(b.icmp_signed("<", threads, _I64(_BITS + 1)), few, arrive)
+        b.position_at_end(few)
+        last = self._last_number()
+        wanted = _I64(0) if last is None else b.zext(b.load_atomic(last, "monotonic", 1, typ=_I8), _I64)
+        b.branch(probe)
         b.position_at_end(probe)
         number = b.phi(_I64)
-        number.add_incoming(wanted, several)
+        number.add_incoming(wanted, few)
         bit = b.shl(_I64(1), number)
         others = b.atomic_rmw("or", numbers, bit, "monotonic")
-        b.cbranch(b.icmp_signed("==", b.and_(others, bit), _I64(0)), after, again)
+        b.cbranch(b.icmp_signed("==", b.and_(others, bit), _I64(0)), found, again)
         b.position_at_end(again)
         number.add_incoming(self._around(b.add(number, _I64(1)), threads), again)
         b.branch(probe)
+        b.position_at_end(found)
+        if last is not None:
+            with b.if_then(b.icmp_signed("!=", number, wanted), likely=False):
+                b.atomic_rmw("xchg", last, b.trunc(number, _I8), "monotonic")
+        noted = b.block
+        b.branch(after)
         b.position_at_end(arrive)
         arrived = b.atomic_rmw("add", numbers, _I64(1), "monotonic")
         b.branch(after)
         b.position_at_end(after)
         self._claimed = b.phi(_I64)
-        for value, block in ((_I64(0), before), (number, probe), (arrived, arrive)):
+        for value, block in ((_I64(0), before), (number, noted), (arrived, arrive)):
             self._claimed.add_incoming(value, block)
         return self._claimed
 
@@ -277,12 +286,16 @@ class Emitter(Builder):
     def _is_x86(self) -> bool:
         return (self.isa.architecture or host.triple()).startswith("x86_64")
 
-    def _processor(self) -> Any:
-        """Which processor this is, as far as that can be asked for without a system call."""
+    def _last_number(self) -> Any:
+        """Where the last number on this processor stands; None where no instruction says which
+        processor it is."""
         if not self._is_x86:
-            return _I64(0)
+            return None
+        b = self.builder
         both = self._called("llvm.x86.rdtscp", ir.LiteralStructType([_I64, _I32]))
-        return self.builder.zext(self.builder.extract_value(both, 1), _I64)
+        processor = b.and_(b.extract_value(both, 1), _I32(PROCESSORS - 1))
+        table = b.load(self._counter(COUNTERS - 2), typ=ir.PointerType())
+        return b.gep(table, [b.zext(processor, _I64)], source_etype=_I8)
 
     def _pause(self) -> None:
         """Leave the memory that is waited for to those who write it."""

@@ -80,14 +80,16 @@ class Program:
         fresh: Fresh | None,
         kept: Any = None,
         brief: bool = False,
+        thread_count: int = 1,
     ) -> Callable[..., Any] | None:
-        """This program, in one thread, behind a comparison of arguments: see jit.recognize.
+        """This program behind a comparison of arguments: see jit.recognize.
 
         `kept` lives as long as what is returned. `brief`: the GIL is kept.
         """
         return recognizer(
-            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept, brief
-        )
+            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept, brief,
+            thread_count,
+        )  # fmt: skip
 
     def __call__(self, thread_count: int, *arguments: Any) -> None:
         """Run with one argument for each parameter, in order."""

@@ -16,16 +16,19 @@ Sources: Python's C API reference, "Common Object Structures"; NumPy's, "Array S
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import get
+from lowbit.jit import threads
 from lowbit.jit.builder import COUNTERS, counters
 from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
@@ -48,9 +51,11 @@ from lowbit.jit.recognizing import (
     STRIDES,
     WRITEABLE,
 )
+from lowbit.jit.workspace import aligned_empty
 
 _NEW_FROM_DESCR = 94  # PyArray_NewFromDescr's place in the table of NumPy's C interface
-MOST_SCRATCH = 1 << 16  # bytes that a call may take from its thread's stack
+_MOST_OF_STACK = 1 << 16  # bytes that a call may take from its thread's stack
+MOST_SCRATCH = 1 << 20  # bytes that it may take in all: more than that, from one memory for all
 
 
 class Same(NamedTuple):
@@ -116,6 +121,20 @@ class Count(NamedTuple):
 Check = Same | Array | Real | Integer | Count
 
 
+def thread_check(wanted: int | None, most: int | None) -> Check | None:
+    """The check of a number of threads that was `wanted`. most: how many threads there were, where
+    that had a part in what was chosen; None if it cannot be asked for."""
+    if most is None:
+        return Same(wanted)
+    function = threads.counter()
+    return None if function is None else Count(function, most)
+
+
+def signature(checks: Sequence[Check]) -> tuple[Any, ...]:
+    """What these checks tell apart, which is the same for calls that are alike."""
+    return tuple(check.words(defaultdict(int)) for check in checks)
+
+
 @dataclass(frozen=True)
 class Fresh:
     """Where no output is given: what makes one, of what arguments, and the slot of its address.
@@ -145,14 +164,17 @@ def recognizer(
     fresh: Fresh | None = None,
     kept: Any = None,
     brief: bool = False,
+    thread_count: int = 1,
 ) -> Callable[..., Any] | None:
     """A function of one argument for each check: the output, or None if one does not fit.
 
-    It runs a kernel of parameters `names` in one thread: those in `words` hold these numbers, those
-    in `scratch` the addresses of memory that belongs to the call, `scratch_bytes` in all, at these
-    offsets; checks and `fresh` fill others. If `brief`, the GIL is kept: to give it back and take
-    it again would be a good part of the call. None, instead of a function, where Python's objects
-    are of unknown layout, the scratch is too large for a stack, or an array has too many axes.
+    It runs a kernel of parameters `names`: those in `words` hold these numbers, those in `scratch`
+    the addresses of memory that belongs to the call, `scratch_bytes` in all, at these offsets;
+    checks and `fresh` fill others. If `brief`, the GIL is kept: to give it back and take it again
+    would be a good part of the call. It also returns None where jit.threads is to choose what
+    starts several threads, or another call has taken the memory that calls share. None, instead of
+    a function, where Python's objects are of unknown layout, the scratch is too large, or an array
+    has too many axes.
     """
     arrays = [check.like for check in checks if isinstance(check, Array)]
     if scratch_bytes > MOST_SCRATCH or any(one.ndim > MOST_AXES for one in arrays):
@@ -162,8 +184,9 @@ def recognizer(
     places = {name: place for place, name in enumerate(names)}
     made = fresh.words(places) if fresh else (0,) * 8
     facts = (loaded.address, len(names) + COUNTERS, len(checks), scratch_bytes, len(scratch),
-             id(np.ndarray), id(float), id(int), *made, brief)  # fmt: skip
-    slots = [words.get(name, 0) for name in names] + [*counters(1)]
+             id(np.ndarray), id(float), id(int), *made, brief, thread_count, threads.starter_at(),
+             _shared_scratch() if scratch_bytes > _MOST_OF_STACK else 0)  # fmt: skip
+    slots = [words.get(name, 0) for name in names] + [*counters(thread_count)]
     moved = [word for name, offset in scratch.items() for word in (places[name], offset)]
     checked = [(*check.words(places), *[0] * CHECK)[:CHECK] for check in checks]
     record = [*facts, *slots, *moved, *(word for check in checked for word in check)]
@@ -171,6 +194,22 @@ def recognizer(
     known = [check.value for check in checks if isinstance(check, Same)]
     known += [one.dtype for one in arrays]
     return make(method, (struct.pack(f"{len(record)}q", *record), loaded, fresh, kept, known), None)
+
+
+_taken = (ctypes.c_int64 * 2)()  # whether a call has the shared scratch, and its address
+if hasattr(os, "register_at_fork"):  # the thread that has it is not in the child
+    os.register_at_fork(after_in_child=partial(_taken.__setitem__, 0, 0))
+
+
+@cache
+def _shared_scratch() -> int:
+    memory = aligned_empty((MOST_SCRATCH,), np.uint8)
+    _taken[1] = memory.ctypes.data
+    _kept.append(memory)
+    return ctypes.addressof(_taken)
+
+
+_kept: list[npt.NDArray[Any]] = []
 
 
 @cache

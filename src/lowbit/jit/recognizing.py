@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import struct
+import time
 
+from lowbit.jit import threads
 from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT
 from lowbit.numerics.float32 import BEYOND
 
 NAME = "lowbit_recognize"
-FACTS, CHECK = 17, 10  # words of a record before the slots, and of a check
+FACTS, CHECK = 20, 10  # words of a record before the slots, and of a check
 SAME, ARRAY, OUTPUT, REAL, INTEGER, COUNT = range(6)
 MOST_AXES = 2
 WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
 BEYOND_BITS = f"0x{struct.pack('>d', BEYOND).hex()}"  # as LLVM writes a double
 
+_CLOCK, _STALL = time.CLOCK_MONOTONIC, int(threads.STALL * 1e9)  # nanoseconds
+
 DATA, NDIM, DIMENSIONS, STRIDES = (HEADER + 8 * i for i in range(4))
 DESCR, FLAGS = HEADER + 40, HEADER + 48
 
-# `self` is a tuple that begins with the record: seventeen facts, slots, pairs of a slot and its
-# offset in the scratch, checks. An output's memory is compared with that of each array before it.
+# `self` is a tuple that begins with the record: twenty facts, slots, pairs of a slot and its offset
+# in the scratch, checks. An output's memory is compared with that of each array before it. The last
+# facts: the GIL is kept; threads; where the address stands of what starts them; the scratch that
+# calls share, a word that says whether it is taken and then its address, or 0 for the stack.
 IR = f"""
 @_Py_NoneStruct = external global i8
 declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
@@ -28,6 +34,7 @@ declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare double @llvm.fabs.f64(double)
+declare i32 @clock_gettime(i32, ptr)
 
 define private i64 @word(ptr %at, i64 %index) alwaysinline {{
   %place = getelementptr i64, ptr %at, i64 %index
@@ -114,6 +121,16 @@ yes:
   ret i1 true
 }}
 
+define private i64 @nanoseconds() {{
+  %time = alloca [2 x i64]
+  %read = call i32 @clock_gettime(i32 {_CLOCK}, ptr %time)
+  %seconds = call i64 @word(ptr %time, i64 0)
+  %rest = call i64 @word(ptr %time, i64 1)
+  %whole = mul i64 %seconds, 1000000000
+  %sum = add i64 %whole, %rest
+  ret i64 %sum
+}}
+
 define ptr @{NAME}(ptr %self, ptr %args, i64 %given) {{
 entry:
   %bytes_word = call i64 @member(ptr %self, i64 {TUPLE_AT})
@@ -129,14 +146,43 @@ entry:
   %pair_words = shl i64 %moves, 1
   %checks = getelementptr i64, ptr %pairs, i64 %pair_words
   %overflow = alloca i32
-  %slots = alloca i64, i64 %words, align 64
-  %scratch = alloca i8, i64 %scratch_bytes, align 64
+  %numbered_words = add i64 %words, 8
+  %numbered = alloca i64, i64 %numbered_words, align 64
+  %slots = getelementptr i64, ptr %numbered, i64 8
+  %words_at = getelementptr i64, ptr %numbered, i64 7
+  store i64 %words, ptr %words_at        ; before the slots, for jit.team
   %size = shl i64 %words, 3
   call void @llvm.memcpy.p0.p0.i64(ptr %slots, ptr %template, i64 %size, i1 false)
-  %right = icmp eq i64 %given, %count
-  br i1 %right, label %move, label %miss
+  %threads_word = call i64 @word(ptr %record, i64 17)
+  %threads = trunc i64 %threads_word to i32
+  %several = icmp sgt i32 %threads, 1
+  %starter_word = call i64 @word(ptr %record, i64 18)
+  %starter_at = inttoptr i64 %starter_word to ptr
+  %starter = load atomic i64, ptr %starter_at monotonic, align 8
+  %starts = icmp ne i64 %starter, 0
+  %alone = xor i1 %several, true
+  %able = or i1 %starts, %alone
+  %as_many = icmp eq i64 %given, %count
+  %right = and i1 %as_many, %able
+  br i1 %right, label %begin, label %not
+begin:
+  %shared_word = call i64 @word(ptr %record, i64 19)
+  %shared = inttoptr i64 %shared_word to ptr
+  %on_stack = icmp eq i64 %shared_word, 0
+  br i1 %on_stack, label %take_stack, label %take_shared
+take_stack:
+  %own_scratch = alloca i8, i64 %scratch_bytes, align 64
+  br label %move
+take_shared:
+  %taking = cmpxchg ptr %shared, i64 0, i64 1 acquire monotonic
+  %taken = extractvalue {{ i64, i1 }} %taking, 1
+  %shared_scratch_word = call i64 @word(ptr %shared, i64 1)
+  %shared_scratch = inttoptr i64 %shared_scratch_word to ptr
+  br i1 %taken, label %move, label %not
 move:
-  %m = phi i64 [ 0, %entry ], [ %next_m, %moved ]
+  %m = phi i64 [ 0, %take_stack ], [ 0, %take_shared ], [ %next_m, %moved ]
+  %scratch = phi ptr [ %own_scratch, %take_stack ], [ %shared_scratch, %take_shared ],
+                     [ %scratch, %moved ]
   %more_moves = icmp slt i64 %m, %moves
   br i1 %more_moves, label %moved, label %next
 moved:
@@ -294,19 +340,48 @@ run:
   %kernel = inttoptr i64 %kernel_word to ptr
   %brief_word = call i64 @word(ptr %record, i64 16)
   %brief = icmp ne i64 %brief_word, 0
-  br i1 %brief, label %run_at_once, label %run_alone
+  br i1 %brief, label %run_at_once, label %give_back
 run_at_once:
   call void %kernel(ptr %slots)
-  ret ptr %output
-run_alone:
+  br label %finished
+give_back:
   %state = call ptr @PyEval_SaveThread()
+  br i1 %several, label %run_shared, label %run_alone
+run_alone:
   call void %kernel(ptr %slots)
+  br label %take_back
+run_shared:
+  %started = call i64 @nanoseconds()
+  %start = inttoptr i64 %starter to ptr
+  call void %start(ptr %kernel, ptr %slots, i32 %threads, i32 0)
+  %ended = call i64 @nanoseconds()
+  %took = sub i64 %ended, %started
+  %long = icmp sge i64 %took, {_STALL}
+  br i1 %long, label %stalled, label %take_back
+stalled:
+  store atomic i64 0, ptr %starter_at monotonic, align 8
+  br label %take_back
+take_back:
   call void @PyEval_RestoreThread(ptr %state)
-  ret ptr %output
+  br label %finished
 miss:
+  br label %finished
+error:
+  br label %finished
+finished:
+  %answer = phi ptr [ %output, %run_at_once ], [ %output, %take_back ],
+                    [ @_Py_NoneStruct, %miss ], [ null, %error ]
+  br i1 %on_stack, label %answered, label %release
+release:
+  store atomic i64 0, ptr %shared release, align 8
+  br label %answered
+answered:
+  %is_miss = icmp eq ptr %answer, @_Py_NoneStruct
+  br i1 %is_miss, label %not, label %end
+end:
+  ret ptr %answer
+not:
   call void @Py_IncRef(ptr @_Py_NoneStruct)
   ret ptr @_Py_NoneStruct
-error:
-  ret ptr null
 }}
 """

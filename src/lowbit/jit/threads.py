@@ -15,6 +15,7 @@ jit.team's threads for a while, for which nobody waits.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import operator
 import os
 import sys
@@ -45,6 +46,7 @@ def _runtime() -> tuple[str, int]:
 def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
+    _starter.value = 0
     team.forget()
 
 
@@ -81,10 +83,19 @@ def runtime() -> str:
     return _runtime()[0]
 
 
-_STALL = 2e-3  # seconds that a region lasts at least where a thread has lost its core
+STALL = 2e-3  # seconds that a region lasts at least where a thread has lost its core
 _IN_A_ROW = 3  # such regions that are no accident
 _WHILE = 1.0  # seconds for which what was found out holds
 _distrusted_until = 0.0  # PyTorch's threads, by perf_counter's clock
+
+# What starts the threads of calls that machine code recognizes (jit.recognize), its address. 0: the
+# next call comes to Python, because there was none yet, or one took as long as STALL.
+_starter = ctypes.c_int64(0)
+
+
+def starter_at() -> int:
+    """Where recognized calls look for the address of what starts threads."""
+    return ctypes.addressof(_starter)
 
 
 class Shared:
@@ -103,7 +114,10 @@ class Shared:
         global _distrusted_until
         own, runner = team.address(), _runtime()[1]
         begin = perf_counter()
-        if runner == own or begin < _distrusted_until:
+        if runner == own:
+            self._call(own, *arguments)
+            _starter.value = own
+        elif begin < _distrusted_until:
             self._call(own, *arguments)
         elif self._long == _IN_A_ROW:  # was that the work itself? the other threads tell
             self._call(own, *arguments)
@@ -115,8 +129,9 @@ class Shared:
             self._call(runner, *arguments)
             now = perf_counter()
             took = now - begin
-            if took < _STALL or now < self._quiet_until:
+            if took < STALL or now < self._quiet_until:
                 self._long = 0
+                _starter.value = runner
             else:
                 self._least = min(took, self._least) if self._long else took
                 self._long += 1

@@ -19,6 +19,7 @@ from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.serving import Candidate
+from lowbit.product.cut import cut
 from lowbit.product.product import Product
 
 # Cycles below which another thread costs more than it brings: to wake one took 15 to 35 µs on the
@@ -26,12 +27,8 @@ from lowbit.product.product import Product
 _CYCLES_PER_THREAD, _BYTES_PER_CYCLE = 1 << 16, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
-# Several items for each thread, so that one that lost its core does not hold up the others; but
-# each of so much work (multiply-adds) that what other cores' caches hold of it does not matter.
-_ITEMS_PER_THREAD = 4
-_WORK_PER_ITEM = 1 << 27
+_ITEMS_PER_THREAD = 4  # so that one that lost its core does not hold up the others
 _FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
-_STEPS_PER_PANEL = 4  # steps of rows that should share one fetch of a panel
 _SHORTEST_STREAMED = 128  # k
 _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 
@@ -141,7 +138,8 @@ def plan(product: Product) -> Plan:
         private_bytes += product.image.strip(lines, step_rows)
         shape = replace(shape, pitch=product.image.pitch(lines), gap=product.image.gap)
     else:
-        item_steps, item_panels = _items(product, shape, steps, step_rows, count, fused)
+        work = steps, step_rows, count
+        item_steps, item_panels = _items(product, micro, shape, work, fused)
         if fused and not shape.in_place:  # the rows of a step
             private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
@@ -212,31 +210,30 @@ def outgrows_caches(product: Product, plan: Plan) -> bool:
 
 
 def _items(
-    product: Product, shape: Shape, steps: int, step_rows: int, count: int, fused: bool
+    product: Product, micro: MicroKernel, shape: Shape, work: tuple[int, int, int], fused: bool
 ) -> tuple[int, int]:
-    """How many steps of rows and panels of columns make one item of work.
+    """How many steps of rows and panels of columns make one item; work: how many steps
+    there are, of how many rows, for how many threads.
 
     The panels of an item are read again for each step, so they should stay in half of the
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
     With panels of nibbles, which items unpack, rows have twice that.
-    Where that leaves too few items for the threads, rows are cut finer as long as an item keeps
-    some steps for each panel that it fetches, then columns, then rows down to single steps.
     With spans of K, that is true of the panels of a span, and of sums in place of rows.
     """
+    steps, step_rows, count = work
     cache = host.caches()["L2"]
     half = fused and not shape.span
     fitting = cache // (2 if half else 4) // (shape.span * LINE or padded_k(product.k))
-    strips = blocks(product.n, PANEL * shape.panels)
-    across = blocks(strips, max(1, fitting // (PANEL * shape.panels)))  # items side by side
+    columns = PANEL * shape.panels
+    strips = blocks(product.n, columns)
+    across = blocks(strips, max(1, fitting // columns))  # items side by side
     if shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
     elif product.b.stored != "s8" and not shape.nibbles:
         fitting *= 2  # panels are unpacked again for each item
-    fitting_steps = max(1, fitting // (step_rows * product.a.digits))
-    down = 1 if half else blocks(steps, fitting_steps)  # and below
-    each = product.m * product.n * product.k // count // _WORK_PER_ITEM
-    wanted = count * min(_ITEMS_PER_THREAD, max(1, each)) if count > 1 else 1
-    for least_steps in (_STEPS_PER_PANEL, 1):
-        down = max(down, min(blocks(wanted, across), max(1, steps // least_steps)))
-        across = max(across, min(blocks(wanted, down), strips))
-    return blocks(steps, down), blocks(strips, across) * shape.panels
+    rows = step_rows * product.a.digits
+    down = 1 if half else blocks(steps, max(1, fitting // rows))  # and below
+    cycles = rows * columns * product.k / micro.per_cycle
+    sizes = rows, columns * product.k, product.k
+    height, width = cut(steps, strips, (down, across), count, cycles, *sizes)
+    return height, width * shape.panels

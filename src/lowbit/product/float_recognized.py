@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import Array, Fresh, Same
+from lowbit.jit.recognize import Array, Fresh, Same, signature, thread_check
 from lowbit.product.arguments import allocation
 from lowbit.product.prepare import KEPT
 
@@ -17,14 +17,15 @@ _MOST = 4  # ways to call with operands of the same shapes that are told apart
 
 
 class OneCall(NamedTuple):
-    """A product that is one call in one thread: what fills the slots of its program, but for a, b
-    and out. `swapped`: it is computed transposed. `scratch`: offsets of so many bytes."""
+    """A product that is one call: what fills the slots of its program, but for a, b and out.
+    `swapped`: it is computed transposed. `scratch`: offsets of so many bytes."""
 
     program: Program
     words: Mapping[str, int]
     scratch: Mapping[str, int]
     scratch_bytes: int
     swapped: bool
+    threads: int
 
 
 @dataclass
@@ -37,6 +38,7 @@ class RecognizedGemms:
 
     calls: dict[Any, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
     _last: dict[Any, OneCall] = field(default_factory=dict)
+    _learned: set[Any] = field(default_factory=set)
 
     def learn(
         self,
@@ -47,27 +49,37 @@ class RecognizedGemms:
         result: npt.NDArray[Any],
         bits: int,
         others: tuple[Any, ...],
+        most: int | None,
     ) -> None:
         """Recognize such a call from now on, if the last one with such shapes was alike.
 
-        bits: of alpha. others: c and the factors, then what follows `out` among the arguments.
+        bits: of alpha. others: c and the factors, then the output's type, the number of threads and
+        the instruction set. most: as `thread_check` has it.
         """
         key = a.shape, b.shape
         if self._last.get(key) is not one:
             if len(self._last) > KEPT:
-                self._last.clear()
-                self.calls.clear()
+                for table in (self._last, self.calls, self._learned):
+                    table.clear()
             self._last[key] = one
             return
         known = self.calls.get(key, ())
-        if len(known) >= _MOST:
+        *before, dtype, threads, isa = others
+        count = thread_check(threads, most)
+        if len(known) >= _MOST or count is None:
             return
         left, right = ("b", "a") if one.swapped else ("a", "b")
-        before, after = others[:3], others[3:]
         target = Same(None) if out is None else Array(out, "out", written=True)
-        checks = [Array(a, left), Array(b, right), *map(Same, before), target, *map(Same, after)]
+        checks = [Array(a, left), Array(b, right), *map(Same, before), target, Same(dtype), count,
+                  Same(isa)]  # fmt: skip
+        mark = one.program, one.threads, bits, signature(checks)
+        if mark in self._learned:  # but machine code could not serve this one
+            return
         fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
         words = {**one.words, "alpha": bits}
-        call = one.program.recognizer(words, one.scratch, one.scratch_bytes, checks, fresh)
+        call = one.program.recognizer(
+            words, one.scratch, one.scratch_bytes, checks, fresh, thread_count=one.threads
+        )
         if call is not None:
+            self._learned.add(mark)
             self.calls[key] = (*known, call)

@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
 LITTLE = 1 << 21  # multiply-adds below which one thread does it all
+_RECOGNIZED = 1 << 28  # those beside which what Python does for a call is nothing
 _MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _PER_CYCLE = 32  # multiply-adds of float32, about
@@ -86,18 +87,20 @@ def learn(
     beta: float,
     out: Any,
     result: Array,
+    most: int | None,
     *options: Any,
 ) -> None:
     """Let a call be recognized from now on, if it was so little work that this is worth it.
 
-    out: None if `result` was made for it. options: the arguments after `out`.
+    out: None if `result` was made for it. most: see jit.recognize.thread_check. options: the
+    arguments after `out`.
     """
     one = prepared.one_call
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
     if one is None or c is not None or beta or not arrays or verbose.LEVEL:
         return
-    if a.size * b.shape[1] < LITTLE:
-        recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options))
+    if a.size * b.shape[1] < _RECOGNIZED:
+        recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options), most)
 
 
 def apart(
@@ -311,8 +314,9 @@ class _Dots:
         self.told = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
         self._program, self._fixed = program, fixed
         self._call = program.bind(product.threads, varying, **fixed)
-        single = product.threads == 1 and not self._reads_c
-        self.one_call = OneCall(program, fixed, {}, 0, swapped) if single else None
+        self.one_call = (
+            None if self._reads_c else OneCall(program, fixed, {}, 0, swapped, product.threads)
+        )
 
     def run(
         self, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
@@ -369,11 +373,10 @@ class _Blocked:
         self._call = self._parts[0].call
         whole = len(self._parts) == 1 and not self._keeps_sums
         self._simple = whole and not self._scratch
-        single = whole and product.threads == 1 and not self._reads_c
         offsets = {"packed_a": 0, "private": self._private}
         self.one_call = (
-            OneCall(program, self._parts[0].fixed, offsets, self._scratch, swapped)
-            if single
+            OneCall(program, self._parts[0].fixed, offsets, self._scratch, swapped, product.threads)
+            if whole and not self._reads_c
             else None
         )
 

@@ -49,7 +49,7 @@ class PreparedProduct:
     `streaming`, the same product prepared so.
     """
 
-    small = False  # and in one thread: see `recognizer`
+    small = False  # see `recognizer`
     scratch = 0  # bytes
 
     def __init__(self, product: Product) -> None:
@@ -75,7 +75,6 @@ class PreparedProduct:
         self.small = (
             not large
             and self._nothing is None
-            and made.threads == 1
             and len(self._chunks) == 1
             and self.scratch <= MOST_SCRATCH
         )
@@ -240,8 +239,12 @@ class PreparedProduct:
             words["row_zero"] = word(zero)
             del scratch["row_zero"]
         kept = parameters, zero
-        brief = self.shape[0] * self.shape[1] * self.product.k <= _BRIEF
-        return self.program.recognizer(words, scratch, self.scratch, checks, fresh, kept, brief)
+        assert self.plan is not None
+        count = self.plan.threads
+        brief = count == 1 and self.shape[0] * self.shape[1] * self.product.k <= _BRIEF
+        return self.program.recognizer(
+            words, scratch, self.scratch, checks, fresh, kept, brief, count
+        )
 
     def into(
         self,

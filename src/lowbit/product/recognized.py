@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit import threads, verbose
-from lowbit.jit.recognize import Array, Check, Count, Fresh, Integer, Real, Same
+from lowbit.jit import verbose
+from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same, signature, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
 from lowbit.product.arguments import allocation
@@ -29,6 +29,7 @@ class _Seen:
     operand: weakref.ref[PackedMatrix]
     last: PreparedProduct | None = None
     attempts: int = 0
+    learned: set[Any] = field(default_factory=set)  # their signatures
 
 
 class Recognized:
@@ -78,12 +79,16 @@ class Recognized:
         None. `right`, `zero`, `parameters`: what the product was given; `result`: where it wrote;
         `fresh`: it made that itself."""
         key = id(b)
-        self._seen[key].attempts += 1
+        seen = self._seen[key]
         known = [check for check in checks if check is not None]
+        mark = prepared.product, fresh, signature(known)
+        if mark in seen.learned:  # but machine code could not serve this one
+            return
+        seen.attempts += 1
         if len(known) < len(checks):
             pairs = zip(self._arguments, checks, strict=True)
             others = ", ".join(name for name, check in pairs if check is None)
-            if self._seen[key].attempts == 1:
+            if seen.attempts == 1:
                 verbose.log.info(
                     "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
                     "or taken as given", self._operation, others,
@@ -93,6 +98,7 @@ class Recognized:
         stride = result.strides[0] // result.itemsize
         call = prepared.recognizer(right, known, made, stride, zero, parameters)
         if call is not None:
+            seen.learned.add(mark)
             self.calls[key] = (*self.calls.get(key, ()), call)
 
 
@@ -115,10 +121,8 @@ def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
 def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check | None:
     """The check of a number of threads: that one still serves, where more might be useful."""
     assert prepared.plan is not None
-    if wanted is not None or prepared.plan.alone:
-        return Same(wanted)
-    function = threads.counter()
-    return None if function is None else Count(function, -prepared.product.threads)
+    fixed = wanted is not None or prepared.plan.alone
+    return thread_check(wanted, None if fixed else -prepared.product.threads)
 
 
 def constant(post_ops: Any) -> Check | None:
