@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -103,10 +104,11 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[int
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
     monkeypatch.setattr(threads, "_distrusted_until", 0.0)
+    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 2)())  # not that of other calls
 
     def run(theirs: float, own: float) -> list[int]:
         call = _Runtimes({_TORCH: theirs, team.address(): own})
-        monkeypatch.setattr(threads, "perf_counter", lambda: call.now)
+        monkeypatch.setattr(threads, "monotonic", lambda: call.now)
         one = threads.Shared(call)
         for _ in range(10):
             one()
@@ -133,8 +135,9 @@ def test_one_long_region_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
     monkeypatch.setattr(threads, "_distrusted_until", 0.0)
+    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 2)())  # not that of other calls
     call = _Runtimes({_TORCH: 1e-5, team.address(): 1e-5})
-    monkeypatch.setattr(threads, "perf_counter", lambda: call.now)
+    monkeypatch.setattr(threads, "monotonic", lambda: call.now)
     one = threads.Shared(call)
     for number in range(20):
         call.seconds[_TORCH] = 1e-5 if number % 3 else 8e-3

@@ -89,7 +89,7 @@ int main(int argc, char **argv) {
     if (!in || !out) { perror("fopen"); return 2; }
     int64_t threads = word(in), count = word(in), counters = word(in);
     int64_t *slots = calloc(count + counters, 8), *sizes = calloc(count, 8);
-    slots[count + counters - 1] = threads;
+    slots[count] = threads;
     for (int64_t i = 0; i < count; i++) {
         sizes[i] = word(in);
         slots[i] = word(in);

@@ -32,20 +32,22 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.isa.value import Register, Value
 
-# A kernel's arguments are followed in memory by 64-bit counters. A parallel region has one of the
-# items that are done, and of each run of items, in 32 bits, one of those that are taken. Then come
-# which numbers threads have, a bit each, where processors' last numbers stand, and how many threads
-# there are.
+# A kernel's arguments are followed in memory by 64-bit words: how many threads there are, where
+# processors' last numbers stand, which are only read; counters; and which numbers threads have, a
+# bit each. A parallel region has a counter of the items that are done, and of each run of items, in
+# 32 bits, one of those that are taken.
 MAX_REGIONS = 4
 RUNS = 16
+THREADS, LAST_NUMBERS, REGIONS = range(3)
 REGION = 1 + RUNS // 2
-COUNTERS = MAX_REGIONS * REGION + 3
+NUMBERS = REGIONS + MAX_REGIONS * REGION
+COUNTERS = NUMBERS + 1
 PROCESSORS = 256  # that are told apart, a power of two
 
 
 def counters(threads: int) -> tuple[int, ...]:
     """Those of a call that so many threads may enter, before it begins."""
-    return (*(0,) * (COUNTERS - 2), ctypes.addressof(_last_numbers(threads)), threads)
+    return (threads, ctypes.addressof(_last_numbers(threads)), *(0,) * (COUNTERS - REGIONS))
 
 
 @cache

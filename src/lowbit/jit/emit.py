@@ -21,7 +21,17 @@ from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
 from lowbit.isa.value import Register, Value
-from lowbit.jit.builder import COUNTERS, MAX_REGIONS, PROCESSORS, REGION, RUNS, Builder
+from lowbit.jit.builder import (
+    LAST_NUMBERS,
+    MAX_REGIONS,
+    NUMBERS,
+    PROCESSORS,
+    REGION,
+    REGIONS,
+    RUNS,
+    THREADS,
+    Builder,
+)
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _SPINS_BEFORE_YIELD = 1 << 8  # some 5 to 15 microseconds
@@ -159,7 +169,7 @@ class Emitter(Builder):
         if self._regions >= MAX_REGIONS:
             raise RuntimeError(f"a kernel has at most {MAX_REGIONS} parallel regions")
         self._wait()
-        place = self._regions * REGION
+        place = REGIONS + self._regions * REGION
         self._regions += 1
         done, runs, size, first = self._counter(place), *self._cut(items.payload)
         b = self.builder
@@ -222,7 +232,7 @@ class Emitter(Builder):
     def _several(self) -> tuple[Any, Any, Any, Any]:
         """The number of threads; begin a block for several of them; that before, and that after."""
         b = self.builder
-        threads, before = b.load(self._counter(COUNTERS - 1), typ=_I64), b.block
+        threads, before = b.load(self._counter(THREADS), typ=_I64), b.block
         several, after = b.append_basic_block(), b.append_basic_block()
         b.cbranch(b.icmp_signed(">", threads, _I64(1)), several, after)
         b.position_at_end(several)
@@ -251,12 +261,14 @@ class Emitter(Builder):
         if self._claimed is not None:
             return self._claimed
         threads, before, several, after = self._several()
-        b, numbers = self.builder, self._counter(COUNTERS - 3)
+        b, numbers = self.builder, self._counter(NUMBERS)
         few, probe, again, found, arrive = (b.append_basic_block() for _ in range(5))
         b.cbranch(b.icmp_signed("<", threads, _I64(_BITS + 1)), few, arrive)
         b.position_at_end(few)
         last = self._last_number()
-        wanted = _I64(0) if last is None else b.zext(b.load_atomic(last, "monotonic", 1, typ=_I8), _I64)
+        wanted = _I64(0)
+        if last is not None:
+            wanted = b.zext(b.load_atomic(last, "monotonic", 1, typ=_I8), _I64)
         b.branch(probe)
         b.position_at_end(probe)
         number = b.phi(_I64)
@@ -294,7 +306,7 @@ class Emitter(Builder):
         b = self.builder
         both = self._called("llvm.x86.rdtscp", ir.LiteralStructType([_I64, _I32]))
         processor = b.and_(b.extract_value(both, 1), _I32(PROCESSORS - 1))
-        table = b.load(self._counter(COUNTERS - 2), typ=ir.PointerType())
+        table = b.load(self._counter(LAST_NUMBERS), typ=ir.PointerType())
         return b.gep(table, [b.zext(processor, _I64)], source_etype=_I8)
 
     def _pause(self) -> None:

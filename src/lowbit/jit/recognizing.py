@@ -158,14 +158,21 @@ entry:
   %several = icmp sgt i32 %threads, 1
   %starter_word = call i64 @word(ptr %record, i64 18)
   %starter_at = inttoptr i64 %starter_word to ptr
+  %right = icmp eq i64 %given, %count
+  br i1 %right, label %ask_starter, label %not
+ask_starter:
+  br i1 %several, label %starting, label %begin
+starting:
   %starter = load atomic i64, ptr %starter_at monotonic, align 8
+  %until = call i64 @word(ptr %starter_at, i64 1)
+  %started = call i64 @nanoseconds()
   %starts = icmp ne i64 %starter, 0
-  %alone = xor i1 %several, true
-  %able = or i1 %starts, %alone
-  %as_many = icmp eq i64 %given, %count
-  %right = and i1 %as_many, %able
-  br i1 %right, label %begin, label %not
+  %in_time = icmp slt i64 %started, %until
+  %may_start = and i1 %starts, %in_time
+  br i1 %may_start, label %begin, label %not
 begin:
+  %start_word = phi i64 [ %starter, %starting ], [ 0, %ask_starter ]
+  %begun = phi i64 [ %started, %starting ], [ 0, %ask_starter ]
   %shared_word = call i64 @word(ptr %record, i64 19)
   %shared = inttoptr i64 %shared_word to ptr
   %on_stack = icmp eq i64 %shared_word, 0
@@ -351,11 +358,10 @@ run_alone:
   call void %kernel(ptr %slots)
   br label %take_back
 run_shared:
-  %started = call i64 @nanoseconds()
-  %start = inttoptr i64 %starter to ptr
+  %start = inttoptr i64 %start_word to ptr
   call void %start(ptr %kernel, ptr %slots, i32 %threads, i32 0)
   %ended = call i64 @nanoseconds()
-  %took = sub i64 %ended, %started
+  %took = sub i64 %ended, %begun
   %long = icmp sge i64 %took, {_STALL}
   br i1 %long, label %stalled, label %take_back
 stalled:

@@ -20,7 +20,7 @@ import operator
 import os
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic
 from typing import Any
 
 from lowbit.jit import openmp, team
@@ -46,7 +46,7 @@ def _runtime() -> tuple[str, int]:
 def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
-    _starter.value = 0
+    _starter[:] = 0, 0
     team.forget()
 
 
@@ -86,16 +86,22 @@ def runtime() -> str:
 STALL = 2e-3  # seconds that a region lasts at least where a thread has lost its core
 _IN_A_ROW = 3  # such regions that are no accident
 _WHILE = 1.0  # seconds for which what was found out holds
-_distrusted_until = 0.0  # PyTorch's threads, by perf_counter's clock
+_distrusted_until = 0.0  # PyTorch's threads, by the monotonic clock
 
-# What starts the threads of calls that machine code recognizes (jit.recognize), its address. 0: the
-# next call comes to Python, because there was none yet, or one took as long as STALL.
-_starter = ctypes.c_int64(0)
+# What starts the threads of calls that machine code recognizes (jit.recognize): its address, and
+# until when, in nanoseconds. 0: the next call comes to Python, because there was none yet, or one
+# took as long as STALL.
+_starter = (ctypes.c_int64 * 2)(0, 0)
+_ALWAYS = float((1 << 63) - (1 << 10)) / 1e9  # seconds
 
 
 def starter_at() -> int:
-    """Where recognized calls look for the address of what starts threads."""
+    """Where recognized calls look for what starts threads."""
     return ctypes.addressof(_starter)
+
+
+def _serve(starter: int, until: float = _ALWAYS) -> None:
+    _starter[:] = starter, int(until * 1e9)
 
 
 class Shared:
@@ -113,25 +119,26 @@ class Shared:
     def __call__(self, *arguments: Any) -> None:
         global _distrusted_until
         own, runner = team.address(), _runtime()[1]
-        begin = perf_counter()
+        begin = monotonic()
         if runner == own:
             self._call(own, *arguments)
-            _starter.value = own
+            _serve(own)
         elif begin < _distrusted_until:
             self._call(own, *arguments)
+            _serve(own, _distrusted_until)
         elif self._long == _IN_A_ROW:  # was that the work itself? the other threads tell
             self._call(own, *arguments)
-            now = perf_counter()
+            now = monotonic()
             if now - begin < self._least / 2:
                 _distrusted_until = now + _WHILE
             self._long, self._quiet_until = 0, now + _WHILE
         else:
             self._call(runner, *arguments)
-            now = perf_counter()
+            now = monotonic()
             took = now - begin
             if took < STALL or now < self._quiet_until:
                 self._long = 0
-                _starter.value = runner
+                _serve(runner)
             else:
                 self._least = min(took, self._least) if self._long else took
                 self._long += 1
