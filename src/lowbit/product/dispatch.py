@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isqrt
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import InstructionSet, host
@@ -22,9 +23,10 @@ from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.cut import cut
 from lowbit.product.product import Product
 
-# Cycles below which another thread costs more than it brings: to wake one took 15 to 35 µs on the
-# virtual machines that were tried. Of work that waits for memory, so many bytes take one.
-_CYCLES_PER_THREAD, _BYTES_PER_CYCLE = 1 << 16, 16
+# Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the virtual machines
+# that were tried. Each that is awake costs all of them some 2,000 cycles more, so that the square
+# root of the work is best. Of work that waits for memory, so many bytes take a cycle.
+_ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 11, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
 _ITEMS_PER_THREAD = 4  # so that one that lost its core does not hold up the others
@@ -102,7 +104,7 @@ def thread_count(
     if wanted > 0:
         return min(wanted, _MOST_THREADS)
     cycles = max(m * n * k // per_cycle, (m * k + k * n + m * n) // _BYTES_PER_CYCLE)
-    return min(-wanted, max(1, cycles // _CYCLES_PER_THREAD))
+    return 1 if cycles < _ALONE else min(-wanted, isqrt(cycles // _CYCLES_FOR_THREAD))
 
 
 def plan(product: Product) -> Plan:
