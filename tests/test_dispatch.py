@@ -204,7 +204,7 @@ def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dispatch.thread_count(64, 64, 64, most) == 1
     counts = [dispatch.thread_count(m, 256, 256, most) for m in range(1, 1000, 3)]
     assert counts == sorted(counts)
-    assert set(counts) == set(range(1, 7))
+    assert set(counts) == {1, 5, 6}  # the square root of 32 at first
     assert dispatch.thread_count(4096, 4096, 4096, most) == 6
     # A kernel that takes less time needs fewer; work that waits for memory does not.
     assert dispatch.thread_count(300, 300, 300, most, per_cycle=512) == 1

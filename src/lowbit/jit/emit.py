@@ -260,7 +260,7 @@ class Emitter(Builder):
         """The thread's number: the last on its processor, or the next that is free."""
         if self._claimed is not None:
             return self._claimed
-        threads, before, several, after = self._several()
+        threads, before, _, after = self._several()
         b, numbers = self.builder, self._counter(NUMBERS)
         few, probe, again, found, arrive = (b.append_basic_block() for _ in range(5))
         b.cbranch(b.icmp_signed("<", threads, _I64(_BITS + 1)), few, arrive)

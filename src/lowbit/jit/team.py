@@ -7,9 +7,9 @@ inside: such a worker finds no item left, and all that it still reads are the ke
 which the task holds a copy. Nothing touches the operands of a call that has returned, whatever
 exception or Ctrl-C follows.
 
-Workers spin for a quarter of a millisecond, then sleep on a futex; who wakes wakes others. They are started
-when first needed, block all signals, and live as long as the process; a child after `fork` starts
-its own. Where all tasks are taken, a call works alone.
+Workers spin for a quarter of a millisecond, then sleep on a futex; who wakes wakes others. They are
+started when first needed, block all signals, and live as long as the process; a child after `fork`
+starts its own. Where all tasks are taken, a call works alone.
 
 Sources: futex(2); U. Drepper, "Futexes Are Tricky", 2011.
 """
@@ -26,9 +26,8 @@ _NAME = "lowbit_team"
 TASKS = 8  # calls that share the pool at the same time
 # Bytes. What kernels need is far less; glibc keeps up to 40 MiB of stacks for the next threads.
 _STACK = 1 << 20
-# Pauses before a worker sleeps, some 250 microseconds, as many calls that follow each other are
-# apart: PAUSE takes about 140 cycles on Intel's CPUs, 40 to 65 on AMD's, and YIELD on AArch64 hardly
-# any.
+# Pauses before a worker sleeps, some 250 µs, as far as calls that follow each other may be apart.
+# PAUSE takes about 140 cycles on Intel's CPUs, 40 to 65 on AMD's, and YIELD on AArch64 hardly any.
 _SPINS = 1 << 12 if host.vendor() == "GenuineIntel" else 1 << 14
 _WOKEN = 4  # sleepers that a thread wakes
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT, FUTEX_WAKE, of memory that no other process sees

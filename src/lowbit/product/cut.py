@@ -1,4 +1,4 @@
-"""How work is cut into items for several threads: a product's steps of rows by strips of columns."""
+"""How a product's steps of rows and strips of columns are cut into items for threads."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.cut import cut
 from lowbit.product.product import Product
 
-# Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the virtual machines
-# that were tried. Each that is awake costs all of them some 2,000 cycles more, so that the square
-# root of the work is best. Of work that waits for memory, so many bytes take a cycle.
+# Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the machines that
+# were tried. Each that is awake costs all of them some 2,000 cycles more, so that as many as the
+# square root of the work are best. Of work that waits for memory, a cycle is so many bytes.
 _ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 11, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
