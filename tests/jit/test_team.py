@@ -104,7 +104,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[int
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
     monkeypatch.setattr(threads, "_distrusted_until", 0.0)
-    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 2)())  # not that of other calls
+    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())  # not that of other calls
 
     def run(theirs: float, own: float) -> list[int]:
         call = _Runtimes({_TORCH: theirs, team.address(): own})
@@ -135,7 +135,7 @@ def test_one_long_region_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
     monkeypatch.setattr(threads, "_distrusted_until", 0.0)
-    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 2)())  # not that of other calls
+    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())  # not that of other calls
     call = _Runtimes({_TORCH: 1e-5, team.address(): 1e-5})
     monkeypatch.setattr(threads, "monotonic", lambda: call.now)
     one = threads.Shared(call)

@@ -109,7 +109,8 @@ class Integer(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The argument must be None, and a function, int (), must return a number."""
+    """The argument must be None, and a function, int (), must return a number; if it is 0, that must
+    be how many threads there were when jit.threads chose what starts them."""
 
     function: int
     expected: int
@@ -121,13 +122,10 @@ class Count(NamedTuple):
 Check = Same | Array | Real | Integer | Count
 
 
-def thread_check(wanted: int | None, most: int | None) -> Check | None:
+def thread_check(wanted: int | None, most: int | None) -> Check:
     """The check of a number of threads that was `wanted`. most: how many threads there were, where
-    that had a part in what was chosen; None if it cannot be asked for."""
-    if most is None:
-        return Same(wanted)
-    function = threads.counter()
-    return None if function is None else Count(function, most)
+    that had a part in what was chosen."""
+    return Same(wanted) if most is None else Count(threads.counter(), most)
 
 
 def signature(checks: Sequence[Check]) -> tuple[Any, ...]:

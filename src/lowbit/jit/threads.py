@@ -46,7 +46,7 @@ def _runtime() -> tuple[str, int]:
 def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
-    _starter[:] = 0, 0
+    _starter[0] = 0
     team.forget()
 
 
@@ -65,9 +65,10 @@ def max_threads() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def counter() -> int | None:
-    """The address of a function, int (), that says what `max_threads` does, if PyTorch has one."""
-    return None if _torch_threads() is None else openmp.count_of_torch()
+def counter() -> int:
+    """The address of a function, int (), that says what `max_threads` does, if PyTorch has one; 0
+    where what that was a second ago will do."""
+    return 0 if _torch_threads() is None else openmp.count_of_torch() or 0
 
 
 def checked(wanted: Any) -> int:
@@ -88,11 +89,10 @@ _IN_A_ROW = 3  # such regions that are no accident
 _WHILE = 1.0  # seconds for which what was found out holds
 _distrusted_until = 0.0  # PyTorch's threads, by the monotonic clock
 
-# What starts the threads of calls that machine code recognizes (jit.recognize): its address, and
-# until when, in nanoseconds. 0: the next call comes to Python, because there was none yet, or one
-# took as long as STALL.
-_starter = (ctypes.c_int64 * 2)(0, 0)
-_ALWAYS = float((1 << 63) - (1 << 10)) / 1e9  # seconds
+# What starts the threads of calls that machine code recognizes (jit.recognize): its address, until
+# when, in nanoseconds, and `max_threads`. 0: the next call comes to Python, because there was none
+# yet, or one took as long as STALL.
+_starter = (ctypes.c_int64 * 3)()
 
 
 def starter_at() -> int:
@@ -100,8 +100,8 @@ def starter_at() -> int:
     return ctypes.addressof(_starter)
 
 
-def _serve(starter: int, until: float = _ALWAYS) -> None:
-    _starter[:] = starter, int(until * 1e9)
+def _serve(starter: int, until: float) -> None:
+    _starter[:] = starter, int(until * 1e9), max_threads()
 
 
 class Shared:
@@ -122,7 +122,7 @@ class Shared:
         begin = monotonic()
         if runner == own:
             self._call(own, *arguments)
-            _serve(own)
+            _serve(own, begin + _WHILE)
         elif begin < _distrusted_until:
             self._call(own, *arguments)
             _serve(own, _distrusted_until)
@@ -138,7 +138,7 @@ class Shared:
             took = now - begin
             if took < STALL or now < self._quiet_until:
                 self._long = 0
-                _serve(runner)
+                _serve(runner, now + _WHILE)
             else:
                 self._least = min(took, self._least) if self._long else took
                 self._long += 1

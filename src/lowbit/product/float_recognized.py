@@ -65,13 +65,12 @@ class RecognizedGemms:
             return
         known = self.calls.get(key, ())
         *before, dtype, threads, isa = others
-        count = thread_check(threads, most)
-        if len(known) >= _MOST or count is None:
+        if len(known) >= _MOST:
             return
         left, right = ("b", "a") if one.swapped else ("a", "b")
         target = Same(None) if out is None else Array(out, "out", written=True)
-        checks = [Array(a, left), Array(b, right), *map(Same, before), target, Same(dtype), count,
-                  Same(isa)]  # fmt: skip
+        checks = [Array(a, left), Array(b, right), *map(Same, before), target, Same(dtype),
+                  thread_check(threads, most), Same(isa)]  # fmt: skip
         mark = one.program, one.threads, bits, signature(checks)
         if mark in self._learned:  # but machine code could not serve this one
             return

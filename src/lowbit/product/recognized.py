@@ -118,7 +118,7 @@ def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
     return Array(out, "out", written=True) if out is result and in_rows and whole else None
 
 
-def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check | None:
+def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check:
     """The check of a number of threads: that one still serves, where more might be useful."""
     assert prepared.plan is not None
     fixed = wanted is not None or prepared.plan.alone
