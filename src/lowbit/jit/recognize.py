@@ -109,8 +109,8 @@ class Integer(NamedTuple):
 
 
 class Count(NamedTuple):
-    """The argument must be None, and a function, int (), must return a number; if it is 0, that must
-    be how many threads there were when jit.threads chose what starts them."""
+    """The argument must be None, and a function, int (), must return a number. Without a function
+    that must be how many threads there were when jit.threads chose what starts them."""
 
     function: int
     expected: int
