@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -354,16 +355,15 @@ def test_what_starts_threads_is_chosen_in_python_after_a_stall() -> None:
     )
     assert quick is not None
     assert slow is not None
+    serve = partial(threads._serve, threads.team.address())
     threads._starter[0] = 0
     assert quick(out) is None
-    program(2, out, 5)  # in Python, which notes what starts threads
-    assert threads._starter[0]
-    assert quick(out) is out
-    assert threads._starter[2] == threads.max_threads()
-    threads._serve(threads.team.address(), monotonic() - 1e-3)
-    assert quick(out) is None
-    program(2, out, 5)
-    assert slow(out) is out
+    for call in (quick, slow):
+        serve(monotonic() - 1e-3)
+        assert call(out) is None
+        serve(monotonic() + 60)
+        assert threads._starter[2] == threads.max_threads()
+        assert call(out) is out
     assert not threads._starter[0]
     assert quick(out) is None
 

@@ -119,12 +119,14 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[int
 
 def test_threads_of_torch_serve(shared: Callable[[float, float], list[int]]) -> None:
     assert shared(1e-5, 1e-5) == [_TORCH] * 10
+    assert threads._starter[0] == _TORCH  # recognized calls start them too
 
 
 def test_a_region_that_waits_for_a_lost_core_is_noticed(
     shared: Callable[[float, float], list[int]],
 ) -> None:
     assert shared(8e-3, 1e-4) == [_TORCH] * 3 + [team.address()] * 7
+    assert threads._starter[0] == team.address()
 
 
 def test_a_long_region_is_no_lost_core(shared: Callable[[float, float], list[int]]) -> None:
