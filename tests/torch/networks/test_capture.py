@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from lowbit.graph import load, save
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, numbers
 from lowbit.graph.session import Session
@@ -23,8 +21,6 @@ from lowbit.torch import (
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizedWeight,
-    StaticInt8Config,
-    compile,
     quantize_,
     to_graph,
 )
@@ -254,118 +250,6 @@ def test_layers_that_are_quantized_stay_so(config: Any) -> None:
         expected = model(x)
     np.testing.assert_allclose(run(graph, (x,))[0], expected, atol=1e-5)
     np.testing.assert_allclose(Session(graph)(x.numpy()), expected, atol=1e-5)
-
-
-def test_a_batch_that_a_model_fixes_stays_fixed() -> None:
-    class Fixed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.view(1, 12) * 2
-
-    model = Fixed()
-    assert to_graph(model, torch.randn(1, 12)).tensors["x"].shape == (1, 12)
-    assert to_graph(nn.ReLU(), torch.randn(4, 3), batch=False).tensors["input"].shape == (4, 3)
-
-
-class Reader(nn.Module):
-    """Tokens and mask [batch, length], at most 20, to vectors [batch, 8]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(20, 8)
-        self.mixed = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.wide, self.narrow = nn.Linear(8, 24), nn.Linear(24, 8)
-
-    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
-        x = x + self.mixed(x, x, x, need_weights=False)[0]
-        x = x + self.narrow(F.gelu(self.wide(x)))
-        weights = mask[..., None].float()
-        return (x * weights).sum(1) / weights.sum(1)
-
-
-def _sentences(batch: int, length: int) -> tuple[Tensor, Tensor]:
-    mask = torch.arange(length) <= torch.randint(length, (batch, 1))
-    return torch.randint(50, (batch, length)), mask.long()
-
-
-@pytest.mark.parametrize("example", [(2, 7), (1, 5)])
-def test_all_sizes_that_a_model_allows_are_free(example: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    model = Reader().eval()
-    graph = to_graph(model, _sentences(*example), dynamic_shapes=True)
-    assert {graph.tensors[name].shape for name in graph.inputs} == {("batch", "tokens_1")}
-    session = Session(graph, threads=1)
-    for batch, length in ((3, 4), (1, 20), (2, 1)):
-        inputs = _sentences(batch, length)
-        with torch.no_grad():
-            expected = model(*inputs)
-        np.testing.assert_allclose(session(*(x.numpy() for x in inputs)), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="Gather 'places'"):
-        session(*(x.numpy() for x in _sentences(1, 21)))
-
-
-class Longer(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2 if x.shape[1] > 4 else x + 1
-
-
-def test_sizes_that_a_model_fixes_are_numbers_and_ranges_are_kept(tmp_path: Path) -> None:
-    convolution = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4)).eval()
-    for model, x, shape in (
-        (nn.Linear(8, 5), torch.randn(2, 6, 8), ("batch", "input_1", 8)),
-        (nn.LayerNorm(8), torch.randn(1, 6, 8), ("batch", "input_1", 8)),
-        (convolution, torch.randn(2, 3, 9, 8), ("batch", 3, "input_2", "input_3")),
-    ):
-        graph = to_graph(model, x, dynamic_shapes=True)
-        assert graph.tensors[graph.inputs[0]].shape == shape
-        sizes = zip(x.shape[1:], shape[1:], strict=True)
-        other = torch.randn(3, *(n + 3 if isinstance(one, str) else n for n, one in sizes))
-        with torch.no_grad():
-            np.testing.assert_allclose(Session(graph)(other.numpy()), model(other), atol=1e-5)
-    save(to_graph(Longer(), torch.randn(2, 6), dynamic_shapes=True), tmp_path / "net")
-    session = Session(load(tmp_path / "net"))
-    np.testing.assert_array_equal(session(np.ones((1, 5), np.float32)), 2)
-    with pytest.raises(ValueError, match="x_1 is 4; the network is for at least 5"):
-        session(np.ones((1, 4), np.float32))
-
-
-class Beside(nn.Module):
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat([x, x], 1) + y
-
-
-def test_where_not_all_sizes_can_be_free_the_batch_is(caplog: pytest.LogCaptureFixture) -> None:
-    graph = to_graph(nn.Upsample(scale_factor=2), torch.randn(2, 3, 4, 4), dynamic_shapes=True)
-    assert graph.tensors["input"].shape == ("batch", 3, 4, 4)
-    assert "only the batch is free: upsample_nearest2d" in caplog.text
-    graph = to_graph(Beside(), (torch.randn(2, 3), torch.randn(2, 6)), dynamic_shapes=True)
-    assert graph.tensors["y"].shape == ("batch", 6)
-    length = torch.export.Dim("length", min=2)
-    inputs, shapes = (torch.randn(2, 3), torch.randn(2, 6)), ({1: length}, {1: 2 * length})
-    with pytest.raises(NotImplementedError, match=r"2\*"):
-        to_graph(Beside(), inputs, dynamic_shapes=shapes)
-
-
-def test_sizes_as_torch_export_takes_them() -> None:
-    length = torch.export.Dim("length", max=20)
-    shapes = {"tokens": {1: length}, "mask": {1: length}}
-    model = compile(Reader().eval(), _sentences(2, 7), dynamic_shapes=shapes)
-    assert {model.graph.tensors[name].shape for name in model.graph.inputs} == {(2, "tokens_1")}
-    assert model(*_sentences(2, 9)).shape == (2, 8)
-    with pytest.raises(ValueError, match=r"tokens must have shape \[2, tokens_1\], got \[3, 9\]"):
-        model(*_sentences(3, 9))
-
-
-def test_calibration_of_several_lengths_leaves_them_free() -> None:
-    torch.manual_seed(0)
-    model, batches = Reader().eval(), [_sentences(4, length) for length in (6, 9, 20)]
-    exact = copy.deepcopy(model)
-    quantize_(model, StaticInt8Config(), calibration=batches)
-    for batch, length in ((1, 3), (5, 12)):
-        inputs = _sentences(batch, length)
-        with torch.no_grad():
-            got, wanted = model(*inputs), exact(*inputs)
-        assert float((got - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
 
 
 def test_results_that_are_inputs_twice_or_numbers() -> None:
