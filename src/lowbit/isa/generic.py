@@ -120,9 +120,9 @@ def _fma(call: Call, a: ir.Value, b: ir.Value, c: ir.Value) -> Any:
     return call.intrinsic(f"llvm.fma.{suffix}", a, b, c)
 
 
-@instruction(_float32s, _fma, feature="fma")
+@instruction(_float32s, _fma)
 def fma(a: Any, b: Any, c: Any) -> Any:
-    """a·b + c of float32, rounded once. Needs a machine that fuses: elsewhere it is a library call.
+    """a·b + c of float32, rounded once: on machines that cannot fuse, a call of the C library's.
 
     The meaning rounds the sum in float64 to odd first, so that the second rounding, to float32,
     is the only one that counts (Boldo and Melquiond, "Emulation of FMA and correctly rounded

@@ -1,17 +1,18 @@
 """Functions of float32 vectors, for epilogues: written in elementary operations only.
 
-Each operation rounds once and none is fused, so that the result is the same bits on every
-instruction set. Accuracies are stated where the functions are specified, in spec/epilogue.py.
+Each operation rounds once, fused ones too, so that the result is the same bits on every instruction
+set. Accuracies are stated where the functions are specified, in spec/post_ops.py.
 """
 
 from __future__ import annotations
 
-from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.generic import fma, maximum, minimum, select
 from lowbit.isa.types import f32, s32, with_element
 from lowbit.isa.value import Value
 
 _ROUND = 1.5 * 2.0**23  # added to |x| < 2^22, it leaves round-half-even(x) in the low bits
 _ROUND_BITS = 0x4B400000
+_ROUND_BIASED = _ROUND + 127  # leaves it as the exponent of a float32
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts, of which the first has so few bits that small multiples of it are exact.
 _LN_2_HIGH, _LN_2_LOW = 0.693359375, -2.12194440e-4
@@ -51,11 +52,17 @@ def constant(like: Value, value: float) -> Value:
     return like.machine.constant(value, like.type)
 
 
+def fused(a: Value, b: Value | float, c: Value | float) -> Value:
+    """a·b + c, rounded once."""
+    b, c = (one if isinstance(one, Value) else constant(a, one) for one in (b, c))
+    return fma(a, b, c)
+
+
 def polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
     """Horner's rule, highest power first."""
     result = constant(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        result = result * x + coefficient
+        result = fused(result, x, coefficient)
     return result
 
 
@@ -66,18 +73,18 @@ def short_polynomial(x: Value, coefficients: tuple[float, ...]) -> Value:
     while len(terms) > 1:
         pairs = zip(terms[::2], terms[1::2], strict=False)
         odd = terms[-1:] if len(terms) % 2 else []
-        terms, x = [low + high * x for low, high in pairs] + odd, x * x
+        terms, x = [fused(high, x, low) for low, high in pairs] + odd, x * x
     return terms[0]
 
 
 def exp(x: Value) -> Value:
     """e^x, for x clamped to [-87, 88]."""
     x = minimum(maximum(x, constant(x, _LEAST_EXP)), constant(x, _GREATEST_EXP))
-    n = rounded(x * _LOG2_E)
-    whole = n.to(f32)
-    r = x - whole * _LN_2_HIGH - whole * _LN_2_LOW
-    fraction = short_polynomial(r, _EXP) * (r * r) + r + 1.0
-    power = ((n + 127) << 23).bits(with_element(x.type, f32))
+    biased = fused(x, _LOG2_E, _ROUND_BIASED)
+    whole = biased - _ROUND_BIASED
+    r = fused(whole, -_LN_2_LOW, fused(whole, -_LN_2_HIGH, x))
+    fraction = fused(short_polynomial(r, _EXP), r * r, r) + 1.0
+    power = (biased.bits(with_element(x.type, s32)) << 23).bits(with_element(x.type, f32))
     return fraction * power
 
 
@@ -96,8 +103,9 @@ def log(x: Value) -> Value:
     mantissa = (shifted & 0x7FFFFF) + _SQRT_HALF_BITS
     z = mantissa.bits(with_element(x.type, f32)) - 1.0
     square = z * z
-    small = polynomial(z, _LOG) * z * square + n * _LN_2_LOW - square * 0.5
-    return select(x.equals(x), z + small + n * _LN_2_HIGH, x)
+    small = fused(polynomial(z, _LOG) * z, square, n * _LN_2_LOW)
+    found = fused(n, _LN_2_HIGH, z + fused(square, -0.5, small))
+    return select(x.equals(x), found, x)
 
 
 def vanishing(x: Value) -> Value:

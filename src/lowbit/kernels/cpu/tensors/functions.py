@@ -12,7 +12,7 @@ from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import f32
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared import functions
-from lowbit.kernels.cpu.shared.functions import constant, polynomial, rounded, vanishing
+from lowbit.kernels.cpu.shared.functions import constant, fused, polynomial, rounded, vanishing
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
 
 _WHOLE = 2.0**23  # from which on all numbers are integers
@@ -54,7 +54,7 @@ def log(x: Value) -> Value:
 def erf(x: Value) -> Value:
     """The error function, to 4e-7 absolutely."""
     z = minimum(_magnitude(x), constant(x, _FAR))
-    t = 1.0 / (z * _ERFC_T + 1.0)
+    t = 1.0 / fused(z, _ERFC_T, 1.0)
     made = 1.0 - polynomial(t, _ERFC) * t * functions.exp(0.0 - z * z)
     return keeping_nan(x, select(x < 0.0, 0.0 - made, made))
 
@@ -122,10 +122,10 @@ def _wave(x: Value, quarter: int) -> Value:
     n = rounded(near * (2 / math.pi))
     whole, rest = n.to(f32), near
     for part in _HALF_PI:
-        rest = rest - whole * part
+        rest = fused(whole, -part, rest)
     square = rest * rest
-    sine = rest + rest * square * polynomial(square, _SIN)
-    cosine = 1.0 - square * 0.5 + square * square * polynomial(square, _COS)
+    sine = fused(rest * square, polynomial(square, _SIN), rest)
+    cosine = fused(square * square, polynomial(square, _COS), fused(square, -0.5, 1.0))
     turn = n + quarter
     made = select((turn & 1).equals(0), sine, cosine)
     return keeping_nan(x, select((turn & 2).equals(0), made, 0.0 - made))

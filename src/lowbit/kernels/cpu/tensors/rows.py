@@ -1,6 +1,6 @@
 """What kernels share that pass over a row several times: loops, sums, and where a row waits.
 
-Vectors have 16 lanes on every instruction set, and nothing is fused, so that the sums of all
+Vectors have 16 lanes on every instruction set, and sums are not fused, so that the sums of all
 lanes, and with them every bit of the result, are the same everywhere.
 """
 

@@ -2,7 +2,7 @@
 
 from lowbit.isa.generic import maximum, select
 from lowbit.isa.value import Value
-from lowbit.kernels.cpu.shared.functions import exp, polynomial
+from lowbit.kernels.cpu.shared.functions import exp, fused, polynomial
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
 
 # tanh(x) = x + x³·p(x²) for |x| < 0.625, from the Cephes library's tanhf.
@@ -21,7 +21,7 @@ def tanh(x: Value) -> Value:
     magnitude = maximum(x, 0.0 - x)
     far = 1.0 - 2.0 / (exp(magnitude * 2.0) + 1.0)
     square = x * x
-    near = x + x * (square * polynomial(square, _TANH))
+    near = fused(x, square * polynomial(square, _TANH), x)
     return keeping_nan(x, select(magnitude < _NEAR, near, select(x < 0.0, 0.0 - far, far)))
 
 
