@@ -45,6 +45,15 @@ def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
     return reshaped(lowering, plain(lowering, wide), flat)
 
 
+def _heads_together(rank: int) -> tuple[int, ...]:
+    """The order in memory of an output of which what follows, as a rule, wants all heads of a query
+    beside each other."""
+    order = list(range(rank))
+    if 2 < rank <= 4:
+        order[-3], order[-2] = order[-2], order[-3]
+    return tuple(order)
+
+
 @lowerings.register("Attention")
 def _attention(lowering: Lowering, node: Node) -> None:
     """Bytes are multiplied as bfloat16, which holds them, and float32 as float32."""
@@ -64,8 +73,8 @@ def _attention(lowering: Lowering, node: Node) -> None:
         wanted = "bfloat16" if same == {"bfloat16"} else "float32"
         views = [in_format(lowering, one, Tensor(wanted, one.shape)) for one in views]
     q, k, v = (_operand(lowering, one) for one in views)
-    made = lowering.output(node.outputs[0])
-    out = _operand(lowering, made)
+    rank = len(lowering.graph.tensors[node.outputs[0]].shape)
+    out = _operand(lowering, lowering.output(node.outputs[0], _heads_together(rank)))
     name = node.inputs[3] if len(node.inputs) > 3 else ""
     strides = [one.strides[:3] for one in (q, k, v, out)]
     places: dict[str, Place | None] = {"mask": None, "padding": None}

@@ -7,11 +7,11 @@ import operator
 from dataclasses import dataclass
 
 from lowbit.isa.avx512_bf16 import vcvtneps2bf16
-from lowbit.isa.generic import extract, fma, load_head, maximum, select
+from lowbit.isa.generic import extract, load_head, maximum, select
 from lowbit.isa.types import Value, Vector, bf16, f32, s32, with_element
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import across
-from lowbit.kernels.cpu.shared.functions import constant
+from lowbit.kernels.cpu.shared.functions import constant, fused
 
 _LOG2_E = math.log2(math.e)
 _LEAST = -127.0  # from which on a power of two is zero
@@ -44,10 +44,6 @@ class Weigher:
     factor: Value
     edge: Value
 
-    def fused(self, a: Value, b: Value, c: Value) -> Value:
-        """a·b + c, rounded once where the machine can."""
-        return fma(a, b, c) if "fma" in self.k.isa.features else a * b + c
-
     def power(self, t: Value) -> Value:
         """2^t for t ≤ 0; 0 below -126.5, NaN for NaN."""
         t = maximum(constant(t, _LEAST), t)
@@ -56,7 +52,7 @@ class Weigher:
         coefficients = _POWER_OF_PAIRS if self.pair else _POWER
         p = constant(t, coefficients[0])
         for coefficient in (*coefficients[1:], 1.0):
-            p = self.fused(p, r, constant(t, coefficient))
+            p = fused(p, r, coefficient)
         exponent = (rounded.bits(with_element(t.type, s32)) << 23).bits(with_element(t.type, f32))
         return p * exponent
 
@@ -87,7 +83,7 @@ class Weigher:
 
             def raise_(at: Value, part: int) -> None:
                 score = (row + at).load(lanes)
-                t = score + less if masked else self.fused(score, self.factor, less)
+                t = score + less if masked else fused(score, self.factor, less)
                 power = self.power(t)
                 sums[part].value = sums[part].value + power
                 (target + at).store(narrowed(k, power) if self.pair else power)
@@ -99,8 +95,13 @@ class Weigher:
                 raise_(at + lanes, 1)
             for at in k.range(several, whole, lanes):
                 raise_(at, 0)
-            for at in k.range(whole, end, lanes):
-                (target + at).store(k.zeros(bf16 if self.pair else f32, lanes))
+            zeros = k.zeros(bf16 if self.pair else f32, lanes)
+            for _ in k.when(whole < end):
+                (target + whole).store(zeros)
+                # Where rows see ever more keys. LLVM calls memset for it, which one vector is not
+                # worth.
+                for at in k.range(whole + lanes, end, lanes):
+                    (target + at).store(zeros)
             return across(sums[0].value + sums[1].value, operator.add)
 
     def _greatest(
@@ -150,7 +151,7 @@ class Weigher:
 
         value = value * self.factor
         if mask is not None:
-            value = self.fused(read(mask), constant(value, _LOG2_E), value)
+            value = fused(read(mask), _LOG2_E, value)
         if padding is not None:
             apart = read(padding).to(s32).equals(0)
             value = select(apart, constant(value, -math.inf), value)
