@@ -125,6 +125,42 @@ def test_layer_normalization_in_parts_becomes_one(square: str) -> None:
     same(whole, found)
 
 
+RMS = {
+    "Div": [("Div", "x s", "q")],
+    "Reciprocal": [("Reciprocal", "s", "r"), ("Mul", "x r", "q")],
+    "one over": [("Div", "one s", "r"), ("Mul", "r x", "q")],
+}
+OTHERS = {
+    "another number": [("Div", "other s", "r"), ("Mul", "x r", "q")],
+    "another value": [("Div", "p s", "q")],
+    "the root over x": [("Div", "s x", "q")],
+}
+
+
+def _over_root(*quotient: Any, axes: tuple[int, ...] = (-1,)) -> Graph:
+    return graph(
+        ("Pow", "x two", "p"), ("ReduceMean", "p", "v", {"axes": axes}), ("Add", "v eps", "e"),
+        ("Sqrt", "e", "s"), *quotient, ("Mul", "scale q", "y"),
+        constants={"eps": C(1e-3), "two": C(2), "one": C(1), "other": C(2), "scale": n(8)},
+        shape=(2, 3, 8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("quotient", RMS)
+def test_rms_normalization_in_parts_becomes_one(quotient: str) -> None:
+    whole = _over_root(*RMS[quotient])
+    found = folded(whole)
+    assert ops(found) == ["RMSNormalization"]
+    same(whole, found)
+
+
+@pytest.mark.parametrize("quotient", OTHERS)
+def test_what_is_no_rms_normalization_stays(quotient: str) -> None:
+    whole = _over_root(*OTHERS[quotient])
+    assert "RMSNormalization" not in ops(folded(whole))
+    assert "RMSNormalization" not in ops(folded(_over_root(*RMS["Div"], axes=(1,))))
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize("bias", ["b", "_"])

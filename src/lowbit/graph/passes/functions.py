@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from lowbit.graph.graph import Node
 from lowbit.graph.passes.rewriting import Replacement, Rule, Values
@@ -120,11 +121,48 @@ def layer_normalization(values: Values, node: Node) -> Replacement | None:
         if variance is None or mean is None or square is None:
             continue
         x, axes = centred.inputs[0], tuple(range(-vector.ndim, 0))
-        if mean == (x, axes) and square[1] == axes and _square_of(values, square[0], x):
+        base = _squared(values, square[0])
+        again = None if base is None else values.maker(base, "Sub")  # the mean as before
+        if mean == (x, axes) and square[1] == axes and again and again.inputs[0] == x:
             attributes = {"axis": axes[0], "epsilon": variance[0]}
             made = Node("LayerNormalization", (x, scale), node.outputs, attributes, node.name)
             return Replacement([made])
     return None
+
+
+def rms_normalization(values: Values, node: Node) -> Replacement | None:
+    """x / sqrt(mean(x²) + epsilon) · scale, as written before opset 23."""
+    if node.op != "Mul":
+        return None
+    for quotient, scale in (node.inputs, node.inputs[::-1]):
+        vector = values.array(scale)
+        for x, root in () if vector is None else _over_roots(values, quotient):
+            square = _plus(values, root.inputs[0])
+            mean = None if square is None else _mean(values, square[1])
+            if square is None or mean is None or _squared(values, mean[0]) != x:
+                continue
+            axes = tuple(range(-vector.ndim, 0))
+            if mean[1] == axes:
+                attributes = {"axis": axes[0], "epsilon": square[0]}
+                made = Node("RMSNormalization", (x, scale), node.outputs, attributes, node.name)
+                return Replacement([made])
+    return None
+
+
+def _over_roots(values: Values, name: str) -> Iterator[tuple[str, Node]]:
+    """Whatever a value is x over, if that is a square root, and x."""
+    node = values.maker(name, "Div", "Mul")
+    if node is None:
+        return
+    for x, other in (node.inputs, node.inputs[::-1]):
+        if node.op == "Div":
+            root = values.maker(other, "Sqrt") if x == node.inputs[0] else None
+        else:
+            inverse = values.maker(other, "Reciprocal", "Div")
+            one = inverse and (inverse.op == "Reciprocal" or values.number(inverse.inputs[0]) == 1)
+            root = values.maker(inverse.inputs[-1], "Sqrt") if inverse and one else None
+        if root is not None:
+            yield x, root
 
 
 def _mean(values: Values, name: str) -> tuple[str, tuple[int, ...]] | None:
@@ -143,15 +181,14 @@ def _axes(values: Values, node: Node) -> list[int] | None:
     return None if given is None else [int(one) for one in given]
 
 
-def _square_of(values: Values, name: str, x: str) -> bool:
-    """Whether a value is (x - mean(x))², the mean as before."""
+def _squared(values: Values, name: str) -> str | None:
+    """What a value is the square of."""
     node = values.maker(name, "Pow", "Mul")
     if node is None:
-        return False
+        return None
     base, other = node.inputs
     twice = base == other if node.op == "Mul" else values.number(other) == 2
-    centred = values.maker(base, "Sub")
-    return twice and centred is not None and centred.inputs[0] == x
+    return base if twice else None
 
 
 def layer_bias(values: Values, node: Node) -> Replacement | None:
@@ -182,4 +219,10 @@ def average(values: Values, node: Node) -> Replacement | None:
     return Replacement([Node("GlobalAveragePool", node.inputs[:1], node.outputs, {}, node.name)])
 
 
-FUNCTION_RULES: tuple[Rule, ...] = (activation, layer_normalization, layer_bias, average)
+FUNCTION_RULES: tuple[Rule, ...] = (
+    activation,
+    layer_normalization,
+    layer_bias,
+    rms_normalization,
+    average,
+)

@@ -215,12 +215,10 @@ def rms_norm(
     b: Builder, *, input: Value, normalized_shape: Sequence[int], weight: Value | None,
     eps: float | None,
 ) -> Value:  # fmt: skip
-    axes = b.ints([-1 - axis for axis in range(len(normalized_shape))])
-    mean = b.add("ReduceMean", b.add("Mul", input, input), axes, keepdims=1)
+    sizes = tuple(int(size) for size in normalized_shape)
+    scale = weight or b.constant(np.ones(sizes, np.float32))
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-    root = b.add("Sqrt", b.add("Add", mean, b.number(epsilon, b.out.dtype)))
-    made = b.add("Div", input, root)
-    return b.add("Mul", made, weight) if weight else made
+    return b.add("RMSNormalization", input, scale, axis=-len(sizes), epsilon=epsilon)
 
 
 @converter("scaled_dot_product_attention")
