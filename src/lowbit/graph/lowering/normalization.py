@@ -75,9 +75,8 @@ def _normalized(
     form = NormalizeForm(format_of(x.tensor), format_of(out.tensor), centred=centred,
                          weight=weight is not None, bias=bias is not None)  # fmt: skip
     parameters = normalize_parameters(epsilon, affine(x.tensor), out=affine(out.tensor))
-    names = ("y", "total", "row_scale", "row_zero")
     lowering.add(normalize.program(lowering.isa, form=form), {
-        **dict.fromkeys(names), "out": out.place, "x": x.place, "weight": weight, "bias": bias,
+        "out": out.place, "x": x.place, "weight": weight, "bias": bias,
         "parameters": lowering.known(parameters),
         **_planned(lowering, plan_normalize(form, *sizes)),
     })  # fmt: skip

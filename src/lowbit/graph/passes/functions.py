@@ -136,7 +136,9 @@ def rms_normalization(values: Values, node: Node) -> Replacement | None:
         return None
     for quotient, scale in (node.inputs, node.inputs[::-1]):
         vector = values.array(scale)
-        for x, root in () if vector is None else _over_roots(values, quotient):
+        if vector is None:
+            continue
+        for x, root in _over_roots(values, quotient):
             square = _plus(values, root.inputs[0])
             mean = None if square is None else _mean(values, square[1])
             if square is None or mean is None or _squared(values, mean[0]) != x:
