@@ -281,7 +281,7 @@ def test_calls_made_before_are_recognized() -> None:
         gemm(a, b)
     (call,) = recognized.calls[key]
     defaults = None, 1.0, 0.0, None, None, None, None
-    usual = gemm.__kwdefaults__ or {}
+    usual = gemm.__self__.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
     known = (None, usual["alpha"], usual["beta"], None, None, None, None)
     assert known == defaults
     np.testing.assert_array_equal(call(a, b, *known), gemm(a, b))

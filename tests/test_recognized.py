@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,7 +38,7 @@ Call = Callable[..., Any]
 
 
 def learned(table: api.Recognized, b: lowbit.PackedMatrix) -> int:
-    return len(table.calls.get(id(b), ()))
+    return len(table.known(b))
 
 
 def int8() -> lowbit.PackedMatrix:
@@ -260,12 +261,11 @@ def test_a_zero_point_that_K_is_too_long_for_is_not_recognized() -> None:
 
 def test_what_is_known_goes_with_the_operand() -> None:
     b, call = prepared_twice()
-    key = id(b)
-    assert key in api._scaled.calls
+    held, known = weakref.ref(b), len(api._scaled._seen)
     del b, call
     gc.collect()
-    assert key not in api._scaled.calls
-    assert key not in api._scaled._seen
+    assert held() is None
+    assert len(api._scaled._seen) == known - 1
 
 
 def test_no_more_than_some_ways_are_learned() -> None:
@@ -369,7 +369,7 @@ def test_what_starts_threads_is_chosen_in_python_after_a_stall() -> None:
 
 
 def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognize, "_arrays_are_known", lambda: False)
+    monkeypatch.setattr(recognize, "arrays_are_known", lambda: False)
     b = int8()
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):
@@ -379,7 +379,7 @@ def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.Monk
 
 def test_the_layout_is_known_here() -> None:
     assert entry.layout_is_known()
-    assert recognize._arrays_are_known()
+    assert recognize.arrays_are_known()
 
 
 def test_bfloat16_rows() -> None:
@@ -420,7 +420,7 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         for _ in range(3):
             assert (lowbit.matmul(a, b) == 4000).all()
         assert learned(api._exact, b) == 1
-        known = api._exact.calls[id(b)][0]
+        known = api._exact.known(b)[0]
         assert known(a, None, None, None) is not None
         assert known(a, None, 1, None) is None
         torch.set_num_threads(2)

@@ -7,7 +7,7 @@ Strides are any, sizes from 0 on. Arguments are checked before anything is compu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,17 +57,12 @@ _NUMBERS = {type(None), int, float}  # types of scales and zero points that serv
 _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
-_exact = Recognized("matmul", "a", "out", "threads", "isa")
-_scaled = Recognized(
-    "matmul_scaled", "a", "a_scale", "a_zero_point", "bias", "residual", "post_ops", "out_dtype",
-    "out_scale", "out_zero_point", "out", "threads", "isa",
-)  # fmt: skip
-_dynamic, _weight_only = (
-    Recognized(name, "x", option, "bias", "residual", "post_ops", "out", "threads", "isa")
-    for name, option in (("linear_dynamic", "symmetric"), ("linear_weight_only", "out_dtype"))
+_exact, _scaled, _dynamic, _weight_only = map(
+    Recognized, ("matmul", "matmul_scaled", "linear_dynamic", "linear_weight_only")
 )
 
 
+@_exact.builtin
 def matmul(
     a: Kind,
     b: Operand | PackedMatrix,
@@ -87,9 +82,6 @@ def matmul(
     that int32 could overflow, or `out` shares memory with an operand or itself. RuntimeError: the
     machine lacks the instruction set.
     """
-    for call in _exact.of(id(b), ()):
-        if (done := call(a, out, threads, isa)) is not None:
-            return done
     left = a if type(a) is np.ndarray else array(a, "a")
     packed = isinstance(b, PackedMatrix)
     if left.ndim > 2 or (not packed and getattr(b, "ndim", 2) > 2):
@@ -107,12 +99,12 @@ def matmul(
     zero = flips(left, 1)
     prepared.into(left, prepared.right(b), result, None, zero)
     if packed and _exact.ripe(b, prepared):
-        checks = (
-            as_given(a, left, "a"),
-            out_as_given(out, result),
-            threads_as_given(threads, prepared),
-            Same(isa),
-        )
+        checks = {
+            "a": as_given(a, left, "a"),
+            "out": out_as_given(out, result),
+            "threads": threads_as_given(threads, prepared),
+            "isa": Same(isa),
+        }
         _exact.learn(b, prepared.right(b), prepared, checks, result, out is None, zero)
     return returned
 
@@ -168,6 +160,7 @@ def _batched(a: Any, b: Any, out: Any, threads: int | None, isa: str | None) -> 
     return returned
 
 
+@_scaled.builtin
 def matmul_scaled(
     a: Kind,
     b: PackedMatrix,
@@ -209,11 +202,6 @@ def matmul_scaled(
     Raises as `matmul` does, and ValueError if b has no scale, a parameter has another shape or is
     beyond float32, a post-operation is unknown, or its operand is missing.
     """
-    for call in _scaled.of(id(b), ()):
-        done = call(a, a_scale, a_zero_point, bias, residual, post_ops, out_dtype, out_scale,
-                    out_zero_point, out, threads, isa)  # fmt: skip
-        if done is not None:
-            return done
     return _matmul_scaled(a, b, a_scale, a_zero_point, bias, residual, post_ops, out_dtype,
                           out_scale, out_zero_point, out, threads, isa)  # fmt: skip
 
@@ -233,7 +221,7 @@ def _matmul_scaled(
     threads: int | None,
     isa: str | None,
 ) -> Any:
-    """`matmul_scaled` of a call that is not recognized."""
+    """`matmul_scaled` of a call that is not recognized, which may be from now on."""
     left = a if type(a) is np.ndarray else array(a, "a")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
@@ -256,29 +244,30 @@ def _matmul_scaled(
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
     added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = (
-        None
-        if residual is None
-        else per_element(residual, prepared.shape, "residual", spec.residual)
-    )
+    beside = residual
+    if residual is not None:
+        beside = per_element(residual, prepared.shape, "residual", spec.residual)
     prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
     if _scaled.ripe(b, prepared):
         number = real(a_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
         elsewhere = a_zero_point is not wanted_zero_point or not (uniform or a_zero_point is None)
-        checks = (
-            as_given(a, left, "a"), number,
-            None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
-            as_given(bias, added, "bias"), as_given(residual, beside, "residual"),
-            constant(post_ops), Same(out_dtype), Same(out_scale), Same(out_zero_point),
-            out_as_given(out, result), threads_as_given(threads, prepared), Same(isa),
-        )  # fmt: skip
+        checks = {
+            "a": as_given(a, left, "a"), "a_scale": number,
+            "a_zero_point": None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
+            "bias": as_given(bias, added, "bias"), "post_ops": constant(post_ops),
+            "residual": as_given(residual, beside, "residual"),
+            "out_dtype": Same(out_dtype), "out_scale": Same(out_scale), "isa": Same(isa),
+            "out_zero_point": Same(out_zero_point), "out": out_as_given(out, result),
+            "threads": threads_as_given(threads, prepared),
+        }  # fmt: skip
         zero = zero if a_zero_point is None else None
         _scaled.learn(b, prepared.right(b), prepared, checks, result, out is None, zero,
                       spec.parameters)  # fmt: skip
     return returned
 
 
+@_dynamic.builtin
 def linear_dynamic(
     x: Kind,
     b: PackedMatrix,
@@ -301,17 +290,15 @@ def linear_dynamic(
 
     TypeError: x is not float32. ValueError: shapes do not match, or b has no scale.
     """
-    for call in _dynamic.of(id(b), ()):
-        if (done := call(x, symmetric, bias, residual, post_ops, out, threads, isa)) is not None:
-            return done
     left = float_rows(x, "x")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
     rows = "symmetric" if symmetric else "dynamic"
-    known = _dynamic, b, Same(symmetric)
+    known = _dynamic, b, {"symmetric": Same(symmetric)}
     return _linear(x, left, b, rows, bias, residual, post_ops, "float32", out, threads, isa, known)
 
 
+@_weight_only.builtin
 def linear_weight_only(
     x: Kind,
     b: PackedMatrix,
@@ -342,9 +329,6 @@ def linear_weight_only(
     or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
     the machine lacks the instruction set `isa`.
     """
-    for call in _weight_only.of(id(b), ()):
-        if (done := call(x, out_dtype, bias, residual, post_ops, out, threads, isa)) is not None:
-            return done
     left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
@@ -353,7 +337,7 @@ def linear_weight_only(
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
-    known = _weight_only, b, Same(out_dtype)
+    known = _weight_only, b, {"out_dtype": Same(out_dtype)}
     b = b.grouped
     return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa,
                    known)  # fmt: skip
@@ -371,10 +355,10 @@ def _linear(
     out: Any,
     threads: int | None,
     isa: str | None,
-    known: tuple[Recognized, PackedMatrix, Check],
+    known: tuple[Recognized, PackedMatrix, Mapping[str, Check]],
 ) -> Any:
     """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
-    calls b, and the check of the second argument there."""
+    calls b, and the check of the argument that the other function does not have."""
     prepared, spec = requests.floats(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
         threads_key(threads), isa, activations, bias is not None, residual is not None,
@@ -388,18 +372,24 @@ def _linear(
     )
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(left, prepared.right(b), result, None, None, added, beside, spec.parameters)
-    recognized, given, second = known
+    recognized, given, own = known
     if recognized.ripe(given, prepared):
-        checks = (
-            as_given(x, left, "a"), second, as_given(bias, added, "bias"),
-            as_given(residual, beside, "residual"), constant(post_ops), out_as_given(out, result),
-            threads_as_given(threads, prepared), Same(isa),
-        )  # fmt: skip
+        checks = {
+            "x": as_given(x, left, "a"),
+            "bias": as_given(bias, added, "bias"),
+            "residual": as_given(residual, beside, "residual"),
+            "post_ops": constant(post_ops),
+            "out": out_as_given(out, result),
+            "threads": threads_as_given(threads, prepared),
+            "isa": Same(isa),
+            **own,
+        }
         recognized.learn(given, prepared.right(b), prepared, checks, result, out is None, None,
                          spec.parameters)  # fmt: skip
     return returned
 
 
+@recognized.builtin
 def gemm(
     a: Kind,
     b: Kind,
@@ -427,10 +417,6 @@ def gemm(
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
     """
-    if type(a) is type(b) is np.ndarray:
-        for call in recognized.calls.get((a.shape, b.shape), ()):
-            if (done := call(a, b, c, alpha, beta, out, out_dtype, threads, isa)) is not None:
-                return done
     left = a if type(a) is np.ndarray else array(a, "a")
     right = b if type(b) is np.ndarray else array(b, "b")
     added = c if c is None or type(c) is np.ndarray else array(c, "c")

@@ -34,7 +34,7 @@ HEADER = object.__basicsize__  # what every Python object begins with; its type 
 _FACTS = 6  # words of a record before the slots
 
 
-class _Method(ctypes.Structure):
+class Method(ctypes.Structure):
     """PyMethodDef."""
 
     _fields_ = (
@@ -63,7 +63,7 @@ def bound(
     facts = (loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
     record = struct.pack(f"{_FACTS + len(words) + len(places)}q", *facts, *words, *places)
     make, method = _entry()
-    return make(method, (record, loaded, *fixed.values()), None)  # which it keeps alive
+    return make(method, (record, loaded, *fixed.values()), __name__)  # which it keeps alive
 
 
 def word(argument: Any) -> int:
@@ -86,12 +86,17 @@ def _entry() -> tuple[Callable[..., Any], int]:
 
 def method_of(name: str, loaded: Loaded) -> tuple[Callable[..., Any], int]:
     """PyCFunction_NewEx, and the address of the description of a compiled function."""
-    method = _Method(name.encode(), loaded.address, _FASTCALL, None)
+    method = Method(name.encode(), loaded.address, _FASTCALL, None)
     _kept.extend((loaded, method))
+    return new_function(), ctypes.addressof(method)
+
+
+def new_function() -> Callable[..., Any]:
+    """PyCFunction_NewEx, of a description's address, what is bound and the name of a module."""
     make = ctypes.pythonapi.PyCFunction_NewEx
-    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    make.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.py_object]
     make.restype = ctypes.py_object
-    return make, ctypes.addressof(method)
+    return make
 
 
 _kept: list[Any] = []  # code and its description must live as long as the process

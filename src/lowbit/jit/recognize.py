@@ -177,7 +177,7 @@ def recognizer(
     arrays = [check.like for check in checks if isinstance(check, Array)]
     if scratch_bytes > MOST_SCRATCH or any(one.ndim > MOST_AXES for one in arrays):
         return None
-    if not _arrays_are_known():
+    if not arrays_are_known():
         return None
     places = {name: place for place, name in enumerate(names)}
     made = fresh.words(places) if fresh else (0,) * 8
@@ -191,7 +191,8 @@ def recognizer(
     make, method = _entry()
     known = [check.value for check in checks if isinstance(check, Same)]
     known += [one.dtype for one in arrays]
-    return make(method, (struct.pack(f"{len(record)}q", *record), loaded, fresh, kept, known), None)
+    packed = struct.pack(f"{len(record)}q", *record)
+    return make(method, (packed, loaded, fresh, kept, known), __name__)
 
 
 _taken = (ctypes.c_int64 * 2)()  # whether a call has the shared scratch, and its address
@@ -216,7 +217,7 @@ def _entry() -> tuple[Callable[..., Any], int]:
 
 
 @cache
-def _arrays_are_known() -> bool:
+def arrays_are_known() -> bool:
     """Whether arrays and floats hold what the compiled function reads where it looks."""
     word, half = ctypes.c_ssize_t.from_address, ctypes.c_int.from_address
 

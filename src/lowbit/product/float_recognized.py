@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
+from lowbit.jit.builtin import Finder, builtin
 from lowbit.jit.kernel import Program
 from lowbit.jit.recognize import Array, Fresh, Same, signature, thread_check
 from lowbit.product.arguments import allocation
 from lowbit.product.prepare import KEPT
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST = 4  # ways to call with operands of the same shapes that are told apart
 
@@ -39,6 +42,10 @@ class RecognizedGemms:
     calls: dict[Any, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
     _last: dict[Any, OneCall] = field(default_factory=dict)
     _learned: set[Any] = field(default_factory=set)
+
+    def builtin(self, function: F) -> F:
+        """The function as machine code enters it, which tries what is recognized first."""
+        return builtin(function, Finder(calls=self.calls))
 
     def learn(
         self,

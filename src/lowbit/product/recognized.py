@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit import verbose
+from lowbit.jit.builtin import Finder, builtin
 from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same, signature, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
@@ -22,76 +22,77 @@ from lowbit.weights.panels import PackedMatrix
 _MOST = 8  # ways to call with one right operand that are told apart
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 @dataclass
 class _Seen:
     """What is known of the calls with one right operand."""
 
-    operand: weakref.ref[PackedMatrix]
     last: PreparedProduct | None = None
     attempts: int = 0
     learned: set[Any] = field(default_factory=set)  # their signatures
 
 
 class Recognized:
-    """Of one public function: for each right operand, by its identity, the calls recognized.
+    """The calls of one public function that are recognized: for each right operand, in its
+    dictionary `calls`, callables that take all other arguments, in order, and return the result,
+    or None where a call is another."""
 
-    `arguments`: the names of the others, in order.
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self._arguments: tuple[str, ...] = ()
+        self._seen: WeakKeyDictionary[PackedMatrix, _Seen] = WeakKeyDictionary()
 
-    `calls` holds callables that take all other arguments, in order, and return the result, or None
-    where a call is another. They live as long as the operand.
-    """
+    def builtin(self, function: F) -> F:
+        """The function as machine code enters it, which tries what is recognized first. Its right
+        operand is called b."""
+        code = function.__code__  # type: ignore[attr-defined]
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        self._arguments = tuple(name for name in names if name != "b")
+        return builtin(function, Finder("b", PackedMatrix, "calls", self.operation))
 
-    def __init__(self, operation: str, *arguments: str) -> None:
-        self._operation, self._arguments = operation, arguments
-        self.calls: dict[int, tuple[Callable[..., Any], ...]] = {}
-        self.of = self.calls.get
-        self._seen: dict[int, _Seen] = {}
+    def known(self, b: PackedMatrix) -> tuple[Callable[..., Any], ...]:
+        """What is recognized with this right operand."""
+        return b.calls.get(self.operation, ())
 
     def ripe(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
         """Whether this call should be learned: if the last one with b was prepared alike."""
         if not prepared.small:
             return False
-        key = id(b)
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = self._seen[key] = _Seen(weakref.ref(b, partial(self._forget, key)))
+        seen = self._seen.setdefault(b, _Seen())
         if seen.last is prepared:
             return seen.attempts < _MOST
         seen.last = prepared
         return False
-
-    def _forget(self, key: int, _: Any) -> None:
-        self.calls.pop(key, None)
-        self._seen.pop(key, None)
 
     def learn(
         self,
         b: PackedMatrix,
         right: tuple[int, int, int, int],
         prepared: PreparedProduct,
-        checks: Sequence[Check | None],
+        checks: Mapping[str, Check | None],
         result: npt.NDArray[Any],
         fresh: bool,
         zero: npt.NDArray[np.int32] | None = None,
         parameters: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Recognize such a call, if it can be: one check for each argument but b, and none that is
-        None. `right`, `zero`, `parameters`: what the product was given; `result`: where it wrote;
-        `fresh`: it made that itself."""
-        key = id(b)
-        seen = self._seen[key]
-        known = [check for check in checks if check is not None]
+        """Recognize such a call, if it can be: with a check for each argument but b, by its name,
+        and none that is None. `right`, `zero`, `parameters`: what the product was given; `result`:
+        where it wrote; `fresh`: it made that itself."""
+        seen = self._seen[b]
+        wanted = [(name, checks[name]) for name in self._arguments]
+        known = [check for _, check in wanted if check is not None]
         mark = prepared.product, fresh, signature(known)
         if mark in seen.learned:  # but machine code could not serve this one
             return
         seen.attempts += 1
-        if len(known) < len(checks):
-            pairs = zip(self._arguments, checks, strict=True)
-            others = ", ".join(name for name, check in pairs if check is None)
+        if len(known) < len(wanted):
+            others = ", ".join(name for name, check in wanted if check is None)
             if seen.attempts == 1:
                 verbose.log.info(
                     "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
-                    "or taken as given", self._operation, others,
+                    "or taken as given", self.operation, others,
                 )  # fmt: skip
             return
         made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
@@ -99,7 +100,7 @@ class Recognized:
         call = prepared.recognizer(right, known, made, stride, zero, parameters)
         if call is not None:
             seen.learned.add(mark)
-            self.calls[key] = (*self.calls.get(key, ()), call)
+            b.calls[self.operation] = (*self.known(b), call)
 
 
 def as_given(value: Any, used: Any, slot: str) -> Check | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -144,6 +145,8 @@ class PackedMatrix:
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: Addresses = field(init=False)
     _columns: dict[tuple[int, int], npt.NDArray[np.uint8]] = field(default_factory=dict, init=False)
+    # By public functions, the calls with this on the right that are recognized (jit/builtin.py).
+    calls: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in STORED:
