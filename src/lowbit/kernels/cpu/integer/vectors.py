@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, product
 from typing import Any
 
@@ -124,8 +125,10 @@ class VectorKernel(MicroKernel):
         parts = self._parts(shape, step, len(places))
         pairs = (step.k_size + (2 * QUAD - 1)) // (2 * QUAD)
         if step.groups is None:
+            columns, begin = step.columns.begun()
             with k.scope():
-                self._span(k, shape, step, places, parts, pairs)
+                firsts = [begin(step.panel + p, at, self.lanes) for p, at in places]
+                self._span(k, shape, replace(step, columns=columns), places, parts, pairs, firsts)
             return
         groups, digits = step.groups, step.groups.grouping.digits
         rows = shape.rows // digits
@@ -155,15 +158,17 @@ class VectorKernel(MicroKernel):
         places: list[tuple[int, int]],
         parts: int,
         pairs: Value,
+        begin: list[Value | None],
     ) -> None:
-        """Multiply over all of K, or over a span of it and leave the sums for the next."""
+        """Multiply over all of K, or over a span of it and leave the sums for the next. `begin`:
+        what those of each vector begin with, if not 0."""
         if step.span is None:
-            sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs))
+            sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs), begin)
             self._finish(k, step, places, sums)
             return
         first, last, _ = step.span
         part = first * _PAIRS, minimum(last * _PAIRS, pairs)
-        sums = self._sums(k, shape, step, places, parts, part)
+        sums = self._sums(k, shape, step, places, parts, part, begin)
         for _ in k.when(last < step.k_blocks):
             for at, value in enumerate(chain(*sums)):
                 (step.span.sums + at * self.lanes).store(value)
@@ -205,6 +210,7 @@ class VectorKernel(MicroKernel):
         places: list[tuple[int, int]],
         parts: int,
         span: tuple[Value, Value],
+        begin: Iterable[Value | None] = (),
     ) -> list[list[Value]]:
         """For each row its vectors of sums, over some times 8 k."""
         panels = len(places) // len(self.offsets)
@@ -212,6 +218,9 @@ class VectorKernel(MicroKernel):
         sums = [
             [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
         ]
+        for which, first in enumerate(begin):
+            for row in sums[0] if first is not None else ():
+                row[which].value = first
         self._resume(k, step, sums[0])
         together = shape.quads or max(parts, 2 if shape.nibbles else self.quads)
         signed, pitch = step.groups is not None, shape.pitch or LINE

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import NamedTuple
+from itertools import accumulate, groupby, pairwise
+from typing import Any, NamedTuple
 
-from lowbit.isa.generic import extract, maximum, select, shuffle, store_head, stream
+from lowbit.isa.generic import extract, fma, maximum, select, shuffle, store_head, stream
 from lowbit.isa.types import Scalar, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -57,6 +57,10 @@ class Epilogue(NamedTuple):
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
+
+    If `steps`, sums become steps of a quantized output at once: what their scales and the inverse
+    of the output's scale make together is found once for some columns, and so are bias and bounds
+    in steps. That a sum is multiplied and the bias added is one operation then, rounded once.
     """
 
     a_zero: bool = False
@@ -66,6 +70,16 @@ class Epilogue(NamedTuple):
     streams: bool = False
     scales: str = "both"
     uniform: bool = False
+
+    @property
+    def steps(self) -> bool:
+        wanted = self.uniform and self.scales == "both" and self.out in LIMITS
+        return wanted and all(post_ops.get(name).proportional for name in self.post_ops)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the bias is added where sums become steps."""
+        return self.steps and self.post_ops[:1] == ("bias",)
 
 
 def columns(
@@ -113,6 +127,19 @@ class Output:
         of all columns."""
         column = panel * PANEL + at
         return columns(self.k, self.epilogue, self.operands, column, lanes, rows)
+
+    def begun(self) -> tuple[Output, Callable[[Value, int, int], Value | None]]:
+        """For sums that begin with what zero points take from them, if that is the same for all
+        rows: how they are stored, and what they begin with, by panel, offset and lanes; None: 0."""
+        at, epilogue = self.operands, self.epilogue
+        if not (epilogue.a_zero and epilogue.uniform) or epilogue.scales == "row":
+            return self, lambda panel, offset, lanes: None
+        zero = self.k.index(0).to(s32) - at.row_zero.load()
+
+        def first(panel: Value, offset: int, lanes: int) -> Value:
+            return (at.column_sum + (panel * PANEL + offset)).load(lanes) * zero.splat(lanes)
+
+        return replace(self, epilogue=epilogue._replace(a_zero=False)), first
 
     def together(self, vectors: int, lanes: int) -> int:
         """How many rows are best stored at once, of so many vectors each, by `whole`."""
@@ -184,32 +211,42 @@ def _store_rows(at: Columns, value: Value, start: Value) -> None:
             (start + stride * row).store(shuffle(value, value, lanes))
 
 
-def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Value]]:
+def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Any]]:
     """Load what belongs to some columns; return what becomes of sums before the conversion to the
-    output's type, and the numbers of that type."""
-    at, lanes = place.operands, place.lanes
-    scales = "none" if epilogue.out == "s32" else epilogue.scales
-    kind = f32 if epilogue.scales == "row" else s32
-    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
-    if column_sum is not None and epilogue.uniform:
-        column_sum = at.row_zero.load().to(kind).splat(lanes) * column_sum
-    column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
-    column_scale = place.of_columns(at.column_scale) if scales == "both" else None
-    uniform = epilogue.uniform and scales != "none"
-    first_scale = at.row_scale.load().splat(lanes) if uniform else None
-    parameters = at.parameters
-
-    def numbers(count: int) -> list[Value]:
-        nonlocal parameters
-        given = [(parameters + i).load().splat(lanes) for i in range(count)]
-        parameters = parameters + count
-        return given
-
-    steps = map(post_ops.get, epilogue.post_ops)
-    applied = [one.begin(replace(place, numbers=numbers(one.parameters))) for one in steps]
+    output's type, and the numbers of that type; the inverse of its scale is None, if in values."""
+    at = place.operands
+    every = [post_ops.get(name) for name in epilogue.post_ops]
+    counts = [one.parameters for one in every]
+    counts.append(parameters_of(epilogue.out) if epilogue.out in LIMITS else 0)
+    ends = [0, *accumulate(counts)]
+    given = [(at.parameters + i).load().splat(place.lanes) for i in range(ends[-1])]
+    *numbers, last = (given[first:end] for first, end in pairwise(ends))
+    if epilogue.steps:
+        place, last = replace(place, factor=last[0]), [None, last[1]]
+    applied = [_correcting(epilogue, place), _scaling(epilogue, place)]
+    for which, (one, some) in enumerate(zip(every, numbers, strict=True)):
+        if which or not epilogue.adds_bias:
+            applied.append(one.begin(replace(place, numbers=some)))
 
     def finish(row: Value, accumulators: Value) -> Value:
         value = accumulators
+        for apply in applied:
+            value = apply(row, value)
+        return value
+
+    return finish, last
+
+
+def _correcting(epilogue: Epilogue, place: Columns) -> Apply:
+    """What zero points take from sums."""
+    at = place.operands
+    kind = f32 if epilogue.scales == "row" else s32
+    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
+    if column_sum is not None and epilogue.uniform:
+        column_sum = at.row_zero.load().to(kind).splat(place.lanes) * column_sum
+    column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
+
+    def correct(row: Value, value: Value) -> Value:
         if column_sum is not None:
             shift = column_sum
             if not epilogue.uniform:
@@ -217,19 +254,36 @@ def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Value]]:
             value = value - shift
         if column_zero is not None:
             value = value - place.of_rows(at.row_sum, row) * column_zero
-        if scales != "none":
-            scale = place.of_rows(at.row_scale, row) if first_scale is None else first_scale
-            value = value.to(f32) * scale
-        if column_scale is not None:
-            value = value * column_scale
-        for apply in applied:
-            value = apply(row, value)
         return value
 
-    return finish, numbers(parameters_of(epilogue.out) if epilogue.out in LIMITS else 0)
+    return correct
 
 
-def _converting(epilogue: Epilogue, numbers: list[Value]) -> Convert:
+def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
+    """What scales make of sums; in steps of the output, a bias that is first is added too."""
+    at = place.operands
+    scales = "none" if epilogue.out == "s32" else epilogue.scales
+    uniform = epilogue.uniform and scales != "none"
+    first = at.row_scale.load().splat(place.lanes) if uniform else None
+    column_scale = place.of_columns(at.column_scale) if scales == "both" else None
+    if epilogue.steps:
+        assert first is not None
+        assert column_scale is not None
+        factor = place.scaled(column_scale) * first
+        if not epilogue.adds_bias:
+            return lambda row, value: value.to(f32) * factor
+        bias = place.scaled(place.of_columns(at.bias))
+        return lambda row, value: fma(value.to(f32), factor, bias)
+
+    def scale(row: Value, value: Value) -> Value:
+        if scales != "none":
+            value = value.to(f32) * (place.of_rows(at.row_scale, row) if first is None else first)
+        return value if column_scale is None else value * column_scale
+
+    return scale
+
+
+def _converting(epilogue: Epilogue, numbers: list[Any]) -> Convert:
     if epilogue.out == "s32" or epilogue.out in MAXIMA:
         return lambda value: value.to(OUTPUTS[epilogue.out])
     return storing(epilogue.out, numbers)

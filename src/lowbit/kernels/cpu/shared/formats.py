@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from lowbit.isa.generic import load_head, maximum, minimum, store_head
 from lowbit.isa.types import Scalar, bf16, f32, s8, s32, s64, u8, u16, u32
@@ -41,7 +42,7 @@ def dequantizing(name: str, numbers: Sequence[Value]) -> Convert:
     return lambda value: (value.to(s32) - whole_zero).to(f32) * scale
 
 
-def storing(name: str, numbers: Sequence[Value]) -> Convert:
+def storing(name: str, numbers: Sequence[Any]) -> Convert:
     """From float32 to what a format stores. s32 and s64 take what is left of a number without its
     fraction, clamped, and no scale or zero point."""
     if name in LIMITS:
@@ -55,14 +56,15 @@ def storing(name: str, numbers: Sequence[Value]) -> Convert:
     return canonical if name == "f32" else lambda value: value.to(FORMATS[name])
 
 
-def quantizing(name: str, inverse: Value, zero: Value) -> Convert:
+def quantizing(name: str, inverse: Value | None, zero: Value) -> Convert:
     """From float32 to what bytes hold, as s32: clamped first, so that rounding cannot leave; NaN to
-    the least."""
+    the least. Without `inverse` numbers are steps already."""
     least, greatest = (limit - zero for limit in LIMITS[name])
     whole_zero = rounded(zero)
 
     def quantized(value: Value) -> Value:
-        steps = minimum(maximum(value * inverse, least), greatest)
+        steps = value if inverse is None else value * inverse
+        steps = minimum(maximum(steps, least), greatest)
         return rounded(steps) + whole_zero
 
     return quantized

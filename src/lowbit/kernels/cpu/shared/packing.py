@@ -40,7 +40,9 @@ def packs(k: Builder, lanes: int) -> bool:
     return found is not None and found.words.feature in k.isa.features
 
 
-def quantized(k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value) -> Value:
+def quantized(
+    k: Builder, name: str, vectors: list[Value], inverse: Value | None, zero: Value
+) -> Value:
     """Four vectors as bytes, of each 16 of which every vector has four in turn; quantized to "u8"
     or "s8" as `formats.quantizing` does, to the same bits."""
     lanes = _lanes(vectors[0])
@@ -49,13 +51,16 @@ def quantized(k: Builder, name: str, vectors: list[Value], inverse: Value, zero:
     nearest, words, pack = _BY_LANES[lanes]
     greatest, whole_zero = LIMITS[name][1] - zero, rounded(zero)
     # NaN and what is less than 32 bits hold become the least of these, which is clamped below.
-    whole = [nearest(minimum(greatest, value * inverse)) for value in vectors]
+    steps = vectors if inverse is None else [value * inverse for value in vectors]
+    whole = [nearest(minimum(greatest, value)) for value in steps]
     shift = words(whole_zero, whole_zero)
     halves = (add_saturated(words(a, b), shift) for a, b in (whole[:2], whole[2:]))
     return pack[name](*halves).bits(Vector(u8, FOUR * lanes))
 
 
-def _one_by_one(k: Builder, name: str, vectors: list[Value], inverse: Value, zero: Value) -> Value:
+def _one_by_one(
+    k: Builder, name: str, vectors: list[Value], inverse: Value | None, zero: Value
+) -> Value:
     lanes = _lanes(vectors[0])
     convert, packed = quantizing(name, inverse, zero), k.zeros(s32, lanes)
     for q, value in enumerate(vectors):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from lowbit.isa.generic import load_head, select, shuffle
+from lowbit.isa.generic import fma, load_head, select, shuffle
 from lowbit.isa.types import Vector, element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -46,7 +46,8 @@ class Columns:
     """`lanes` columns of the output from `column` on, of which the first `left` exist, and the
     numbers that a post-operation was given, each in every lane. With `rows`, a vector holds so many
     neighbouring rows of all columns, row by row, and all of them exist. `fours`: of each 16 columns
-    there are four, and no operand of the output's shape."""
+    there are four, and no operand of the output's shape. `factor`: what is added or compared is
+    multiplied by that first, since values are."""
 
     k: Builder
     operands: Operands
@@ -56,6 +57,15 @@ class Columns:
     numbers: Sequence[Value] = ()
     rows: int = 1
     fours: bool = False
+    factor: Value | None = None
+
+    def scaled(self, operand: Value) -> Value:
+        """What is added to values, or compared with them."""
+        return operand if self.factor is None else operand * self.factor
+
+    def plus(self, value: Value, operand: Value) -> Value:
+        """Values and an operand that is `scaled` for that."""
+        return value + operand if self.factor is None else fma(operand, self.factor, value)
 
     @property
     def each(self) -> int:
@@ -109,10 +119,12 @@ Apply = Callable[[Value, Value], Value]
 
 class PostOp(ABC):
     """`operand`: the argument that it needs ("bias", "residual"), if any. `parameters`: how many
-    numbers it is given."""
+    numbers it is given. `proportional`: of values that are multiplied by a positive factor it makes
+    what it would make of them, multiplied by that, and can (`Columns.factor`)."""
 
     operand = ""
     parameters = 0
+    proportional = False
 
     @abstractmethod
     def begin(self, at: Columns) -> Apply:
@@ -127,9 +139,12 @@ class Elementwise(PostOp):
     """A function of one number, float32 in and out."""
 
     def __init__(
-        self, function: Callable[[Value], Value], bounds: tuple[float, float] | None = None
+        self,
+        function: Callable[[Value], Value],
+        bounds: tuple[float, float] | None = None,
+        proportional: bool = False,
     ) -> None:
-        self.function, self._bounds = function, bounds
+        self.function, self._bounds, self.proportional = function, bounds, proportional
 
     def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float] | None:
         return self._bounds

@@ -7,9 +7,10 @@ class Bias(PostOp):
     """Adds float32 [N]."""
 
     operand = "bias"
+    proportional = True
 
     def begin(self, at: Columns) -> Apply:
-        bias = at.of_columns(at.operands.bias)
+        bias = at.scaled(at.of_columns(at.operands.bias))
         return lambda row, value: value + bias
 
 

@@ -42,13 +42,14 @@ class Clamp(WithNumbers):
 
 class _Bounding(PostOp):
     parameters = 2
+    proportional = True
 
     def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float]:
         low, high = numbers
         return low, high
 
     def begin(self, at: Columns) -> Apply:
-        low, high = at.numbers
+        low, high = map(at.scaled, at.numbers)
         return lambda row, value: keeping_nan(value, minimum(maximum(value, low), high))
 
 

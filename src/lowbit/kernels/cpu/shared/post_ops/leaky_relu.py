@@ -30,6 +30,7 @@ class LeakyRelu(WithNumbers):
 
 class _Leaking(PostOp):
     parameters = 1
+    proportional = True
 
     def begin(self, at: Columns) -> Apply:
         (slope,) = at.numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lowbit.isa.generic import fma
 from lowbit.isa.types import Scalar, f32, s8, s32, u8
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, PostOp, WithNumbers, post_ops
@@ -45,17 +46,18 @@ class QuantizedResidual(WithNumbers):
 
 
 class _Adding(PostOp):
-    operand, parameters = "residual", 2
+    operand, parameters, proportional = "residual", 2, True
 
     def __init__(self, element: Scalar) -> None:
         self.element = element
 
     def begin(self, at: Columns) -> Apply:
-        scale, zero = at.numbers
+        scale, zero = at.scaled(at.numbers[0]), at.numbers[1]
         residual = at.operands.residual.cast(self.element)
 
         def apply(row: Value, value: Value) -> Value:
-            return value + (at.of_output(residual, row).to(s32).to(f32) - zero) * scale
+            steps = at.of_output(residual, row).to(s32).to(f32) - zero
+            return value + steps * scale if at.factor is None else fma(steps, scale, value)
 
         return apply
 

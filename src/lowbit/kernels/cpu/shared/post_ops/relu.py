@@ -13,4 +13,4 @@ def relu(x: Value) -> Value:
     return keeping_nan(x, maximum(x, constant(x, 0.0)))
 
 
-post_ops.add("relu", Elementwise(relu, (0.0, math.inf)))
+post_ops.add("relu", Elementwise(relu, (0.0, math.inf), proportional=True))

@@ -7,9 +7,10 @@ class Residual(PostOp):
     """Adds float32 [M, N]."""
 
     operand = "residual"
+    proportional = True
 
     def begin(self, at: Columns) -> Apply:
-        return lambda row, value: value + at.of_output(at.operands.residual, row)
+        return lambda row, value: at.plus(value, at.of_output(at.operands.residual, row))
 
 
 post_ops.add("residual", Residual())
