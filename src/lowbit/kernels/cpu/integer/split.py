@@ -28,6 +28,7 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, Shape, Step, micro_kernel
 from lowbit.kernels.cpu.integer.narrow import LARGEST_PAIR, Narrow
+from lowbit.kernels.cpu.integer.vectors import Begin, from_zero
 from lowbit.kernels.cpu.shared.corrections import (
     CYCLES,
     LISTED,
@@ -141,8 +142,12 @@ class Split(Narrow):
                 row=step.row + block * shape.rows,
             )
             first = corrections + block * (shape.rows * PANEL)
+
+            def begin(row: int, which: int, first: Value = first) -> Value:
+                return (first + (row * PANEL + places[which][1])).load(self.lanes)
+
             with k.scope():
-                sums = self._sums(k, shape, one, places, 1, (k.index(0), pairs), first)
+                sums = self._sums(k, shape, one, places, 1, (k.index(0), pairs), begin)
                 self._finish(k, one, places, sums)
 
     def _correct(self, k: Builder, shape: Shape, step: Step, target: Value) -> None:
@@ -218,16 +223,10 @@ class Split(Narrow):
         places: list[tuple[int, int]],
         parts: int,
         span: tuple[Value, Value],
-        initial: Value | None = None,
+        begin: Begin = from_zero,
     ) -> list[list[Value]]:
-        """As its base, but 8 k together. `initial`: what the sums begin with, s32 [rows, 16]."""
-        zero = k.zeros(s32, self.lanes)
-        sums: list[list[Register]] = []
-        for row in range(shape.rows):
-            begin = [zero for _ in places]
-            if initial is not None:
-                begin = [(initial + (row * PANEL + at)).load(self.lanes) for _, at in places]
-            sums.append([k.register(value) for value in begin])
+        """As its base, but 8 k together."""
+        sums = self._begun(k, shape.rows, len(places), begin)
         self._resume(k, step, sums)
         for quad in k.range(span[0] * 2, span[1] * 2, 2):
             a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)

@@ -9,7 +9,7 @@ a1 |  sum       sum       sum           broadcast. How many rows and panels fit,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, product
 from typing import Any
@@ -29,6 +29,14 @@ _PAIRS = _QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _FEW_QUADS = 4  # that need no loop
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
+
+
+# (row, number of a vector) -> what its sum begins with; None: 0.
+Begin = Callable[[int, int], Value | None]
+
+
+def from_zero(row: int, which: int) -> None:
+    """Sums begin with 0."""
 
 
 class VectorKernel(MicroKernel):
@@ -128,7 +136,8 @@ class VectorKernel(MicroKernel):
             columns, begin = step.columns.begun()
             with k.scope():
                 firsts = [begin(step.panel + p, at, self.lanes) for p, at in places]
-                self._span(k, shape, replace(step, columns=columns), places, parts, pairs, firsts)
+                one = replace(step, columns=columns)
+                self._span(k, shape, one, places, parts, pairs, lambda _, which: firsts[which])
             return
         groups, digits = step.groups, step.groups.grouping.digits
         rows = shape.rows // digits
@@ -158,10 +167,9 @@ class VectorKernel(MicroKernel):
         places: list[tuple[int, int]],
         parts: int,
         pairs: Value,
-        begin: list[Value | None],
+        begin: Begin,
     ) -> None:
-        """Multiply over all of K, or over a span of it and leave the sums for the next. `begin`:
-        what those of each vector begin with, if not 0."""
+        """Multiply over all of K, or over a span of it and leave the sums for the next."""
         if step.span is None:
             sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs), begin)
             self._finish(k, step, places, sums)
@@ -210,17 +218,12 @@ class VectorKernel(MicroKernel):
         places: list[tuple[int, int]],
         parts: int,
         span: tuple[Value, Value],
-        begin: Iterable[Value | None] = (),
+        begin: Begin = from_zero,
     ) -> list[list[Value]]:
         """For each row its vectors of sums, over some times 8 k."""
         panels = len(places) // len(self.offsets)
-        zero = k.zeros(s32, self.lanes)
-        sums = [
-            [[k.register(zero) for _ in places] for _ in range(shape.rows)] for _ in range(parts)
-        ]
-        for which, first in enumerate(begin):
-            for row in sums[0] if first is not None else ():
-                row[which].value = first
+        each = shape.rows, len(places)
+        sums = [self._begun(k, *each, begin if part == 0 else from_zero) for part in range(parts)]
         self._resume(k, step, sums[0])
         together = shape.quads or max(parts, 2 if shape.nibbles else self.quads)
         signed, pitch = step.groups is not None, shape.pitch or LINE
@@ -241,6 +244,12 @@ class VectorKernel(MicroKernel):
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
+
+    def _begun(self, k: Builder, rows: int, vectors: int, begin: Begin) -> list[list[Register]]:
+        """Registers for the sums of so many rows, of so many vectors each."""
+        zero = k.zeros(s32, self.lanes)
+        firsts = [[begin(row, which) for which in range(vectors)] for row in range(rows)]
+        return [[k.register(zero if one is None else one) for one in row] for row in firsts]
 
     def _resume(self, k: Builder, step: Step, sums: list[list[Register]]) -> None:
         """Begin with the sums over the spans before, if there were any."""
