@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -230,6 +231,24 @@ def test_outputs_are_checked_each_time() -> None:
         call(rows[:, :N])
         call(rows[:, N:])
     assert rows[:, :N].tobytes() == rows[:, N:].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("columns", [1.0, 1e30, np.inf, np.nan])
+def test_scales_beyond_what_a_product_is_prepared_for(columns: float) -> None:
+    """Infinities and NaN are the same bits as where each row has a scale of its own."""
+    b = int8()
+    assert b.scale is not None
+    with np.errstate(all="ignore"):
+        b = replace(b, scale=b.scale * np.float32(columns))
+    a = BYTES["uint8"].copy()
+    a[0] = 7  # so that there are sums of 0
+    for scale in (0.5, -0.5, 1e-30, 7e28, -8e28, 3e38, np.inf, -np.inf, np.nan, 0.0, 2):
+        rows = np.full(M, scale, np.float32)
+        with np.errstate(all="ignore"):
+            expected = lowbit.matmul_scaled(a, b, a_scale=rows, a_zero_point=np.full(M, 7))
+        for _ in range(3):
+            made = lowbit.matmul_scaled(a, b, a_scale=scale, a_zero_point=7)
+            assert made.tobytes() == expected.tobytes()
 
 
 def test_post_operations_that_can_change_are_not_recognized() -> None:

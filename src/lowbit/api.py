@@ -231,7 +231,8 @@ def _matmul_scaled(
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
-        threads_key(threads), isa, a_zero_point is not None, uniform, bias is not None,
+        threads_key(threads), isa, a_zero_point is not None, uniform,
+        uniform and a_scale is not None and abs(a_scale) < b.largest_factor, bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
@@ -249,7 +250,7 @@ def _matmul_scaled(
         beside = per_element(residual, prepared.shape, "residual", spec.residual)
     prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
     if _scaled.ripe(b, prepared):
-        number = real(a_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
+        number = real(a_scale, prepared, b) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
         elsewhere = a_zero_point is not wanted_zero_point or not (uniform or a_zero_point is None)
         checks = {

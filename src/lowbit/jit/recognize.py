@@ -52,6 +52,7 @@ from lowbit.jit.recognizing import (
     WRITEABLE,
 )
 from lowbit.jit.workspace import aligned_empty
+from lowbit.numerics.float32 import BEYOND
 
 _NEW_FROM_DESCR = 94  # PyArray_NewFromDescr's place in the table of NumPy's C interface
 _MOST_OF_STACK = 1 << 16  # bytes that a call may take from its thread's stack
@@ -88,12 +89,14 @@ class Array(NamedTuple):
 
 
 class Real(NamedTuple):
-    """A Python float within float32, which is put there into the scratch."""
+    """A Python float of a magnitude below `most`, within float32, which is put there into the
+    scratch."""
 
     offset: int
+    most: float = BEYOND
 
     def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return REAL, self.offset
+        return REAL, self.offset, *struct.unpack("q", struct.pack("d", self.most))
 
 
 class Integer(NamedTuple):

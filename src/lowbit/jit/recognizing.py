@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 import time
 
 from lowbit.jit import threads
 from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT
-from lowbit.numerics.float32 import BEYOND
 
 NAME = "lowbit_recognize"
 FACTS, CHECK = 20, 10  # words of a record before the slots, and of a check
 SAME, ARRAY, OUTPUT, REAL, INTEGER, COUNT = range(6)
 MOST_AXES = 2
 WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
-BEYOND_BITS = f"0x{struct.pack('>d', BEYOND).hex()}"  # as LLVM writes a double
 
 _CLOCK, _STALL = time.CLOCK_MONOTONIC, int(threads.STALL * 1e9)  # nanoseconds
 
@@ -276,7 +273,9 @@ float:
   %number_at = getelementptr i8, ptr %value, i64 {HEADER}
   %number = load double, ptr %number_at
   %magnitude = call double @llvm.fabs.f64(double %number)
-  %within = fcmp olt double %magnitude, {BEYOND_BITS}
+  %most_bits = call i64 @word(ptr %check, i64 2)
+  %most = bitcast i64 %most_bits to double
+  %within = fcmp olt double %magnitude, %most
   br i1 %within, label %rounded, label %miss
 rounded:
   %narrow = fptrunc double %number to float

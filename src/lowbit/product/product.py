@@ -27,6 +27,7 @@ class Product(NamedTuple):
       each column, in place of a residual). streams: the output goes past the caches; its rows begin
       at multiples of 64 bytes. residual_stride: elements from row to row of the residual; 0: n.
     - image: where rows are made in strips, the geometry of one.
+    - finite: see `Epilogue`.
     """
 
     m: int
@@ -40,6 +41,7 @@ class Product(NamedTuple):
     streams: bool = False
     residual_stride: int = 0
     image: Image | None = None
+    finite: bool = False
 
     @property
     def n(self) -> int:
@@ -96,6 +98,7 @@ class Product(NamedTuple):
             streams=self.streams,
             scales=scales,
             uniform=self.a.uniform,
+            finite=self.finite,
         )
 
 

@@ -15,6 +15,7 @@ from lowbit.jit.builtin import Finder, builtin
 from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same, signature, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
+from lowbit.numerics.float32 import BEYOND
 from lowbit.product.arguments import allocation
 from lowbit.product.prepare import PreparedProduct
 from lowbit.weights.panels import PackedMatrix
@@ -131,9 +132,10 @@ def constant(post_ops: Any) -> Check | None:
     return Same(post_ops) if post_ops is None or type(post_ops) is tuple else None
 
 
-def real(value: Any, prepared: PreparedProduct) -> Check | None:
-    """The check of a scale that is a number."""
-    return Real(prepared.scale_at) if type(value) is float else None
+def real(value: Any, prepared: PreparedProduct, b: PackedMatrix) -> Check | None:
+    """The check of a scale that is a number, of a magnitude that the product is prepared for."""
+    most = b.largest_factor if prepared.product.finite else BEYOND
+    return Real(prepared.scale_at, most) if type(value) is float else None
 
 
 def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> Check | None:

@@ -52,10 +52,12 @@ def _steps(left: Left) -> tuple[int, int]:
 
 
 def _call(
-    left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec
-) -> Call:
+    left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec,
+    finite: bool = False,
+) -> Call:  # fmt: skip
     name = instruction_sets.active(isa).name
-    product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out)
+    product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out,
+                      finite=finite and output.out == "f32" and not output.post_ops)  # fmt: skip
     return prepare(product), output
 
 
@@ -110,12 +112,13 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bo
 @lru_cache(maxsize=KEPT)
 def scaled(
     left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
-    *output: Any,
+    finite: bool, *output: Any,
 ) -> Call:  # fmt: skip
     """The product of quantized bytes. `shifted`: zero points of a are given; `uniform`: scale
-    and zero point are the same for all rows; `output`: as `OutputSpec.of` takes it."""
+    and zero point are the same for all rows; `finite`: that scale is below `b.largest_factor`;
+    `output`: as `OutputSpec.of` takes it."""
     rows = _bytes(left, b, shifted, uniform, b.centred)
-    return _call(left, rows, b, threads, isa, OutputSpec.of(*output))
+    return _call(left, rows, b, threads, isa, OutputSpec.of(*output), finite)
 
 
 @lru_cache(maxsize=KEPT)

@@ -29,6 +29,7 @@ Addresses = tuple[int, int, int, int]
 _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
+_FINITE = 2.0**96  # times any int32 it is finite in float32, with some room for roundings
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
 _UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 _SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
@@ -297,6 +298,13 @@ class PackedMatrix:
         stored values in a column, the largest sum of their positive parts, or of their negative
         parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
         return largest_pair_of(self.panels) if self.weight == "s8" else 2 * NIBBLE_MASK
+
+    @cached_property
+    def largest_factor(self) -> float:
+        """Times a scale of less than this, and one of a column, every int32 is finite in float32;
+        0 where there is none."""
+        largest = 0.0 if self.scale is None else float(np.abs(self.scale).max(initial=0))
+        return _FINITE / max(largest, 1.0) if largest < np.inf else 0.0
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""

@@ -120,7 +120,10 @@ def linear(lowering: Lowering, node: Node) -> None:
         prepared, spec = requests.floats(left, panels, threads, isa, activations, *epilogue.spec)
     else:
         shifted = x.tensor.zero_point != 0
-        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True, *epilogue.spec)
+        assert x.tensor.scale is not None
+        finite = x.tensor.scale < packed.largest_factor
+        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True, finite,
+                                         *epilogue.spec)  # fmt: skip
         scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
     launch(lowering, prepared, (

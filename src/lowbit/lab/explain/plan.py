@@ -188,7 +188,7 @@ def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> 
     output: tuple[str, float | None, int] = ("float32", None, 0)
     if problem.quantizes:
         output = ("uint8", *problem.out_quantization)
-    return requests.scaled(*key, None, shifted, True, False, False, None, *output)[0]
+    return requests.scaled(*key, None, shifted, True, True, False, False, None, *output)[0]
 
 
 def _rejected(asked: Product) -> tuple[Rejected, ...]:

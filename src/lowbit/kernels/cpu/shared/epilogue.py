@@ -57,6 +57,8 @@ class Epilogue(NamedTuple):
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
+    `finite`: whatever a sum is, with its scales it is a finite number, to which nothing else is
+    done; so it need not be seen to that NaN is the same bits everywhere.
 
     If `steps`, sums become steps of a quantized output at once: what their scales and the inverse
     of the output's scale make together is found once for some columns, and so are bias and bounds
@@ -70,6 +72,7 @@ class Epilogue(NamedTuple):
     streams: bool = False
     scales: str = "both"
     uniform: bool = False
+    finite: bool = False
 
     @property
     def steps(self) -> bool:
@@ -284,7 +287,7 @@ def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
 
 
 def _converting(epilogue: Epilogue, numbers: list[Any]) -> Convert:
-    if epilogue.out == "s32" or epilogue.out in MAXIMA:
+    if epilogue.out == "s32" or epilogue.out in MAXIMA or epilogue.finite:
         return lambda value: value.to(OUTPUTS[epilogue.out])
     return storing(epilogue.out, numbers)
 
