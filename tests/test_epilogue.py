@@ -151,6 +151,58 @@ def test_quantized_outputs(steps: tuple[Any, ...], out_dtype: str, zero: int, is
     assert (around[:, -5:] == 85).all()
 
 
+IN_STEPS: list[tuple[Any, ...]] = [
+    (),
+    ("bias",),
+    ("bias", "relu"),
+    ("relu", "bias", LeakyRelu(0.1)),
+    ("bias", Clamp(-0.2, 0.9)),
+    ("bias", "residual", "relu"),
+    (QuantizedResidual(0.02, 7), "bias"),
+    ("bias", QuantizedResidual(0.02, -7, "int8"), "relu"),
+]
+
+
+@ISAS
+@pytest.mark.parametrize("steps", IN_STEPS, ids=str)
+@pytest.mark.parametrize(("out_dtype", "zero"), [("uint8", 100), ("uint8", 0), ("int8", -3)])
+def test_quantized_outputs_of_rows_that_share_a_scale(
+    steps: tuple[Any, ...], out_dtype: str, zero: int, isa: str
+) -> None:
+    """The same bits everywhere, and those of float64 but where that is next to a tie."""
+    rng = np.random.default_rng(3)
+    a_scale, scale, inputs = 0.004, 0.031, PROBLEM["inputs"]
+    y = (inputs["a"].astype(np.int64) - 9) @ inputs["b"] * (a_scale * inputs["b_scale"])
+    operands: dict[str, Any] = {}
+    for step in steps:
+        if isinstance(step, QuantizedResidual):
+            residual = rng.integers(0, 120, y.shape).astype(step.dtype)
+            operands["residual"] = residual
+            y = y + step.scale * (residual.astype(np.int64) - step.zero_point)
+        elif step in ("bias", "residual"):
+            operands[step] = PROBLEM[step]
+            y = y + PROBLEM[step]
+        elif isinstance(step, Clamp):
+            y = np.clip(y, step.low, step.high)
+        else:
+            y = np.where(y < 0, y * (step.slope if isinstance(step, LeakyRelu) else 0), y)
+    limits = np.iinfo(out_dtype)
+    real = y / scale
+    expected = np.clip(np.rint(real) + zero, limits.min, limits.max)
+    near = np.abs(real - np.floor(real) - 0.5) < 1e-3
+    assert near.mean() < 0.02
+
+    def made(isa: str) -> Any:
+        return lowbit.matmul_scaled(
+            inputs["a"], PROBLEM["call"]["b"], a_scale=a_scale, a_zero_point=9, **operands,
+            post_ops=steps, out_dtype=out_dtype, out_scale=scale, out_zero_point=zero, isa=isa,
+        )  # fmt: skip
+
+    result = made(isa)
+    assert (np.abs(result - expected) <= near).all()
+    np.testing.assert_array_equal(result, made("generic"))
+
+
 @ISAS
 def test_bfloat16_output(isa: str) -> None:
     torch = pytest.importorskip("torch")

@@ -194,7 +194,9 @@ def matmul_scaled(
 
     By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
     the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
-    clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
+    clamp(round_half_even(y · (1/out_scale)) + out_zero_point). With one a_scale, and nothing behind
+    it but bias, residuals, bounds, "relu" and slopes, the factors come first: y/out_scale is
+    Σ · ((s_n · (1/out_scale)) · a_scale) + bias[n] · (1/out_scale), rounded once, and so on.
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
     result is the same bits on every instruction set and for any number of threads.
