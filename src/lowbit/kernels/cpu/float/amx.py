@@ -60,15 +60,9 @@ class TileMicro(FloatMicro):
         release(k)
 
     def step(
-        self,
-        k: Builder,
-        sizes: tuple[int, int],
-        left: Left,
-        right: Right,
-        units: Value,
-        ahead: Ahead | None = None,
-        passing: Passing | None = None,
-    ) -> list[list[Value]]:
+        self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
+        ahead: Ahead | None = None, passing: Passing | None = None,
+    ) -> list[list[Value]]:  # fmt: skip
         assert isinstance(right, PackedRight)
         assert passing is not None
         rows, vectors = sizes

@@ -163,15 +163,9 @@ class FloatMicro(ABC):
 
     @abstractmethod
     def step(
-        self,
-        k: Builder,
-        sizes: tuple[int, int],
-        left: Left,
-        right: Right,
-        units: Value,
-        ahead: Ahead | None = None,
-        passing: Passing | None = None,
-    ) -> list[list[Value]]:
+        self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
+        ahead: Ahead | None = None, passing: Passing | None = None,
+    ) -> list[list[Value]]:  # fmt: skip
         """Emit the product of (rows, vectors) `sizes` over `units`, fetching what is `ahead`.
 
         Returns the sums [row][vector]; or nothing, if they go to scratch, of which `passing` tells.

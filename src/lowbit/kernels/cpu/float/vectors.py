@@ -73,15 +73,9 @@ class VectorMicro(FloatMicro):
         return max(p for p in (1, 2, 4) if p == 1 or p * products <= 2 * LATENCY)
 
     def step(
-        self,
-        k: Builder,
-        sizes: tuple[int, int],
-        left: Left,
-        right: Right,
-        units: Value,
-        ahead: Ahead | None = None,
-        passing: Passing | None = None,
-    ) -> list[list[Value]]:
+        self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
+        ahead: Ahead | None = None, passing: Passing | None = None,
+    ) -> list[list[Value]]:  # fmt: skip
         rows, vectors = sizes
         products = rows * vectors
         parts = self.parts(products)
@@ -104,13 +98,9 @@ class VectorMicro(FloatMicro):
         return totals
 
     def _multiply(
-        self,
-        left: Left,
-        right: Right,
-        unit: Value,
-        sums: list[list[Register]],
+        self, left: Left, right: Right, unit: Value, sums: list[list[Register]],
         ahead: Ahead | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the products at one unit of K to every accumulator."""
         if ahead is not None:
             ahead.fetch(unit)

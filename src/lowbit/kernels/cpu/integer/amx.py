@@ -261,14 +261,8 @@ class Amx(MicroKernel):
             prefetch(place + line * LINE)
 
     def _begin(
-        self,
-        k: Builder,
-        session: _Session,
-        shape: Shape,
-        step: Step,
-        panels: int,
-        block: Value,
-    ) -> None:
+        self, k: Builder, session: _Session, shape: Shape, step: Step, panels: int, block: Value,
+    ) -> None:  # fmt: skip
         """The first 64 k. One after another, tiles give up the sums of the step before. To store a
         tile waits for the last of its products; those of the other tiles fill that time."""
         span, leave, none = step.span, session.leave.value, k.index(0)
@@ -306,13 +300,8 @@ class Amx(MicroKernel):
             session.finish(k, shape, step.columns, panels, shape.interleave)
 
     def drain(
-        self,
-        k: Builder,
-        session: _Session,
-        shape: Shape,
-        columns: Output,
-        groups: Groups | None,
-    ) -> None:
+        self, k: Builder, session: _Session, shape: Shape, columns: Output, groups: Groups | None,
+    ) -> None:  # fmt: skip
         self._drain(k, session, shape, columns, shape.panels)
 
     @staticmethod
@@ -326,13 +315,9 @@ class Amx(MicroKernel):
 
     @staticmethod
     def _multiply(
-        k: Builder,
-        shape: Shape,
-        step: Step,
-        panels: int,
-        block: Value,
+        k: Builder, shape: Shape, step: Step, panels: int, block: Value,
         before: Callable[[int, int], None] = lambda d, p: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the products of 64 k. `before`: emits what comes before that of a tile of sums."""
         first_a = shape.row_blocks * shape.panels
         first_b = first_a + _tiles_of_a(shape)

@@ -259,15 +259,9 @@ class AmxGroups(MicroKernel):
             self._finish(k, session, step.columns, groups, panels)
 
     def _group(
-        self,
-        k: Builder,
-        session: _Session,
-        step: Step,
-        panels: int,
-        group: Value,
-        units: tuple[Value, Value],
-        leading: int,
-    ) -> None:
+        self, k: Builder, session: _Session, step: Step, panels: int, group: Value,
+        units: tuple[Value, Value], leading: int,
+    ) -> None:  # fmt: skip
         """Multiply over some units of K, the first `leading` of them by one tile of sums after
         another, and finish what came before."""
         groups, shape = step.groups, session.shape
@@ -316,13 +310,8 @@ class AmxGroups(MicroKernel):
         tilestored(tile, session.scratch + session.place(*at), k.index(LINE))
 
     def drain(
-        self,
-        k: Builder,
-        session: _Session,
-        shape: Shape,
-        columns: Output,
-        groups: Groups | None,
-    ) -> None:
+        self, k: Builder, session: _Session, shape: Shape, columns: Output, groups: Groups | None,
+    ) -> None:  # fmt: skip
         assert groups is not None
         self._finish(k, session, columns, groups, shape.panels)
 

@@ -47,14 +47,9 @@ class Narrow(VectorKernel):
         )
 
     def multiply(
-        self,
-        k: Builder,
-        lanes: int,
-        rows: Iterable[Value],
-        columns: list[Value],
-        sums: list[list[Register]],
-        signed: bool = False,
-    ) -> None:
+        self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],
+        sums: list[list[Register]], signed: bool = False,
+    ) -> None:  # fmt: skip
         size = lanes * QUAD
         unsigned, other = Vector(u8, size), Vector(s8, size)
         ones = k.constant(1, Vector(s16, 2 * lanes))

@@ -123,13 +123,9 @@ class Dot(MicroKernel):
         return _joined(vectors)
 
     def _sweep(
-        self,
-        k: Builder,
-        step: Step,
-        a: Value,
-        sums: list[list[Register]],
+        self, k: Builder, step: Step, a: Value, sums: list[list[Register]],
         column_sums: list[Register],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Along K: add the products of a block of rows to `sums`, of ones to `column_sums`."""
         ones = k.constant(1, Vector(s8, _BYTES))
         for line in k.range(0, step.k_blocks):

@@ -175,15 +175,9 @@ class Split(Narrow):
             add(chunk, first_chunk=False)
 
     def _add_lists(
-        self,
-        k: Builder,
-        lists: Value,
-        span: tuple[Value, Value],
-        rows: Value,
-        sums: Value,
-        group: Value,
-        lanes: int,
-    ) -> None:
+        self, k: Builder, lists: Value, span: tuple[Value, Value], rows: Value, sums: Value,
+        group: Value, lanes: int,
+    ) -> None:  # fmt: skip
         """sums[column, row], s16, of four columns: over the k of their lists."""
         firsts = range(0, lanes, _ROW_LANES)
         totals = [[k.register(k.zeros(s16, _ROW_LANES)) for _ in firsts] for _ in range(TOGETHER)]
@@ -216,15 +210,9 @@ class Split(Narrow):
                 place.store(more if fresh else place.load(self.lanes) + more)
 
     def _sums(
-        self,
-        k: Builder,
-        shape: Shape,
-        step: Step,
-        places: list[tuple[int, int]],
-        parts: int,
-        span: tuple[Value, Value],
-        begin: Begin = from_zero,
-    ) -> list[list[Value]]:
+        self, k: Builder, shape: Shape, step: Step, places: list[tuple[int, int]], parts: int,
+        span: tuple[Value, Value], begin: Begin = from_zero,
+    ) -> list[list[Value]]:  # fmt: skip
         """As its base, but 8 k together."""
         sums = self._begun(k, shape.rows, len(places), begin)
         self._resume(k, step, sums)

@@ -53,14 +53,8 @@ class VectorKernel(MicroKernel):
     any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
 
     def __init__(
-        self,
-        isa: str,
-        lanes: int,
-        most_rows: int,
-        panels: int,
-        nibble_rows: int,
-        chains: int = 0,
-    ) -> None:
+        self, isa: str, lanes: int, most_rows: int, panels: int, nibble_rows: int, chains: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(isa)
         self.lanes, self.most_rows, self.panels = lanes, most_rows, panels
         self.nibble_rows, self.chains = nibble_rows, chains
@@ -71,14 +65,9 @@ class VectorKernel(MicroKernel):
 
     @abstractmethod
     def multiply(
-        self,
-        k: Builder,
-        lanes: int,
-        rows: Iterable[Value],
-        columns: list[Value],
-        sums: list[list[Register]],
-        signed: bool = False,
-    ) -> None:
+        self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],
+        sums: list[list[Register]], signed: bool = False,
+    ) -> None:  # fmt: skip
         """Emit the products of 4 k in each of `lanes` dwords. `rows`: a vector for each row;
         `columns`: a vector of bytes for each vector of accumulators; `sums`: for each row one
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
@@ -160,15 +149,9 @@ class VectorKernel(MicroKernel):
         self._finish(k, step, places, [each[row::rows] for row in range(rows)])
 
     def _span(
-        self,
-        k: Builder,
-        shape: Shape,
-        step: Step,
-        places: list[tuple[int, int]],
-        parts: int,
-        pairs: Value,
-        begin: Begin,
-    ) -> None:
+        self, k: Builder, shape: Shape, step: Step, places: list[tuple[int, int]], parts: int,
+        pairs: Value, begin: Begin,
+    ) -> None:  # fmt: skip
         """Multiply over all of K, or over a span of it and leave the sums for the next."""
         if step.span is None:
             sums = self._sums(k, shape, step, places, parts, (k.index(0), pairs), begin)
@@ -211,15 +194,9 @@ class VectorKernel(MicroKernel):
                     store(step.row + row, (held + (row * len(places) + at) * lanes).load(lanes))
 
     def _sums(
-        self,
-        k: Builder,
-        shape: Shape,
-        step: Step,
-        places: list[tuple[int, int]],
-        parts: int,
-        span: tuple[Value, Value],
-        begin: Begin = from_zero,
-    ) -> list[list[Value]]:
+        self, k: Builder, shape: Shape, step: Step, places: list[tuple[int, int]], parts: int,
+        span: tuple[Value, Value], begin: Begin = from_zero,
+    ) -> list[list[Value]]:  # fmt: skip
         """For each row its vectors of sums, over some times 8 k."""
         panels = len(places) // len(self.offsets)
         each = shape.rows, len(places)

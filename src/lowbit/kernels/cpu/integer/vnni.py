@@ -43,14 +43,9 @@ class Vnni(VectorKernel):
         super().__init__(isa, named(isa).vector_bytes // QUAD, *sizes, chains=_CHAINS)
 
     def multiply(
-        self,
-        k: Builder,
-        lanes: int,
-        rows: Iterable[Value],
-        columns: list[Value],
-        sums: list[list[Register]],
-        signed: bool = False,
-    ) -> None:
+        self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],
+        sums: list[list[Register]], signed: bool = False,
+    ) -> None:  # fmt: skip
         size, dot = lanes * QUAD, self._dots[lanes]
         unsigned, other = Vector(u8, size), Vector(s8, size)
         for four, accumulators in zip(rows, sums, strict=True):

@@ -39,14 +39,9 @@ class Widening(VectorKernel):
         super().__init__(isa, *sizes)
 
     def multiply(
-        self,
-        k: Builder,
-        lanes: int,
-        rows: Iterable[Value],
-        columns: list[Value],
-        sums: list[list[Register]],
-        signed: bool = False,
-    ) -> None:
+        self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],
+        sums: list[list[Register]], signed: bool = False,
+    ) -> None:  # fmt: skip
         """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
         pairs = Vector(s16, 2 * lanes)
         multiply_add = self._instructions[lanes]
