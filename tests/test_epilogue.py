@@ -18,7 +18,7 @@ from lowbit.kernels.cpu.shared.post_op import Elementwise, post_ops
 from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
 from lowbit.kernels.cpu.shared.post_ops.leaky_relu import LeakyRelu
 from lowbit.kernels.cpu.shared.post_ops.quantized_residual import QuantizedResidual
-from lowbit.numerics import quantize_rows
+from lowbit.numerics import QTensor, int_format, quantize_rows
 from lowbit.product.output import OutputSpec
 from lowbit.spec.operations.products import matmul_scaled
 from lowbit.spec.post_ops import FUNCTIONS as MEANINGS
@@ -201,6 +201,48 @@ def test_quantized_outputs_of_rows_that_share_a_scale(
     result = made(isa)
     assert (np.abs(result - expected) <= near).all()
     np.testing.assert_array_equal(result, made("generic"))
+
+
+EXTREME: list[dict[str, Any]] = [
+    {"scale": 1e30, "a_scale": 0.0, "out_scale": 1e-10},
+    {"scale": 10.0, "a_scale": 1e-38, "out_scale": 1e-38},
+    {"scale": 1.0, "a_scale": 1.0, "out_scale": 1e-30, "bias": 1e10, "residual": -1e10},
+    {"scale": 5.0, "a_scale": 1.0, "out_scale": 1e-38, "bias": -10.0},
+    {"scale": 1e-30, "a_scale": 1e30, "out_scale": 0.25},
+    {"scale": 2.0**-30, "a_scale": 2.0**-30, "out_scale": 2.0**-30},
+    {"scale": 2.0**29, "a_scale": 2.0**29, "out_scale": 2.0**29},
+]
+
+
+@pytest.mark.parametrize("given", EXTREME, ids=str)
+def test_scales_that_factors_of_would_leave_float32(given: dict[str, Any]) -> None:
+    """Then the order of rows with scales of their own is kept, in which nothing overflows."""
+    m, n, k = 2, 20, 2
+    weight = QTensor(np.ones((k, n), np.int8), np.full(n, given["scale"], np.float32),
+                     np.zeros(n, np.int32), int_format("int8"), axis=1)  # fmt: skip
+    options: dict[str, Any] = {"out_dtype": "int8", "out_zero_point": 7}
+    options["out_scale"] = given["out_scale"]
+    if "bias" in given:
+        options["bias"] = np.full(n, given["bias"], np.float32)
+    if "residual" in given:
+        options["residual"] = np.full((m, n), given["residual"], np.float32)
+    a, packed = np.ones((m, k), np.uint8), lowbit.pack(weight)
+    rows = np.full(m, given["a_scale"], np.float32)
+    expected = lowbit.matmul_scaled(a, packed, a_scale=rows, **options)
+    for _ in range(3):
+        made = lowbit.matmul_scaled(a, packed, a_scale=given["a_scale"], **options)
+        np.testing.assert_array_equal(made, expected)
+
+
+def test_a_scale_means_the_same_whatever_holds_it() -> None:
+    options = {"out_dtype": "uint8", "out_scale": 0.031, "bias": PROBLEM["bias"]}
+    scale = float(np.float32(0.004))
+    a, b = PROBLEM["call"]["a"], PROBLEM["call"]["b"]
+    expected = lowbit.matmul_scaled(a, b, a_scale=scale, a_zero_point=9, **options)
+    for kind in (np.float32, np.float64, np.array):
+        for zero in (9, np.int32(9), np.array(9)):
+            made = lowbit.matmul_scaled(a, b, a_scale=kind(scale), a_zero_point=zero, **options)
+            np.testing.assert_array_equal(made, expected)
 
 
 @ISAS

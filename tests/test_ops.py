@@ -215,17 +215,18 @@ def test_nothing_outside_the_operands_is_touched(
     np.testing.assert_array_equal(real, lowbit.linear_dynamic(x.copy(), packed))
 
 
+@ISAS
 @pytest.mark.parametrize(
     ("a_shape", "b_shape"), [((0, 5), (5, 4)), ((3, 0), (0, 4)), ((3, 5), (5, 0)), ((0, 0), (0, 0))]
 )
-def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int]) -> None:
+def test_empty_matrices(a_shape: tuple[int, int], b_shape: tuple[int, int], isa: str) -> None:
     a, b = np.zeros(a_shape, np.int8), np.zeros(b_shape, np.uint8)
-    result = lowbit.matmul(a, b)
+    result = lowbit.matmul(a, b, isa=isa)
     assert result.shape == (a_shape[0], b_shape[1])
     assert not result.any()
     weight = lowbit.pack(lowbit.quantize(np.zeros(b_shape, np.float32), axis=1))
     bias = np.arange(b_shape[1], dtype=np.float32)
-    real = lowbit.linear_dynamic(np.zeros(a_shape, np.float32), weight, bias)
+    real = lowbit.linear_dynamic(np.zeros(a_shape, np.float32), weight, bias, isa=isa)
     np.testing.assert_array_equal(real, np.broadcast_to(bias, result.shape))
 
 

@@ -287,6 +287,18 @@ def test_what_is_known_goes_with_the_operand() -> None:
     assert len(api._scaled._seen) == known - 1
 
 
+def test_operands_of_another_class_are_not_recognized() -> None:
+    class Other(lowbit.PackedMatrix):
+        pass
+
+    b = int8()
+    other = Other(b.panels, b.column_sums, b.K, b.N, b.dtype, b.scale)
+    for _ in range(4):
+        made = lowbit.matmul(BYTES["uint8"], other)
+        np.testing.assert_array_equal(made, lowbit.matmul(BYTES["uint8"], b))
+    assert learned(api._exact, other) == 0
+
+
 def test_no_more_than_some_ways_are_learned() -> None:
     b = int8()
     for rows in range(1, 30):

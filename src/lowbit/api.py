@@ -17,6 +17,7 @@ from lowbit.jit import verbose
 from lowbit.jit.recognize import Check, Same
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
+from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
 from lowbit.product.arguments import (
     FLOATS,
@@ -31,6 +32,7 @@ from lowbit.product.arguments import (
     per_column,
     per_element,
     per_row,
+    plain_number,
     real_dtype,
     zero_points,
 )
@@ -194,9 +196,9 @@ def matmul_scaled(
 
     By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
     the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
-    clamp(round_half_even(y · (1/out_scale)) + out_zero_point). With one a_scale, and nothing behind
-    it but bias, residuals, bounds, "relu" and slopes, the factors come first: y/out_scale is
-    Σ · ((s_n · (1/out_scale)) · a_scale) + bias[n] · (1/out_scale), rounded once, and so on.
+    clamp(round_half_even(y · (1/out_scale)) + out_zero_point). With one a_scale, all scales within
+    2^±30, and nothing behind it but bias, residuals, bounds, "relu" and slopes, factors come first:
+    y/out_scale is Σ · ((s_n · (1/out_scale)) · a_scale) + bias[n] · (1/out_scale), rounded once.
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
     result is the same bits on every instruction set and for any number of threads.
@@ -227,14 +229,15 @@ def _matmul_scaled(
     left = a if type(a) is np.ndarray else array(a, "a")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
-    wanted_zero_point = a_zero_point
+    wanted_scale, wanted_zero_point = a_scale, a_zero_point
+    a_scale, a_zero_point = plain_number(a_scale), plain_number(a_zero_point)
     if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
     prepared, spec = requests.scaled(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
         threads_key(threads), isa, a_zero_point is not None, uniform,
-        uniform and a_scale is not None and abs(a_scale) < b.largest_factor, bias is not None,
+        uniform and a_scale is not None and moderate(abs(a_scale)), bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
@@ -246,13 +249,12 @@ def _matmul_scaled(
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
-    added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = residual
+    added, beside = None if bias is None else per_column(bias, b.N, "bias"), residual
     if residual is not None:
         beside = per_element(residual, prepared.shape, "residual", spec.residual)
     prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
     if _scaled.ripe(b, prepared):
-        number = real(a_scale, prepared, b) if uniform else as_given(a_scale, scale, "row_scale")
+        number = real(wanted_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
         elsewhere = a_zero_point is not wanted_zero_point or not (uniform or a_zero_point is None)
         checks = {

@@ -158,11 +158,15 @@ define private ptr @shapes(ptr %record, ptr %values) {{
   br i1 %fit, label %ask, label %no
 ask:
   %shape = call ptr @PyObject_GetAttr(ptr %first, ptr %name)
-  %other = call ptr @PyObject_GetAttr(ptr %second, ptr %name)
   %has = icmp ne ptr %shape, null
+  br i1 %has, label %ask_other, label %no
+ask_other:
+  %other = call ptr @PyObject_GetAttr(ptr %second, ptr %name)
   %has_other = icmp ne ptr %other, null
-  %both = and i1 %has, %has_other
-  br i1 %both, label %pack, label %no
+  br i1 %has_other, label %pack, label %drop
+drop:
+  call void @Py_DecRef(ptr %shape)
+  br label %no
 pack:
   %key = call ptr (i64, ...) @PyTuple_Pack(i64 2, ptr %shape, ptr %other)
   call void @Py_DecRef(ptr %shape)

@@ -89,14 +89,15 @@ class Array(NamedTuple):
 
 
 class Real(NamedTuple):
-    """A Python float of a magnitude below `most`, within float32, which is put there into the
-    scratch."""
+    """A Python float of a magnitude from `least` to below `most`, within float32, which is put
+    there into the scratch."""
 
     offset: int
+    least: float = 0.0
     most: float = BEYOND
 
     def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return REAL, self.offset, *struct.unpack("q", struct.pack("d", self.most))
+        return REAL, self.offset, *struct.unpack("2q", struct.pack("2d", self.least, self.most))
 
 
 class Integer(NamedTuple):

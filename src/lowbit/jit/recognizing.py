@@ -273,9 +273,13 @@ float:
   %number_at = getelementptr i8, ptr %value, i64 {HEADER}
   %number = load double, ptr %number_at
   %magnitude = call double @llvm.fabs.f64(double %number)
-  %most_bits = call i64 @word(ptr %check, i64 2)
+  %least_bits = call i64 @word(ptr %check, i64 2)
+  %least = bitcast i64 %least_bits to double
+  %most_bits = call i64 @word(ptr %check, i64 3)
   %most = bitcast i64 %most_bits to double
-  %within = fcmp olt double %magnitude, %most
+  %not_below = fcmp oge double %magnitude, %least
+  %below = fcmp olt double %magnitude, %most
+  %within = and i1 %not_below, %below
   br i1 %within, label %rounded, label %miss
 rounded:
   %narrow = fptrunc double %number to float

@@ -11,6 +11,16 @@ BEYOND = float(2**128 - 2**103)
 """The least magnitude that rounds to infinity."""
 
 
+LEAST, MOST = 2.0**-30, 2.0**30
+
+
+def moderate(scales: Any) -> bool:
+    """Whether all are from LEAST to below MOST. A product of three such scales, or inverses of
+    them, and an int32 is a normal number of float32, whatever the order."""
+    inside = (scales >= LEAST) & (scales < MOST)
+    return inside if isinstance(inside, bool) else bool(inside.all())
+
+
 def float32_number(value: Any, name: str) -> float:
     """`value` as a float that float32 holds, after rounding; infinities and NaN are themselves.
 

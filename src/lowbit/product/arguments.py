@@ -248,6 +248,12 @@ def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int
         extent += stride * (count - 1)
 
 
+def plain_number(value: Any) -> Any:
+    """One of NumPy's numbers as Python's, which rounds nothing; anything else as it is."""
+    alone = isinstance(value, np.number) or (type(value) is np.ndarray and value.ndim == 0)
+    return value.item() if alone else value
+
+
 def per_row(value: Any, rows: int, name: str) -> Array:
     """One real number, or one for each row, as float32 [rows], C-contiguous."""
     if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.shape == (rows,):

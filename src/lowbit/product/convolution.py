@@ -129,7 +129,7 @@ class _Depthwise:
         self.windows = None if 0 in self.shape else line_table(over, c.channels)
         images = Windows(c.signed, c.shifted)
         epilogue = Epilogue(a_zero=images.zero_points, post_ops=c.post_ops, out=c.output,
-                            uniform=True)  # fmt: skip
+                            uniform=True, moderate=c.moderate and c.b.moderate)  # fmt: skip
         self._program = depthwise.program(
             instruction_sets.get(c.isa), format=images, window=over.window, epilogue=epilogue,
             repeated=c.b.n > 1,

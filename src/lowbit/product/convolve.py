@@ -11,6 +11,7 @@ import numpy as np
 from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.numerics.float32 import moderate
 from lowbit.product.arguments import (
     bytes_array,
     check_bytes,
@@ -19,6 +20,7 @@ from lowbit.product.arguments import (
     per_column,
     per_element,
     per_row,
+    plain_number,
     zero_points,
 )
 from lowbit.product.convolution import Operands, PreparedConvolution, prepare_convolution
@@ -72,12 +74,13 @@ def convolution(
     Raises as that does, and ValueError if the weight is of other channels or dimensions, padding
     does not go with its mode, or an image takes 2 GiB.
     """
-    left = np.ascontiguousarray(bytes_array(x, "x"))
+    left, scale = np.ascontiguousarray(bytes_array(x, "x")), plain_number(scale)
     geometry = _hashable((stride, padding, dilation, padding_mode, output_padding))
     prepared, spec = _requested(
         left.shape, left.dtype, weight.shape, group_format(weight, isa), threads_key(threads), isa,
-        zero_point != 0, scale is not None, geometry, bias is not None, residual is not None,
-        post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+        zero_point != 0, scale is not None, type(scale) is float and moderate(scale), geometry,
+        bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale,
+        out_zero_point,
     )  # fmt: skip
     zero = zero_points(zero_point, 1, left.dtype, "zero_point", FLIP * (left.dtype == np.int8))
     factor = None if scale is None else per_row(scale, 1, "scale")
@@ -96,12 +99,13 @@ def convolution(
 @lru_cache(maxsize=KEPT)
 def _requested(
     shape: tuple[int, ...], dtype: np.dtype[Any], weight: ConvolutionShape, b: PanelFormat,
-    threads: int, isa: str | None, shifted: bool, scaled: bool, geometry: tuple[Any, ...],
-    *output: Any,
+    threads: int, isa: str | None, shifted: bool, scaled: bool, fair: bool,
+    geometry: tuple[Any, ...], *output: Any,
 ) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
     """What `lowbit.convolution` asks for. shape, dtype: of the images; b: the form of a group's
-    matrix; shifted, scaled: whether they have a zero point, a scale; geometry: stride, padding,
-    dilation, padding_mode, output_padding; output: as `OutputSpec.of` takes it."""
+    matrix; shifted, scaled, fair: whether they have a zero point, a scale, a moderate one;
+    geometry: stride, padding, dilation, padding_mode, output_padding; output: as `OutputSpec.of`
+    takes it."""
     check_bytes(dtype, "x")
     size = shape[1:-1]
     if len(shape) != len(weight.kernel) + 2 or shape[-1] != weight.channels:
@@ -127,7 +131,7 @@ def _requested(
     name = instruction_sets.active(isa).name
     signed = dtype == np.int8
     convolution = Convolution(shape[0], where, shape[-1], weight.groups, signed, shifted, b, name,
-                              threads, spec.post_ops, spec.out)  # fmt: skip
+                              threads, spec.post_ops, spec.out, fair and spec.moderate)  # fmt: skip
     return prepare_convolution(convolution), spec
 
 

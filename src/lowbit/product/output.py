@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 
 from lowbit.kernels.cpu.shared.formats import LIMITS
 from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
-from lowbit.numerics.float32 import float32_number
+from lowbit.numerics.float32 import float32_number, moderate
 
 # A post-operation as users write it: a name, or one with numbers.
 AnyPostOp = str | WithNumbers
@@ -39,6 +39,13 @@ class OutputSpec:
     storage: np.dtype[Any]
     post_ops: tuple[str, ...] = ()
     parameters: npt.NDArray[np.float32] | None = None
+
+    @property
+    def moderate(self) -> bool:
+        """Whether the scale of a quantized output is; see numerics.float32."""
+        return self.out not in LIMITS or (
+            self.parameters is not None and moderate(1 / self.parameters[-2])
+        )
 
     @property
     def residual(self) -> np.dtype[Any]:

@@ -27,7 +27,7 @@ class Product(NamedTuple):
       each column, in place of a residual). streams: the output goes past the caches; its rows begin
       at multiples of 64 bytes. residual_stride: elements from row to row of the residual; 0: n.
     - image: where rows are made in strips, the geometry of one.
-    - finite: see `Epilogue`.
+    - moderate: the scale of rows is, and that of a quantized output.
     """
 
     m: int
@@ -41,7 +41,7 @@ class Product(NamedTuple):
     streams: bool = False
     residual_stride: int = 0
     image: Image | None = None
-    finite: bool = False
+    moderate: bool = False
 
     @property
     def n(self) -> int:
@@ -98,7 +98,7 @@ class Product(NamedTuple):
             streams=self.streams,
             scales=scales,
             uniform=self.a.uniform,
-            finite=self.finite,
+            moderate=self.moderate and self.b.moderate,
         )
 
 
@@ -108,7 +108,7 @@ class Convolution(NamedTuple):
 
     - groups: how many, each of which has a weight of the form `b`.
     - signed: images are int8, else uint8. shifted: they have a zero point.
-    - isa, threads, post_ops, output: as in `Product`.
+    - isa, threads, post_ops, output, moderate: as in `Product`.
     """
 
     batch: int
@@ -122,6 +122,7 @@ class Convolution(NamedTuple):
     threads: int
     post_ops: tuple[str, ...] = ()
     output: str = "s32"
+    moderate: bool = False
 
     @property
     def depthwise(self) -> bool:

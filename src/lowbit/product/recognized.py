@@ -15,7 +15,7 @@ from lowbit.jit.builtin import Finder, builtin
 from lowbit.jit.recognize import Array, Check, Fresh, Integer, Real, Same, signature, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
-from lowbit.numerics.float32 import BEYOND
+from lowbit.numerics.float32 import BEYOND, LEAST, MOST
 from lowbit.product.arguments import allocation
 from lowbit.product.prepare import PreparedProduct
 from lowbit.weights.panels import PackedMatrix
@@ -37,7 +37,7 @@ class _Seen:
 
 class Recognized:
     """The calls of one public function that are recognized: for each right operand, in its
-    dictionary `calls`, callables that take all other arguments, in order, and return the result,
+    dictionary `_calls`, callables that take all other arguments, in order, and return the result,
     or None where a call is another."""
 
     def __init__(self, operation: str) -> None:
@@ -51,15 +51,15 @@ class Recognized:
         code = function.__code__  # type: ignore[attr-defined]
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         self._arguments = tuple(name for name in names if name != "b")
-        return builtin(function, Finder("b", PackedMatrix, "calls", self.operation))
+        return builtin(function, Finder("b", PackedMatrix, "_calls", self.operation))
 
     def known(self, b: PackedMatrix) -> tuple[Callable[..., Any], ...]:
         """What is recognized with this right operand."""
-        return b.calls.get(self.operation, ())
+        return b._calls.get(self.operation, ())
 
     def ripe(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
         """Whether this call should be learned: if the last one with b was prepared alike."""
-        if not prepared.small:
+        if not prepared.small or type(b) is not PackedMatrix:
             return False
         seen = self._seen.setdefault(b, _Seen())
         if seen.last is prepared:
@@ -101,7 +101,7 @@ class Recognized:
         call = prepared.recognizer(right, known, made, stride, zero, parameters)
         if call is not None:
             seen.learned.add(mark)
-            b.calls[self.operation] = (*self.known(b), call)
+            b._calls[self.operation] = (*self.known(b), call)
 
 
 def as_given(value: Any, used: Any, slot: str) -> Check | None:
@@ -132,10 +132,10 @@ def constant(post_ops: Any) -> Check | None:
     return Same(post_ops) if post_ops is None or type(post_ops) is tuple else None
 
 
-def real(value: Any, prepared: PreparedProduct, b: PackedMatrix) -> Check | None:
+def real(value: Any, prepared: PreparedProduct) -> Check | None:
     """The check of a scale that is a number, of a magnitude that the product is prepared for."""
-    most = b.largest_factor if prepared.product.finite else BEYOND
-    return Real(prepared.scale_at, most) if type(value) is float else None
+    within = (LEAST, MOST) if prepared.product.moderate else (0.0, BEYOND)
+    return Real(prepared.scale_at, *within) if type(value) is float else None
 
 
 def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> Check | None:

@@ -53,11 +53,11 @@ def _steps(left: Left) -> tuple[int, int]:
 
 def _call(
     left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec,
-    finite: bool = False,
+    moderate: bool = False,
 ) -> Call:  # fmt: skip
     name = instruction_sets.active(isa).name
     product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out,
-                      finite=finite and output.out == "f32" and not output.post_ops)  # fmt: skip
+                      moderate=moderate and output.moderate)  # fmt: skip
     return prepare(product), output
 
 
@@ -72,7 +72,8 @@ def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
     """The form of the matrix of each group, with what is proven about the values of all."""
     formats = [panel_format(matrix, isa) for matrix in weight.matrices]
     most = max(one.largest_pair for one in formats)
-    return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]))
+    return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]),
+                               moderate=all(one.moderate for one in formats))  # fmt: skip
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:
@@ -112,13 +113,13 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bo
 @lru_cache(maxsize=KEPT)
 def scaled(
     left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
-    finite: bool, *output: Any,
+    moderate: bool, *output: Any,
 ) -> Call:  # fmt: skip
     """The product of quantized bytes. `shifted`: zero points of a are given; `uniform`: scale
-    and zero point are the same for all rows; `finite`: that scale is below `b.largest_factor`;
-    `output`: as `OutputSpec.of` takes it."""
+    and zero point are the same for all rows; `moderate`: that scale is; `output`: as
+    `OutputSpec.of` takes it."""
     rows = _bytes(left, b, shifted, uniform, b.centred)
-    return _call(left, rows, b, threads, isa, OutputSpec.of(*output), finite)
+    return _call(left, rows, b, threads, isa, OutputSpec.of(*output), moderate)
 
 
 @lru_cache(maxsize=KEPT)
@@ -185,7 +186,8 @@ def convolved(c: Convolution) -> Product:
         rows = Windows(c.signed, c.shifted, room)
         row_bytes = math.prod(c.geometry.size) * c.channels
     product = Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
-                      c.post_ops, c.output, residual_stride=c.outputs)  # fmt: skip
+                      c.post_ops, c.output, residual_stride=c.outputs,
+                      moderate=c.moderate)  # fmt: skip
     return _in_strips(c, product) if product.m else product
 
 

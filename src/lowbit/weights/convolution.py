@@ -14,6 +14,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import QTensor
+from lowbit.numerics.float32 import moderate
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
 
@@ -87,7 +88,8 @@ class PackedDepthwise:
         panels[...] = ordered.reshape(panels.shape).view(np.uint8)
         sums = filled.sum(axis=(1, 2), dtype=np.int32)
         taps = rows.shape[1] * columns
-        form = PanelFormat(taps, multiplier, "int8", scaled=scale is not None)
+        fair = scale is not None and moderate(scale)
+        form = PanelFormat(taps, multiplier, "int8", scaled=scale is not None, moderate=fair)
         if scale is not None:
             scale = np.pad(scale, (0, len(filled) - outputs))
         return cls(panels, sums, scale, form)

@@ -19,6 +19,7 @@ from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
+from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.weights.columns import columns
 from lowbit.weights.split import Split, split
@@ -29,7 +30,6 @@ Addresses = tuple[int, int, int, int]
 _CHUNK = 1 << 20  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
-_FINITE = 2.0**96  # times any int32 it is finite in float32, with some room for roundings
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
 _UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 _SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
@@ -147,7 +147,7 @@ class PackedMatrix:
     addresses: Addresses = field(init=False)
     _columns: dict[tuple[int, int], npt.NDArray[np.uint8]] = field(default_factory=dict, init=False)
     # By public functions, the calls with this on the right that are recognized (jit/builtin.py).
-    calls: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict, init=False)
+    _calls: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in STORED:
@@ -221,10 +221,12 @@ class PackedMatrix:
     def format(self) -> PanelFormat:
         """What this is, but for its numbers, and what needs no look at all of them."""
         zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
+        plain = self.scale is not None and self.group_size is None
+        fair = plain and moderate(self.scale[: self.N])  # type: ignore[index]
         largest = UNPROVEN if self.weight == "s8" else 2 * NIBBLE_MASK
         return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
                            self.group_size is None and self.centred, zeros,
-                           self.group_size or 0, largest)  # fmt: skip
+                           self.group_size or 0, largest, moderate=fair)  # fmt: skip
 
     @cached_property
     def proven_format(self) -> PanelFormat:
@@ -298,13 +300,6 @@ class PackedMatrix:
         stored values in a column, the largest sum of their positive parts, or of their negative
         parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
         return largest_pair_of(self.panels) if self.weight == "s8" else 2 * NIBBLE_MASK
-
-    @cached_property
-    def largest_factor(self) -> float:
-        """Times a scale of less than this, and one of a column, every int32 is finite in float32;
-        0 where there is none."""
-        largest = 0.0 if self.scale is None else float(np.abs(self.scale).max(initial=0))
-        return _FINITE / max(largest, 1.0) if largest < np.inf else 0.0
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""

@@ -40,6 +40,8 @@ class Split(NamedTuple):
 def split(panels: npt.NDArray[np.uint8]) -> Split | None:
     """Split panels [panels, lines, 64] of bytes; None if pairs are best, and need no lists."""
     count, lines, _ = panels.shape
+    if not lines:
+        return None
     # [panel, two lines, which of the two, column, pair of k, k of the pair]
     stored = panels.view(np.int8).reshape(count, lines // 2, 2, PANEL, 2, 2)
     step = max(1, _AT_ONCE // max(1, lines * LINE))

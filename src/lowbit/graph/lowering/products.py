@@ -19,6 +19,7 @@ from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.post_op import WithNumbers
 from lowbit.numerics import QTensor
+from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
 from lowbit.product.convolution import Operands, prepare_convolution
 from lowbit.product.geometry import Geometry
@@ -120,10 +121,8 @@ def linear(lowering: Lowering, node: Node) -> None:
         prepared, spec = requests.floats(left, panels, threads, isa, activations, *epilogue.spec)
     else:
         shifted = x.tensor.zero_point != 0
-        assert x.tensor.scale is not None
-        finite = x.tensor.scale < packed.largest_factor
-        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True, finite,
-                                         *epilogue.spec)  # fmt: skip
+        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
+                                         moderate(x.tensor.scale), *epilogue.spec)  # fmt: skip
         scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
     launch(lowering, prepared, (
@@ -152,7 +151,7 @@ def convolution(lowering: Lowering, node: Node) -> None:
     asked = Convolution(
         x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
         requests.group_format(packed, lowering.isa.name), lowering.isa.name, lowering.threads,
-        spec.post_ops, spec.out,
+        spec.post_ops, spec.out, moderate(x.tensor.scale) and spec.moderate,
     )  # fmt: skip
     prepared = prepare_convolution(asked)
     lowering.kept.append(prepared)

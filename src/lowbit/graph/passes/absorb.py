@@ -27,7 +27,7 @@ def absorbed(graph: Graph) -> Graph:
 
     Integers with a scale that are constants become QTensors, int32 biases float32. What is
     quantized in another way (per channel, to other types, or for an operator on integers) stays.
-    The result is the same to the bit. ValueError: a scale is not positive and finite."""
+    The result is the same. ValueError: a scale is not positive and finite."""
     graph = rewritten(graph, (_without_integers, _moved))
     graph = _with_weights(graph)
     return _with_formats(graph)

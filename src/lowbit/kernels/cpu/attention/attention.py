@@ -121,14 +121,9 @@ class _Work:
     """What all items share."""
 
     def __init__(
-        self,
-        k: Builder,
-        form: AttentionForm,
-        micro: FloatMicro,
-        g: Geometry[Value],
-        scratch: Value,
-        parameters: Value,
-    ) -> None:
+        self, k: Builder, form: AttentionForm, micro: FloatMicro, g: Geometry[Value],
+        scratch: Value, parameters: Value,
+    ) -> None:  # fmt: skip
         self._k, self._form, self._micro, self._g = k, form, micro, g
         self.rows, self.vectors, self.block = step_shape(micro)
         self.lanes, self.depth = micro.lanes, 2 if micro.pair else 1
@@ -245,13 +240,9 @@ class _Work:
         return (keys + (quantum - 1)) // quantum * (quantum // self.depth)
 
     def _multiply(
-        self,
-        rows: Value,
-        left: tuple[Value, Value],
-        right: tuple[Value, Value],
-        sizes: tuple[Value, Value],
-        out: tuple[Value, Value],
-    ) -> None:
+        self, rows: Value, left: tuple[Value, Value], right: tuple[Value, Value],
+        sizes: tuple[Value, Value], out: tuple[Value, Value],
+    ) -> None:  # fmt: skip
         """out = left · right, for so many rows, and (columns, units) `sizes`.
 
         left, out: where their first rows begin, and how far apart they are, in units. right: where
@@ -284,13 +275,8 @@ class _Work:
         return PlainLeft(reader, [reader.pointer(start)], self._k.index(1), stride * self.depth)
 
     def _step(
-        self,
-        left: Left,
-        right: PackedRight,
-        vectors: int,
-        units: Value,
-        out: tuple[Value, Value],
-    ) -> None:
+        self, left: Left, right: PackedRight, vectors: int, units: Value, out: tuple[Value, Value],
+    ) -> None:  # fmt: skip
         """One step: rows by so many vectors, its sums to `out`, rows so far apart."""
         k, (place, stride) = self._k, out
         passing = None
@@ -316,13 +302,9 @@ class _Work:
         return lambda value: narrow(value.to(f32))
 
     def _convert_row(
-        self,
-        source: Value,
-        target: Value,
-        count: Value,
-        convert: Convert,
+        self, source: Value, target: Value, count: Value, convert: Convert,
         filled: Value | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Convert a row, with zeros behind it up to `filled`."""
         k, lanes = self._k, self.lanes
         whole = count // lanes * lanes

@@ -188,14 +188,9 @@ class _Items:
         return steps[0] // of_line, steps[1] // of_line
 
     def run(
-        self,
-        k: Builder,
-        session: Any,
-        steps: Range,
-        panels: Range,
-        following: Range | None,
+        self, k: Builder, session: Any, steps: Range, panels: Range, following: Range | None,
         strip: Strip | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The rows of some steps times some panels, from the first to before the last. `following`:
         what this thread will probably read after that, and its bytes."""
         b = self._bytes(k, panels)
@@ -213,16 +208,9 @@ class _Items:
         self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
 
     def _row(
-        self,
-        k: Builder,
-        session: Any,
-        place: Place,
-        b: Value,
-        index: Range,
-        fetching: Callable[[Value, Value], Fetch | None],
-        panels: Range,
-        k_blocks: Range,
-    ) -> None:
+        self, k: Builder, session: Any, place: Place, b: Value, index: Range,
+        fetching: Callable[[Value, Value], Fetch | None], panels: Range, k_blocks: Range,
+    ) -> None:  # fmt: skip
         """One step of rows, by its number and by its place in the item, times all panels."""
         first, last = panels
         whole = (last - first) // self.shape.panels * self.shape.panels + first
@@ -358,19 +346,9 @@ class _Items:
         return self.private
 
     def _step(
-        self,
-        k: Builder,
-        session: Any,
-        place: Place,
-        b: Value,
-        index: Value,
-        panel: Value,
-        first_panel: Value,
-        count: int,
-        last: Value,
-        span: Span | None,
-        fetch: Fetch | None,
-    ) -> None:
+        self, k: Builder, session: Any, place: Place, b: Value, index: Value, panel: Value,
+        first_panel: Value, count: int, last: Value, span: Span | None, fetch: Fetch | None,
+    ) -> None:  # fmt: skip
         make_lines = partial(self._make_lines, k, index, panel.equals(first_panel), last)
         step = Step(
             a=place.a,

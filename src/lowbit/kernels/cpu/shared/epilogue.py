@@ -57,12 +57,13 @@ class Epilogue(NamedTuple):
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
-    `finite`: whatever a sum is, with its scales it is a finite number, to which nothing else is
-    done; so it need not be seen to that NaN is the same bits everywhere.
+    `moderate`: the scales of rows, columns and a quantized output all are (numerics.float32).
 
-    If `steps`, sums become steps of a quantized output at once: what their scales and the inverse
-    of the output's scale make together is found once for some columns, and so are bias and bounds
-    in steps. That a sum is multiplied and the bias added is one operation then, rounded once.
+    If `finite`, a sum with its scales is a finite number, to which nothing else is done; so it need
+    not be seen to that NaN is the same bits everywhere. If `steps`, sums become steps of a
+    quantized output at once: what their scales and the inverse of the output's make together is
+    found once for some columns, and so are bias and bounds in steps. That a sum is multiplied and
+    the bias added is one operation then, rounded once.
     """
 
     a_zero: bool = False
@@ -72,12 +73,18 @@ class Epilogue(NamedTuple):
     streams: bool = False
     scales: str = "both"
     uniform: bool = False
-    finite: bool = False
+    moderate: bool = False
+
+    @property
+    def finite(self) -> bool:
+        scaled = self.moderate and self.uniform and self.scales == "both"
+        return scaled and self.out == "f32" and not self.post_ops
 
     @property
     def steps(self) -> bool:
-        wanted = self.uniform and self.scales == "both" and self.out in LIMITS
-        return wanted and all(post_ops.get(name).proportional for name in self.post_ops)
+        scaled = self.moderate and self.uniform and self.scales == "both"
+        every = (post_ops.get(name).proportional for name in self.post_ops)
+        return scaled and self.out in LIMITS and all(every)
 
     @property
     def adds_bias(self) -> bool:

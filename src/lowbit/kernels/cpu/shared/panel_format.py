@@ -26,6 +26,7 @@ class PanelFormat(NamedTuple):
     - largest_pair: of the stored values, the largest magnitude that two neighbours along K of one
       sign sum to, as far as it is known.
     - split: how the values are split besides (weights/split.py), if they are.
+    - moderate: there is one scale for each column, and all are (numerics.float32).
     """
 
     k: int
@@ -37,6 +38,7 @@ class PanelFormat(NamedTuple):
     group_size: int = 0
     largest_pair: int = UNPROVEN
     split: SplitFormat | None = None
+    moderate: bool = False
 
     @property
     def stored(self) -> str:
