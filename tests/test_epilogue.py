@@ -173,7 +173,7 @@ def test_quantized_outputs_of_rows_that_share_a_scale(
     rng = np.random.default_rng(3)
     a_scale, scale, inputs = 0.004, 0.031, PROBLEM["inputs"]
     y = (inputs["a"].astype(np.int64) - 9) @ inputs["b"] * (a_scale * inputs["b_scale"])
-    operands: dict[str, Any] = {}
+    operands: dict[str, Any] = {"out_dtype": out_dtype}
     for step in steps:
         if isinstance(step, QuantizedResidual):
             residual = rng.integers(0, 120, y.shape).astype(step.dtype)
@@ -195,7 +195,7 @@ def test_quantized_outputs_of_rows_that_share_a_scale(
     def made(isa: str) -> Any:
         return lowbit.matmul_scaled(
             inputs["a"], PROBLEM["call"]["b"], a_scale=a_scale, a_zero_point=9, **operands,
-            post_ops=steps, out_dtype=out_dtype, out_scale=scale, out_zero_point=zero, isa=isa,
+            post_ops=steps, out_scale=scale, out_zero_point=zero, isa=isa,
         )  # fmt: skip
 
     result = made(isa)
@@ -235,7 +235,7 @@ def test_scales_that_factors_of_would_leave_float32(given: dict[str, Any]) -> No
 
 
 def test_a_scale_means_the_same_whatever_holds_it() -> None:
-    options = {"out_dtype": "uint8", "out_scale": 0.031, "bias": PROBLEM["bias"]}
+    options: dict[str, Any] = {"out_dtype": "uint8", "out_scale": 0.031, "bias": PROBLEM["bias"]}
     scale = float(np.float32(0.004))
     a, b = PROBLEM["call"]["a"], PROBLEM["call"]["b"]
     expected = lowbit.matmul_scaled(a, b, a_scale=scale, a_zero_point=9, **options)
