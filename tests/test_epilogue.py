@@ -209,6 +209,7 @@ EXTREME: list[dict[str, Any]] = [
     {"scale": 1.0, "a_scale": 1.0, "out_scale": 1e-30, "bias": 1e10, "residual": -1e10},
     {"scale": 5.0, "a_scale": 1.0, "out_scale": 1e-38, "bias": -10.0},
     {"scale": 1e-30, "a_scale": 1e30, "out_scale": 0.25},
+    {"scale": 1.0, "a_scale": 1.0, "out_scale": 0.25, "step": QuantizedResidual(3e38, 0)},
     {"scale": 2.0**-30, "a_scale": 2.0**-30, "out_scale": 2.0**-30},
     {"scale": 2.0**29, "a_scale": 2.0**29, "out_scale": 2.0**29},
 ]
@@ -226,6 +227,9 @@ def test_scales_that_factors_of_would_leave_float32(given: dict[str, Any]) -> No
         options["bias"] = np.full(n, given["bias"], np.float32)
     if "residual" in given:
         options["residual"] = np.full((m, n), given["residual"], np.float32)
+    if "step" in given:
+        options["post_ops"] = (given["step"],)
+        options["residual"] = np.arange(m * n, dtype=np.uint8).reshape(m, n)
     a, packed = np.ones((m, k), np.uint8), lowbit.pack(weight)
     rows = np.full(m, given["a_scale"], np.float32)
     expected = lowbit.matmul_scaled(a, packed, a_scale=rows, **options)

@@ -42,10 +42,13 @@ class OutputSpec:
 
     @property
     def moderate(self) -> bool:
-        """Whether the scale of a quantized output is; see numerics.float32."""
-        return self.out not in LIMITS or (
-            self.parameters is not None and moderate(1 / self.parameters[-2])
-        )
+        """Whether the scales of a quantized output and of residuals are; see numerics.float32."""
+        given = [] if self.parameters is None else self.parameters.tolist()
+        scales = [1 / given[-2]] if self.out in LIMITS else []
+        for one in map(post_ops.get, self.post_ops):
+            scales += given[:1] if one.parameters and one.operand else []
+            given = given[one.parameters :]
+        return all(map(moderate, scales))
 
     @property
     def residual(self) -> np.dtype[Any]:
