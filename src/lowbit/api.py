@@ -17,7 +17,6 @@ from lowbit.jit import verbose
 from lowbit.jit.recognize import Check, Same
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
-from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
 from lowbit.product.arguments import (
     FLOATS,
@@ -28,6 +27,7 @@ from lowbit.product.arguments import (
     factor,
     flips,
     float_rows,
+    moderate_number,
     output,
     per_column,
     per_element,
@@ -237,7 +237,7 @@ def _matmul_scaled(
     prepared, spec = requests.scaled(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
         threads_key(threads), isa, a_zero_point is not None, uniform,
-        uniform and a_scale is not None and moderate(abs(a_scale)), bias is not None,
+        uniform and moderate_number(a_scale), bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias

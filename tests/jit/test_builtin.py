@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lowbit
+from lowbit.isa import get
 from lowbit.isa.types import Int, S32Pointer, s32
 from lowbit.jit import builtin as module
 from lowbit.jit.builder import Builder
@@ -47,13 +48,11 @@ def answer(k: Builder, out: S32Pointer, items: Int) -> None:
         out.store(k.constant(ANSWER, s32))
 
 
-def recognizing(x: Any, y: Any, z: Any, w: Any) -> Any:
+def recognizing(*values: Any) -> Any:
     """A call that takes just these, and answers an array that holds 77."""
-    from lowbit.isa import get
-
-    program = answer.program(get("generic"))
     fresh = Fresh(np.empty, ((1,), np.dtype(np.int32)), "out")
-    made = program.recognizer({"items": 1}, {}, 0, [*map(Same, (x, y, z, w))], fresh)
+    checks = [*map(Same, values)]
+    made = answer.program(get("generic")).recognizer({"items": 1}, {}, 0, checks, fresh)
     assert made is not None
     return made
 
@@ -132,18 +131,9 @@ def test_calls_by_the_shapes_of_two_arrays() -> None:
     calls: dict[Any, Any] = {}
     function = builtin(two, Finder(calls=calls))
     assert function(a, b) == "python"
-    made = answer_for(a, b)
-    calls[a.shape, b.shape] = (made,)
+    calls[a.shape, b.shape] = (recognizing(a, b, None),)
     assert function(a, b)[0] == function(b=b, a=a)[0] == ANSWER
     assert function(b, a) == function(a, b, c=1) == function(a, [1]) == "python"
-
-
-def answer_for(a: Any, b: Any) -> Any:
-    from lowbit.isa import get
-
-    fresh = Fresh(np.empty, ((1,), np.dtype(np.int32)), "out")
-    checks = [*map(Same, (a, b, None))]
-    return answer.program(get("generic")).recognizer({"items": 1}, {}, 0, checks, fresh)
 
 
 def test_no_reference_is_lost_or_kept() -> None:

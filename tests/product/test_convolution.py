@@ -472,3 +472,17 @@ def test_bad_weights() -> None:
         lowbit.pack_convolution(weight)
     with pytest.raises(ValueError, match="symmetric"):
         lowbit.pack_convolution(lowbit.quantize(np.arange(16.0).reshape(2, 2, 4), symmetric=False))
+
+
+def test_a_scale_means_the_same_whatever_holds_it() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 256, (1, 9, 9, 16), dtype=np.uint8)
+    kernels = rng.standard_normal((40, 16, 3, 3)).astype(np.float32)
+    weight = lowbit.pack_convolution(lowbit.quantize(kernels, axis=0))
+    scales: list[Any] = [2.0, 2, np.float32(2), np.array(2.0)]
+    expected, *others = (
+        lowbit.convolution(x, weight, scale=scale, out_dtype="uint8", out_scale=9.7)
+        for scale in scales
+    )
+    for other in others:
+        np.testing.assert_array_equal(other, expected)

@@ -29,14 +29,13 @@ from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import HEADER, TUPLE_AT, Method, new_function
 from lowbit.jit.recognize import arrays_are_known
-from lowbit.jit.recognizing import IR as RECOGNIZING
-from lowbit.jit.recognizing import NAME as RECOGNIZE
+from lowbit.jit.recognizing import READING
 
 _NAME = "lowbit_builtin"
 _FLAGS = 0x80 | 0x02  # METH_FASTCALL | METH_KEYWORDS
 _FACTS = 9  # words of a record before names
 _INSTALL = -1  # in place of a number of arguments
-_SELF = HEADER + 8  # of a builtin (PyCFunctionObject), behind the address of its description
+_METHOD, _SELF = HEADER, HEADER + 8  # of a builtin (PyCFunctionObject)
 _COUNT = HEADER  # of a tuple
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,14 +106,16 @@ def _signature(names: Sequence[str], defaults: dict[str, Any], positional: Seque
 
 @cache
 def _loaded() -> Loaded:
-    return load(_NAME, get("generic"), lambda: RECOGNIZING + _IR, HEADER)
+    return load(_NAME, get("generic"), lambda: _IR, HEADER)
 
 
 def _builtins_are_known() -> bool:
     """Whether builtins and tuples hold what the compiled function reads where it looks."""
     at, some, length = ctypes.c_size_t.from_address, ("a", "b", "c"), cast(Any, len)
+    name = Method.from_address(at(id(length) + _METHOD).value).name
     bound_to = at(id(length) + _SELF).value
-    return bound_to == id(length.__self__) and at(id(some) + _COUNT).value == len(some)
+    known = (name, bound_to) == (b"len", id(length.__self__))
+    return known and at(id(some) + _COUNT).value == len(some)
 
 
 # Records are in a list: the next one; what the builtin is bound to, by which its record is found;
@@ -123,7 +124,7 @@ def _builtins_are_known() -> bool:
 # parameter, the operand last, its name and its default, or 0, and for those that may be given by
 # position which one it is. Names in a call are the objects of the function's own, as a rule;
 # where one is another object, Python's function compares it.
-_IR = f"""
+_IR = f"""{READING}
 @records = private global ptr null
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 declare ptr @PyObject_GetAttr(ptr, ptr)
@@ -328,9 +329,12 @@ next:
   br i1 %more_i, label %attempt, label %none
 attempt:
   %call = call ptr @object(ptr %items, i64 %i)
-  %of_call = getelementptr i8, ptr %call, i64 {_SELF}
-  %its_self = load ptr, ptr %of_call
-  %done = call ptr @{RECOGNIZE}(ptr %its_self, ptr %values, i64 %taken)
+  %method_at = getelementptr i8, ptr %call, i64 {_METHOD}
+  %method = load ptr, ptr %method_at
+  %code = call ptr @object(ptr %method, i64 1)
+  %self_at = getelementptr i8, ptr %call, i64 {_SELF}
+  %its_self = load ptr, ptr %self_at
+  %done = call ptr %code(ptr %its_self, ptr %values, i64 %taken)
   %next_i = add i64 %i, 1
   %is_none = icmp eq ptr %done, @_Py_NoneStruct
   br i1 %is_none, label %missed, label %end

@@ -18,31 +18,36 @@ _CLOCK, _STALL = time.CLOCK_MONOTONIC, int(threads.STALL * 1e9)  # nanoseconds
 DATA, NDIM, DIMENSIONS, STRIDES = (HEADER + 8 * i for i in range(4))
 DESCR, FLAGS = HEADER + 40, HEADER + 48
 
+# What is read of objects and records.
+READING = """
+@_Py_NoneStruct = external global i8
+declare void @Py_IncRef(ptr)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+
+define private i64 @word(ptr %at, i64 %index) alwaysinline {
+  %place = getelementptr i64, ptr %at, i64 %index
+  %value = load i64, ptr %place
+  ret i64 %value
+}
+define private i64 @member(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %value = load i64, ptr %place
+  ret i64 %value
+}
+"""
+
 # `self` is a tuple that begins with the record: twenty facts, slots, pairs of a slot and its offset
 # in the scratch, checks. An output's memory is compared with that of each array before it. The last
 # facts: the GIL is kept; threads; where the address stands of what starts them; the scratch that
 # calls share, a word that says whether it is taken and then its address, or 0 for the stack.
-IR = f"""
-@_Py_NoneStruct = external global i8
+IR = f"""{READING}
 declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
 declare ptr @PyObject_CallObject(ptr, ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
-declare void @Py_IncRef(ptr)
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare double @llvm.fabs.f64(double)
 declare i32 @clock_gettime(i32, ptr)
 
-define private i64 @word(ptr %at, i64 %index) alwaysinline {{
-  %place = getelementptr i64, ptr %at, i64 %index
-  %value = load i64, ptr %place
-  ret i64 %value
-}}
-define private i64 @member(ptr %object, i64 %offset) alwaysinline {{
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %value = load i64, ptr %place
-  ret i64 %value
-}}
 define private i1 @fits(ptr %value, ptr %check, i64 %array) {{
   %type = call i64 @member(ptr %value, i64 {HEADER - 8})
   %is_array = icmp eq i64 %type, %array

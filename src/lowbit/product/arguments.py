@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, PANEL
 from lowbit.numerics import longest_sum
-from lowbit.numerics.float32 import BEYOND, float32_array, float32_number
+from lowbit.numerics.float32 import BEYOND, float32_array, float32_number, moderate
 from lowbit.numerics.formats import is_masked
 from lowbit.weights.panels import PackedMatrix, padded
 
@@ -252,6 +252,11 @@ def plain_number(value: Any) -> Any:
     """One of NumPy's numbers as Python's, which rounds nothing; anything else as it is."""
     alone = isinstance(value, np.number) or (type(value) is np.ndarray and value.ndim == 0)
     return value.item() if alone else value
+
+
+def moderate_number(value: Any) -> bool:
+    """Whether it is one of Python's numbers, and moderate as a scale."""
+    return type(value) in (int, float) and moderate(abs(value))
 
 
 def per_row(value: Any, rows: int, name: str) -> Array:

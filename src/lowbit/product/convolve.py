@@ -11,11 +11,11 @@ import numpy as np
 from lowbit import isa as instruction_sets
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
-from lowbit.numerics.float32 import moderate
 from lowbit.product.arguments import (
     bytes_array,
     check_bytes,
     check_k,
+    moderate_number,
     output,
     per_column,
     per_element,
@@ -78,7 +78,7 @@ def convolution(
     geometry = _hashable((stride, padding, dilation, padding_mode, output_padding))
     prepared, spec = _requested(
         left.shape, left.dtype, weight.shape, group_format(weight, isa), threads_key(threads), isa,
-        zero_point != 0, scale is not None, type(scale) is float and moderate(scale), geometry,
+        zero_point != 0, scale is not None, moderate_number(scale), geometry,
         bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale,
         out_zero_point,
     )  # fmt: skip

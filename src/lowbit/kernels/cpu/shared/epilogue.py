@@ -76,15 +76,18 @@ class Epilogue(NamedTuple):
     moderate: bool = False
 
     @property
+    def one_factor(self) -> bool:
+        """Whether the scales of a column's sums are one, which float32 holds."""
+        return self.moderate and self.uniform and self.scales == "both"
+
+    @property
     def finite(self) -> bool:
-        scaled = self.moderate and self.uniform and self.scales == "both"
-        return scaled and self.out == "f32" and not self.post_ops
+        return self.one_factor and self.out == "f32" and not self.post_ops
 
     @property
     def steps(self) -> bool:
-        scaled = self.moderate and self.uniform and self.scales == "both"
         every = (post_ops.get(name).proportional for name in self.post_ops)
-        return scaled and self.out in LIMITS and all(every)
+        return self.one_factor and self.out in LIMITS and all(every)
 
     @property
     def adds_bias(self) -> bool:
@@ -141,13 +144,14 @@ class Output:
     def begun(self) -> tuple[Output, Callable[[Value, int, int], Value | None]]:
         """For sums that begin with what zero points take from them, if that is the same for all
         rows: how they are stored, and what they begin with, by panel, offset and lanes; None: 0."""
-        at, epilogue = self.operands, self.epilogue
+        k, epilogue = self.k, self.epilogue
         if not (epilogue.a_zero and epilogue.uniform) or epilogue.scales == "row":
             return self, lambda panel, offset, lanes: None
-        zero = self.k.index(0).to(s32) - at.row_zero.load()
 
         def first(panel: Value, offset: int, lanes: int) -> Value:
-            return (at.column_sum + (panel * PANEL + offset)).load(lanes) * zero.splat(lanes)
+            column = panel * PANEL + offset
+            place = Columns(k, self.operands, column, lanes, k.index(lanes))
+            return k.zeros(s32, lanes) - _shift(place, s32)
 
         return replace(self, epilogue=epilogue._replace(a_zero=False)), first
 
@@ -247,21 +251,27 @@ def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Any]]:
     return finish, last
 
 
+def _shift(place: Columns, kind: Scalar) -> Value:
+    """What a zero point that all rows share takes from the sums of some columns."""
+    at = place.operands
+    zero = at.row_zero.load().to(kind).splat(place.lanes)
+    return zero * place.of_columns(at.column_sum.cast(kind))
+
+
 def _correcting(epilogue: Epilogue, place: Columns) -> Apply:
     """What zero points take from sums."""
     at = place.operands
     kind = f32 if epilogue.scales == "row" else s32
-    column_sum = place.of_columns(at.column_sum.cast(kind)) if epilogue.a_zero else None
-    if column_sum is not None and epilogue.uniform:
-        column_sum = at.row_zero.load().to(kind).splat(place.lanes) * column_sum
+    shared = _shift(place, kind) if epilogue.a_zero and epilogue.uniform else None
+    own = epilogue.a_zero and not epilogue.uniform
+    column_sum = place.of_columns(at.column_sum.cast(kind)) if own else None
     column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
 
     def correct(row: Value, value: Value) -> Value:
+        if shared is not None:
+            value = value - shared
         if column_sum is not None:
-            shift = column_sum
-            if not epilogue.uniform:
-                shift = place.of_rows(at.row_zero, row).to(kind) * column_sum
-            value = value - shift
+            value = value - place.of_rows(at.row_zero, row).to(kind) * column_sum
         if column_zero is not None:
             value = value - place.of_rows(at.row_sum, row) * column_zero
         return value
