@@ -97,14 +97,21 @@ class _Runtimes:
 _TORCH = 1  # no address of a function
 
 
+def _forget(monkeypatch: pytest.MonkeyPatch, awake: bool = True) -> None:
+    """What other calls found out; PyTorch's threads are awake or not."""
+    monkeypatch.setattr(threads, "_own_until", 0.0)
+    monkeypatch.setattr(threads, "_looked_until", 0.0)
+    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())
+    monkeypatch.setattr(threads, "_awake", lambda: awake)
+
+
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[int]]:
     """What a process with PyTorch's threads does in ten calls, which take so long with those and
     with the pool's."""
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
-    monkeypatch.setattr(threads, "_distrusted_until", 0.0)
-    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())  # not that of other calls
+    _forget(monkeypatch)
 
     def run(theirs: float, own: float) -> list[int]:
         call = _Runtimes({_TORCH: theirs, team.address(): own})
@@ -136,8 +143,7 @@ def test_a_long_region_is_no_lost_core(shared: Callable[[float, float], list[int
 def test_one_long_region_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_of_torch", ("libgomp", _TORCH))
     monkeypatch.setattr(threads, "_searched", True)
-    monkeypatch.setattr(threads, "_distrusted_until", 0.0)
-    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())  # not that of other calls
+    _forget(monkeypatch)
     call = _Runtimes({_TORCH: 1e-5, team.address(): 1e-5})
     monkeypatch.setattr(threads, "monotonic", lambda: call.now)
     one = threads.Shared(call)
@@ -145,3 +151,40 @@ def test_one_long_region_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None
         call.seconds[_TORCH] = 1e-5 if number % 3 else 8e-3
         one()
     assert call.seen == [_TORCH] * 20
+
+
+def test_threads_of_torch_that_sleep_are_left_asleep(
+    shared: Callable[[float, float], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _forget(monkeypatch, awake=False)
+    assert shared(1e-5, 1e-5) == [team.address()] * 10
+    assert threads._starter[0] == team.address()
+
+
+def test_who_is_awake_is_looked_up_each_second(
+    shared: Callable[[float, float], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([False, True, False])
+    _forget(monkeypatch)
+    monkeypatch.setattr(threads, "_awake", lambda: next(states))
+    own = team.address()
+    assert shared(0.3, 0.3) == [own] * 4 + [_TORCH] * 3 + [own] * 3  # 1.2 s, 1.2 s
+
+
+def test_threads_that_run_are_seen(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' count, those of the pool do not, and who sleeps does not."""
+    _check(program, 4, 50)  # now some of the pool spin
+    monkeypatch.setattr(threads, "max_threads", lambda: 2)
+    assert not threads._awake()
+    done = False
+
+    def spin() -> None:
+        while not done:
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(spin)
+        try:
+            assert any(threads._awake() for _ in range(1000))
+        finally:
+            done = True

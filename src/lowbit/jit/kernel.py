@@ -72,16 +72,10 @@ class Program:
         return call if thread_count == 1 else threads.Shared(call)
 
     def recognizer(
-        self,
-        words: Mapping[str, int],
-        scratch: Mapping[str, int],
-        scratch_bytes: int,
-        checks: Sequence[Check],
-        fresh: Fresh | None,
-        kept: Any = None,
-        brief: bool = False,
+        self, words: Mapping[str, int], scratch: Mapping[str, int], scratch_bytes: int,
+        checks: Sequence[Check], fresh: Fresh | None, kept: Any = None, brief: bool = False,
         thread_count: int = 1,
-    ) -> Callable[..., Any] | None:
+    ) -> Callable[..., Any] | None:  # fmt: skip
         """This program behind a comparison of arguments: see jit.recognize.
 
         `kept` lives as long as what is returned. `brief`: the GIL is kept.

@@ -11,7 +11,7 @@ Workers spin for a quarter of a millisecond, then sleep on a futex; who wakes wa
 started when first needed, block all signals, and live as long as the process; a child after `fork`
 starts its own. Where all tasks are taken, a call works alone.
 
-Sources: futex(2); U. Drepper, "Futexes Are Tricky", 2011.
+Sources: futex(2), prctl(2); U. Drepper, "Futexes Are Tricky", 2011.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 
 _NAME = "lowbit_team"
+THREAD = "lowbit"  # the name of its threads, as the system knows them
 TASKS = 8  # calls that share the pool at the same time
 # Bytes. What kernels need is far less; glibc keeps up to 40 MiB of stacks for the next threads.
 _STACK = 1 << 20
@@ -34,6 +35,7 @@ _WAIT, _WAKE = 128, 129  # FUTEX_WAIT, FUTEX_WAKE, of memory that no other proce
 _ARM = platform.machine() == "aarch64"
 _FUTEX = 98 if _ARM else 202  # the number of the system call
 _PAUSE = "aarch64.hint(i32 1)" if _ARM else "x86.sse2.pause()"
+_SET_NAME = 15  # PR_SET_NAME
 _INSIDE = 1 << 32
 
 # A task: how many threads may still enter (low half of the word) and how many are inside (high
@@ -47,6 +49,7 @@ _IR = f"""
 @asleep = internal global i32 0, align 64
 @wanted = internal global i64 0, align 64
 @alive = internal global i64 0, align 8
+@thread = internal constant [{len(THREAD) + 1} x i8] c"{THREAD}\\00"
 
 declare i32 @pthread_attr_init(ptr)
 declare i32 @pthread_attr_setstacksize(ptr, i64)
@@ -56,6 +59,7 @@ declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @sigfillset(ptr)
 declare i64 @syscall(i64, ...)
+declare i32 @prctl(i32, ...)
 declare ptr @realloc(ptr, i64)
 declare void @llvm.{_PAUSE.replace("32 1", "32")}
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
@@ -162,6 +166,7 @@ done:
 }}
 
 define internal ptr @work(ptr %unused) {{
+  %named = call i32 (i32, ...) @prctl(i32 {_SET_NAME}, ptr @thread)
   br label %begin
 begin:
   %seen = load atomic i32, ptr @bell acquire, align 4
