@@ -103,6 +103,23 @@ def interpreted(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_tiles_turn_back_along_rows_that_the_nearest_cache_does_not_hold(fused: bool) -> None:
+    (micro,) = (m for m in micro_kernels() if m.name == "amx")
+    case = matmul.case({"M": 70, "N": 130, "K": 330}, dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=3)
+    out = np.full((70, 130), 0x55555555, np.int32)
+    shape, _ = micro.shape(KernelQuery(70, 130, 330, in_place=fused))
+    shape = replace(shape, stays=False, ring=0)
+    private = np.zeros(1 << 18, np.uint8)
+    interpreted(
+        micro, inputs["a"], pack(inputs["b"]), out, shape=shape, fused=fused, item_panels=7,
+        private=private, private_bytes=private.size,
+    )  # fmt: skip
+    verdict = case.expect(inputs).check(out)
+    assert verdict.ok, verdict.message
+
+
 @MICRO_KERNELS
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(

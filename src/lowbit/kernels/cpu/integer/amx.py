@@ -11,7 +11,8 @@ kilobyte each. Storing a tile waits for the last of its products; so the tiles o
 in the course of the next one, each just before its own first product there, while those of the
 others go on. The rows are finished after that, a few of them for each 64 k; and new rows are packed
 in the course of their first products. Panels pass by once for each step: those that the nearest
-cache cannot hold are loaded so that they do not push the rows, which stay, out of it. A long K is
+cache cannot hold are loaded so that they do not push the rows, which stay, out of it; steps take
+turns in which end of K they begin with, since it holds but a part of long rows. A long K is
 cut into spans, between which sums wait in memory.
 
 Where up to 64 rows meet panels that lie beyond the second-level cache, four blocks meet one panel:
@@ -235,8 +236,10 @@ class Amx(MicroKernel):
         if step.make_lines:
             for ahead in k.range(0, _AHEAD):
                 step.make_lines(first + ahead)
-        self._begin(k, session, shape, step, panels, first)
-        for block in k.range(first + 1, last):
+        nth = self._order(k, shape, step, first, last)
+        self._begin(k, session, shape, step, panels, nth(first))
+        for at in k.range(first + 1, last):
+            block = nth(at)
             if step.make_lines:
                 step.make_lines(block + _AHEAD)
             self._fetch_sums(k, shape, step, panels, block - first - 1)
@@ -248,6 +251,17 @@ class Amx(MicroKernel):
             session.finish(k, shape, step.columns, panels, session.in_scratch.count.value)
         else:
             self._drain(k, session, shape, step.columns, panels)
+
+    @staticmethod
+    def _order(
+        k: Builder, shape: Shape, step: Step, first: Value, last: Value
+    ) -> Callable[[Value], Value]:
+        """Which block of 64 k comes at a place. Every second step takes them from the last to the
+        first: of rows that are too long for the nearest cache, what it still holds is met again."""
+        if shape.stays or shape.ahead or shape.ring or step.span or step.turned is None:
+            return lambda at: at
+        start, sign = (first + last - 1) * step.turned, k.index(1) - step.turned - step.turned
+        return lambda at: start + at * sign
 
     @staticmethod
     def _fetch_sums(k: Builder, shape: Shape, step: Step, panels: int, block: Value) -> None:

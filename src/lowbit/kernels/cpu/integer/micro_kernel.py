@@ -81,7 +81,8 @@ class Step:
     those of one block of 64 k, if there is such a block and they are not made yet. `row_stride`,
     where the shape is in place: `a` points to rows as they lie, so many bytes apart, all of which
     exist, and `flip` makes their bytes unsigned. `fetch`: what the next item will read. `behind`:
-    the address behind all panels; `scratch`: what `begin_rows` was given.
+    the address behind all panels; `scratch`: what `begin_rows` was given. `turned`: 1 for every
+    second step of a row of them, which may take K from its end, else 0.
     """
 
     a: Value
@@ -105,6 +106,7 @@ class Step:
     behind: Value | None = None
     fetch: Fetch | None = None
     scratch: Value | None = None
+    turned: Value | None = None
 
     def fetch_share(self, k: Builder, block: Value) -> None:
         """Emit the fetching of what a block of 64 k has part in."""

@@ -372,6 +372,7 @@ class _Items:
             flip=self.rows.format.flip,
             behind=self.panels + ceil(self.n, PANEL) * self._panel_bytes,
             scratch=self._behind_rows(k),
+            turned=(panel - first_panel) // count & 1,
         )
         with k.scope():
             self.micro.step(k, session, self.shape, step, count)
