@@ -211,20 +211,10 @@ def matmul_scaled(
 
 
 def _matmul_scaled(
-    a: Any,
-    b: PackedMatrix,
-    a_scale: Any,
-    a_zero_point: Any,
-    bias: Any,
-    residual: Any,
-    post_ops: Sequence[AnyPostOp] | None,
-    out_dtype: str,
-    out_scale: float | None,
-    out_zero_point: int,
-    out: Any,
-    threads: int | None,
-    isa: str | None,
-) -> Any:
+    a: Any, b: PackedMatrix, a_scale: Any, a_zero_point: Any, bias: Any, residual: Any,
+    post_ops: Sequence[AnyPostOp] | None, out_dtype: str, out_scale: float | None,
+    out_zero_point: int, out: Any, threads: int | None, isa: str | None,
+) -> Any:  # fmt: skip
     """`matmul_scaled` of a call that is not recognized, which may be from now on."""
     left = a if type(a) is np.ndarray else array(a, "a")
     if type(b) is not PackedMatrix or b.scale is None:
@@ -349,19 +339,10 @@ def linear_weight_only(
 
 
 def _linear(
-    x: Any,
-    left: npt.NDArray[Any],
-    b: PackedMatrix,
-    activations: str,
-    bias: Any,
-    residual: Any,
-    post_ops: Sequence[AnyPostOp] | None,
-    out_dtype: str,
-    out: Any,
-    threads: int | None,
-    isa: str | None,
-    known: tuple[Recognized, PackedMatrix, Mapping[str, Check]],
-) -> Any:
+    x: Any, left: npt.NDArray[Any], b: PackedMatrix, activations: str, bias: Any, residual: Any,
+    post_ops: Sequence[AnyPostOp] | None, out_dtype: str, out: Any, threads: int | None,
+    isa: str | None, known: tuple[Recognized, PackedMatrix, Mapping[str, Check]],
+) -> Any:  # fmt: skip
     """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
     calls b, and the check of the argument that the other function does not have."""
     prepared, spec = requests.floats(

@@ -125,18 +125,10 @@ class PreparedProduct:
         self._out_bytes = product.out_bytes
 
     def run(
-        self,
-        a: Address,
-        right: tuple[int, int, int, int],
-        out: Address,
-        out_stride: int,
-        scale: Address = None,
-        zero: Address = None,
-        bias: Address = None,
-        residual: Address = None,
-        parameters: Address = None,
-        windows: Address = None,
-    ) -> None:
+        self, a: Address, right: tuple[int, int, int, int], out: Address, out_stride: int,
+        scale: Address = None, zero: Address = None, bias: Address = None, residual: Address = None,
+        parameters: Address = None, windows: Address = None,
+    ) -> None:  # fmt: skip
         """Compute. Operands that the product does not use are None.
 
         right: the addresses of panels, column sums, zero points and scales. out: rows, contiguous,

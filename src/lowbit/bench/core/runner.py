@@ -193,13 +193,9 @@ class _Run:
         return self.clock.tidy()
 
     def _ready(
-        self,
-        case: Case,
-        problem: Problem,
-        threads: int,
-        entries: Sequence[Implementation],
+        self, case: Case, problem: Problem, threads: int, entries: Sequence[Implementation],
         errors: dict[Implementation, float | None],
-    ) -> dict[Implementation, Ready]:
+    ) -> dict[Implementation, Ready]:  # fmt: skip
         """Who can do the case, ready; lowbit is checked with each number of threads, the others
         with the first."""
         ready: dict[Implementation, Ready] = {}
@@ -247,13 +243,9 @@ class _Run:
         self._keep(cell, timed)
 
     def _time(
-        self,
-        cell: _Cell,
-        ready: Mapping[Implementation, Ready],
-        number: int = 0,
-        of: int = 1,
+        self, cell: _Cell, ready: Mapping[Implementation, Ready], number: int = 0, of: int = 1,
         calls: Mapping[str, Sequence[Call]] | None = None,
-    ) -> dict[str, Samples]:
+    ) -> dict[str, Samples]:  # fmt: skip
         """One of several groups of a part."""
         what = f"timing {cell.weights}, {thread_text(cell.threads)}"
         pools = {one.name: one.pool for one in ready} if cell.threads > 1 else None
@@ -390,11 +382,9 @@ def _prepared(one: Implementation, cell: _Cell) -> Call:
 
 
 def _plain_loop(
-    cell: _Cell,
-    one: Implementation,
-    samples: Mapping[str, Samples],
+    cell: _Cell, one: Implementation, samples: Mapping[str, Samples],
     ours: Sequence[Implementation],
-) -> str:
+) -> str:  # fmt: skip
     """How slow a plain loop a fallback is, "" if it is none."""
     ratio = samples[one.name].median / min(samples[each.name].median for each in ours)
     if ratio < _PLAIN_LOOP:

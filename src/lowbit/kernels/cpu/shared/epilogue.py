@@ -339,14 +339,9 @@ def interleaved(
 
 
 def _store_maxima(
-    k: Builder,
-    value: Value,
-    lanes: int,
-    out: Value,
-    column: Value,
-    left: Value,
+    k: Builder, value: Value, lanes: int, out: Value, column: Value, left: Value,
     mask: Value | None,
-) -> None:
+) -> None:  # fmt: skip
     """Store the greatest number of each 8 lanes, of which the first `left` count, and with a mask
     those whose byte is not 0.
 
