@@ -101,6 +101,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch, awake: bool = True) -> None:
     """What other calls found out; PyTorch's threads are awake or not."""
     monkeypatch.setattr(threads, "_own_until", 0.0)
     monkeypatch.setattr(threads, "_looked_until", 0.0)
+    monkeypatch.setattr(threads, "_pause", threads._SOON)
     monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())
     monkeypatch.setattr(threads, "_awake", lambda: awake)
 
@@ -161,14 +162,14 @@ def test_threads_of_torch_that_sleep_are_left_asleep(
     assert threads._starter[0] == team.address()
 
 
-def test_who_is_awake_is_looked_up_each_second(
+def test_who_is_awake_is_looked_up_again_soon(
     shared: Callable[[float, float], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states = iter([False, True, False])
+    states = iter([False, False, True])
     _forget(monkeypatch)
     monkeypatch.setattr(threads, "_awake", lambda: next(states))
     own = team.address()
-    assert shared(0.3, 0.3) == [own] * 4 + [_TORCH] * 3 + [own] * 3  # 1.2 s, 1.2 s
+    assert shared(1e-3, 3e-3) == [own] * (2 + 4) + [_TORCH] * 4  # after 5 and 10 ms
 
 
 def test_threads_that_run_are_seen(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

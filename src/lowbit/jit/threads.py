@@ -91,6 +91,8 @@ _IN_A_ROW = 3  # such regions that are no accident
 _WHILE = 1.0  # seconds for which what was found out holds
 _own_until = 0.0  # when, by the monotonic clock, PyTorch's threads may serve again
 _looked_until = 0.0  # whether they are awake
+_SOON, _LATER = 5e-3, 20e-3  # seconds until the next look, once they were found asleep
+_pause = _SOON
 
 # What starts the threads of calls that machine code recognizes (jit.recognize): its address, until
 # when, in nanoseconds, and `max_threads`. 0: the next call comes to Python, because there was none
@@ -115,6 +117,17 @@ def _awake() -> bool:
     return True
 
 
+def _look(begin: float, alone: bool) -> None:
+    """Decide who serves from now on. PyTorch's next operator may wake threads that sleep, so that
+    is looked up again soon, and as long as it stays so, after twice the time before."""
+    global _own_until, _looked_until, _pause
+    asleep = alone or not _awake()
+    _pause = min(2 * _pause, _LATER) if asleep and begin < _looked_until + _pause else _SOON
+    _looked_until = begin + (_pause if asleep and not alone else _WHILE)
+    if asleep:
+        _own_until = _looked_until
+
+
 def _serve(starter: int, until: float) -> None:
     _starter[:] = starter, int(until * 1e9), max_threads()
 
@@ -132,13 +145,11 @@ class Shared:
         self._quiet_until = 0.0
 
     def __call__(self, *arguments: Any) -> None:
-        global _own_until, _looked_until
+        global _own_until
         own, runner = team.address(), _runtime()[1]
         begin = monotonic()
         if begin >= max(_own_until, _looked_until):
-            _looked_until = begin + _WHILE
-            if runner == own or not _awake():
-                _own_until = _looked_until
+            _look(begin, alone=runner == own)
         if begin < _own_until:
             self._call(own, *arguments)
             _serve(own, _own_until)
