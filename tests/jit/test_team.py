@@ -99,8 +99,7 @@ _TORCH = 1  # no address of a function
 
 def _forget(monkeypatch: pytest.MonkeyPatch, awake: bool = True) -> None:
     """What other calls found out; PyTorch's threads are awake or not."""
-    monkeypatch.setattr(threads, "_own_until", 0.0)
-    monkeypatch.setattr(threads, "_looked_until", 0.0)
+    monkeypatch.setattr(threads, "_until", 0.0)
     monkeypatch.setattr(threads, "_pause", threads._SOON)
     monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())
     monkeypatch.setattr(threads, "_awake", lambda: awake)

@@ -9,9 +9,9 @@ would hang. A runtime that other libraries brought is left to them. `torch.set_n
 `OMP_NUM_THREADS` are obeyed either way.
 
 An OpenMP region ends when the last of its threads has come to the barrier. Where they slept, some
-wake on a core where another one spins, and wait for a slice of the scheduler: with 16 threads calls
-of 50 µs took 4 ms. If one has lost its core to another process, that is so in each call. `Shared`
-looks whether they sleep, notices stalls, and takes jit.team's threads, for which nobody waits.
+wake on a core where another one spins, and wait for a slice of the scheduler, some milliseconds. If
+one has lost its core to another process, that is so in each call. `Shared` looks whether they
+sleep, notices stalls, and takes jit.team's threads, for which nobody waits.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ def runtime() -> str:
 STALL = 2e-3  # seconds that a region lasts at least where a thread has lost its core
 _IN_A_ROW = 3  # such regions that are no accident
 _WHILE = 1.0  # seconds for which what was found out holds
-_own_until = 0.0  # when, by the monotonic clock, PyTorch's threads may serve again
-_looked_until = 0.0  # whether they are awake
-_SOON, _LATER = 5e-3, 20e-3  # seconds until the next look, once they were found asleep
+_SOON, _LATER = 5e-3, 20e-3  # seconds for which it holds that PyTorch's threads sleep, at first
+_own, _until = True, 0.0  # whether jit.team's serve, and until when, by the monotonic clock
 _pause = _SOON
 
 # What starts the threads of calls that machine code recognizes (jit.recognize): its address, until
@@ -120,12 +119,10 @@ def _awake() -> bool:
 def _look(begin: float, alone: bool) -> None:
     """Decide who serves from now on. PyTorch's next operator may wake threads that sleep, so that
     is looked up again soon, and as long as it stays so, after twice the time before."""
-    global _own_until, _looked_until, _pause
-    asleep = alone or not _awake()
-    _pause = min(2 * _pause, _LATER) if asleep and begin < _looked_until + _pause else _SOON
-    _looked_until = begin + (_pause if asleep and not alone else _WHILE)
-    if asleep:
-        _own_until = _looked_until
+    global _own, _until, _pause
+    _own = alone or not _awake()
+    _pause = min(2 * _pause, _LATER) if _own and begin < _until + _pause else _SOON
+    _until = begin + (_pause if _own and not alone else _WHILE)
 
 
 def _serve(starter: int, until: float) -> None:
@@ -145,19 +142,19 @@ class Shared:
         self._quiet_until = 0.0
 
     def __call__(self, *arguments: Any) -> None:
-        global _own_until
+        global _own, _until
         own, runner = team.address(), _runtime()[1]
         begin = monotonic()
-        if begin >= max(_own_until, _looked_until):
+        if begin >= _until:
             _look(begin, alone=runner == own)
-        if begin < _own_until:
+        if _own:
             self._call(own, *arguments)
-            _serve(own, _own_until)
+            _serve(own, _until)
         elif self._long == _IN_A_ROW:  # was that the work itself? the other threads tell
             self._call(own, *arguments)
             now = monotonic()
             if now - begin < self._least / 2:
-                _own_until = now + _WHILE
+                _own, _until = True, now + _WHILE
             self._long, self._quiet_until = 0, now + _WHILE
         else:
             self._call(runner, *arguments)
@@ -165,7 +162,7 @@ class Shared:
             took = now - begin
             if took < STALL or now < self._quiet_until:
                 self._long = 0
-                _serve(runner, _looked_until)
+                _serve(runner, _until)
             else:
                 self._least = min(took, self._least) if self._long else took
                 self._long += 1
