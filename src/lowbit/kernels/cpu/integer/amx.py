@@ -258,7 +258,7 @@ class Amx(MicroKernel):
     ) -> Callable[[Value], Value]:
         """Which block of 64 k comes at a place. Every second step takes them from the last to the
         first: of rows that are too long for the nearest cache, what it still holds is met again."""
-        if shape.stays or shape.ahead or shape.ring or step.span or step.turned is None:
+        if shape.stays or shape.ahead or shape.ring or step.span:
             return lambda at: at
         start, sign = (first + last - 1) * step.turned, k.index(1) - step.turned - step.turned
         return lambda at: start + at * sign

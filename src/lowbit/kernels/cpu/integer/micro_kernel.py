@@ -98,6 +98,7 @@ class Step:
     panel_bytes: Value
     columns: Output
     at: Callable[[Value], Value]
+    turned: Value
     groups: Groups | None = None
     span: Span | None = None
     make_lines: Callable[[Value], None] | None = None
@@ -106,7 +107,6 @@ class Step:
     behind: Value | None = None
     fetch: Fetch | None = None
     scratch: Value | None = None
-    turned: Value | None = None
 
     def fetch_share(self, k: Builder, block: Value) -> None:
         """Emit the fetching of what a block of 64 k has part in."""
