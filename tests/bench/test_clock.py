@@ -179,7 +179,10 @@ def test_other_threads_are_given_time_to_sleep(clock: Clock) -> None:
     assert clock.slept - together > together
 
 
-def test_settling_waits_until_the_process_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_settling_waits_until_the_process_is_idle(
+    monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
     now, busy_until = 0.0, 0.05
 
     def sleep(seconds: float) -> None:
@@ -188,7 +191,11 @@ def test_settling_waits_until_the_process_is_idle(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(timing.time, "sleep", sleep)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(timing.time, "process_time", lambda: min(now, busy_until))
+    # Where states of threads are told, they decide, and a clock that stands still does not.
+    running = (lambda: 1 + (now < busy_until)) if told else lambda: None
+    monkeypatch.setattr(timing.threads, "running", running)
+    used = (lambda: 0.0) if told else lambda: min(now, busy_until)
+    monkeypatch.setattr(timing.time, "process_time", used)
     assert timing.settle() == pytest.approx(0.05, abs=0.002)
     busy_until = 1e9
     assert timing.settle() < 1

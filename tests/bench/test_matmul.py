@@ -7,7 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import msgspec
@@ -317,6 +317,21 @@ def test_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"lowbit computes matmul .* wrongly: 1 of 297"):
         run(two(SHAPE), Plan(limits=QUICK), lambda what, share: timed.append(what))
     assert not any("timing" in what for what in timed)
+
+
+def test_a_peer_whose_sums_are_cut_off_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = NumpyFloat.prepare
+
+    def saturating(self: NumpyFloat, problem: Problem, threads: int) -> Ready:
+        ready, most = honest(self, problem, threads), 0.9 * np.abs(problem.ideal).max()
+        return replace(ready, read=lambda made: np.clip(ready.read(made), -most, most))
+
+    monkeypatch.setattr(NumpyFloat, "prepare", saturating)
+    record = run(two(SHAPE), Plan(limits=QUICK))
+    (name,) = {one.name for one in implementations_of("matmul") if type(one) is NumpyFloat}
+    assert name not in {row.implementation for row in record.rows}
+    (reason,) = {one.reason for one in record.absent if one.implementation == name}
+    assert reason == "wrong on this CPU, by 10% of the largest value"
 
 
 def test_no_peers_runs_lowbit_alone() -> None:

@@ -21,6 +21,7 @@ import ctypes
 import operator
 import os
 import sys
+import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -49,6 +50,7 @@ def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
     _starter[0] = 0
+    _of_pool.clear()
     team.forget()
 
 
@@ -104,16 +106,34 @@ def starter_at() -> int:
     return ctypes.addressof(_starter)
 
 
+_TASKS = "/proc/self/task"
+_SAMPLE = 4  # threads, about, that tell whether it is worth the time to look at all
+_of_pool: dict[str, bool] = {}  # of threads that were met, by number: whether they are jit.team's
+
+
+def _runs(thread: str) -> bool:
+    """Whether a thread runs or waits for a core."""
+    with contextlib.suppress(OSError), open(f"{_TASKS}/{thread}/stat") as file:
+        _, name, state = file.read().replace(")", "(").split("(", 2)
+        _of_pool[thread] = name == team.THREAD
+        return state.startswith(" R")
+    return False
+
+
+def running() -> int | None:
+    """How many threads of this process run, the caller included; None if nobody tells."""
+    return sum(map(_runs, os.listdir(_TASKS))) if os.path.isdir(_TASKS) else None
+
+
 def _awake() -> bool:
     """Whether PyTorch's threads are: half of them run besides the caller, or nobody tells."""
-    running = -1
-    with contextlib.suppress(FileNotFoundError):
-        for thread in os.listdir("/proc/self/task"):
-            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat") as file:
-                _, name, state = file.read().replace(")", "(").split("(", 2)
-                running += state.startswith(" R") and name != team.THREAD
-        return running >= max(1, max_threads() // 2)
-    return True
+    if not os.path.isdir(_TASKS):
+        return True
+    caller = str(threading.get_native_id())
+    others = [t for t in os.listdir(_TASKS) if t != caller and not _of_pool.get(t)]
+    if not any(map(_runs, others[:: len(others) // _SAMPLE + 1])):
+        return False
+    return sum(_runs(t) and not _of_pool[t] for t in others) >= max(1, max_threads() // 2)
 
 
 def _look(begin: float, alone: bool) -> None:

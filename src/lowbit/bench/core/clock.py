@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.jit import threads
+
 Call = Callable[[], object]
 Array = NDArray[Any]
 
@@ -42,7 +44,8 @@ _HOPELESS = 3.0
 # A call as long as this has the caches to itself soon enough, and needs none before it.
 _LONG_SECONDS = 20e-3
 # Threads that wait for work spin on their cores first: libgomp's for some 10 ms, OpenBLAS's for
-# 100 ms and more. They are asleep when this long a pause costs the process next to nothing.
+# 100 ms and more. They are asleep when none of them runs, or, where nobody tells, when this long a
+# pause costs the process next to nothing (its clock may be brought up to date by ticks of 4 ms).
 _PAUSE_SECONDS = 1e-3
 _SPINNING = 0.3
 _LONGEST_SPIN_SECONDS = 0.3
@@ -140,9 +143,9 @@ def settle() -> float:
         before = time.process_time()
         time.sleep(_PAUSE_SECONDS)
         waited = time.perf_counter() - start
-        if time.process_time() - before < _SPINNING * _PAUSE_SECONDS:
-            return waited
-        if waited > _LONGEST_SPIN_SECONDS:
+        running, spent = threads.running(), time.process_time() - before
+        asleep = running == 1 or (running is None and spent < _SPINNING * _PAUSE_SECONDS)
+        if asleep or waited > _LONGEST_SPIN_SECONDS:
             return waited
 
 
