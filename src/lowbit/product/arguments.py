@@ -195,11 +195,7 @@ def allocation(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, tuple
 
 
 def output(
-    like: Any,
-    out: Any,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    inputs: tuple[Any, ...] = (),
+    like: Any, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: tuple[Any, ...] = ()
 ) -> tuple[Array, Any]:
     """(where to write, what to return): `out`, or a new array of the kind of `like`.
 

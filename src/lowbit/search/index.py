@@ -127,11 +127,7 @@ class VectorIndex:
             self._content = replace(self._content, dimension_scale=found)
 
     def add(
-        self,
-        vectors: Any,
-        progress: Callable[[int, int], None] | None = None,
-        *,
-        ids: Any = None,
+        self, vectors: Any, progress: Callable[[int, int], None] | None = None, *, ids: Any = None
     ) -> None:
         """Add vectors, floats [n, dim], or one [dim].
 

@@ -83,9 +83,7 @@ def outer_mul_relu(
 @exercise
 @operation(exercise={"N0": 100, "N1": 90}, blocks={"B0": 32, "B1": 32}, result="dx")
 def mul_relu_backward(
-    x: Float32[np.ndarray, "N1 N0"],
-    y: Float32[np.ndarray, "N1"],
-    dz: Float32[np.ndarray, "N1 N0"],
+    x: Float32[np.ndarray, "N1 N0"], y: Float32[np.ndarray, "N1"], dz: Float32[np.ndarray, "N1 N0"]
 ) -> Float32[np.ndarray, "N1 N0"]:
     """dx_ji = dz_ji · y_j where x_ji · y_j > 0, else 0: the backward of z_ji = relu(x_ji · y_j)."""
     # The sign of the product, not the product: that can underflow to a zero that is none.
@@ -111,9 +109,7 @@ def long_softmax(x: Float32[np.ndarray, "N0 T"]) -> Float32[np.ndarray, "N0 T"]:
 @exercise
 @operation(exercise={"N0": 200, "T": 200}, summed=("T",), blocks={"B0": 32, "B1": 32})
 def flash_attention(
-    q: Float32[np.ndarray, "N0"],
-    k: Float32[np.ndarray, "T"],
-    v: Float32[np.ndarray, "T"],
+    q: Float32[np.ndarray, "N0"], k: Float32[np.ndarray, "T"], v: Float32[np.ndarray, "T"]
 ) -> Float32[np.ndarray, "N0"]:
     """z_i = Σ_j softmax_j(q_i · k_j) · v_j, in one loop over j."""
     scores = q[:, None] * k[None, :]

@@ -54,10 +54,7 @@ def compute(
 
 
 def _add(
-    lowering: Lowering,
-    form: Elementwise,
-    operands: Sequence[View],
-    parameters: np.ndarray | None,
+    lowering: Lowering, form: Elementwise, operands: Sequence[View], parameters: np.ndarray | None
 ) -> None:
     program = elementwise.program(lowering.isa, form=form.form)
     places = [one.place for one in operands]

@@ -23,13 +23,7 @@ _FLOAT32 = np.dtype(np.float32)
 Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
 
 
-def gemm(
-    lowering: Lowering,
-    a: View,
-    b: View,
-    out: View,
-    bias: Place | None = None,
-) -> None:
+def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
     from lowbit.product.gemm import Detour, Launched, prepare_gemm  # not for 8 bits alone
 

@@ -174,10 +174,7 @@ def _prepared(
 
 
 def _timed_on_gpu(
-    problem: Problem,
-    pairs: Sequence[tuple[Variant, Explained]],
-    limits: Limits,
-    notes: list[str],
+    problem: Problem, pairs: Sequence[tuple[Variant, Explained]], limits: Limits, notes: list[str]
 ) -> dict[str, Samples]:
     """On tensors of their own, after their result was checked at these sizes too."""
     import torch

@@ -111,11 +111,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 def profile(
-    what: str,
-    *,
-    config: str | None = "static",
-    data: str | None = None,
-    threads: int | None = None,
+    what: str, *, config: str | None = "static", data: str | None = None, threads: int | None = None
 ) -> Profile:
     """Profile a network on one sample.
 

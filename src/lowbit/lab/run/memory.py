@@ -367,11 +367,7 @@ class Memory:
         self.recorder.access(tensor, access, values)
 
     def computed(
-        self,
-        kind: Step,
-        name: str,
-        operands: Sequence[Block] = (),
-        result: Block | None = None,
+        self, kind: Step, name: str, operands: Sequence[Block] = (), result: Block | None = None
     ) -> None:
         """Record a step that touches no memory."""
         if self.recorder is not None:

@@ -93,14 +93,7 @@ def _reference(
 
 
 def _backward_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    z: Tensor,
-    lse: Tensor,
-    dz: Tensor,
-    causal: bool,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, z: Tensor, lse: Tensor, dz: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     shape = (*k.shape[:2], q.shape[1] // k.shape[1])
     wide_k, wide_v = (x.double().repeat_interleave(shape[2], 1) for x in (k, v))

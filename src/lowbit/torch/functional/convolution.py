@@ -70,10 +70,7 @@ def _pair(name: str, value: Size, least: int) -> tuple[int, int]:
 
 
 def _check_sizes(
-    x: Tensor,
-    weight: Tensor,
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
+    x: Tensor, weight: Tensor, padding: tuple[int, int], dilation: tuple[int, int]
 ) -> None:
     for axis, name in ((0, "height"), (1, "width")):
         size = x.shape[2 + axis] + 2 * padding[axis]

@@ -136,12 +136,7 @@ class Weigher:
         return across(both, maximum).splat(lanes)
 
     def _masked(
-        self,
-        value: Value,
-        at: Value,
-        left: Value | None,
-        mask: Value | None,
-        padding: Value | None,
+        self, value: Value, at: Value, left: Value | None, mask: Value | None, padding: Value | None
     ) -> Value:
         """The exponents of scores, with minus infinity for those that do not take part."""
 

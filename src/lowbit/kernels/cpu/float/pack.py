@@ -126,12 +126,7 @@ def _transpose(k: Builder, source: Source, part: Part, lanes: int, end: Value) -
 
 
 def copy_rows(
-    k: Builder,
-    source: Source,
-    to: Source,
-    block: Value,
-    rows: int,
-    units: tuple[Value, Value],
+    k: Builder, source: Source, to: Source, block: Value, rows: int, units: tuple[Value, Value]
 ) -> None:
     """Copy a block of rows over units from, to, contiguous along K, to the begin of `to`, with
     zeros up to a whole cache line; and fetch the rows of the next block meanwhile."""

@@ -44,14 +44,7 @@ def _ordered(value: Value) -> Value:
 
 @kernel
 def argmax(
-    k: Builder,
-    places: S64Pointer,
-    x: U8Pointer,
-    rows: Int,
-    count: Int,
-    block: Int,
-    *,
-    format: str,
+    k: Builder, places: S64Pointer, x: U8Pointer, rows: Int, count: Int, block: Int, *, format: str
 ) -> None:
     """places[r] = where x[r, :count] is greatest, at first; where it is NaN, at first, if it is.
 
