@@ -8,7 +8,7 @@ enough; shared/corrections.py says how other weights are split to be so, and wha
 That is a sum of few bytes of a row, other ones for each column. So rows are transposed once for
 each step, and the sums made with a vector of 16 rows for each k of a list:
 
-    transposed    k 0 | a0 a1 .. a15 |  u16        column n:  sum += k 17, sum -= k 40, ...
+    transposed    k 0 | a0 a1 .. a15 |  u8         column n:  sum += k 17, sum -= k 40, ...
                   k 1 | a0 a1 .. a15 |
 
 The sums of 16 columns are transposed back, and are what the products are added to.
@@ -44,7 +44,7 @@ _QUADS = LINE // QUAD
 # Cycles for 32 products by `narrow` and by `widening`.
 _NARROW, _WIDENING = 1.25, 2.05
 # Cycles to transpose 16 rows of a k; for 16 rows of a chunk of 16 columns.
-_TRANSPOSED, _CHUNKED = 4, 120
+_TRANSPOSED, _CHUNKED = 4, 150
 
 
 @micro_kernel("avx2")
@@ -99,15 +99,15 @@ class Split(Narrow):
         if not shape.summed:
             return 0
         k = k_blocks * LINE
-        return (k + blocks(k, shape.chunk)) * _lanes(shape) * 2  # u16
+        return (k + blocks(k, shape.chunk)) * _lanes(shape)
 
     def begin_rows(
         self, k: Builder, shape: Shape, a: Value, block_bytes: Value, k_blocks: Value, memory: Value
     ) -> None:
-        """Transpose the rows of a step: u16, for each k all rows, and zeros before each chunk."""
+        """Transpose the rows of a step: for each k all rows, and zeros before each chunk."""
         if not shape.summed:
             return
-        lanes, chunk, target = _lanes(shape), shape.chunk, memory.cast(u16)
+        lanes, chunk, target = _lanes(shape), shape.chunk, memory
         last = shape.rows * shape.row_blocks - 1
         for block in k.range(0, k_blocks):
             row = target + (block * LINE + block // (chunk // LINE) + 1) * lanes
@@ -122,9 +122,9 @@ class Split(Narrow):
                             halves.append((a + (line + within * LINE + part)).load(_ROW_LANES))
                         vectors.append(_joined(halves))
                     for i, vector in enumerate(_transposed(vectors)):
-                        (row + (part + i) * lanes).store(vector.to(u16))
+                        (row + (part + i) * lanes).store(vector)
         for which in k.range(0, (k_blocks * LINE + (chunk - 1)) // chunk):
-            (target + which * ((chunk + 1) * lanes)).store(k.zeros(u16, lanes))
+            (target + which * ((chunk + 1) * lanes)).store(k.zeros(u8, lanes))
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         if not shape.summed:
@@ -160,7 +160,7 @@ class Split(Narrow):
         starts = behind.cast(s32) + step.panel * chunks * (PANEL // TOGETHER)
 
         def add(chunk: Value, first_chunk: bool) -> None:
-            rows = scratch.cast(s16) + chunk * ((shape.chunk + 1) * lanes)
+            rows = scratch + chunk * ((shape.chunk + 1) * lanes)
             for group in k.range(0, PANEL // TOGETHER):
                 start = starts + (chunk * (PANEL // TOGETHER) + group)
                 span = start.load().to(s64), (start + 1).load().to(s64)
@@ -188,8 +188,10 @@ class Split(Narrow):
                     for sign in range(2)
                 )
                 for first, total in zip(firsts, registers, strict=True):
-                    more = (plus + first).load(_ROW_LANES)
-                    total.value = total.value + more - (minus + first).load(_ROW_LANES)
+                    more, less = (
+                        (place + first).load(_ROW_LANES).to(s16) for place in (plus, minus)
+                    )
+                    total.value = total.value + more - less
         for column, registers in enumerate(totals):
             place = sums + (group * TOGETHER + column) * lanes
             for first, total in zip(firsts, registers, strict=True):

@@ -27,7 +27,7 @@ MOST_SUM = 128  # of the parts of one sign of weights whose products are summed 
 SCALE = 8  # what a k is multiplied by in lists, as addresses can be
 # Cycles for 32 products, two or four of which are summed in 16 bits; for a k of a list, with 16
 # rows.
-CYCLES, LISTED = {2: 1.25, 4: 1.05}, 0.75
+CYCLES, LISTED = {2: 1.25, 4: 1.05}, 0.9
 
 
 class SplitFormat(NamedTuple):
