@@ -9,8 +9,9 @@ Every line of an operand is one cache line, and 16 of them a contiguous kilobyte
 tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go through scratch, a
 kilobyte each. Storing a tile waits for the last of its products; so the tiles of a step are stored
 in the course of the next one, each just before its own first product there, while those of the
-others go on. The rows are finished after that, a few of them for each 64 k; and new rows are packed
-in the course of their first products. Panels pass by once for each step: those that the nearest
+others go on. The rows are finished after that, a few of them for each 64 k. Rows are packed before,
+one after another; only those of spans, and long ones that meet all panels in one step, in the
+course of their first products. Panels pass by once for each step: those that the nearest
 cache cannot hold are loaded so that they do not push the rows, which stay, out of it; steps take
 turns in which end of K they begin with, since it holds but a part of long rows. A long K is
 cut into spans, between which sums wait in memory.
@@ -209,7 +210,7 @@ class Amx(MicroKernel):
         spans = span(query, (3 if query.in_place else 2) * ROWS)
         if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
-        return replace(shape, span=spans, passing=True, ring=ring), rows
+        return replace(shape, span=spans, ring=ring), rows
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None

@@ -145,14 +145,14 @@ class Shape:
     their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all steps
     of an item are multiplied before the next span; 0: of all, step by step. `stays`: all panels fit
-    into the nearest cache beside the rows of a step. `passing`: lines of rows are made in the
-    course of their first products, where they can be; `ring`: of how many blocks of 64 k they are
-    kept, where each is needed once; 0: of all. `centred`: nibbles that are unpacked beforehand lose
-    8 and become signed bytes. `in_place`: rows are not packed, all panels are met in one step, and
-    the last step begins earlier if rows are missing. `lanes`: columns in a vector, where that is
-    not the kernel's own number. `columns`: of the output, where they are one panel and rows in
-    place. `piece`: bytes of a row in place that are multiplied at once, of each column. `summed`:
-    panels are split, with lists behind them, so that so many products can be summed in 16 bits
+    into the nearest cache beside the rows of a step. `ring`: lines of rows are made in the course
+    of their first products, where they can be, and of so many blocks of 64 k they are kept; 0: they
+    are made before. `centred`: nibbles that are unpacked beforehand lose 8 and become signed bytes.
+    `in_place`: rows are not packed, all panels are met in one step, and the last step begins
+    earlier if rows are missing. `lanes`: columns in a vector, where that is not the kernel's own
+    number. `columns`: of the output, where they are one panel and rows in place. `piece`: bytes of
+    a row in place that are multiplied at once, of each column. `summed`: panels are split, with
+    lists behind them, so that so many products can be summed in 16 bits
     (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
     strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
     lines are read. `lines`: blocks of a step are whole output lines, one each; 0: they are not.
@@ -168,7 +168,6 @@ class Shape:
     ahead: int = 0
     span: int = 0
     stays: bool = False
-    passing: bool = False
     ring: int = 0
     centred: bool = False
     in_place: bool = False
@@ -190,7 +189,7 @@ class Shape:
 
     def kept(self, block: Value) -> Value:
         """Where lines of a block of 64 k that are made in passing are kept, counted in blocks."""
-        return block & (self.ring - 1) if self.ring else block
+        return block & (self.ring - 1)
 
     @property
     def held(self) -> int:

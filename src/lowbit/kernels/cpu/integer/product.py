@@ -294,16 +294,13 @@ class _Items:
         """Memory of this thread that holds no lines."""
         if not self.fused:
             return self.private
-        ring = self.shape.ring if self._in_passing(k) else 0
-        line = self.rows.block_rows * (self.shape.row_blocks * LINE)
-        return self.private + line * (ring or self.rows.k_blocks)
+        kept = self.shape.ring if self._in_passing(k) else self.rows.k_blocks
+        return self.private + self.rows.block_rows * (self.shape.row_blocks * LINE) * kept
 
     def _in_passing(self, k: Builder) -> bool:
-        """Whether rows are packed in the course of their products. To find a window takes longer
-        than to copy a line. Beforehand it is found once for a row, in passing once for each line,
-        which pays only where a ring then keeps lines near."""
-        few = self.shape.ring > 0 or not self.rows.format.windows
-        return self.fused and self.shape.passing and few and self.rows.by_lines(k)
+        """Whether rows are packed in the course of their products, which pays only where a ring
+        then keeps lines near: memory is read faster row by row than line by line of many rows."""
+        return self.fused and self.shape.ring > 0 and self.rows.by_lines(k)
 
     def _make_lines(
         self, k: Builder, index: Value, first: Value, last: Value, block: Value
