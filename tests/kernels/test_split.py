@@ -226,3 +226,19 @@ def test_groups_that_are_split_in_other_ways_are_not() -> None:
     weight[16:] = RNG.integers(-128, 128, weight[16:].shape)
     packed = lowbit.pack_convolution(weight, groups=2)
     assert requests.group_format(packed, "avx2").split is None
+
+
+def test_few_columns_are_left_to_long_pieces() -> None:
+    """Of rows where they lie: with lists always, else where a piece would begin within a pair."""
+    for n, k, form, name in (
+        (1, 512, SplitFormat(2, 17), "widening"),
+        (8, 512, SplitFormat(2, 17), "widening"),
+        (16, 512, SplitFormat(4, 3), "split"),
+        (1, 512, SplitFormat(4, 0), "split"),
+        (4, 511, SplitFormat(4, 0), "widening"),
+        (5, 511, SplitFormat(4, 0), "split"),
+    ):
+        query = KernelQuery(64, n, k, split=form, in_place=True)
+        micro = dispatch.consider(SETS["avx2"], query)[-1].micro
+        assert micro is not None
+        assert micro.name == name

@@ -40,11 +40,17 @@ class Narrow(VectorKernel):
 
     def refuses(self, query: KernelQuery) -> str:
         if query.largest_pair <= LARGEST_PAIR:
-            return ""
+            return self._parts_pairs(query)
         return (
             f"neighbouring weights sum to {query.largest_pair}, and 16-bit sums could saturate "
             f"above {LARGEST_PAIR}"
         )
+
+    def _parts_pairs(self, query: KernelQuery) -> str:
+        """Why few columns of an odd K, whose last piece begins within a pair, are left to others."""
+        if query.in_place and query.k % 2 and query.n <= self.lanes // 2:
+            return "others multiply few columns in longer pieces, which may begin anywhere"
+        return ""
 
     def multiply(
         self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],

@@ -64,8 +64,12 @@ class Split(Narrow):
             return "it multiplies weights of 8 bits"
         if query.split is None:
             return "weights are not split, and 16-bit sums could saturate"
+        if not query.split.corrections:
+            return self._parts_pairs(query)
+        if query.in_place and query.n <= self.lanes:
+            return "others multiply few columns in longer pieces of rows where they lie"
         ours, other = self._cycles(query)
-        if query.split.corrections and ours >= other:
+        if ours >= other:
             return (
                 f"{query.split.corrections} k in lists for 100 weights: some {ours:,} cycles, "
                 f"and {other:,} without them"
