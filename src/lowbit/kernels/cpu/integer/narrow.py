@@ -47,7 +47,7 @@ class Narrow(VectorKernel):
         )
 
     def _parts_pairs(self, query: KernelQuery) -> str:
-        """Why few columns of an odd K, whose last piece begins within a pair, are left to others."""
+        """Why few columns of an odd K, whose last piece would begin within a pair, are refused."""
         if query.in_place and query.k % 2 and query.n <= self.lanes // 2:
             return "others multiply few columns in longer pieces, which may begin anywhere"
         return ""
