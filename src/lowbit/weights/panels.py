@@ -108,12 +108,14 @@ def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
 
 def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
     """`PackedMatrix.largest_pair` of panels of bytes."""
-    pairs = panels.view(np.int8).reshape(-1, 2)
+    pairs = panels.reshape(-1).view(np.int16)
     largest = 0
     for start in range(0, len(pairs), _CHUNK):
-        chunk = pairs[start : start + _CHUNK].astype(np.int16)
-        for signed in (chunk, -chunk):
-            largest = max(largest, int(np.maximum(signed, 0).sum(axis=1).max(initial=0)))
+        chunk = pairs[start : start + _CHUNK]
+        first, second = (chunk << 8) >> 8, chunk >> 8
+        most = np.maximum(first, 0) + np.maximum(second, 0)
+        least = np.minimum(first, 0) + np.minimum(second, 0)
+        largest = max(largest, int(most.max()), -int(least.min()))
     return largest
 
 

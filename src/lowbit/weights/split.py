@@ -53,8 +53,9 @@ def split(panels: npt.NDArray[np.uint8]) -> Split | None:
         part = slice(first, first + step)
         signs = _signs(stored[part], summed)
         reduced[part] = (stored[part] - TAKEN * signs).view(np.uint8).reshape(-1, lines, LINE)
-        panel, both, line, column, pair, which = np.nonzero(signs)
-        minus = signs[panel, both, line, column, pair, which] < 0
+        at = np.flatnonzero(signs)
+        panel, both, line, column, pair, which = np.unravel_index(at, signs.shape)
+        minus = signs.reshape(-1)[at] < 0
         k = (2 * both + line) * QUAD + 2 * pair + which
         found.append(_Taken(panel + first, k, 2 * column + minus))
     taken = _Taken(*map(np.concatenate, zip(*found, strict=True)))
@@ -92,18 +93,22 @@ def _signs(stored: npt.NDArray[np.int8], summed: int) -> npt.NDArray[np.int8]:
     cut = (*stored.shape[:-4], 2 // lines, lines, *stored.shape[-3:])
     first = np.moveaxis(stored.reshape(cut), (-4, -1), (0, 1))
     meeting = first.reshape(summed, -1).astype(np.int16)
-    signs = np.sign(meeting)
     result = np.zeros(meeting.shape, np.int8)
-    left = np.arange(meeting.shape[1])
-    for choice in sorted(product((0, 1), repeat=summed), key=sum):
-        chosen = np.array(choice, np.int16)[:, None] * signs[:, left]
-        weights = meeting[:, left] - TAKEN * chosen
-        positive = np.maximum(weights, 0).sum(axis=0, dtype=np.int16)
-        negative = positive - weights.sum(axis=0, dtype=np.int16)
-        fits = (positive <= MOST_SUM) & (negative <= MOST_SUM)
+    left = np.flatnonzero(~_fits(meeting))  # mostly few
+    meeting = meeting[:, left]
+    for choice in sorted(product((0, 1), repeat=summed), key=sum)[1:]:
+        chosen = np.array(choice, np.int16)[:, None] * np.sign(meeting)
+        fits = _fits(meeting - TAKEN * chosen)
         result[:, left[fits]] = chosen[:, fits]
-        left = left[~fits]
+        left, meeting = left[~fits], meeting[:, ~fits]
     return np.moveaxis(result.reshape(first.shape), (0, 1), (-4, -1)).reshape(stored.shape)
+
+
+def _fits(weights: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+    """Of weights [summed, ...] that meet: whether neither sign sums to too much."""
+    positive = np.maximum(weights, 0).sum(axis=0, dtype=np.int16)
+    negative = positive - weights.sum(axis=0, dtype=np.int16)
+    return (positive <= MOST_SUM) & (negative <= MOST_SUM)
 
 
 def _table(taken: _Taken, panels: int, k_size: int) -> tuple[int, npt.NDArray[np.uint16]]:
