@@ -26,6 +26,7 @@ Array = npt.NDArray[Any]
 
 _LISTS = 2 * TOGETHER  # that lie side by side
 _AT_ONCE = 1 << 20  # weights that are looked at together
+_PAIRS = PANEL * QUAD // 2  # in a line
 _SAMPLE = 1 << 17  # weights that decide how many products are summed
 
 
@@ -51,13 +52,12 @@ def split(panels: npt.NDArray[np.uint8]) -> Split | None:
     found = [_Taken(nothing, nothing, nothing)]
     for first in range(0, count, step):
         part = slice(first, first + step)
-        signs = _signs(stored[part], summed)
-        reduced[part] = (stored[part] - TAKEN * signs).view(np.uint8).reshape(-1, lines, LINE)
-        at = np.flatnonzero(signs)
-        panel, both, line, column, pair, which = np.unravel_index(at, signs.shape)
-        minus = signs.reshape(-1)[at] < 0
+        at, signs = _changed(stored[part], summed)
+        reduced[part] = panels[part]
+        reduced[part].reshape(-1).view(np.int8)[at] -= (TAKEN * signs).astype(np.int8)
+        panel, both, line, column, pair, which = np.unravel_index(at, stored[part].shape)
         k = (2 * both + line) * QUAD + 2 * pair + which
-        found.append(_Taken(panel + first, k, 2 * column + minus))
+        found.append(_Taken(panel + first, k, 2 * column + (signs < 0)))
     taken = _Taken(*map(np.concatenate, zip(*found, strict=True)))
     if not taken.k.size:
         return Split(panels, SplitFormat(summed, 0)) if summed == max(CYCLES) else None
@@ -81,27 +81,33 @@ def _best(sample: npt.NDArray[np.int8]) -> int:
     """How many products had best be summed in 16 bits, going by some of the weights."""
 
     def cycles(summed: int) -> float:
-        taken = np.count_nonzero(_signs(sample, summed))
-        return CYCLES[summed] + 2 * LISTED * taken / max(1, sample.size)
+        taken, _ = _changed(sample, summed)
+        return CYCLES[summed] + 2 * LISTED * taken.size / max(1, sample.size)
 
     return min(sorted(CYCLES, reverse=True), key=cycles)
 
 
-def _signs(stored: npt.NDArray[np.int8], summed: int) -> npt.NDArray[np.int8]:
-    """The signs of the weights [..., 2, 16, 2, 2] that are changed, as few as will do, else 0."""
+def _changed(
+    stored: npt.NDArray[np.int8], summed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
+    """Which of the weights [..., 2, 16, 2, 2] are changed, as few as will do: where they lie among
+    all, and their signs."""
     lines = summed // 2
-    cut = (*stored.shape[:-4], 2 // lines, lines, *stored.shape[-3:])
-    first = np.moveaxis(stored.reshape(cut), (-4, -1), (0, 1))
-    meeting = first.reshape(summed, -1).astype(np.int16)
-    result = np.zeros(meeting.shape, np.int8)
+    pairs = stored.view(np.int16).reshape(-1, lines, _PAIRS)
+    halves = np.stack(((pairs << 8) >> 8, pairs >> 8))
+    meeting = halves.transpose(2, 0, 1, 3).reshape(summed, -1)  # [line, which of a pair]
     left = np.flatnonzero(~_fits(meeting))  # mostly few
     meeting = meeting[:, left]
+    places, signs = [np.zeros(0, np.int64)], [np.zeros(0, np.int16)]
     for choice in sorted(product((0, 1), repeat=summed), key=sum)[1:]:
         chosen = np.array(choice, np.int16)[:, None] * np.sign(meeting)
         fits = _fits(meeting - TAKEN * chosen)
-        result[:, left[fits]] = chosen[:, fits]
+        number, found = np.nonzero(chosen * fits)
+        (both, pair), (line, which) = np.divmod(left[found], _PAIRS), np.divmod(number, 2)
+        places.append((both * lines + line) * LINE + 2 * pair + which)
+        signs.append(chosen[number, found])
         left, meeting = left[~fits], meeting[:, ~fits]
-    return np.moveaxis(result.reshape(first.shape), (0, 1), (-4, -1)).reshape(stored.shape)
+    return np.concatenate(places), np.concatenate(signs)
 
 
 def _fits(weights: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
