@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.onnx_runtime import SATURATES
 
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, Node, Tensor
@@ -51,7 +52,7 @@ def quantized(exported: Callable[..., Any], tmp_path: Path) -> Callable[..., Any
             if how == "static":
                 quantization.quantize_static(ready, after, Reader(), **options)
             else:
-                quantization.quantize_dynamic(ready, after, **options)
+                quantization.quantize_dynamic(ready, after, reduce_range=SATURATES, **options)
         finally:
             logging.disable(logging.NOTSET)
         # As written: what optimizes the file rounds elsewhere.
@@ -232,6 +233,8 @@ def _single(op: str) -> Any:
 
 @pytest.mark.parametrize("op", QOPERATORS)
 def test_each_operator_on_integers_is_onnx_runtimes(op: str) -> None:
+    if SATURATES and op == "QGemm":
+        pytest.skip("ONNX Runtime cuts off sums on this machine")
     model, given = _single(op)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (expected,) = session.run(None, given)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import operator
 import os
 import sys
@@ -108,6 +109,7 @@ def starter_at() -> int:
 
 _TASKS = "/proc/self/task"
 _SAMPLE = 4  # threads, about, that tell whether it is worth the time to look at all
+_turns = itertools.count()
 _of_pool: dict[str, bool] = {}  # of threads that were met, by number: whether they are jit.team's
 
 
@@ -131,7 +133,8 @@ def _awake() -> bool:
         return True
     caller = str(threading.get_native_id())
     others = [t for t in os.listdir(_TASKS) if t != caller and not _of_pool.get(t)]
-    if not any(map(_runs, others[:: len(others) // _SAMPLE + 1])):
+    apart = len(others) // _SAMPLE + 1
+    if not any(map(_runs, others[next(_turns) % apart :: apart])):  # others each time
         return False
     return sum(_runs(t) and not _of_pool[t] for t in others) >= max(1, max_threads() // 2)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.graph.operators.cases import CASES, Array, Case, n
+from tests.helpers.onnx_runtime import SATURATES
 
 from lowbit.graph import operator
 from lowbit.graph.evaluate import evaluate
@@ -59,6 +60,8 @@ def model_of(case: Case) -> tuple[Any, dict[str, Array]]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_operator_is_that_of_onnx(case: Case) -> None:
+    if SATURATES and case.op in ("MatMulInteger", "QLinearMatMul", "QLinearConv"):
+        pytest.skip("ONNX Runtime cuts off sums on this machine")
     model, given = model_of(case)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     expected = session.run(None, given)

@@ -19,7 +19,16 @@ from lowbit.spec.exercises import batched_matmul
 )
 @triton.jit
 def batched_matmul_kernel(
-    x_ptr, y_ptr, z_ptr, N0, N1, N2, MID, B0: tl.constexpr, B1: tl.constexpr, B_MID: tl.constexpr
+    x_ptr,
+    y_ptr,
+    z_ptr,
+    N0,
+    N1,
+    N2,
+    MID,
+    B0: tl.constexpr,
+    B1: tl.constexpr,
+    B_MID: tl.constexpr,
 ):
     """A program holds a block of z in registers, and walks along MID with one of x and one of y.
 
