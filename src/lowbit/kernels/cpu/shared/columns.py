@@ -13,23 +13,11 @@ _AHEAD = 16  # columns whose lines are fetched before they are read
 
 @kernel
 def take_columns(
-    k: Builder,
-    panels: S32Pointer,
-    lines: Int,
-    sums: S32Pointer,
-    scale: S32Pointer,
-    bias: S32Pointer,
-    columns: S64Pointer,
-    first: Int,
-    out_panels: S32Pointer,
-    out_sums: S32Pointer,
-    out_scale: S32Pointer,
-    out_bias: S32Pointer,
-    begin: Int,
-    count: Int,
-    *,
-    biased: bool,
-) -> None:
+    k: Builder, panels: S32Pointer, lines: Int, sums: S32Pointer, scale: S32Pointer,
+    bias: S32Pointer, columns: S64Pointer, first: Int, out_panels: S32Pointer,
+    out_sums: S32Pointer, out_scale: S32Pointer, out_bias: S32Pointer, begin: Int, count: Int,
+    *, biased: bool,
+) -> None:  # fmt: skip
     """Column begin + i of the panels `out_panels` becomes column columns[i] − first of `panels`.
 
     Of bytes or of nibbles, since a column's part of a line is 32 bits of either (see layout.py);
