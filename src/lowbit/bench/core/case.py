@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -42,8 +43,10 @@ class Problem:
     counts what must be done, and the `ideal` result; or it overrides what follows.
 
     operations: additions and multiplications. bytes: the least that must be moved. weight_bytes:
-    of the weights, where a call reads such.
+    of the weights, where a call reads such. most_error: of a peer that is let pass.
     """
+
+    most_error: ClassVar[float] = math.inf
 
     @cached_property
     def stated(self) -> Stated:

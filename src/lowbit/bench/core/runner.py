@@ -369,12 +369,15 @@ def _error(one: Implementation, ready: Ready, problem: Problem, case: Case) -> f
     """How far the result is from the ideal one."""
     result = ready.read(ready.call())
     wrong = problem.wrong(one, result)
+    error = problem.error(result) if wrong is None else None
+    if one.kind == PEER and error is not None and error > problem.most_error:
+        wrong = f"wrong on this CPU, by {error:.0%} of the largest value"
     if wrong is not None and one.kind == PEER:
         raise ValueError(wrong)
     if wrong is not None:
         ours = "; this is a bug in lowbit, please report it" if one.kind == OURS else ""
         raise RuntimeError(f"{one.name} computes {case} wrongly: {wrong}{ours}")
-    return problem.error(result)
+    return error
 
 
 def _prepared(one: Implementation, cell: _Cell) -> Call:
