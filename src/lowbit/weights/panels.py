@@ -22,7 +22,7 @@ from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, split
+from lowbit.weights.split import Split, bytes_of, split, sums_by_sign
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
@@ -111,11 +111,8 @@ def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
     pairs = panels.reshape(-1).view(np.int16)
     largest = 0
     for start in range(0, len(pairs), _CHUNK):
-        chunk = pairs[start : start + _CHUNK]
-        first, second = (chunk << 8) >> 8, chunk >> 8
-        most = np.maximum(first, 0) + np.maximum(second, 0)
-        least = np.minimum(first, 0) + np.minimum(second, 0)
-        largest = max(largest, int(most.max()), -int(least.min()))
+        sums = sums_by_sign(bytes_of(pairs[start : start + _CHUNK]))
+        largest = max(largest, *(int(each.max()) for each in sums))
     return largest
 
 

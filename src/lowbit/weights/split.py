@@ -93,9 +93,8 @@ def _changed(
     """Which of the weights [..., 2, 16, 2, 2] are changed, as few as will do: where they lie among
     all, and their signs."""
     lines = summed // 2
-    pairs = stored.view(np.int16).reshape(-1, lines, _PAIRS)
-    halves = np.stack(((pairs << 8) >> 8, pairs >> 8))
-    meeting = halves.transpose(2, 0, 1, 3).reshape(summed, -1)  # [line, which of a pair]
+    pairs = bytes_of(stored.view(np.int16).reshape(-1, lines, _PAIRS))
+    meeting = pairs.transpose(2, 0, 1, 3).reshape(summed, -1)  # [line, which of a pair]
     left = np.flatnonzero(~_fits(meeting))  # mostly few
     meeting = meeting[:, left]
     places, signs = [np.zeros(0, np.int64)], [np.zeros(0, np.int16)]
@@ -110,10 +109,21 @@ def _changed(
     return np.concatenate(places), np.concatenate(signs)
 
 
-def _fits(weights: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
-    """Of weights [summed, ...] that meet: whether neither sign sums to too much."""
+def bytes_of(pairs: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """The two signed bytes of each, [2, ...]."""
+    return np.stack(((pairs << 8) >> 8, pairs >> 8))
+
+
+def sums_by_sign(weights: npt.NDArray[np.int16]) -> tuple[Array, Array]:
+    """Of weights [several, ...] that meet: the sums of those above zero, and, made positive, of
+    those below."""
     positive = np.maximum(weights, 0).sum(axis=0, dtype=np.int16)
-    negative = positive - weights.sum(axis=0, dtype=np.int16)
+    return positive, positive - weights.sum(axis=0, dtype=np.int16)
+
+
+def _fits(weights: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+    """Whether weights that meet sum to little enough."""
+    positive, negative = sums_by_sign(weights)
     return (positive <= MOST_SUM) & (negative <= MOST_SUM)
 
 

@@ -29,23 +29,10 @@ _BYTES = OCTET * QUAD  # of an octet in a line
 
 @kernel
 def octet_scores(
-    k: Builder,
-    codes: S32Pointer,
-    row_scale: F32Pointer,
-    octets: S64Pointer,
-    places: Int,
-    first: Int,
-    beyond: Int,
-    panels: U8Pointer,
-    k_blocks: Int,
-    column_scale: F32Pointer,
-    bias: F32Pointer,
-    out: F32Pointer,
-    rows: Int,
-    *,
-    weight: str,
-    biased: bool,
-) -> None:
+    k: Builder, codes: S32Pointer, row_scale: F32Pointer, octets: S64Pointer, places: Int,
+    first: Int, beyond: Int, panels: U8Pointer, k_blocks: Int, column_scale: F32Pointer,
+    bias: F32Pointer, out: F32Pointer, rows: Int, *, weight: str, biased: bool,
+) -> None:  # fmt: skip
     """out[row, place] = what octet octets[row, place] scores, if it is at least first, not beyond.
 
     codes: the rows' integers less their zero points, s32 [rows, k_blocks · 64]. octets: s64 [rows,
