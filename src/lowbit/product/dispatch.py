@@ -188,10 +188,16 @@ def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) 
     wanted = blocks(count * _ITEMS_PER_THREAD, images) if count > 1 else 1
     item = min(item, max(blocks(steps, wanted), shared))
     strips = blocks(product.n, PANEL * shape.panels)
-    fitting = max(1, cache // 2 // padded_k(product.k) // (PANEL * shape.panels))
-    fitting = strips if shape.summed else fitting  # as in `_items`
-    across = min(strips, max(blocks(strips, fitting), blocks(wanted, blocks(steps, item))))
+    fitting = cache // 2 // padded_k(product.k) // (PANEL * shape.panels)
+    least = _least_across(shape, strips, fitting)
+    across = min(strips, max(least, blocks(wanted, blocks(steps, item))))
     return item * each, blocks(strips, across) * shape.panels
+
+
+def _least_across(shape: Shape, strips: int, fitting: int) -> int:
+    """Into how many items side by side strips are cut at least, where so many fit into a cache.
+    Rows that are transposed are so again for each, and slow enough for panels from far."""
+    return 1 if shape.summed else blocks(strips, max(1, fitting))
 
 
 def _lines(image: Image, shape: Shape, steps: int, step_rows: int) -> int:
@@ -229,8 +235,7 @@ def _items(
     fitting = cache // (2 if half else 4) // (shape.span * LINE or padded_k(product.k))
     columns = PANEL * shape.panels
     strips = blocks(product.n, columns)
-    # Items side by side. Rows that are transposed are so again for each, and read panels slowly.
-    across = 1 if shape.summed else blocks(strips, max(1, fitting // columns))
+    across = _least_across(shape, strips, fitting // columns)
     if shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
     elif product.b.stored != "s8" and not shape.nibbles:
