@@ -291,3 +291,11 @@ def test_spans_of_k_are_for_outputs_wider_than_what_a_cache_holds(
         assert micro.shape(KernelQuery(512, 4096, k))[0].span > 0
         for n, rows in ((16, 512), (46, 512), (4096, 32)):
             assert micro.shape(KernelQuery(rows, n, k))[0].span == 0
+
+
+def test_short_products_claim_the_lines_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [product("amx", 783, 78, k)._replace(output="f32") for k in (8, 512, 513)]
+    for claims in (True, False):
+        monkeypatch.setattr(host, "claims_lines", lambda claims=claims: claims)
+        assert [one.epilogue.claims for one in asked] == [claims, claims, False]
+        assert not asked[0]._replace(streams=True).epilogue.claims

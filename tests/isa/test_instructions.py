@@ -152,6 +152,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "prefetch": [Example((Pointer(u8),)), Example((Pointer(f32),))],
     "prefetch_far": [Example((Pointer(u8),)), Example((Pointer(f32),))],
+    "prefetch_write": [Example((Pointer(u8),)), Example((Pointer(f32),))],
     "stream": [Example((V, Pointer(s32))), Example((BYTES, Pointer(u8)))],
     "load_head": [
         Example((Pointer(f32), s64), (16,), span=(-2, 20)),

@@ -47,19 +47,19 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
         pytest.skip(f"LLVM here generates no code for {wanted}: {error}")
 
 
-def _assembly(micro: MicroKernel, m: int, n: int = 96) -> str:
+def _assembly(micro: MicroKernel, m: int, n: int = 96, claims: bool = False) -> str:
     _needs_llvm_for(micro)
-    return _assembly_of(micro, micro.shape(KernelQuery(m, n, 256))[0])
+    return _assembly_of(micro, micro.shape(KernelQuery(m, n, 256))[0], claims)
 
 
 @cache  # several numbers of rows and columns have one shape
-def _assembly_of(micro: MicroKernel, shape: Any) -> str:
+def _assembly_of(micro: MicroKernel, shape: Any, claims: bool) -> str:
     return product.assembly(
         micro.isa,
         micro=micro,
         shape=shape,
         a_format=Quantized(),
-        epilogue=Epilogue(a_zero=True, post_ops=("bias",), out="f32"),
+        epilogue=Epilogue(a_zero=True, post_ops=("bias",), out="f32", claims=claims),
     )
 
 
@@ -115,3 +115,18 @@ def test_shapes_use_all_accumulators() -> None:
         products = [line for line in loop if line.startswith(instruction)]
         assert len({line.split()[1] for line in products}) == 16
         assert not any(re.match(r"(mov|dup) v\d+\.(16b|4s)", line) for line in loop)
+
+
+@MICRO_KERNELS
+def test_lines_that_the_next_step_writes_are_claimed(micro: MicroKernel) -> None:
+    """One for each 64 bytes that a step stores, of one panel and of as many as it can have."""
+    if micro.isa.architecture == "aarch64":
+        pytest.skip("there it is another instruction, which nothing asks for")
+    assert "prefetchw" not in _assembly(micro, 64)
+    claims = sum("prefetchw" in line for line in _assembly(micro, 64, claims=True).splitlines())
+    shape = micro.shape(KernelQuery(64, 96, 256))[0]
+    lines = shape.panels + 1 if shape.panels > 1 else 1
+    if shape.rows:
+        assert claims == shape.rows * lines
+    else:  # tiles are finished row by row, in several loops
+        assert claims >= lines

@@ -277,9 +277,9 @@ def store(value: Any, address: Any) -> None:
     address.store(np.atleast_1d(value))
 
 
-def _prefetch(call: Call, pointer: ir.Value, locality: int = 3) -> None:
-    read, near, data = (ir.Constant(ir.IntType(32), n) for n in (0, locality, 1))
-    call.intrinsic("llvm.prefetch.p0", pointer, read, near, data)
+def _prefetch(call: Call, pointer: ir.Value, locality: int = 3, write: int = 0) -> None:
+    how = (ir.Constant(ir.IntType(32), n) for n in (write, locality, 1))
+    call.intrinsic("llvm.prefetch.p0", pointer, *how)
 
 
 def _anywhere(pointer: Type) -> None:
@@ -295,6 +295,11 @@ def prefetch(address: Any) -> None:
 @instruction(_anywhere, partial(_prefetch, locality=2))
 def prefetch_far(address: Any) -> None:
     """`prefetch` into the second-level cache, but not the first."""
+
+
+@instruction(_anywhere, partial(_prefetch, write=1))
+def prefetch_write(address: Any) -> None:
+    """A hint that the cache line there will be written, so that no other core should hold it."""
 
 
 def _stream(call: Call, value: ir.Value, pointer: ir.Value) -> None:

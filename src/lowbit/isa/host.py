@@ -97,6 +97,17 @@ def read_ahead() -> int:
 
 
 @cache
+def claims_lines() -> bool:
+    """Whether a line that will be written is best fetched by hand before.
+
+    An Emerald Rapids core then filled 4 MB 1.2 to 1.5 times as fast: 16 lines can be on their way
+    to its nearest cache, and stores, which are made in order, fetch too few. A Zen 3 core did not
+    gain.
+    """
+    return vendor() == "GenuineIntel"
+
+
+@cache
 def tile_permission() -> str:
     """Ask the operating system once for the use of AMX tiles: "" if granted, else the reason."""
     if sys.platform != "linux" or platform.machine() != "x86_64":

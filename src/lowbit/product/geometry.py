@@ -48,14 +48,9 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        size: tuple[int, ...],
-        kernel: tuple[int, ...],
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        mode: str = "constant",
-    ) -> Geometry:
+        cls, size: tuple[int, ...], kernel: tuple[int, ...], stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, mode: str = "constant",
+    ) -> Geometry:  # fmt: skip
         """From the arguments of `lowbit.convolution`; raises what it documents."""
         count = len(kernel)
         stride, dilation = each(stride, count, "stride", 1), each(dilation, count, "dilation", 1)
@@ -73,14 +68,9 @@ class Geometry(NamedTuple):
 
     @classmethod
     def transposed(
-        cls,
-        size: tuple[int, ...],
-        kernel: tuple[int, ...],
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        output_padding: Any = 0,
-    ) -> Geometry:
+        cls, size: tuple[int, ...], kernel: tuple[int, ...], stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, output_padding: Any = 0,
+    ) -> Geometry:  # fmt: skip
         """Of a transposed convolution, as one with stride 1 whose kernel is turned around."""
         count = len(kernel)
         stride, dilation = each(stride, count, "stride", 1), each(dilation, count, "dilation", 1)

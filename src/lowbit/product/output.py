@@ -58,14 +58,9 @@ class OutputSpec:
 
     @classmethod
     def of(
-        cls,
-        biased: bool,
-        residual: bool,
-        steps: tuple[AnyPostOp, ...] | None,
-        out_dtype: str = "float32",
-        out_scale: float | None = None,
-        out_zero_point: int = 0,
-    ) -> OutputSpec:
+        cls, biased: bool, residual: bool, steps: tuple[AnyPostOp, ...] | None,
+        out_dtype: str = "float32", out_scale: float | None = None, out_zero_point: int = 0,
+    ) -> OutputSpec:  # fmt: skip
         """From the arguments of the public functions; raises what they document."""
         given = ("bias",) * biased + ("residual",) * residual
         order = given if steps is None else steps

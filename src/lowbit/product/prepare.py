@@ -207,14 +207,9 @@ class PreparedProduct:
         return b.addresses_for(None if self.plan is None else self.plan.shape)
 
     def recognizer(
-        self,
-        right: tuple[int, int, int, int],
-        checks: Sequence[Check],
-        fresh: Fresh | None,
-        out_stride: int,
-        zero: Address = None,
-        parameters: npt.NDArray[np.float32] | None = None,
-    ) -> Callable[..., Any] | None:
+        self, right: tuple[int, int, int, int], checks: Sequence[Check], fresh: Fresh | None,
+        out_stride: int, zero: Address = None, parameters: npt.NDArray[np.float32] | None = None,
+    ) -> Callable[..., Any] | None:  # fmt: skip
         """What recognizes calls like one that was run, and runs them: see jit.recognize.
 
         Only for `small` products. right, out_stride, zero, parameters: as given to `run`. Numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from lowbit.isa import host
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
@@ -12,6 +13,8 @@ from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product.geometry import Geometry
+
+_MOST_CLAIMED = 512  # k; where products take longer, stores wait for nothing
 
 
 class Product(NamedTuple):
@@ -99,6 +102,7 @@ class Product(NamedTuple):
             scales=scales,
             uniform=self.a.uniform,
             moderate=self.moderate and self.b.moderate,
+            claims=not self.streams and self.b.k <= _MOST_CLAIMED and host.claims_lines(),
         )
 
 

@@ -39,14 +39,9 @@ def conv2d_nhwc(
 
 
 def convolution_sums(
-    x: Array,
-    weight: Array,
-    stride: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    dilation: tuple[int, ...],
-    groups: int = 1,
-    mode: str = "constant",
-) -> Array:
+    x: Array, weight: Array, stride: tuple[int, ...], padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...], groups: int = 1, mode: str = "constant",
+) -> Array:  # fmt: skip
     """What `lowbit.convolution` computes of integers x [B, *size, C], from which the zero point is
     taken already, and weight [O, C/groups, *kernel]: exact sums, int64 [B, *output, O].
 
@@ -69,14 +64,9 @@ def convolution_sums(
 
 
 def transposed_convolution_sums(
-    x: Array,
-    weight: Array,
-    stride: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    dilation: tuple[int, ...],
-    groups: int = 1,
-    output_padding: tuple[int, ...] = (),
-) -> Array:
+    x: Array, weight: Array, stride: tuple[int, ...], padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...], groups: int = 1, output_padding: tuple[int, ...] = (),
+) -> Array:  # fmt: skip
     """The same of weight [C, O/groups, *kernel] and the transposed convolution: each pixel adds the
     kernel, times its channels, to the output at stride times its place."""
     channels, outputs, *kernel = weight.shape

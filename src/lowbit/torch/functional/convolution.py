@@ -87,14 +87,9 @@ def _check_sizes(
 
 
 def _reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    tf32: bool,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], tf32: bool,
+) -> Tensor:  # fmt: skip
     wide = torch.nn.functional.conv2d(
         x.double(),
         weight.double(),

@@ -149,14 +149,9 @@ def step_shape(micro: FloatMicro) -> tuple[int, int, int]:
 
 
 def plan_attention(
-    form: AttentionForm,
-    sizes: Sizes,
-    strides: Sequence[Sequence[int]],
-    isa: InstructionSet,
-    products: str = "bf16",
-    causal: bool = False,
-    threads: int = 1,
-) -> AttentionPlan:
+    form: AttentionForm, sizes: Sizes, strides: Sequence[Sequence[int]], isa: InstructionSet,
+    products: str = "bf16", causal: bool = False, threads: int = 1,
+) -> AttentionPlan:  # fmt: skip
     """What `attention` needs.
 
     - strides: of q, k, v and the output, then of a mask and of padding if the form has them, each

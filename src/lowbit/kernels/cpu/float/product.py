@@ -201,14 +201,9 @@ def _pack_left(k: Builder, work: _Work, blocks: Value) -> None:
 
 
 def _multiply(
-    k: Builder,
-    work: _Work,
-    finish: Finish,
-    rows: tuple[Value, Value],
-    columns: tuple[Value, Value],
-    panels: Value,
-    unit: Value,
-) -> None:
+    k: Builder, work: _Work, finish: Finish, rows: tuple[Value, Value],
+    columns: tuple[Value, Value], panels: Value, unit: Value,
+) -> None:  # fmt: skip
     """Blocks of rows from, to by panels of columns from, to over the block of K at `unit`."""
     shape, lanes = work.shape, work.micro.lanes
     width, end = shape.vectors * lanes, minimum(unit + work.block_units, work.units)

@@ -33,13 +33,9 @@ class Finish:
 
 
 def store_tile(
-    k: Builder,
-    finish: Finish,
-    place: tuple[Value, Value],
-    sums: list[list[Value]],
-    lanes: int,
+    k: Builder, finish: Finish, place: tuple[Value, Value], sums: list[list[Value]], lanes: int,
     ragged: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Finish and store sums [row][vector] at (row, column) `place`.
 
     `ragged`: the last vector may not be whole.
@@ -72,14 +68,9 @@ class Pending:
         self._done.value = row.machine.constant(0, row.type)
 
     def finish(
-        self,
-        k: Builder,
-        finish: Finish,
-        vectors: int,
-        lanes: int,
-        ragged: bool,
+        self, k: Builder, finish: Finish, vectors: int, lanes: int, ragged: bool,
         rows: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Finish and store so many rows more, as far as there are; None: all."""
         done, end = self._done.value, self._count.value
         last = end if rows is None else minimum(done + rows, end)
@@ -92,13 +83,9 @@ class Pending:
 
 
 def _store_row(
-    k: Builder,
-    finish: Finish,
-    place: tuple[Value, Value],
-    sums: list[Value],
-    lanes: int,
+    k: Builder, finish: Finish, place: tuple[Value, Value], sums: list[Value], lanes: int,
     ragged: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Finish and store a row of vectors."""
     row, column = place
     left: list[Value | None] = [None] * len(sums)

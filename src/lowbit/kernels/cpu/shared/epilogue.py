@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
-from lowbit.isa.generic import extract, fma, maximum, select, shuffle, store_head, stream
+from lowbit.isa.generic import (
+    extract,
+    fma,
+    maximum,
+    prefetch_write,
+    select,
+    shuffle,
+    store_head,
+    stream,
+)
 from lowbit.isa.types import Scalar, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -54,6 +63,7 @@ class Epilogue(NamedTuple):
     panel, where columns that do not exist count as −∞; or "max8_masked", where those do too whose
     byte, in place of a residual, is 0. `streams`: past the caches, for outputs that
     these could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
+    `claims`: with a line, the one is fetched that the next step writes in its row.
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
@@ -74,6 +84,7 @@ class Epilogue(NamedTuple):
     scales: str = "both"
     uniform: bool = False
     moderate: bool = False
+    claims: bool = False
 
     @property
     def one_factor(self) -> bool:
@@ -191,9 +202,11 @@ class Output:
                     first, *more = of_row
                     several = range(first * lanes, (first + 1 + len(more)) * lanes)
                     places[first].cast(u8).store(shuffle(packed, packed, tuple(several)))
-            for one in every:
-                place, value = finished(*one)
+            for row, i, value in every:
+                place, value = finished(row, i, value)
                 write(convert(value), place)
+                if epilogue.claims and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
+                    prefetch_write(place + vectors * lanes)
 
         return store
 

@@ -209,14 +209,9 @@ class Block:
         )
 
     def _move(
-        self,
-        target: str,
-        source: str,
-        types: list[np.dtype[Any]],
-        base: str,
-        rest: list[str],
+        self, target: str, source: str, types: list[np.dtype[Any]], base: str, rest: list[str],
         active: Array,
-    ) -> None:
+    ) -> None:  # fmt: skip
         kind = types[-1]
         if base == "cvta":
             number = {"shared": SHARED, "local": LOCAL}.get(
@@ -370,14 +365,9 @@ class Block:
         return self.shared[:whole].view(f"u{size}"), np.zeros(0)
 
     def _atomic(
-        self,
-        one: Instruction,
-        base: str,
-        rest: list[str],
-        addresses: Array,
-        active: Array,
+        self, one: Instruction, base: str, rest: list[str], addresses: Array, active: Array,
         kind: np.dtype[Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """One thread after the other."""
         what = next(name for name in rest if name in _ATOMICS)
         first = 2 if base == "atom" else 1
