@@ -205,15 +205,16 @@ def _lines(image: Image, shape: Shape, steps: int, step_rows: int) -> int:
     return steps * shape.lines or steps // blocks(image.length, step_rows)
 
 
-def outgrows_caches(product: Product) -> bool:
+def outgrows_caches(product: Product, plan: Plan) -> bool:
     """Whether the output is so large that it is better written past the caches.
 
-    Up to four times the second level, caches can write some of it back while products are made: a
-    Cascade Lake core was faster so, and an Emerald Rapids core with tiles by 4 %; with 64 MB this
-    was a third slower. Short products would wait for memory: an output that is new, whose pages
+    Beyond the second level, tiles would wait for it. The products of vectors take so much longer
+    that caches can write some of it back meanwhile, which a Cascade Lake core did faster up to
+    four times that level. Short products would wait for memory: an output that is new, whose pages
     have just been cleared, an Emerald Rapids core wrote two to three times as fast through caches.
     """
-    large = product.m * product.n * product.out_bytes > 4 * host.caches()["L2"]
+    times = 1 if plan.micro.per_cycle > MicroKernel.per_cycle else 4
+    large = product.m * product.n * product.out_bytes > times * host.caches()["L2"]
     return large and product.k >= _SHORTEST_STREAMED
 
 

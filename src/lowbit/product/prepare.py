@@ -69,7 +69,7 @@ class PreparedProduct:
         self._bind(product, made)
         if not product.streams:
             tell_integers(product, made)
-        large = outgrows_caches(product)
+        large = outgrows_caches(product, made)
         if large and not product.streams and self._nothing is None:
             self.streaming = PreparedProduct(product._replace(streams=True))
         self.small = (
