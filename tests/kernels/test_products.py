@@ -215,6 +215,28 @@ def test_rows_are_multiplied_where_they_lie(
         assert (out[:, n:] == 7).all()
 
 
+@pytest.mark.parametrize(
+    "sizes", [(40, 17, 70), (70, 1, 300), (65, 32, 64), (33, 48, 130), (50, 64, 128), (49, 33, 30)]
+)
+def test_tiles_read_rows_where_they_lie(sizes: tuple[int, int, int]) -> None:
+    """But those of the last step, and those that lie apart, if lines reach beyond them."""
+    amx = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+    m, n, k = sizes
+    case = matmul.case({"M": m, "N": n, "K": k}, dtypes="u8:s8:s32")
+    inputs = case.inputs(seed=m)
+    shape, block_rows = amx.shape(KernelQuery(m, n, k, in_place=True))
+    assert shape.in_place
+    assert m > block_rows * shape.row_blocks
+    assert shape.panels == blocks(n, 16)
+    apart = np.full((m, k + 9), 255, np.uint8)
+    apart[:, :k] = inputs["a"]
+    for a in (inputs["a"], apart[:, :k]):
+        out = np.full((m, n), 7, np.int32)
+        interpreted(amx, a, pack(inputs["b"]), out, in_place=True, fused=True)
+        assert case.expect(inputs).check(out).ok
+    assert not amx.shape(KernelQuery(m, n, k, in_place=True, signed=True))[0].in_place
+
+
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
     ("sizes", "ring"),

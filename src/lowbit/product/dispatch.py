@@ -142,7 +142,7 @@ def plan(product: Product) -> Plan:
     else:
         work = steps, step_rows, count
         item_steps, item_panels = _items(product, micro, shape, work, fused)
-        if fused and not shape.in_place:  # the rows of a step
+        if fused and not shape.piece:  # the rows of a step
             private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
     if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE

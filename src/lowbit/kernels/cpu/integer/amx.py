@@ -1,4 +1,4 @@
-"""The micro-kernel for AMX: two by two tiles of accumulators, or one by four for few rows.
+"""The micro-kernel for AMX: two by two tiles of accumulators, or one by four for few rows or panels.
 
            b0 (6)  b1 (7)          For each 64 k: four loads and four products, and each product
     a0 (4)  c 0     c 1            takes as many cycles as a block has rows. With up to 16 rows a
@@ -10,11 +10,12 @@ tile loads need to run at full speed. Tiles cannot be read lane by lane: sums go
 kilobyte each. Storing a tile waits for the last of its products; so the tiles of a step are stored
 in the course of the next one, each just before its own first product there, while those of the
 others go on. The rows are finished after that, a few of them for each 64 k. Rows are packed before,
-one after another; only those of spans, and long ones that meet all panels in one step, in the
-course of their first products. Panels pass by once for each step: those that the nearest
-cache cannot hold are loaded so that they do not push the rows, which stay, out of it; steps take
-turns in which end of K they begin with, since it holds but a part of long rows. A long K is
-cut into spans, between which sums wait in memory.
+one after another. Only those that meet all panels in one step are read where they lie, if their
+bytes are unsigned; and those of spans, and long ones that must be made unsigned, are packed in the
+course of their first products. Panels pass by once for each step: those that the nearest cache
+cannot hold are loaded so that they do not push the rows, which stay, out of it; steps take turns in
+which end of K they begin with, since it holds but a part of long rows. A long K is cut into spans,
+between which sums wait in memory.
 
 Where up to 64 rows meet panels that lie beyond the second-level cache, four blocks meet one panel:
 all panels then come from afar once, at an even pace, and are fetched some way ahead.
@@ -51,11 +52,13 @@ FEW = 8  # rows of bytes for which vector registers unpack nibbles in passing
 # Cycles to configure tiles and release them; to load one, as long as to multiply it by so many
 # rows. And k of one row by 16 columns that vectors multiply in a cycle.
 SETUP, _LOAD, _PER_CYCLE = 1000, 8, 8
-# Cycles to pack a line of a row and to begin with it; to finish and store it, for each panel.
+# Cycles to pack a line of a row, or to load it where it lies, and to begin with it; to finish and
+# store it, for each panel.
 _PACK, _ROW, _STORE = 3, 2, 3
 _VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
 _FETCHED = 1 << 13  # bytes ahead of products that lines of a panel are fetched
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
+_SHORT = 2  # times 64 k, whose products are made faster than their sums are written
 _MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
 
 
@@ -188,6 +191,9 @@ class Amx(MicroKernel):
         k_blocks, wide = query.k_blocks, blocks(query.n, PANEL)
         # To load rows that begin within a line takes two for each; so these meet more panels.
         few = not query.aligned if query.line else query.m <= ROWS
+        plain = query.in_place and not query.signed
+        # One step for all panels reads rows once, and writes them from end to end.
+        few |= plain and (wide == 3 or (wide == 4 and k_blocks <= _SHORT))
         row_blocks, panels = (1, min(4, wide)) if few else (2, min(2, wide))
         far = query.n * query.k_blocks * LINE > host.caches()["L2"] // 2
         once = far and query.aligned and 2 * ROWS < query.line <= 4 * ROWS
@@ -205,11 +211,14 @@ class Amx(MicroKernel):
             return replace(shape, lines=row_blocks * short), rows
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
-        ring = _RING if wide == panels and large and query.weight == "s8" else 0
+        alone = wide == panels and query.weight == "s8"
+        ring = _RING if alone and large else 0
         # Lines that are packed in passing are kept for a span, with half as much streaming past.
         spans = span(query, (3 if query.in_place else 2) * ROWS)
         if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
+        if alone and plain and not spans and query.m > rows * row_blocks:
+            return replace(shape, in_place=True), rows
         return replace(shape, span=spans, ring=ring), rows
 
     def begin(
@@ -339,7 +348,7 @@ class Amx(MicroKernel):
         a_tiles = [k.tile(t) for t in range(first_a, first_b)]
         b_tiles = [k.tile(t) for t in range(first_b, TILES)]
         stride = k.index(LINE)
-        row_stride = k.index(shape.pitch or LINE)
+        row_stride = k.index(shape.pitch or LINE) if step.row_stride is None else step.row_stride
         load = tileloadd if shape.stays else tileloaddt1
 
         def load_panel(p: int) -> None:

@@ -148,16 +148,17 @@ class Shape:
     into the nearest cache beside the rows of a step. `ring`: lines of rows are made in the course
     of their first products, where they can be, and of so many blocks of 64 k they are kept; 0: they
     are made before. `centred`: nibbles that are unpacked beforehand lose 8 and become signed bytes.
-    `in_place`: rows are not packed, all panels are met in one step, and the last step begins
-    earlier if rows are missing. `lanes`: columns in a vector, where that is not the kernel's own
-    number. `columns`: of the output, where they are one panel and rows in place. `piece`: bytes of
-    a row in place that are multiplied at once, of each column. `summed`: panels are split, with
-    lists behind them, so that so many products can be summed in 16 bits
-    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
-    strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
-    lines are read. `lines`: blocks of a step are whole output lines, one each; 0: they are not.
-    `quads`: K takes so many times 4, a few, without a loop; 0: more. `gap`: of so many rows, from
-    row 0 on, only the first so many are rows of the output.
+    `in_place`: rows are not packed, and all panels are met in one step. Tiles read whole blocks of
+    64 k, so rows are packed nevertheless where memory behind them may not be the next row, as in
+    the last step; with pieces that step begins earlier if rows are missing. `lanes`: columns in a
+    vector, where that is not the kernel's own number. `columns`: of the output, where they are one
+    panel and rows in place. `piece`: bytes of a row in place that are multiplied at once, of each
+    column. `summed`: panels are split, with lists behind them, so that so many products can be
+    summed in 16 bits (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
+    `pitch`: rows are of a strip (rows/strips.py), so many bytes apart; whole blocks can be read,
+    and whole 64 k; 0: packed lines are read. `lines`: blocks of a step are whole output lines, one
+    each; 0: they are not. `quads`: K takes so many times 4, a few, without a loop; 0: more. `gap`:
+    of so many rows, from row 0 on, only the first so many are rows of the output.
     """
 
     rows: int

@@ -109,7 +109,7 @@ def _own(
     """Memory of this thread, if threads need any."""
     assert not (fused and shape.span) or shape.ring, "rows of spans are packed in passing or before"
     unpacks = weight != "s8" and not shape.nibbles
-    if (fused and not shape.in_place) or shape.span or shape.summed or unpacks:
+    if (fused and not shape.piece) or shape.span or shape.summed or unpacks:
         return private + k.thread() * private_bytes
     return private
 
@@ -228,7 +228,7 @@ class _Items:
 
         for panel in k.range(first, whole, self.shape.panels):
             step(panel, self.shape.panels)
-        if self.shape.panels > 1 and not self.shape.in_place:
+        if self.shape.panels > 1 and not self.shape.piece:
             for panel in k.range(whole, last):
                 step(panel, 1)
 
@@ -239,7 +239,7 @@ class _Items:
         """What a thread will probably read that has this `item` before it and was at `column`:
         other panels, or its part of another image; or, after its `last`, what follows all items.
         counts: of images, of items of one below and beside each other."""
-        if not self.micro.fetches or self.shape.in_place:
+        if not self.micro.fetches or self.shape.piece:
             return None
         (item_steps, item_panels), rows = sizes, self.rows
         image, part, other = self._which(item, counts)
@@ -324,11 +324,21 @@ class _Items:
         else:
             block_bytes, at = rows.block_bytes, lambda block: block * lines
         row = index * self.shape.row_blocks * rows.block_outputs
-        if self.shape.in_place:
+        stride = rows.operand.row_stride
+        if self.shape.piece:
             row = minimum(row, rows.count - rows.block_outputs)
-            row_stride = rows.operand.row_stride
-            place = rows.operand.row(row)
-            return Place(place, row, rows.count, block_bytes, at, row_stride)
+            return Place(rows.operand.row(row), row, rows.count, block_bytes, at, stride)
+        if self.shape.in_place:
+            # Behind the last line of a row must be another row.
+            apart = (stride < rows.k_size) | (stride > rows.k_size)
+            packs = (index + 1).equals(self._counts[0]) | (apart & (rows.k_size % LINE > 0))
+            for _ in k.when(packs):
+                self._packed_rows(k, index)
+            stride = select(packs, k.index(LINE), stride)
+            between = select(packs, lines, k.index(LINE))
+            block_bytes = select(packs, block_bytes, stride * rows.block_rows)
+            place = select(packs, self.private, rows.operand.row(row))
+            return Place(place, row, rows.count, block_bytes, lambda b: b * between, stride)
         return Place(self._packed_rows(k, index), row, rows.count, block_bytes, at)
 
     def _packed_rows(self, k: Builder, index: Value) -> Value:
