@@ -1,4 +1,4 @@
-"""The micro-kernel for AMX: two by two tiles of accumulators, or one by four for few rows or panels.
+"""The micro-kernel for AMX: two by two tiles of sums, or one by four for few rows or few panels.
 
            b0 (6)  b1 (7)          For each 64 k: four loads and four products, and each product
     a0 (4)  c 0     c 1            takes as many cycles as a block has rows. With up to 16 rows a
