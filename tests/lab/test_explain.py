@@ -46,14 +46,14 @@ def found() -> Explanation:
         # The rate of memory is that of several times the last cache, which may be a gigabyte.
         caches = {"L1d": 1 << 15, "L2": 1 << 18, "L3": 1 << 20}
         patch.setattr(peak.host, "caches", lambda: caches)
-        return explain_gemm("70x100:100x40", "u8:s8:f32", 1)
+        return explain_gemm("70x100:100x72", "u8:s8:f32", 1)
 
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
     # As dispatch is asked, with what is known of the weights where that can matter.
-    weight = packed_weight(Problem.make(product_case("70x100:100x40", "u8:s8:f32")))
+    weight = packed_weight(Problem.make(product_case("70x100:100x72", "u8:s8:f32")))
     form = requests.panel_format(weight, isa.active().name)
-    query = KernelQuery(70, 40, 100, form.largest_pair, split=form.split)
+    query = KernelQuery(70, 72, 100, form.largest_pair, split=form.split)
     seen = dispatch.consider(isa.active(), query)
     assert seen[-1].micro is not None
     assert (found.kernel, found.isa) == (seen[-1].micro.name, seen[-1].isa.name)
@@ -70,17 +70,27 @@ def test_sizes_follow_from_layout_and_blocking(found: Explanation) -> None:
     cut = found.blocking
     step = cut.block_rows * cut.row_blocks
     rows = -(-70 // step) * step
+    assert found.left is not None
     assert found.left.given_bytes == 70 * 100
     assert found.left.packed_bytes == rows * 128
-    assert found.right.given_bytes == 100 * 40
-    assert found.right.packed_bytes == 128 * 48
-    assert found.right.padding == pytest.approx(1 - 4000 / (128 * 48))
-    assert found.beside_right_bytes == 2 * 4 * 48
+    assert found.right.given_bytes == 100 * 72
+    assert found.right.packed_bytes == 128 * 80
+    assert found.right.padding == pytest.approx(1 - 7200 / (128 * 80))
+    assert found.beside_right_bytes == 2 * 4 * 80
     guess = found.prediction
-    assert guess.operations == 2 * rows * 128 * 48
-    assert guess.moved_bytes == 7000 + 2 * rows * 128 + 128 * 48 + 2 * 4 * 48 + 4 * 70 * 40
+    assert guess.operations == 2 * rows * 128 * 80
+    assert guess.moved_bytes == 7000 + 2 * rows * 128 + 128 * 80 + 2 * 4 * 80 + 4 * 70 * 72
     assert cut.items * cut.item_steps * step >= rows
     assert cut.threads == 1
+
+
+def test_rows_in_place_are_told() -> None:
+    found = explain_gemm("70x100:100x8", "u8:s8:s32", threads=1)
+    assert found.left is None
+    assert found.prediction.moved_bytes == 7000 + 128 * 16 + 4 * 16 + 4 * 70 * 8
+    with (console := Console(width=200)).capture() as captured:
+        console.print(render(found))
+    assert "left in place" in captured.get()
 
 
 def test_the_limit_is_the_larger_time(found: Explanation) -> None:

@@ -79,7 +79,7 @@ class Prediction:
     """The time by each limit, in seconds, and which is the larger: "compute" or "memory".
 
     operations: two for each product, padding included. moved_bytes: both operands, the left one
-    packed in between, and the output. level: the nearest cache that holds all of that, or
+    packed in between if it is, and the output. level: the nearest cache that holds all of that, or
     "memory".
     """
 
@@ -98,7 +98,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Explanation:
-    """All of it; `measured` are seconds of one call, its weights warm.
+    """All of it; `measured` are seconds of one call, its weights warm. left: None where its rows
+    are read where they lie.
 
     largest_pair: the most that two neighbouring weights along K sum to in one direction, where a
     kernel asks for that; None where none does.
@@ -112,7 +113,7 @@ class Explanation:
     isa: str
     rejected: tuple[Rejected, ...]
     blocking: Blocking
-    left: Operand
+    left: Operand | None
     right: Operand
     beside_right_bytes: int
     largest_pair: int | None
@@ -165,7 +166,9 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
         isa=plan.isa.name,
         rejected=_rejected(product),
         blocking=_blocking(product, plan),
-        left=_operand(problem.a.nbytes, _packed_rows(product, plan) * padded_k(k), m * k),
+        left=None
+        if plan.shape.in_place
+        else _operand(problem.a.nbytes, _packed_rows(product, plan) * padded_k(k), m * k),
         right=_operand(problem.b.nbytes, packed.panels.nbytes, problem.b.size),
         beside_right_bytes=packed.nbytes - packed.panels.nbytes,
         largest_pair=packed.largest_pair if wants_proof else None,
@@ -243,7 +246,8 @@ def _predict(
     depth = padded_k(product.k)
     operations = 2 * rows * columns * depth
     out = problem.case.stated.dtype("c").bits // 8
-    moved = problem.a.nbytes + 2 * rows * depth + packed.nbytes + product.m * product.n * out
+    moved = problem.a.nbytes + packed.nbytes + product.m * product.n * out
+    moved += 0 if plan.shape.in_place else 2 * rows * depth
     level = peak.level(moved, plan.threads)
     compute = operations / (ceiling.gops * 1e9)
     memory = moved / (ceiling.read_gbs[level] * 1e9)

@@ -20,7 +20,10 @@ def render(one: Explanation) -> RenderableType:
         name = each.isa if each.kernel is None else f"{each.kernel} on {each.isa}"
         table.add_row("rejected", f"{name}: {each.why}")
     _add_blocking(table, one.blocking)
-    table.add_row("left packed", _operand(one.left) + ", in every call")
+    if one.left is None:
+        table.add_row("left in place", "its rows are read where they lie")
+    else:
+        table.add_row("left packed", _operand(one.left) + ", in every call")
     beside = f"; beside it {one.beside_right_bytes:,} bytes of sums and scales"
     table.add_row("right packed", _operand(one.right) + beside)
     if one.largest_pair is not None:
