@@ -82,7 +82,7 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
     assert made.item_panels % made.shape.panels == 0
     assert made.shape.rows in (0, made.block_rows)
     assert made.chunk_rows == m or made.chunk_rows % step_rows == 0
-    if made.shape.in_place:
+    if made.shape.piece:
         assert (made.chunk_rows, made.packed_bytes, made.private_bytes) == (m, 0, 0)
         assert step_rows <= m
     elif made.shape.span:  # sums wait there
@@ -109,7 +109,7 @@ def test_the_kernel_stores_each_element_once(
     isa: str, sizes: tuple[int, int, int], threads: int
 ) -> None:
     """The text itself, cut as the plan says, in the interpreter that records every access. Rows in
-    place: the last step begins earlier, and what two steps have is stored by both."""
+    pieces: the last step begins earlier, and what two steps have is stored by both."""
     m, n, k = sizes
     made = plan(isa, m, n, k, threads)
     rng = np.random.default_rng(0)
@@ -142,7 +142,7 @@ def test_the_kernel_stores_each_element_once(
         if access.array == "out":
             assert access.kind == "store"
             stored[access.offset : access.offset + access.size] += 1
-    twice = -m % made.block_rows if made.shape.in_place else 0
+    twice = -m % made.block_rows if made.shape.piece else 0
     steps = np.full(m, 1, np.int8)
     steps[m - made.block_rows :][:twice] = 2
     np.testing.assert_array_equal(stored.reshape(m, 4 * n), np.tile(steps[:, None], 4 * n))
