@@ -22,12 +22,12 @@ from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, bytes_of, split, sums_by_sign
+from lowbit.weights.split import Split, split, sums_and_sizes
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
 
-_CHUNK = 1 << 20  # pairs that are looked at together
+_CHUNK = 1 << 16  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
@@ -111,8 +111,8 @@ def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
     pairs = panels.reshape(-1).view(np.int16)
     largest = 0
     for start in range(0, len(pairs), _CHUNK):
-        sums = sums_by_sign(bytes_of(pairs[start : start + _CHUNK]))
-        largest = max(largest, *(int(each.max()) for each in sums))
+        sums, sizes = sums_and_sizes(pairs[start : start + _CHUNK])
+        largest = max(largest, int((np.abs(sums) + sizes).max()) // 2)
     return largest
 
 

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 _LISTS = 2 * TOGETHER  # that lie side by side
 _AT_ONCE = 1 << 20  # weights that are looked at together
 _PAIRS = PANEL * QUAD // 2  # in a line
-_SAMPLE = 1 << 17  # weights that decide how many products are summed
+_SAMPLE = 1 << 15  # weights that decide how many products are summed
 
 
 class Split(NamedTuple):
@@ -93,14 +93,21 @@ def _changed(
     """Which of the weights [..., 2, 16, 2, 2] are changed, as few as will do: where they lie among
     all, and their signs."""
     lines = summed // 2
-    pairs = bytes_of(stored.view(np.int16).reshape(-1, lines, _PAIRS))
-    meeting = pairs.transpose(2, 0, 1, 3).reshape(summed, -1)  # [line, which of a pair]
-    left = np.flatnonzero(~_fits(meeting))  # mostly few
-    meeting = meeting[:, left]
+    pairs = stored.view(np.int16).reshape(-1, lines, _PAIRS)
+    sums, sizes = sums_and_sizes(pairs[:, 0])
+    for line in range(1, lines):
+        more = sums_and_sizes(pairs[:, line])
+        sums, sizes = sums + more[0], sizes + more[1]
+    left = np.flatnonzero(~_fit(sums, sizes))  # mostly few
+    both, pair = np.divmod(left, _PAIRS)
+    meeting = pairs[both, :, pair].view(np.int8).T.astype(np.int16)  # [line, which of a pair]
     places, signs = [np.zeros(0, np.int64)], [np.zeros(0, np.int16)]
     for choice in sorted(product((0, 1), repeat=summed), key=sum)[1:]:
+        if not left.size:
+            break
         chosen = np.array(choice, np.int16)[:, None] * np.sign(meeting)
-        fits = _fits(meeting - TAKEN * chosen)
+        less = meeting - TAKEN * chosen
+        fits = _fit(less.sum(axis=0, dtype=np.int16), np.abs(less).sum(axis=0, dtype=np.int16))
         number, found = np.nonzero(chosen * fits)
         (both, pair), (line, which) = np.divmod(left[found], _PAIRS), np.divmod(number, 2)
         places.append((both * lines + line) * LINE + 2 * pair + which)
@@ -109,22 +116,16 @@ def _changed(
     return np.concatenate(places), np.concatenate(signs)
 
 
-def bytes_of(pairs: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    """The two signed bytes of each, [2, ...]."""
-    return np.stack(((pairs << 8) >> 8, pairs >> 8))
+def sums_and_sizes(pairs: npt.NDArray[np.int16]) -> tuple[Array, Array]:
+    """The sum of the two signed bytes of each, and that of their magnitudes. Half of the latter and
+    the former's own magnitude is the sum of those of one sign, of that which has more."""
+    sizes = np.abs(pairs.view(np.int8)).view(np.uint16)  # of -128 it is 128 as well, unsigned
+    return (pairs << 8 >> 8) + (pairs >> 8), ((sizes & 255) + (sizes >> 8)).view(np.int16)
 
 
-def sums_by_sign(weights: npt.NDArray[np.int16]) -> tuple[Array, Array]:
-    """Of weights [several, ...] that meet: the sums of those above zero, and, made positive, of
-    those below."""
-    positive = np.maximum(weights, 0).sum(axis=0, dtype=np.int16)
-    return positive, positive - weights.sum(axis=0, dtype=np.int16)
-
-
-def _fits(weights: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
-    """Whether weights that meet sum to little enough."""
-    positive, negative = sums_by_sign(weights)
-    return (positive <= MOST_SUM) & (negative <= MOST_SUM)
+def _fit(sums: npt.NDArray[np.int16], sizes: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+    """Whether weights that meet, of such sums and such magnitudes in all, are small enough."""
+    return np.abs(sums) + sizes <= 2 * MOST_SUM
 
 
 def _table(taken: _Taken, panels: int, k_size: int) -> tuple[int, npt.NDArray[np.uint16]]:
