@@ -66,14 +66,9 @@ class Cuda(Clock):
             yield
 
     def time(
-        self,
-        calls: Mapping[str, Sequence[Call]],
-        limits: Limits,
-        *,
-        seed: int = 0,
-        on_round: Callable[[float], None] | None = None,
-        pools: Mapping[str, str] | None = None,
-    ) -> dict[str, Samples]:
+        self, calls: Mapping[str, Sequence[Call]], limits: Limits, *, seed: int = 0,
+        on_round: Callable[[float], None] | None = None, pools: Mapping[str, str] | None = None,
+    ) -> dict[str, Samples]:  # fmt: skip
         """Seconds of each call, in rounds of random order, until all medians are known to
         `limits.noise` or the time is up. Every call is made a few times before."""
         flush = _flush(self._device)

@@ -84,14 +84,9 @@ class Memory:
     """
 
     def __init__(
-        self,
-        tensors: Sequence[CheckedTensor],
-        *,
-        machinery: Sequence[str] = (),
-        recorder: Recorder | None = None,
-        poisoned: bool = False,
-        most_steps: int | None = None,
-    ) -> None:
+        self, tensors: Sequence[CheckedTensor], *, machinery: Sequence[str] = (),
+        recorder: Recorder | None = None, poisoned: bool = False, most_steps: int | None = None,
+    ) -> None:  # fmt: skip
         self.steps, self._steps_before, self._most_steps = 0, 0, most_steps
         self.tensors = {tensor.name: tensor for tensor in tensors}
         self.recorder, self.poisoned = recorder, poisoned
@@ -177,13 +172,9 @@ class Memory:
         self._recorded("store", lanes, values)
 
     def update(
-        self,
-        lanes: Lanes,
-        values: Array,
-        combine: Callable[[Any, Any], Any],
-        *,
+        self, lanes: Lanes, values: Array, combine: Callable[[Any, Any], Any], *,
         exchange: bool = False,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         """Atomically: each active lane in turn replaces `old` by `combine(old, lane's index)`.
 
         Returns the old values; `values` are those that the trace shows. exchange: what is left does

@@ -30,14 +30,9 @@ class CheckedTensor:
     """
 
     def __init__(
-        self,
-        type: TensorType,
-        values: Array,
-        strides: Sequence[int],
-        role: Role,
-        initialised: bool = True,
-        storage: NDArray[np.uint8] | None = None,
-    ) -> None:
+        self, type: TensorType, values: Array, strides: Sequence[int], role: Role,
+        initialised: bool = True, storage: NDArray[np.uint8] | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.type, self.role = type.name, type, role
         self.shape, self.dtype, self.strides = values.shape, values.dtype, tuple(strides)
         self.itemsize = values.dtype.itemsize

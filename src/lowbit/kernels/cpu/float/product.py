@@ -127,13 +127,9 @@ def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Val
 
 
 def _source(
-    k: Builder,
-    operand: Operand,
-    micro: FloatMicro,
-    start: Value,
-    strides: tuple[Value, Value],
+    k: Builder, operand: Operand, micro: FloatMicro, start: Value, strides: tuple[Value, Value],
     extents: tuple[Value, Value],
-) -> Source:
+) -> Source:  # fmt: skip
     """An operand in memory; strides along K and across it, of which one that is known to be 1
     becomes a constant; its extent across and along."""
     reader = Reader(operand.kind, micro.pair)
@@ -264,15 +260,9 @@ def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
 
 
 def _step(
-    k: Builder,
-    work: _Work,
-    finish: Finish,
-    left: Left,
-    packed: Value,
-    place: tuple[Value, Value],
-    unit: Value,
-    vectors: int,
-) -> None:
+    k: Builder, work: _Work, finish: Finish, left: Left, packed: Value, place: tuple[Value, Value],
+    unit: Value, vectors: int,
+) -> None:  # fmt: skip
     """One block of rows times one panel of columns, `packed` there or not, over a block of K."""
     shape, lanes, (block, panel) = work.shape, work.micro.lanes, place
     row, column = block * shape.rows, panel * (shape.vectors * lanes)

@@ -40,6 +40,7 @@ from lowbit.kernels.cpu.shared.formats import (
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
 from lowbit.kernels.cpu.shared.packing import FOUR, in_turn, packs, quantized
 from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
+from lowbit.kernels.cpu.shared.tails import store_left
 
 # What the output can be, and the type that is stored.
 MAXIMA = ("max8", "max8_masked")
@@ -133,7 +134,7 @@ def columns(
         for _ in k.when(left > lanes - 1):
             write(value, start)
         for _ in k.when(left < lanes):
-            store_head(value, start, left)
+            store_left(k, value, start, left)
 
     return store
 
@@ -346,7 +347,7 @@ def interleaved(
         for _ in k.when(left > width - 1):
             start.store(values)
         for _ in k.when(left < width):
-            store_head(values, start, left)
+            store_left(k, values, start, left)
 
     return store
 

@@ -241,13 +241,9 @@ class Block:
             self.put(target, self.value(source, kind), active)
 
     def _compare(
-        self,
-        target: str,
-        operands: list[str],
-        rest: list[str],
-        types: list[np.dtype[Any]],
+        self, target: str, operands: list[str], rest: list[str], types: list[np.dtype[Any]],
         active: Array,
-    ) -> None:
+    ) -> None:  # fmt: skip
         a, b = (self.value(o, types[-1]) for o in operands[:2])
         made = COMPARE[rest[0]](a, b)
         if len(operands) > 2:
