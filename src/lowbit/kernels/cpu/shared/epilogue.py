@@ -338,16 +338,13 @@ def interleaved(
         Columns(k, at, column + q * QUAD, lanes, k.index(lanes), fours=True) for q in range(QUAD)
     ]
     found = [_finishing(epilogue, place) for place in places]
-    target, left, width = at.out.cast(u8), at.columns - column, QUAD * lanes
+    target, left = at.out.cast(u8), at.columns - column
 
     def store(row: Value, sums: list[Value]) -> None:
         finished = [finish(row, v) for (finish, _), v in zip(found, sums, strict=True)]
         values = quantized(k, epilogue.out, finished, *found[0][1])
         start = target + (row * at.out_stride + column)
-        for _ in k.when(left > width - 1):
-            start.store(values)
-        for _ in k.when(left < width):
-            store_left(k, values, start, left)
+        store_left(k, values, start, left)
 
     return store
 

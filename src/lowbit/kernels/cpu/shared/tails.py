@@ -16,14 +16,15 @@ def store_left(k: Builder, value: Value, at: Value, left: Value) -> None:
     store of dwords takes a Zen 3 core 12 cycles and more; so halves are stored, as the bits of
     `left` say.
     """
-    if k.isa.vector_bytes == LINE:
-        store_head(value, at, left)
-        return
     assert isinstance(value.type, Vector)
     lanes = value.type.lanes
     half = lanes // 2
     for _ in k.when(left > lanes - 1):
         at.store(value)
+    if k.isa.vector_bytes == LINE:
+        for _ in k.when(left < lanes):
+            store_head(value, at, left)
+        return
     with k.scope():
         for _ in k.when((left > 0) & (left < lanes)):
             rest, place = k.register(value), at
