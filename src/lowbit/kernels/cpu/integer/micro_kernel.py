@@ -149,8 +149,8 @@ class Shape:
     of their first products, where they can be, and of so many blocks of 64 k they are kept; 0: they
     are made before. `centred`: nibbles that are unpacked beforehand lose 8 and become signed bytes.
     `in_place`: rows are not packed, and all panels are met in one step. Tiles read whole blocks of
-    64 k, so rows are packed nevertheless where memory behind them may not be the next row, as in
-    the last step; with pieces that step begins earlier if rows are missing. `lanes`: columns in a
+    64 k, so rows are packed nevertheless where memory behind them may not be other rows, as in the
+    last steps; with pieces that step begins earlier if rows are missing. `lanes`: columns in a
     vector, where that is not the kernel's own number. `columns`: of the output, where they are one
     panel and rows in place. `piece`: bytes of a row in place that are multiplied at once, of each
     column. `summed`: panels are split, with lists behind them, so that so many products can be

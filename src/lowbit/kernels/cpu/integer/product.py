@@ -329,9 +329,11 @@ class _Items:
             row = minimum(row, rows.count - rows.block_outputs)
             return Place(rows.operand.row(row), row, rows.count, block_bytes, at, stride)
         if self.shape.in_place:
-            # Behind the last line of a row must be another row.
+            # Behind the last line of a row must be other rows.
             apart = (stride < rows.k_size) | (stride > rows.k_size)
-            packs = (index + 1).equals(self._counts[0]) | (apart & (rows.k_size % LINE > 0))
+            over = self.rows.k_blocks * LINE - rows.k_size
+            end = (row + rows.block_rows * shape.row_blocks) * rows.k_size + over
+            packs = (end > rows.count * rows.k_size) | (apart & (over > 0))
             for _ in k.when(packs):
                 self._packed_rows(k, index)
             stride = select(packs, k.index(LINE), stride)
