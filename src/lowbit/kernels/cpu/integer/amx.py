@@ -109,23 +109,18 @@ class _Session:
         row, panel, count, all_columns = self.in_scratch.values()
         end = minimum(self.done.value + rows, count)
         for _ in k.when(self.done.value < end):
-            for _ in k.when(all_columns > 0):
-                store_rows = columns.whole(panel, panels, PANEL)
-                gap = shape.gap[0] > shape.gap[1]
-                together = 1 if gap else columns.together(panels, PANEL)
-                for first in k.range(self.done.value, end, together):
-                    # What is behind the last row is that row again.
-                    some = [first, *(minimum(first + i, end - 1) for i in range(1, together))]
-                    for out in _outputs(k, shape, row + first):
-                        outs = [out, *(row + r for r in some[1:])]
-                        sums = ([self._sums(shape, p, r) for p in range(panels)] for r in some)
-                        store_rows(list(zip(outs, sums, strict=True)))
-            for _ in k.when(all_columns.equals(0)):
-                each = [columns(panel + p, 0, PANEL) for p in range(panels)]
-                for r in k.range(self.done.value, end):
-                    for out in _outputs(k, shape, row + r):
-                        for p, store in enumerate(each):
-                            store(out, self._sums(shape, p, r))
+            gap = shape.gap[0] > shape.gap[1]
+            together = 1 if gap else columns.together(panels, PANEL)
+            for ends in False, True:
+                for _ in k.when(all_columns.equals(int(not ends))):
+                    store_rows = columns.whole(panel, panels, PANEL, ends)
+                    for first in k.range(self.done.value, end, together):
+                        # What is behind the last row is that row again.
+                        some = [first, *(minimum(first + i, end - 1) for i in range(1, together))]
+                        for out in _outputs(k, shape, row + first):
+                            outs = [out, *(row + r for r in some[1:])]
+                            sums = ([self._sums(shape, p, r) for p in range(panels)] for r in some)
+                            store_rows(list(zip(outs, sums, strict=True)))
             self.done.value = end
 
     def _sums(self, shape: Shape, panel: int, row: Value) -> Value:

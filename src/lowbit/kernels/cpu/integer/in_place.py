@@ -105,10 +105,8 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
     if shape.columns and shape.columns <= lanes:
         _store_few(k, shape, step, [row[0] for row in vectors])
         return
-    for (panel, at), column in zip(places, zip(*vectors, strict=True), strict=True):
-        store = step.columns(step.panel + panel, at, lanes)
-        for number, value in enumerate(column):
-            store(step.row + number, value)
+    store = step.columns.whole(step.panel, len(places), lanes, ends=True)
+    store([(step.row + number, row) for number, row in enumerate(vectors)])
 
 
 def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> None:

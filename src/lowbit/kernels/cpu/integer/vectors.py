@@ -180,11 +180,14 @@ class VectorKernel(MicroKernel):
         """Store the sums of the rows that exist."""
         rows, lanes = len(sums), self.lanes
         wide = (places[-1][0] + 1 + step.panel) * PANEL
-        whole = (step.row + rows < step.rows + 1) & (wide < step.n + 1)
-        for _ in k.when(whole):
-            store = step.columns.whole(step.panel, len(places), lanes)
-            store([(step.row + row, values) for row, values in enumerate(sums)])
-        for _ in k.when(whole.equals(0)):
+        all_columns = wide < step.n + 1
+        masks = k.isa.vector_bytes == LINE  # without, ends of so many rows are too much code
+        fast = (step.row + rows < step.rows + 1) & (all_columns | int(masks))
+        for ends in (False, True)[: 1 + masks]:
+            for _ in k.when(fast & all_columns.equals(int(not ends))):
+                store = step.columns.whole(step.panel, len(places), lanes, ends)
+                store([(step.row + row, values) for row, values in enumerate(sums)])
+        for _ in k.when(fast.equals(0)):
             held = k.local(f32 if step.groups else s32, rows * len(places) * lanes)
             for at, value in enumerate(chain(*sums)):
                 (held + at * lanes).store(value)

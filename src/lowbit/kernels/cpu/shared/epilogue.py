@@ -175,14 +175,19 @@ class Output:
         """Whether vectors of the output become bytes together."""
         return self.epilogue.out in LIMITS and packs(self.k, lanes)
 
-    def whole(self, panel: Value, vectors: int, lanes: int) -> StoreRows:
+    def whole(self, panel: Value, vectors: int, lanes: int, ends: bool = False) -> StoreRows:
         """The accumulators of so many neighbouring vectors of columns from a panel on, all of which
-        exist."""
+        exist; if `ends`, but for columns of the last panel."""
         k, epilogue, at = self.k, self.epilogue, self.operands
         starts = [panel * PANEL + i * lanes for i in range(vectors)]
         if epilogue.out in MAXIMA:
             return _one_by_one([columns(k, epilogue, at, start, lanes) for start in starts])
-        places = [Columns(k, at, start, lanes, k.index(lanes)) for start in starts]
+        exist = vectors - PANEL // lanes if ends else vectors
+        left = [at.columns - start if i >= exist else None for i, start in enumerate(starts)]
+        places = [
+            Columns(k, at, start, lanes, k.index(lanes) if end is None else end)
+            for start, end in zip(starts, left, strict=True)
+        ]
         found = [_finishing(epilogue, place) for place in places]
         convert = _converting(epilogue, found[0][1])
         write, target = _writing(epilogue, lanes), at.out.cast(OUTPUTS[epilogue.out])
@@ -191,6 +196,13 @@ class Output:
             place = target + (row * at.out_stride + starts[which])
             return place, found[which][0](row, value)
 
+        def put(value: Value, place: Value, which: int) -> None:
+            end = left[which]
+            if end is None:
+                write(value, place)
+            else:
+                store_left(k, value, place, end)
+
         def store(rows: list[tuple[Value, list[Value]]]) -> None:
             every = [(row, i, value) for row, values in rows for i, value in enumerate(values)]
             while len(every) > 1 and self._packs(lanes):
@@ -198,14 +210,15 @@ class Output:
                 places, values = zip(*(finished(*one) for one in some), strict=True)
                 filled = [*values, *values[-1:] * (FOUR - len(values))]
                 packed = in_turn(quantized(k, epilogue.out, filled, *found[0][1]))
-                rows_of = [id(row) for row, _, _ in some]
-                for _, of_row in groupby(range(len(some)), rows_of.__getitem__):
+                runs = [(id(row), left[which] is None) for row, which, _ in some]
+                for _, of_row in groupby(range(len(some)), runs.__getitem__):
                     first, *more = of_row
                     several = range(first * lanes, (first + 1 + len(more)) * lanes)
-                    places[first].cast(u8).store(shuffle(packed, packed, tuple(several)))
+                    bytes_of = shuffle(packed, packed, tuple(several))
+                    put(bytes_of, places[first].cast(u8), some[first][1])
             for row, i, value in every:
                 place, value = finished(row, i, value)
-                write(convert(value), place)
+                put(convert(value), place, i)
                 if epilogue.claims and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
                     prefetch_write(place + vectors * lanes)
 
