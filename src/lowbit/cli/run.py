@@ -61,13 +61,13 @@ def run(
     graph = compiled(network)
     session = Session(graph, threads=threads)
     inputs = _inputs(graph, input_file)
-    outputs = session.run(**inputs)
+    outputs = session.run(*inputs.values())
     taken: list[float] = []
     while len(taken) < _LEAST or (sum(taken) < _SECONDS and len(taken) < _MOST):
         begin = time.perf_counter()
-        session.run(**inputs)
+        session.run(*inputs.values())
         taken.append(time.perf_counter() - begin)
-    nodes = session.profile(**inputs) if profile else []
+    nodes = session.profile(*inputs.values()) if profile else []
     found = {
         "outputs": {name: _described(one) for name, one in outputs.items()},
         "seconds": {"median": statistics.median(taken), "least": min(taken)},

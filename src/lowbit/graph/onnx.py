@@ -59,10 +59,17 @@ def imported(model: ModelProto) -> Graph:
         raise NotImplementedError("sparse constants of ONNX are not supported")
     constants = {one.name: _array(one, graph.name) for one in graph.initializer}
     inputs = {one.name: _tensor(one) for one in graph.input if one.name not in constants}
+    made = [one.output[0] for one in graph.node if one.op_type == "Constant" and one.output]
+    given = [one.name for one in graph.input if one.name in inputs]
+    once = Counter([*given, *(one.name for one in graph.initializer), *made])
+    for name, count in once.items():
+        if count > 1:
+            raise ValueError(f"two things make the value {name!r}: the file is damaged")
     nodes = []
     for each in graph.node:
         if each.op_type == "Constant":
-            constants[each.output[0]] = _constant(each)
+            array = _constant(each)  # which says so if there is no output
+            constants[each.output[0]] = array
         elif each.domain == DOMAIN:
             nodes += written_out(_node(each))
         else:
@@ -157,12 +164,15 @@ def _bring(tensor: TensorProto, folder: Path | None) -> None:
             f"the data of {tensor.name!r} is in {location!r}, outside of the ONNX file's folder: "
             "this is refused"
         )
-    offset = int(entries.get("offset", 0))
+    places = [entries.get("offset", "0"), entries.get("length", "0")]
+    if path.exists() and not path.is_file() or not all(one.isdecimal() for one in places):
+        raise ValueError(f"the data of {tensor.name!r} is at no place in a file: {entries}")
+    offset, length = map(int, places)
+    if path.stat().st_size < offset + length:
+        raise ValueError(f"{path} was cut short: the data of {tensor.name!r} is not all there")
     with path.open("rb") as file:
         file.seek(offset)
-        data = file.read(int(entries["length"]) if "length" in entries else -1)
-    if len(data) < int(entries.get("length", 0)):
-        raise ValueError(f"{path} was cut short: the data of {tensor.name!r} is not all there")
+        data = file.read(length if "length" in entries else -1)
     del tensor.external_data[:]
     tensor.data_location = TensorProto.DEFAULT
     tensor.raw_data = data
@@ -218,6 +228,8 @@ def _array(tensor: TensorProto, where: str) -> Array:
     from onnx import numpy_helper
 
     try:
+        if min(tensor.dims, default=0) < 0:
+            raise ValueError(f"a size is negative: {list(tensor.dims)}")
         return np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(f"the data of {tensor.name or where!r} is damaged: {error}") from error
@@ -247,6 +259,8 @@ def _dtype(number: int) -> str:
 
 def _constant(node: NodeProto) -> Array:
     """The array of a Constant."""
+    if len(node.attribute) != 1 or not node.output:
+        raise ValueError(f"the Constant {node.name!r} has no value or no output: it is damaged")
     (attribute,) = node.attribute
     if attribute.name == "value":
         return _array(attribute.t, node.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -48,7 +48,10 @@ class Plan:
         lowering = Lowering(graph, isa, threads, weights)
         self.inputs = [_input(lowering, name) for name in graph.inputs]
         lowering.run(sliced(lowering))
-        self.outputs = [_output(lowering, name) for name in graph.outputs]
+        self.outputs = list[Value]()
+        for name in graph.outputs:
+            others = {one.buffer for one in (*self.inputs, *self.outputs)}
+            self.outputs.append(_output(lowering, name, others))
         self.steps: Sequence[Step] = reading_ahead(lowering.steps, threads)
         self.threads = threads
         self._constants, self._kept = lowering.constants, lowering.kept
@@ -176,8 +179,9 @@ def _input(lowering: Lowering, name: str) -> Value:
     return Value(name, view.place.buffer, dtype_of(given.dtype), given.sizes)
 
 
-def _output(lowering: Lowering, name: str) -> Value:
-    """Let an output be memory of the caller, by copying it where it is not, or not only, that."""
+def _output(lowering: Lowering, name: str, others: Set[str]) -> Value:
+    """Let an output be memory of the caller, by copying it where it is not, or not only, that, or
+    where it is among the `others` of the caller."""
     view = lowering.view(name)
     dtype = "float32" if view.tensor.scale is not None else view.tensor.dtype
     lowering.node = name
@@ -185,7 +189,7 @@ def _output(lowering: Lowering, name: str) -> Value:
     used = [one.place.buffer for other, one in lowering.views.items() if other != name]
     size = math.prod(view.shape) * dtype_of(dtype).itemsize
     if not (own and is_dense(view) and view.tensor.scale is None
-            and view.place.buffer not in used
+            and view.place.buffer not in others.union(used)
             and lowering.buffers[view.place.buffer] == size):  # fmt: skip
         target = lowering.fresh(Tensor(dtype, view.shape), name=name)
         compute(lowering, target, [view], (0,))

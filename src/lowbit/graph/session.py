@@ -61,7 +61,7 @@ class Session:
         """Copies and pickles make plans of their own."""
         return _session, (self.graph, self._threads, self._isa.name)
 
-    def run(self, *positional: Any, **named: Any) -> dict[str, Array]:
+    def run(self, /, *positional: Any, **named: Any) -> dict[str, Array]:
         """The outputs by name, float32 where the network keeps integers that stand for numbers.
 
         The inputs, in the graph's order or by name: arrays of the graph's dtypes; where it keeps
@@ -74,7 +74,7 @@ class Session:
         made = plan.run([arrays[one.name] for one in plan.inputs])
         return {one.name: array for one, array in zip(plan.outputs, made, strict=True)}
 
-    def __call__(self, *positional: Any, **named: Any) -> Any:
+    def __call__(self, /, *positional: Any, **named: Any) -> Any:
         """`run`, with the output itself where there is one, else a tuple of them."""
         made = tuple(self.run(*positional, **named).values())
         return made[0] if len(made) == 1 else made
@@ -103,8 +103,9 @@ class Session:
         ):
             self._plans.pop(next(iter(self._plans))).forget()
 
-    def profile(self, *positional: Any, runs: int = 20, **named: Any) -> list[NodeTime]:
-        """The time of every node: medians of `runs` runs of these inputs, after one more."""
+    def profile(self, /, *positional: Any, runs: int = 20, **named: Any) -> list[NodeTime]:
+        """The time of every node: medians of `runs` runs of these inputs, after one more. An input
+        that is called runs is given by its place."""
         arrays = self._arrays(positional, named)
         plan = self.plan(arrays)
         given = [arrays[one.name] for one in plan.inputs]

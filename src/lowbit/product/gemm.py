@@ -149,7 +149,7 @@ def prepare_gemm(
     if c is None and adds:
         raise ValueError("beta is given without c: give c, or leave beta out")
     if 0 in shape or not multiplies or not a[1][1]:
-        return _Scaling(shape, adds)
+        return Scaling(shape, adds)
     added = Layout(*c) if c is not None and adds else None
     name = instruction_sets.active(isa).name
     return _prepared(Layout(*a), Layout(*b), added, result, threads, name)
@@ -214,7 +214,7 @@ def _prepared(
 
 
 @dataclass(frozen=True)
-class _Scaling:
+class Scaling:
     """Where there are no products: out = beta·c, or zero."""
 
     shape: tuple[int, ...]

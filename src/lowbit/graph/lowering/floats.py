@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import cast
 
 import numpy as np
 
@@ -25,7 +24,7 @@ Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
 
 def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
-    from lowbit.product.gemm import Detour, Launched, prepare_gemm  # not for 8 bits alone
+    from lowbit.product.gemm import Detour, Scaling, prepare_gemm  # not for 8 bits alone
 
     added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(
@@ -35,9 +34,12 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
     if isinstance(prepared, Detour):
         _gemm_by_copies(lowering, a, b, out, bias, prepared.by_columns)
         return
-    product = cast(Launched, prepared)
-    start = lowering.scratch(product.scratch)
-    for program, words in product.launches(
+    if isinstance(prepared, Scaling):  # nothing is multiplied
+        if math.prod(out.shape):
+            _filled(lowering, out, bias)
+        return
+    start = lowering.scratch(prepared.scratch)
+    for program, words in prepared.launches(
         start, a.place, b.place, bias, out.place, 1.0, float(bias is not None)
     ):
         lowering.add(program, words)
@@ -52,8 +54,17 @@ def _gemm_by_copies(
     if bias is None:
         compute(lowering, out, [target], (0,))
         return
-    row = View(replace(out.tensor, shape=out.shape[1:]), bias, (1,))
-    compute(lowering, out, [target, row], (0, 1, "add"))
+    compute(lowering, out, [target, _row(out, bias)], (0, 1, "add"))
+
+
+def _filled(lowering: Lowering, out: View, bias: Place | None) -> None:
+    """The bias in each row, or zeros."""
+    zero = lowering.known_view(np.zeros(1, np.float32))
+    compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
+
+
+def _row(out: View, bias: Place) -> View:
+    return View(replace(out.tensor, shape=out.shape[1:]), bias, (1,))
 
 
 def _facts(view: View) -> Facts:

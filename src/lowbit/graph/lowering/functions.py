@@ -203,7 +203,10 @@ def _clip(lowering: Lowering, node: Node) -> None:
 def _power(lowering: Lowering, node: Node) -> None:
     """Of exponents that are known and common, a formula."""
     known = lowering.graph.constants.get(node.inputs[1])
-    exponent = np.asarray(known).item() if isinstance(known, np.ndarray) and known.size == 1 else 0
+    each = np.unique(known) if isinstance(known, np.ndarray) else np.zeros(0)
+    shape = lowering.graph.tensors[node.outputs[0]].sizes
+    alike = each.size == 1 and lowering.view(node.inputs[0]).shape == shape
+    exponent = each.item() if alike else 0
     formulas: dict[float, Formula] = {
         1: ((0,), ()),
         2: ((0, 0, "mul"), ()),
@@ -213,7 +216,10 @@ def _power(lowering: Lowering, node: Node) -> None:
         -1: ((N, 0, "div"), (1,)),
     }
     if exponent not in formulas:
-        lower((0, 1, "power"), lowering, node)
+        whole = all(_whole(lowering, name) for name in node.inputs)
+        few = (1, N, "equal", 0, 1, N, "equal", 0, 0, "mul", 1, N, "equal", 0, 0, "mul", 0, "mul")
+        exact = *few, 0, 1, "power", "nearest", "where", "where", "where"
+        lower(exact if whole else (0, 1, "power"), lowering, node, (1, 2, 3) if whole else ())
         return
     steps, values = formulas[exponent]
     lower(steps, lowering, node, values, [lowering.view(node.inputs[0])])
@@ -221,13 +227,17 @@ def _power(lowering: Lowering, node: Node) -> None:
 
 @lowerings.register("Cast")
 def _cast(lowering: Lowering, node: Node) -> None:
-    """Of numbers to booleans: whether they are not 0; to integers of 8 bits: towards 0."""
+    """Of numbers to booleans: whether they are not 0; to integers of 8 bits: floats towards 0, and
+    other integers their last 8 bits."""
     made = lowering.graph.tensors[node.outputs[0]]
     x = lowering.view(node.inputs[0])
     if made.dtype == "bool" and x.tensor.dtype != "bool":
         lower(_NOT_EQUAL_ZERO, lowering, node, (1, 0))
     elif made.scale is None and made.dtype in ("uint8", "int8") and x.tensor.dtype != made.dtype:
-        lower((0, "trunc"), lowering, node)
+        wraps = (0, 0, N, "add", N, "div", "floor", N, "mul", "sub")
+        given = 128 if made.dtype == "int8" else 0, 256, 256
+        whole = _whole(lowering, node.inputs[0])
+        lower(wraps if whole else (0, "trunc"), lowering, node, given if whole else ())
     else:
         lower((0,), lowering, node)
 

@@ -133,8 +133,8 @@ def _gather_elements(lowering: Lowering, node: Node) -> None:
     rank = len(x.shape)
     axis = node.get("axis", 0) % rank
     order = (*(one for one in range(rank) if one != axis), axis)
-    if any(x.shape[one] != indices.shape[one] for one in order[:-1]):
-        raise NotImplementedError("indices are as many as there are lines along the axis")
+    lines = tuple(x.shape[i] if i == axis else n for i, n in enumerate(indices.shape))
+    x = View(replace(x.tensor, shape=lines), x.place, x.strides)  # others are not looked at
     x, indices = (plain(lowering, one, order) for one in (x, indices))
     _gathered(lowering, x, indices, lowering.output(node.outputs[0], order), order, axis, True)
 

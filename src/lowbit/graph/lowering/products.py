@@ -103,7 +103,8 @@ def linear(lowering: Lowering, node: Node) -> None:
     x = lowering.view(node.inputs[0])
     activations = node.get("activations")
     dynamic = activations is not None
-    if not isinstance(weight, QTensor) or not (dynamic or x.tensor.scale is not None):
+    quantized = dynamic or x.tensor.scale is not None
+    if not isinstance(weight, QTensor) or not quantized or weight.axis not in (None, 0):
         float_linear(lowering, node)
         return
     packed = lowering.packed(weight, _pack_linear)
@@ -137,10 +138,10 @@ def convolution(lowering: Lowering, node: Node) -> None:
     """Of images [N, C, *size], which lie with channels last, and so does the output."""
     weight = lowering.graph.constants.get(node.inputs[1])
     x = lowering.view(node.inputs[0])
-    if not isinstance(weight, QTensor) or x.tensor.scale is None:
-        (float_conv if node.op == "Conv" else float_transposed)(lowering, node)
-        return
     transposed = node.op == "ConvTranspose"
+    if not isinstance(weight, QTensor) or x.tensor.scale is None or not _packs(node, weight):
+        (float_transposed if transposed else float_conv)(lowering, node)
+        return
     rank = len(x.shape)
     order = channels_last(rank)
     x = plain(lowering, x, order)
@@ -161,6 +162,14 @@ def convolution(lowering: Lowering, node: Node) -> None:
                   epilogue.parameters(spec))  # fmt: skip
     for program, words in prepared.launches(packed, at, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
+
+
+def _packs(node: Node, weight: QTensor) -> bool:
+    """Whether `pack_convolution` takes a weight; others stand for floats."""
+    groups = node.get("group", 1)
+    along = 0 if node.op == "Conv" else 1 if groups == 1 else None
+    plain = weight.values.dtype == np.int8 and not weight.zero_point.any()
+    return plain and weight.axis in (None, along) and weight.group_size is None
 
 
 def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:

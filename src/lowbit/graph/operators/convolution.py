@@ -42,13 +42,16 @@ def convolution_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, 
     return windows(node, x[2:], weight[2:]), groups
 
 
-def _bias(bias: Array | None, channels: int, rank: int) -> Array:
-    """A bias in a shape that broadcasts. ValueError: it is not one number a channel."""
-    if bias is None:
-        return np.zeros(())
-    if bias.shape != (channels,):
+def _check_bias(bias: Array | Tensor | None, channels: int) -> None:
+    """ValueError: there is a bias, and not of one number a channel."""
+    if bias is not None and tuple(bias.shape) != (channels,):
         raise ValueError(f"expected a bias of shape ({channels},), got {bias.shape}")
-    return bias.reshape(channels, *(1,) * rank)
+
+
+def _bias(bias: Array | None, channels: int, rank: int) -> Array:
+    """A bias in a shape that broadcasts."""
+    _check_bias(bias, channels)
+    return np.zeros(()) if bias is None else bias.reshape(channels, *(1,) * rank)
 
 
 class Conv(Operator):
@@ -66,6 +69,7 @@ class Conv(Operator):
     ) -> tuple[Tensor, ...]:
         x, weight = given(tensors, 2)
         over, _ = convolution_windows(node, x.sizes, weight.sizes)
+        _check_bias((*tensors, None)[2], weight.sizes[0])
         return (Tensor(real(x).name, (x.sizes[0], weight.sizes[0], *over.output)),)
 
 
@@ -97,6 +101,7 @@ class ConvTranspose(Operator):
     ) -> tuple[Tensor, ...]:
         x, weight = given(tensors, 2)
         over, groups = transposed_windows(node, x.sizes, weight.sizes)
+        _check_bias((*tensors, None)[2], weight.sizes[1] * groups)
         return (Tensor(real(x).name, (x.sizes[0], weight.sizes[1] * groups, *over.size)),)
 
 

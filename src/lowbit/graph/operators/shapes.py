@@ -147,7 +147,9 @@ def _slice(
 
 
 def _gather_elements(node: Node, x: Array, indices: Array) -> Array:
-    return np.take_along_axis(x, indices, node.get("axis", 0))
+    axis = node.get("axis", 0) % x.ndim
+    lines = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(indices.shape))
+    return np.take_along_axis(x[lines], indices, axis)
 
 
 def _expand(node: Node, x: Array, shape: Array) -> Array:

@@ -9,6 +9,8 @@ from lowbit.graph.passes.absorb import absorbed, by_channel
 from lowbit.graph.passes.fold import folded
 from lowbit.graph.passes.fuse import fused
 from lowbit.graph.passes.infer import facts
+from lowbit.graph.passes.linear import bias_of_runs
+from lowbit.graph.passes.rewriting import rewritten
 
 
 def simplified(graph: Graph) -> Graph:
@@ -16,7 +18,8 @@ def simplified(graph: Graph) -> Graph:
 
     Once a graph is bound it may get simpler: shapes are then known. ValueError: its sizes are all
     known, and shapes do not fit."""
-    graph = fused(by_channel(folded(absorbed(folded(graph)))))
+    graph = rewritten(absorbed(folded(graph)), (bias_of_runs,))
+    graph = fused(by_channel(folded(graph)))
     if any(isinstance(size, str) for name in graph.inputs for size in graph.tensors[name].shape):
         return graph
     found = facts(graph)[0]

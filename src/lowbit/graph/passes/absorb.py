@@ -41,15 +41,14 @@ def _without_integers(values: Values, node: Node) -> Replacement | None:
     x_scale, w_scale = values.array(xs), values.array(ws)
     if x_scale is None or w_scale is None or values.array(ys) is None:
         return None
-    if node.op == "QLinearMatMul" and w_scale.size > 1:
-        return None
     out, constants, nodes = node.outputs[0], dict[str, Constant](), []
 
-    def read(name: str, scale: str, zero: str, to: str, axis: int = 0) -> str:
+    def read(name: str, scale: str, zero: str, to: str) -> str:
         value = f"{out}.{to}"
-        nodes.append(Node("DequantizeLinear", (name, scale, zero), (value,), {"axis": axis}, value))
+        nodes.append(Node("DequantizeLinear", (name, scale, zero), (value,), along, value))
         return value
 
+    along = {"axis": 0 if node.op == "QLinearConv" else -1}  # of scales, where there are several
     inputs = [read(x, xs, xz, "x"), read(w, ws, wz, "weight")]
     if rest and rest[0]:
         scale = f"{out}.bias_scale"

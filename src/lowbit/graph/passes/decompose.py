@@ -39,14 +39,21 @@ class Parts:
         found = self._graph.constants.get(name)
         return found if isinstance(found, np.ndarray) else None
 
+    def _new(self, what: str) -> str:
+        """A name that nothing has: what becomes of a node may be taken apart again."""
+        name = f"{self.node.outputs[0]} {what}"
+        while name in self._graph.tensors or name in self._graph.constants:
+            name += "'"
+        return name
+
     def constant(self, value: Any) -> str:
-        name = f"{self.node.outputs[0]} part {len(self.constants)}"
+        name = self._new(f"part {len(self.constants)}")
         self.constants[name] = np.asarray(value)
         return name
 
     def add(self, op: str, *inputs: str, like: Tensor | None = None, **attributes: Any) -> str:
         """A node in the middle; its output's name. like: whose format it keeps."""
-        name = f"{self.node.outputs[0]} step {len(self.nodes)}"
+        name = self._new(f"step {len(self.nodes)}")
         self.nodes.append(Node(op, inputs, (name,), attributes, self.node.name or name))
         if like is not None and like.scale is not None:
             self.formats[name] = like

@@ -95,6 +95,7 @@ def without_identities(graph: Graph) -> Graph:
             continue
         if source in tensors:
             tensors[made] = tensors[source]
+        renamed = {old: made if new == source else new for old, new in renamed.items()}
         renamed[source] = made
         nodes = [_renamed(one, source, made) for one in nodes]
     if len(nodes) == len(graph.nodes):

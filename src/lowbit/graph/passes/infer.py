@@ -44,7 +44,10 @@ def facts(graph: Graph) -> tuple[dict[str, Tensor], dict[str, Array]]:
         tensors[name] = graph.tensors[name]
         _ = tensors[name].sizes
     for node in graph.nodes:
-        for name, made in zip(node.outputs, _outputs(node, tensors, known), strict=False):
+        every = _outputs(node, tensors, known)
+        if any(node.outputs[len(every) :]):
+            raise ValueError(f"{node.op} {node.name!r} makes {len(every)} values, not more")
+        for name, made in zip(node.outputs, every, strict=False):
             given = graph.tensors.get(name)
             if given is not None:
                 made = replace(given, shape=made.shape)

@@ -77,6 +77,23 @@ def bias(values: Values, node: Node) -> Replacement | None:
     return None
 
 
+def bias_of_runs(values: Values, node: Node) -> Replacement | None:
+    """A bias that is no constant, which kernels do not take, is added behind the product."""
+    if node.op not in ("Conv", "ConvTranspose"):
+        return None
+    x, weight, bias, residual = (*node.inputs, "", "")[:4]
+    known = values.constant(weight)
+    if not bias or residual or known is None or values.constant(bias) is not None:
+        return None
+    out, shape = node.outputs[0], np.array([-1, *(1,) * (len(known.shape) - 2)])
+    product, column, sizes = f"{out}.product", f"{out}.bias", f"{out}.sizes"
+    return Replacement([
+        node.replaced(inputs=(x, weight), outputs=(product,)),
+        Node("Reshape", (bias, sizes), (column,), {}, column),
+        Node("Add", (product, column), (out,), {}, f"{node.name}.bias"),
+    ], {sizes: shape})  # fmt: skip
+
+
 def _channels(values: Values, layer: Node) -> int | None:
     """How many channels a product has, if its weight is a constant."""
     weight = values.constant(layer.inputs[1])

@@ -17,11 +17,11 @@ from lowbit.bench.core.context import versions
 from lowbit.bench.models.metrics import sqnr
 from lowbit.bench.models.model import Array
 from lowbit.bench.networks.quantize import Method, quantized_graph
-from lowbit.bench.networks.work import multiply_adds, sized
+from lowbit.bench.networks.work import multiply_adds
 from lowbit.graph import Graph, Session, save
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.passes.quantize import Decision
-from lowbit.lab.networks.source import NETWORK, Source, padded
+from lowbit.lab.networks.source import NETWORK, Source, few, padded
 
 REPORT = "report.json"
 _SAME = 200.0  # decibels from which values count as equal
@@ -43,8 +43,6 @@ def quantize(
     if all(one.choice == "float" for one in decisions):
         reasons = "; ".join(dict.fromkeys(one.why for one in decisions)) or "it has no product"
         raise ValueError(f"nothing to quantize in {source.name}: {reasons}")
-    folder.mkdir(parents=True, exist_ok=True)
-    save(graph, folder / NETWORK)
     found: dict[str, Any] = {
         "name": source.name,
         "method": str(method),
@@ -53,12 +51,14 @@ def quantize(
         "cpu": isa.report()["cpu"],
         "isa": isa.active().name,
         "versions": versions(),
-        "size": _size(source.graph, folder / NETWORK),
-        "operations": _operations(source.graph, decisions),
+        "operations": _operations(source, decisions),
         "latency": [],
     }
     found |= _layers(source, graph, decisions, threads)
     found["accuracy"] = _accuracy(source, graph, threads, samples)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(graph, folder / NETWORK)
+    found["size"] = _size(source.graph, folder / NETWORK)
     (folder / REPORT).write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", "utf-8")
     return found
 
@@ -104,12 +104,20 @@ def _size(floats: Graph, path: Path) -> dict[str, int]:
     return {"before": before, "after": path.stat().st_size}
 
 
-def _operations(floats: Graph, decisions: Sequence[Decision]) -> dict[str, dict[str, int]]:
+def _of_sample(source: Source) -> dict[str, int]:
+    """By product, the multiply-adds of one sample, of the size that the data have."""
+    inputs, graph = few(source.graph, source.sample), source.graph
+    shapes = ((graph.tensors[name].shape, one.shape) for name, one in inputs.items())
+    pairs = (pair for both in shapes for pair in zip(*both, strict=True))
+    return multiply_adds(graph.bound({size: n for size, n in pairs if isinstance(size, str)}))
+
+
+def _operations(source: Source, decisions: Sequence[Decision]) -> dict[str, dict[str, int]]:
     """Multiply-adds of one sample, by operator and what it computes in, before and after."""
     choices = {one.output: one.choice for one in decisions}
-    operators = {node.outputs[0]: node.op for node in floats.nodes}
+    operators = {node.outputs[0]: node.op for node in source.graph.nodes}
     before, after = defaultdict[str, int](int), defaultdict[str, int](int)
-    for name, count in multiply_adds(sized(floats, 1)).items():
+    for name, count in _of_sample(source).items():
         before[f"{operators[name]} float32"] += count
         after[f"{operators[name]} {_INSIDE[choices.get(name, 'float')]}"] += count
     return {"before": dict(before), "after": dict(after)}
@@ -121,7 +129,7 @@ def _layers(
     """Every node that a run has, or without a run every product; and the outputs' noise."""
     times, untimed = _times(graph, source, threads)
     chosen = {one.output: one for one in decisions}
-    counts = multiply_adds(sized(source.graph, 1))
+    counts = _of_sample(source)
     noise, output = _noise(source, graph, {*chosen})
     known: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
@@ -146,10 +154,8 @@ def _times(
     graph: Graph, source: Source, threads: int | None
 ) -> tuple[dict[str, tuple[list[str], float]], str]:
     """By node, its kernels and seconds for one sample; else why there are none."""
-    fixed = not isinstance(graph.tensors[graph.inputs[0]].shape[0], str)
-    sample: dict[str, Any] = {n: one if fixed else one[:1] for n, one in source.sample.items()}
     try:
-        profile = Session(graph, threads=threads).profile(**sample)
+        profile = Session(graph, threads=threads).profile(*few(graph, source.sample).values())
     except NotImplementedError as error:
         return {}, str(error).splitlines()[0]
     return {one.node: (list(dict.fromkeys(one.kernels)), one.seconds) for one in profile}, ""

@@ -55,7 +55,7 @@ def find(
     registered model's own, of which `batches` are taken to calibrate with. ValueError: there is
     no such thing, or the data do not fit.
     """
-    if what.endswith(".onnx"):
+    if what.lower().endswith(".onnx"):
         return _of_file(Path(what).stem, Path(what), _given(data))
     if ":" in what:
         return _of_function(what, _given(data))
@@ -80,7 +80,7 @@ def find(
 
 def compiled(path: Path) -> Graph:
     """What `lowbit quantize` wrote to a folder, a file of `lowbit.graph.save`, or FILE.onnx."""
-    if path.suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         return from_onnx(path)
     return load(path / NETWORK if path.is_dir() else path)
 
@@ -188,29 +188,51 @@ def _batches(
     for arrays in given:
         if len(arrays) != len(graph.inputs):
             raise ValueError(f"the inputs are {', '.join(graph.inputs)}; got {len(arrays)} arrays")
-    first = graph.tensors[graph.inputs[0]].shape[0]
+    cut, first = _samples(graph)
     parts = [
         dict(zip(graph.inputs, part, strict=True))
         for arrays in given
-        for part in _parts(arrays, _BATCH if isinstance(first, str) else first)
+        for part in _parts(arrays, cut, _BATCH if isinstance(first, str) else first)
     ]
     if not parts:
         raise ValueError("no data to calibrate with: there is not one whole batch")
     return tuple(parts[:-1] or parts), parts[-1]
 
 
-def _parts(arrays: Arrays, size: int) -> Iterator[Arrays]:
+def _samples(graph: Graph) -> tuple[list[bool], int | str]:
+    """Which inputs have samples along their first axis, and how many; any number, if it has a name.
+    Others, as tables, are the same for all samples."""
+    shapes = [graph.tensors[name].shape for name in graph.inputs]
+    firsts = [shape[0] for shape in shapes if shape]
+    count = next((one for one in firsts if isinstance(one, str)), (*firsts, 1)[0])
+    return [bool(shape) and shape[0] == count for shape in shapes], count
+
+
+def _parts(arrays: Arrays, cut: Sequence[bool], size: int) -> Iterator[Arrays]:
     """Batches of `size`; one that is smaller only where there is no other, and any size does."""
-    count = len(arrays[0])
+    several = [one for one, samples in zip(arrays, cut, strict=True) if samples]
+    if not several:
+        yield arrays
+        return
+    if not all(one.ndim for one in several):
+        raise ValueError("samples lie along the first axis of an array, and one has no axes")
+    count = min(map(len, several))
     size = min(size, count) if size == _BATCH else size
     for start in range(0, count - size + 1, size):
-        yield tuple(one[start : start + size] for one in arrays)
+        part = slice(start, start + size)
+        yield tuple(one[part] if samples else one for one, samples in zip(arrays, cut, strict=True))
+
+
+def few(graph: Graph, arrays: Mapping[str, Array], batch: int = 1) -> dict[str, Array]:
+    """Of these inputs the first samples, where the graph leaves open how many there are."""
+    cut, count = _samples(graph)
+    open_ = isinstance(count, str)
+    return {
+        name: arrays[name][:batch] if samples and open_ else arrays[name]
+        for name, samples in zip(graph.inputs, cut, strict=True)
+    }
 
 
 def random_inputs(graph: Graph, batch: int = 1) -> dict[str, Any]:
     """Inputs for a run without data, `batch` samples where the graph leaves that open."""
-    arrays = _drawn(graph)
-    return {
-        name: one[:batch] if isinstance(graph.tensors[name].shape[0], str) else one
-        for name, one in zip(graph.inputs, arrays, strict=True)
-    }
+    return few(graph, dict(zip(graph.inputs, _drawn(graph), strict=True)), batch)

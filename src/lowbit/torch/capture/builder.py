@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from lowbit.graph.graph import Attribute, Constant, Graph, Node
 from lowbit.graph.graph import Tensor as Fact
 from lowbit.registry import Registry
+
+SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
+_OF_NUMBERS = {
+    "Add": "Add", "Mul": "Mul", "FloorDiv": "Div", "IntTrueDiv": "Div", "FloatTrueDiv": "Div",
+    "Pow": "Pow", "FloatPow": "Pow", "PowByNatural": "Pow", "OpaqueUnaryFn_sqrt": "Sqrt",
+    "ToFloat": "Identity",
+}  # fmt: skip
+"""Operators by the classes of torch.export's expressions."""
+_OF_SIZES = {"Add", "Mul", "FloorDiv"}
 
 Value = str
 """A value of the graph, by name; "" is an input that is left out."""
@@ -35,6 +45,10 @@ def converter(*names: str) -> Callable[[Converter], Converter]:
         return function
 
     return add
+
+
+class FixedSize(NotImplementedError):
+    """A size that a run should choose has to be a number, as an attribute has."""
 
 
 class Builder:
@@ -83,6 +97,8 @@ class Builder:
 
     def add(self, op: str, *inputs: Value, **attributes: Attribute) -> Value:
         """A node of one output, and the name of that."""
+        if any(isinstance(one, SYMBOLS) for one in pytree.tree_leaves(attributes)):
+            raise FixedSize(f"{op} {self.node.name!r} has a size of the inputs as an attribute")
         output = self.unique(f"{self.node.name}.{op.lower()}")
         self.nodes.append(Node(op, inputs, (output,), attributes, self._layer()))
         return output
@@ -110,8 +126,32 @@ class Builder:
         return name
 
     def number(self, number: float, dtype: torch.dtype) -> Value:
-        """A constant of no axes."""
-        return self.constant(np.array(number, numpy_name(dtype)))
+        """A constant of no axes, or what becomes of sizes in a run."""
+        if not isinstance(number, SYMBOLS):
+            return self.constant(np.array(number, numpy_name(dtype)))
+        if isinstance(number, torch.SymInt):
+            made = self.ints([number], scalar=True)
+            own = torch.int64
+        else:
+            made = self.add("Squeeze", self._real(number.node.expr), self.ints([0]))
+            own = torch.float32
+        return made if dtype is own else self.add("Cast", made, to=numpy_name(dtype))
+
+    def _real(self, expression: Any) -> Value:
+        """What follows from sizes of the inputs, float32 [1]."""
+        if expression.is_number:
+            return self.constant(np.array([float(expression)], np.float32))
+        if expression in self.sources:
+            return self.add("Cast", self._size(expression), to="float32")
+        name = type(expression).__name__
+        if name not in _OF_NUMBERS:
+            raise FixedSize(f"{expression} follows from sizes in a way that has no operator")
+        first, *rest = (self._real(one) for one in expression.args)
+        if not rest:
+            return self.add(_OF_NUMBERS[name], first)
+        for other in rest:
+            first = self.add(_OF_NUMBERS[name], first, other)
+        return self.add("Floor", first) if name == "FloorDiv" else first
 
     def parameter(self, tensor: Tensor, wanted: str = "") -> Value:
         """The constant of a tensor: one for all that are the same memory."""
@@ -123,6 +163,8 @@ class Builder:
 
     def ints(self, sizes: Sequence[Any], scalar: bool = False) -> Value:
         """The int64 vector of some sizes, or the first as a scalar; a constant if all are known."""
+        if any(isinstance(size, float | torch.SymFloat) for size in sizes):
+            raise FixedSize(f"{sizes} are no integers")
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             array = np.array(sizes, np.int64)
             return self.constant(np.asarray(array[0]) if scalar else array)
@@ -142,12 +184,10 @@ class Builder:
         if expression in self.sources:
             value, axis = self.sources[expression]
             return self.add("Shape", value, start=axis, end=axis + 1)
-        op = {"Add": "Add", "Mul": "Mul", "FloorDiv": "Div"}.get(type(expression).__name__)
-        if op is None:
-            raise NotImplementedError(
-                f"the size {expression} follows from those of the inputs in a way that has no "
-                "operator; export with fixed sizes: sizes={}"
-            )
+        name = type(expression).__name__
+        if name not in _OF_SIZES:
+            raise FixedSize(f"the size {expression} follows from others in a way without operator")
+        op = _OF_NUMBERS[name]
         first, *rest = (self._size(one) for one in expression.args)
         for other in rest:
             first = self.add(op, first, other)
@@ -186,8 +226,7 @@ class Builder:
             return name
         if given in self.values:
             return self.values[given]
-        size = given.meta["val"]  # of what computes with sizes only
-        return size if isinstance(size, torch.SymInt) else int(size)
+        return given.meta["val"]  # of what computes with sizes only
 
     def translate(self, node: fx.Node, function: Converter) -> None:
         """Add what a call of an operator is."""
@@ -227,6 +266,14 @@ class Builder:
             name, self.ranges,
         )  # fmt: skip
         return made.replaced()
+
+    def check_sizes(self) -> None:
+        """FixedSize: translating has made a number of a size that a run should choose."""
+        for name, fact in self.inputs.items():
+            for size, wanted in zip(self.fakes[name].shape, fact.shape, strict=True):
+                fixed = not isinstance(size, torch.SymInt) or size.node.expr.is_number
+                if isinstance(wanted, str) and fixed:
+                    raise FixedSize(f"the size {wanted} of {name!r} is needed as a number")
 
     def fact(self, fake: Any) -> Fact:
         """What an input of the program is. NotImplementedError: a size follows from others."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from lowbit.graph.graph import Graph
 from lowbit.torch.capture.attention import plain_attention
-from lowbit.torch.capture.builder import Builder, converters
+from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
 
 _log = logging.getLogger(__name__)
 _LEAST = 2  # of a size that is free, to torch.export
@@ -81,6 +82,8 @@ def capture(
             f"this {type(model).__name__} is, or holds, a network that is compiled already: "
             "start from the model that it was made from"
         )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("this model is TorchScript: start from the module that it was made from")
     signature = inspect.signature(model.forward)
     args, kwargs = bind(signature, example)
     if dynamic_shapes is True:
@@ -94,7 +97,10 @@ def capture(
     if batch and dynamic_shapes is None:
         with suppress(RuntimeError):  # a model of fixed sizes, or one that no export can serve
             program = _program(model, args, kwargs, every=False)
-    program = program or _exported(model, (args, kwargs), dynamic_shapes)
+    with suppress(FixedSize):
+        if program is not None:
+            return _captured(model, program, signature, args, kwargs)
+    program = _exported(model, (args, kwargs), dynamic_shapes)
     return _captured(model, program, signature, args, kwargs)
 
 
@@ -110,6 +116,7 @@ def _captured(
     with torch.no_grad():
         _nodes(builder, program.graph)
     outputs = _outputs(builder, program.graph)
+    builder.check_sizes()
     names = tuple(
         spec.arg.name if isinstance(spec.arg, TensorArgument) else ""
         for spec in program.graph_signature.input_specs
@@ -125,10 +132,17 @@ def _captured(
 
 def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments in the one order that a signature has for them."""
-    if isinstance(example, Mapping):
-        bound = signature.bind(**example)
-    else:
-        bound = signature.bind(*(example if isinstance(example, tuple | list) else (example,)))
+    keywords = example if isinstance(example, Mapping) else {}
+    several = example if isinstance(example, tuple | list) else (example,)
+    try:
+        bound = signature.bind(*(() if isinstance(example, Mapping) else several), **keywords)
+    except TypeError as error:
+        raise TypeError(
+            f"forward{signature} does not take what is given: {error}. An example or a batch is a "
+            "tensor, a tuple of positional arguments or a dict of keywords, without labels"
+        ) from None
+    if any(isinstance(one, np.ndarray) for one in pytree.tree_leaves((bound.args, bound.kwargs))):
+        raise TypeError("an example or a batch holds arrays of NumPy: give torch.from_numpy(array)")
     return bound.args, bound.kwargs
 
 
@@ -240,6 +254,8 @@ def _settle(graph: fx.Graph) -> None:
     """Let sizes that export has found to be fixed be numbers, as the others are."""
 
     def number(size: Any) -> Any:
+        if isinstance(size, torch.SymFloat) and size.node.expr.is_number:
+            return float(size.node.expr)
         fixed = isinstance(size, torch.SymInt) and size.node.expr.is_Integer
         return int(size.node.expr) if fixed else size
 
@@ -379,6 +395,8 @@ def _outputs(builder: Builder, graph: fx.Graph) -> tuple[Any, ...]:
     outputs = []
     for given in node.args[0]:  # type: ignore[union-attr]
         leaf = builder.argument(given)
+        if isinstance(leaf, SYMBOLS):
+            raise FixedSize("the model gives back a size of its inputs")
         if isinstance(given, fx.Node) and leaf in seen:
             leaf = builder.add("Identity", leaf)
         seen.add(leaf)

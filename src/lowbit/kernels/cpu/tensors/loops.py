@@ -59,7 +59,8 @@ def plan_loops(
     - tile_bytes: the size of an element, where output and one input, of equal elements, may be
       moved in tiles.
 
-    ValueError: there are more than six dimensions that cannot be merged, or strides do not fit.
+    NotImplementedError: there are more than six dimensions that cannot be merged. ValueError:
+    strides do not fit.
     """
     if any(len(one) != len(shape) for one in strides):
         raise ValueError(f"strides {strides} do not fit the shape {tuple(shape)}")
@@ -72,7 +73,7 @@ def plan_loops(
     found.sort(key=lambda one: -abs(one.strides[0]))
     merged = _merged(found) or [_Dimension(1, (1,) + (0,) * (len(strides) - 1))]
     if len(merged) > DIMENSIONS:
-        raise ValueError(f"{len(merged)} dimensions of {tuple(shape)} remain, at most {DIMENSIONS}")
+        raise NotImplementedError(f"{len(merged)} dimensions of {tuple(shape)} remain, at most {DIMENSIONS}")
     ordered, columns = _ordered(merged, tile_bytes)
     padding = [_Dimension(1, (0,) * len(strides))] * (DIMENSIONS - len(ordered))
     ordered = padding + ordered

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name
+from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter, numpy_name
 
 _UNARY = {
     "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor",
@@ -34,20 +34,19 @@ def unary(b: Builder, *, x: Value, **_: Any) -> Value:
 def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
     """Tensors and numbers as values of the dtype that PyTorch computes with."""
     dtype = dtype or _common(b, given)
-    return [b.cast(one, dtype) if isinstance(one, str) else _number(b, one, dtype) for one in given]
+    return [b.cast(one, dtype) if isinstance(one, str) else b.number(one, dtype) for one in given]
 
 
 def _common(b: Builder, given: tuple[Any, ...]) -> torch.dtype:
-    made = [b.fakes[one] if isinstance(one, str) else one for one in given]
+    made = [b.fakes[one] if isinstance(one, str) else _like(one) for one in given]
     dtype = torch.result_type(made[0], made[1])
     return torch.float32 if b.out.dtype is torch.float32 and not dtype.is_floating_point else dtype
 
 
-def _number(b: Builder, number: Any, dtype: torch.dtype) -> Value:
-    if not isinstance(number, torch.SymInt):
-        return b.number(number, dtype)
-    size = b.ints([number], scalar=True)
-    return size if dtype is torch.int64 else b.add("Cast", size, to=numpy_name(dtype))
+def _like(number: Any) -> Any:
+    """A number of its type, which may follow from sizes."""
+    return number if not isinstance(number, SYMBOLS) else 0.0 if isinstance(
+        number, torch.SymFloat) else 0  # fmt: skip
 
 
 @converter(*_BINARY)

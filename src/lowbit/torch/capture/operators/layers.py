@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -189,7 +190,9 @@ def group_norm(
 ) -> Value:  # fmt: skip
     """As an instance norm of groups, which ONNX has in every version."""
     sizes = b.shape(input)
-    cut = b.add("Reshape", input, b.ints([0, num_groups, -1]))
+    fixed = all(isinstance(size, int) for size in sizes[1:])  # -1 says nothing of empty batches
+    last = math.prod(sizes[1:]) // num_groups if fixed else -1
+    cut = b.add("Reshape", input, b.ints([0, num_groups, last]))
     plain = _affine(b, num_groups, None, None)
     made = b.add("InstanceNormalization", cut, *plain, epsilon=eps)
     made = b.reshape(made, sizes[:1], sizes)
@@ -230,5 +233,5 @@ def attention(
         raise NotImplementedError("attention with dropout in eval mode is not translated")
     attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
     if scale is not None:
-        attributes["scale"] = float(scale)
+        attributes["scale"] = scale * 1.0
     return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)

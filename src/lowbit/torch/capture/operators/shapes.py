@@ -367,15 +367,16 @@ def triangle(b: Builder, *, x: Value, diagonal: int) -> Value:
 @converter("arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros",
            "new_ones", "new_full", "scalar_tensor", "empty_like", "new_empty", "empty")  # fmt: skip
 def filled(
-    b: Builder, *, start: Any = 0, end: Any = None, step: Any = 1, fill_value: Any = None, **_: Any
-) -> Value:
+    b: Builder, *, start: Any = 0, end: Any = None, step: Any = 1, fill_value: Any = None,
+    s: Any = None, **_: Any,
+) -> Value:  # fmt: skip
     if b.operator == "arange":
         limits = [b.ints([one], scalar=True) for one in (start, end, step)]
         made = b.add("Range", *limits)
         return (
             made if b.out.dtype is torch.int64 else b.add("Cast", made, to=numpy_name(b.out.dtype))
         )
-    value = float("ones" in b.operator) if fill_value is None else fill_value
+    value = next((one for one in (fill_value, s) if one is not None), float("ones" in b.operator))
     return b.add("Expand", b.number(value, b.out.dtype), b.ints(b.out.shape))
 
 
