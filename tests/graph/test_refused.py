@@ -142,7 +142,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path) -> None:
         from_onnx(tmp_path / "none.onnx")
 
 
-def external(location: str, **more: int) -> Any:
+def external(location: str, **more: Any) -> Any:
     """A product with a weight in another file."""
     one = model(("MatMul", ["x", "w"], ["y"], {}), constants={"w": np.zeros((3, 4), np.float32)})
     tensor = one.graph.initializer[0]
@@ -164,6 +164,13 @@ def test_data_beside_the_file_is_read(tmp_path: Path) -> None:
         from_onnx(path)
     onnx.save(external("w.bin", offset=8, length=40), path)
     with pytest.raises(ValueError, match="the data of 'w' is damaged"):
+        from_onnx(path)
+    for wrong in ({"offset": -5}, {"offset": "abc"}, {"length": -1}):
+        onnx.save(external("w.bin", **wrong), path)
+        with pytest.raises(ValueError, match="is at no place in a file"):
+            from_onnx(path)
+    onnx.save(external("w.bin", length=10**12), path)
+    with pytest.raises(ValueError, match=r"w\.bin was cut short"):
         from_onnx(path)
     onnx.save(external("absent.bin"), path)
     with pytest.raises(FileNotFoundError):

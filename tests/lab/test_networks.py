@@ -191,6 +191,29 @@ def test_an_onnx_file(here: Path) -> None:
     assert "y: float32 [1, 4]" in _run("run", "small.onnx")
 
 
+def test_sizes_that_are_open_are_those_of_the_data(here: Path) -> None:
+    """Of images, beside inputs that are the same for all samples."""
+    onnx = pytest.importorskip("onnx")
+    helper, rng = onnx.helper, np.random.default_rng(0)
+    weight = rng.standard_normal((8, 3, 3, 3)).astype(np.float32)
+    sizes = {"x": ["n", 3, "h", "w"], "t": [8, 1, 1], "s": []}
+    nodes = [("Conv", ["x", "k"], "a"), ("Add", ["a", "t"], "b"), ("Mul", ["b", "s"], "y")]
+    graph = helper.make_graph(
+        [helper.make_node(op, read, [made]) for op, read, made in nodes],
+        "images",
+        [helper.make_tensor_value_info(name, 1, shape) for name, shape in sizes.items()],
+        [onnx.ValueInfoProto(name="y")],
+        [onnx.numpy_helper.from_array(weight, "k")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, "images.ONNX")
+    images = rng.standard_normal((16, 3, 12, 10)).astype(np.float32)
+    np.savez("images.npz", x=images, t=np.ones((8, 1, 1), np.float32), s=np.float32(2))
+    _run("quantize", "images.ONNX", "--data", "images.npz", "--out", "images")
+    assert report.read(here / "images")["operations"]["after"] == {"Conv int8": 27 * 8 * 10 * 8}
+    assert "y: float32 [16, 8, 10, 8]" in _run("run", "images", "--input", "images.npz")
+
+
 def test_a_saved_graph_runs(tmp_path: Path) -> None:
     net = Net()
     net("Relu", net.input("batch", 5))

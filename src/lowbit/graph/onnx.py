@@ -165,7 +165,7 @@ def _bring(tensor: TensorProto, folder: Path | None) -> None:
             "this is refused"
         )
     places = [entries.get("offset", "0"), entries.get("length", "0")]
-    if path.exists() and not path.is_file() or not all(one.isdecimal() for one in places):
+    if (path.exists() and not path.is_file()) or not all(one.isdecimal() for one in places):
         raise ValueError(f"the data of {tensor.name!r} is at no place in a file: {entries}")
     offset, length = map(int, places)
     if path.stat().st_size < offset + length:

@@ -189,7 +189,7 @@ def _output(lowering: Lowering, name: str, others: Set[str]) -> Value:
     used = [one.place.buffer for other, one in lowering.views.items() if other != name]
     size = math.prod(view.shape) * dtype_of(dtype).itemsize
     if not (own and is_dense(view) and view.tensor.scale is None
-            and view.place.buffer not in others.union(used)
+            and view.place.buffer not in {*others, *used}
             and lowering.buffers[view.place.buffer] == size):  # fmt: skip
         target = lowering.fresh(Tensor(dtype, view.shape), name=name)
         compute(lowering, target, [view], (0,))

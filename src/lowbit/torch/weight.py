@@ -212,10 +212,17 @@ class QuantizedWeight(Tensor):
             values = torch.ops.lowbit.dequantize_weight.default(
                 *parts, self.in_features, self.out_features, self.group_size
             )
-            if self.input_scale is not None:
-                values = values / self.input_scale
+        elif self.packing == "rows":  # by an operator too
+            parts = [part for name, part in self.parts.items() if name != "input_scale"]
+            values = torch.ops.lowbit.embedding.default(
+                torch.arange(self.out_features, device=self.device), parts, self.packing,
+                self.format.dtype, self.format.group_size, self.group_size, self.out_features,
+                self.in_features, self.dtype,
+            )  # fmt: skip
         else:
             values = torch.from_numpy(self.record().dequantize()).contiguous()
+        if self.input_scale is not None and self.packing in ("panels", "rows"):
+            values = values / self.input_scale
         values = values.to(self.device, self.dtype)
         return values.T if self.facts.transposed else values
 

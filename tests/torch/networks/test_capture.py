@@ -21,6 +21,7 @@ from lowbit.torch import (
     Int4WeightOnlyConfig,
     Int8DynamicConfig,
     QuantizedWeight,
+    compile,
     quantize_,
     to_graph,
 )
@@ -383,3 +384,28 @@ def test_quantized_attention_of_several_inputs(need_weights: bool, batch_first: 
                for node in graph.nodes if node.op == "Linear")  # fmt: skip
     for got, wanted in zip(run(graph, inputs), model(*inputs), strict=True):
         np.testing.assert_allclose(got, wanted.detach(), atol=1e-5)
+
+
+def test_a_quantized_table_is_the_weight_of_what_comes_out() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.layer = nn.Embedding(50, 32), nn.Linear(32, 32)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return F.linear(self.layer(self.table(words)), self.table.weight)
+
+    model = quantize_(Tied().eval(), Int8DynamicConfig(), progress=False)
+    words = torch.randint(50, (2, 4))
+    torch.export.export(model, (words,))
+    torch.testing.assert_close(compile(model, words)(words), model(words), rtol=1e-4, atol=1e-4)
+
+
+def test_what_an_example_must_be_is_said() -> None:
+    x = torch.randn(2, 3)
+    for example, message in (((x, x), "without labels"), (x.numpy(), "torch.from_numpy")):
+        with pytest.raises(TypeError, match=message):
+            compile(nn.ReLU(), example)
+    traced: Any = torch.jit.trace(nn.ReLU(), x)
+    with pytest.raises(TypeError, match="TorchScript"):
+        compile(traced, x)

@@ -26,6 +26,73 @@ def test_a_batch_that_a_model_fixes_stays_fixed() -> None:
     assert to_graph(nn.ReLU(), torch.randn(4, 3), batch=False).tensors["input"].shape == (4, 3)
 
 
+_OF_SIZES = {
+    "float": lambda y, x: y * (1.0 / x.shape[0]),
+    "power": lambda y, x: y * x.shape[0] ** -0.5,
+    "sum": lambda y, x: y + x.shape[0] * 0.1,
+    "tensor": lambda y, x: y / torch.tensor(x.shape[0]),
+    "full": lambda y, x: y * torch.full((8,), x.shape[0]),
+    "full_like": lambda y, x: y * torch.full_like(x, x.shape[0]),
+    "clamp": lambda y, x: (y * 30).clamp(max=x.shape[0]),
+    "alpha": lambda y, x: torch.add(y, x, alpha=x.shape[0]),
+    "mask": lambda y, x: y * (torch.arange(x.shape[0]) < torch.tensor(x.shape[0] - 2))[:, None],
+}
+
+
+@pytest.mark.parametrize("name", _OF_SIZES)
+def test_numbers_follow_from_the_batch_of_a_run(name: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return _OF_SIZES[name](self.layer(x), x)
+
+    model = Scaled().eval()
+    network = compile(model, torch.randn(3, 8))
+    for batch in (3, 5):
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(network(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_size_that_must_be_a_number_stays_that_of_the_example() -> None:
+    """An attribute of a node, what PyTorch itself makes a number of, and a result."""
+    weight = torch.randn(6, 3, 3, 3)
+
+    class Grouped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x.reshape(1, -1, 5, 5), weight, groups=x.shape[0])
+
+    class Attending(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x[None], x[None], x[None], scale=1 / x.shape[0])
+
+    class Counted(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, int]:
+            return x * 2, x.shape[0]
+
+    for model, shape in ((Grouped(), (2, 3, 5, 5)), (Attending(), (3, 8)), (Counted(), (3, 8))):
+        graph = to_graph(model, torch.randn(shape))
+        assert graph.tensors[graph.inputs[0]].shape == shape
+
+    class Normed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.layer_norm(x, x.shape[1:])
+
+    made = to_graph(Normed(), torch.randn(2, 6, 8), dynamic_shapes=True)
+    assert made.tensors["x"].shape == ("batch", 6, 8)
+
+
+def test_an_empty_batch_has_an_empty_result() -> None:
+    for model, shape in (
+        (nn.Sequential(nn.Linear(10, 8)), (4, 10)),
+        (nn.Sequential(nn.Conv1d(3, 8, 3), nn.GroupNorm(2, 8)), (4, 3, 9)),
+    ):
+        x = torch.randn(shape)
+        assert compile(model.eval(), x)(x[:0]).shape == model(x[:0]).shape
+
+
 class Reader(nn.Module):
     """Tokens and mask [batch, length], at most 20, to vectors [batch, 8]."""
 

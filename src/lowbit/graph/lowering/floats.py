@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import cast
 
 import numpy as np
 
@@ -24,7 +25,7 @@ Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
 
 def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
-    from lowbit.product.gemm import Detour, Scaling, prepare_gemm  # not for 8 bits alone
+    from lowbit.product.gemm import Detour, Launched, Scaling, prepare_gemm  # not for 8 bits alone
 
     added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(
@@ -38,8 +39,9 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
         if math.prod(out.shape):
             _filled(lowering, out, bias)
         return
-    start = lowering.scratch(prepared.scratch)
-    for program, words in prepared.launches(
+    product = cast(Launched, prepared)
+    start = lowering.scratch(product.scratch)
+    for program, words in product.launches(
         start, a.place, b.place, bias, out.place, 1.0, float(bias is not None)
     ):
         lowering.add(program, words)

@@ -268,12 +268,17 @@ class Builder:
         return made.replaced()
 
     def check_sizes(self) -> None:
-        """FixedSize: translating has made a number of a size that a run should choose."""
+        """FixedSize: export or translating has made a number of what follows from a size."""
         for name, fact in self.inputs.items():
             for size, wanted in zip(self.fakes[name].shape, fact.shape, strict=True):
-                fixed = not isinstance(size, torch.SymInt) or size.node.expr.is_number
-                if isinstance(wanted, str) and fixed:
+                if not isinstance(wanted, str):
+                    continue
+                if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
                     raise FixedSize(f"the size {wanted} of {name!r} is needed as a number")
+                for guard in size.node.shape_env.guards:
+                    equal = type(guard.expr).__name__ == "Equality"
+                    if equal and any(one.is_Float for one in guard.expr.args):
+                        raise FixedSize(f"the program is right only where {guard.expr}")
 
     def fact(self, fake: Any) -> Fact:
         """What an input of the program is. NotImplementedError: a size follows from others."""

@@ -73,7 +73,9 @@ def plan_loops(
     found.sort(key=lambda one: -abs(one.strides[0]))
     merged = _merged(found) or [_Dimension(1, (1,) + (0,) * (len(strides) - 1))]
     if len(merged) > DIMENSIONS:
-        raise NotImplementedError(f"{len(merged)} dimensions of {tuple(shape)} remain, at most {DIMENSIONS}")
+        raise NotImplementedError(
+            f"{len(merged)} dimensions of {tuple(shape)} remain, at most {DIMENSIONS}"
+        )
     ordered, columns = _ordered(merged, tile_bytes)
     padding = [_Dimension(1, (0,) * len(strides))] * (DIMENSIONS - len(ordered))
     ordered = padding + ordered

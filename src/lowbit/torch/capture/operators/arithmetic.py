@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter, numpy_name
+from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
 
 _UNARY = {
     "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor",
@@ -45,8 +45,9 @@ def _common(b: Builder, given: tuple[Any, ...]) -> torch.dtype:
 
 def _like(number: Any) -> Any:
     """A number of its type, which may follow from sizes."""
-    return number if not isinstance(number, SYMBOLS) else 0.0 if isinstance(
-        number, torch.SymFloat) else 0  # fmt: skip
+    if not isinstance(number, SYMBOLS):
+        return number
+    return 0.0 if isinstance(number, torch.SymFloat) else 0
 
 
 @converter(*_BINARY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name
 from lowbit.torch.weight import PACKINGS
 from lowbit.weights.format import WeightFormat
 
+_log = logging.getLogger(__name__)
 _NAMESPACE = "quantized_decomposed::"
 
 
@@ -91,6 +93,10 @@ def lowbit_linear(
     format = WeightFormat(dtype, group_size or None)
     weight = PACKINGS["panels"].unpack(arrays, format, (out_features, in_features))
     if weight.zero_point is not None:  # which the graph's weights cannot have: float, then
+        _log.warning(
+            "%s: zero points that are no integers, as HQQ finds them, make this a product of "
+            "float32 in a graph", b.node.name,
+        )  # fmt: skip
         inputs = [b.constant(weight.dequantize()), *([bias] if bias else [])]
         return b.add("Linear", x, *inputs)
     inputs = [b.constant(weight.weight), *([bias] if bias else [])]
