@@ -51,6 +51,7 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         },
         "constants": constants,
         "ranges": graph.ranges,
+        "conditions": graph.conditions,
     }
     _FILE.write(path, {"network": json.dumps(described, default=dict)}, tensors)
 
@@ -68,7 +69,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
     metadata, stored = _FILE.read(path, verify=verify)
     try:
         fields = json.loads(metadata["network"])
-        check_names(fields, _FIELDS, ("ranges",))
+        check_names(fields, _FIELDS, ("ranges", "conditions"))
         for node in fields["nodes"]:
             check_names(node, _NODE, ())
         return Graph(
@@ -85,6 +86,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
                 name: (int(least), None if most is None else int(most))
                 for name, (least, most) in fields.get("ranges", {}).items()
             },
+            conditions=_tuples(fields.get("conditions", [])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None

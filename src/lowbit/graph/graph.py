@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.graph.conditions import Expression, fulfilled, told
 from lowbit.numerics import QTensor
 
 Attribute = bool | int | float | str | tuple[Any, ...]
@@ -75,6 +76,7 @@ class Graph:
     - tensors: what values are, by name; of all inputs, and of every value that is kept otherwise
       than as what its node computes (float32 that is rounded to 8 bits). The rest is inferred.
     - ranges: of named sizes, the least and the greatest for which the network is right; None: any.
+      conditions: what these sizes must fulfil besides.
     """
 
     inputs: tuple[str, ...]
@@ -84,6 +86,7 @@ class Graph:
     tensors: Mapping[str, Tensor]
     name: str = ""
     ranges: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    conditions: tuple[Expression, ...] = ()
 
     def __post_init__(self) -> None:
         known = {"", *self.inputs, *self.constants}
@@ -139,7 +142,11 @@ class Graph:
                 raise ValueError(f"the input {name!r} has the size {missing[0]!r}: give it a value")
             shape = tuple(sizes[one] if isinstance(one, str) else one for one in tensor.shape)
             tensors[name] = replace(tensor, shape=shape)
-        return replace(self, tensors=tensors)
+        for condition in self.conditions:
+            if not fulfilled(condition, sizes):
+                given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                raise ValueError(f"the network is right where {told(condition)}, not for {given}")
+        return replace(self, tensors=tensors, conditions=())
 
 
 def live(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:

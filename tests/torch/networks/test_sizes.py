@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,22 +58,18 @@ def test_numbers_follow_from_the_batch_of_a_run(name: str) -> None:
 
 
 def test_a_size_that_must_be_a_number_stays_that_of_the_example() -> None:
-    """An attribute of a node, what PyTorch itself makes a number of, and a result."""
+    """An attribute of a node, and a result."""
     weight = torch.randn(6, 3, 3, 3)
 
     class Grouped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.conv2d(x.reshape(1, -1, 5, 5), weight, groups=x.shape[0])
 
-    class Attending(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x[None], x[None], x[None], scale=1 / x.shape[0])
-
     class Counted(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, int]:
             return x * 2, x.shape[0]
 
-    for model, shape in ((Grouped(), (2, 3, 5, 5)), (Attending(), (3, 8)), (Counted(), (3, 8))):
+    for model, shape in ((Grouped(), (2, 3, 5, 5)), (Counted(), (3, 8))):
         graph = to_graph(model, torch.randn(shape))
         assert graph.tensors[graph.inputs[0]].shape == shape
 
@@ -82,6 +79,47 @@ def test_a_size_that_must_be_a_number_stays_that_of_the_example() -> None:
 
     made = to_graph(Normed(), torch.randn(2, 6, 8), dynamic_shapes=True)
     assert made.tensors["x"].shape == ("batch", 6, 8)
+
+
+_CHOOSING: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
+    "even": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x * 3, {2, 4, 8}),
+    "half": (lambda x: x[: int(x.shape[0] / 2)] * 2, {4, 5}),
+    "split": (lambda x: x.split(2)[-1] * 2, {4}),
+    "tensor_split": (lambda x: x.tensor_split(2)[1] * 2, {2, 4, 8}),
+    "all but one": (lambda x: x * 2 if x.shape[0] != 7 else x * 3, {1, 2, 4, 5, 8}),
+    "small": (lambda x: x * 2 if x.numel() < 300 else x * 3, {1, 2, 4}),
+    "squeeze": (lambda x: x.mean(1).squeeze() * 2, {2, 4, 5, 7, 8}),
+    "pairs": (lambda x: x.view(x.shape[0] // 2, 2, -1) * 2, {2, 4, 8}),
+    "scale": (lambda x: F.scaled_dot_product_attention(x, x, x, scale=1 / x.shape[0]), {4}),
+    "larger half": (lambda x: x[: -(-x.shape[0] // 2)] * 2, {2, 4, 5, 7, 8}),
+    "odd number": (lambda x: x + (1 - x.shape[0]) // 2, {1, 2, 4, 5, 7, 8}),
+    "remainder": (lambda x: x * (x.shape[0] % 3), {1, 2, 4, 5, 7, 8}),
+    "lerp": (lambda x: torch.lerp(x, x.roll(1, 1).transpose(1, 2), 0.3), {1, 2, 4, 5, 7, 8}),
+}
+
+
+@pytest.mark.parametrize("name", _CHOOSING)
+def test_other_sizes_are_right_or_refused(name: str, tmp_path: Path) -> None:
+    """Python's own choices by sizes, and PyTorch's, become conditions, which files keep."""
+    function, served = _CHOOSING[name]
+
+    class Choosing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    network = compile(Choosing(), torch.randn(4, 8, 8))
+    save(network.graph, tmp_path / "kept")
+    again = Session(load(tmp_path / "kept"))
+    for batch in (1, 2, 4, 5, 7, 8):
+        x = torch.randn(batch, 8, 8)
+        if batch in served:
+            torch.testing.assert_close(network(x), function(x), rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(again(x.numpy()), network(x).numpy())
+            continue
+        with pytest.raises(ValueError, match=r"the network is (right where|for)|cannot reshape"):
+            network(x)
+        with pytest.raises(ValueError, match=r"the network is (right where|for)|cannot reshape"):
+            again(x.numpy())
 
 
 def test_an_empty_batch_has_an_empty_result() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from lowbit.graph.conditions import Expression
 from lowbit.graph.graph import Attribute, Constant, Graph, Node
 from lowbit.graph.graph import Tensor as Fact
 from lowbit.registry import Registry
@@ -18,10 +20,19 @@ SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
 _OF_NUMBERS = {
     "Add": "Add", "Mul": "Mul", "FloorDiv": "Div", "IntTrueDiv": "Div", "FloatTrueDiv": "Div",
     "Pow": "Pow", "FloatPow": "Pow", "PowByNatural": "Pow", "OpaqueUnaryFn_sqrt": "Sqrt",
-    "ToFloat": "Identity",
+    "ToFloat": "Identity", "Mod": "Mod", "PythonMod": "Mod",
 }  # fmt: skip
 """Operators by the classes of torch.export's expressions."""
-_OF_SIZES = {"Add", "Mul", "FloorDiv"}
+_OF_SIZES = {"Add", "Mul", "FloorDiv", "Mod", "PythonMod"}
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_OF_CONDITIONS = {
+    "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "IntTrueDiv": "div",
+    "FloatTrueDiv": "div", "Mod": "mod", "PythonMod": "mod", "Pow": "pow", "PowByNatural": "pow",
+    "FloatPow": "pow", "TruncToInt": "trunc", "Max": "max", "Min": "min", "Equality": "eq",
+    "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le", "StrictGreaterThan": "gt",
+    "GreaterThan": "ge", "And": "and", "Or": "or", "Not": "not", "ToFloat": "add",
+}  # fmt: skip
+"""Operators of `lowbit.graph.conditions` by the same classes."""
 
 Value = str
 """A value of the graph, by name; "" is an input that is left out."""
@@ -68,6 +79,7 @@ class Builder:
         self.sources: dict[Any, tuple[Value, int]] = {}  # of a symbol: an input and its axis
         self.names: dict[Any, str] = {}  # of a symbol: how the size is called
         self.ranges: dict[str, tuple[int, int | None]] = {}  # of a size, by name
+        self.conditions: set[Expression] = set()  # of sizes
         self._taken: set[str] = set()
         self._by_memory: dict[Any, Value] = {}
         self.node: fx.Node
@@ -190,6 +202,11 @@ class Builder:
         op = _OF_NUMBERS[name]
         first, *rest = (self._size(one) for one in expression.args)
         for other in rest:
+            # Div rounds towards 0.
+            if name == "FloorDiv" and any(one.is_negative for one in expression.args[0].atoms()):
+                first = self.add(
+                    "Sub", first, self.add("Mod", first, other)
+                )  # Div rounds towards 0
             first = self.add(op, first, other)
         return first
 
@@ -263,7 +280,7 @@ class Builder:
     def graph(self, outputs: Sequence[Value], name: str) -> Graph:
         made = Graph(
             tuple(self.inputs), tuple(outputs), tuple(self.nodes), self.constants, self.inputs,
-            name, self.ranges,
+            name, self.ranges, tuple(sorted(self.conditions, key=str)),
         )  # fmt: skip
         return made.replaced()
 
@@ -275,10 +292,27 @@ class Builder:
                     continue
                 if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
                     raise FixedSize(f"the size {wanted} of {name!r} is needed as a number")
-                for guard in size.node.shape_env.guards:
-                    equal = type(guard.expr).__name__ == "Equality"
-                    if equal and any(one.is_Float for one in guard.expr.args):
-                        raise FixedSize(f"the program is right only where {guard.expr}")
+                environment = size.node.shape_env
+                for guard in filter(_chooses, environment.guards):
+                    holds = environment.replace(guard.expr)  # symbols found equal are one
+                    if not holds.is_Boolean or holds.args:
+                        self.conditions.add(self._condition(holds))
+
+    def not_one(self, size: Any) -> None:
+        """The program is right only where a size, if a run chooses it, is not 1."""
+        if isinstance(size, torch.SymInt):
+            self.conditions.add(("ne", self._condition(size.node.expr), 1))
+
+    def _condition(self, expression: Any) -> Expression:
+        """What must hold of sizes. FixedSize: it cannot be written down."""
+        if expression.is_Integer or expression.is_Number:
+            return int(expression) if expression.is_Integer else float(expression)
+        if expression in self.names:
+            return self.names[expression]
+        name = type(expression).__name__
+        if name not in _OF_CONDITIONS:
+            raise FixedSize(f"the program is right only where {expression}")
+        return (_OF_CONDITIONS[name], *map(self._condition, expression.args))
 
     def fact(self, fake: Any) -> Fact:
         """What an input of the program is. NotImplementedError: a size follows from others."""
@@ -293,6 +327,24 @@ class Builder:
                     f"a size of an input that is {size.node.expr}, as others say, is not supported"
                 )
         return Fact(numpy_name(fake.dtype), tuple(shape))
+
+
+def _chooses(guard: Any) -> bool:
+    """Whether what torch.export found to hold, for the example, of sizes may decide what the
+    program computes. Most of it decides how PyTorch's tensors lie in memory, or is for ranges."""
+    expression, where = guard.expr, getattr(guard.sloc, "framework_loc", None)
+    name, operands = type(expression).__name__, expression.args
+    bare = any(one.is_Symbol for one in operands) and any(one.is_number for one in operands)
+    if bare and name != "Unequality":
+        return False
+    if where is None or any(one.is_Float for one in operands):
+        return True
+    file = where.filename
+    outside = not file.startswith(_TORCH)
+    if outside or file.endswith("decompositions.py") or where.name == "infer_size":
+        return True
+    remainder = any(type(one).__name__ in ("Mod", "PythonMod") for one in operands)
+    return file.endswith("_ops.py") and remainder and name not in ("And", "Or", "Unequality")
 
 
 def same_size(one: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import logging
 import operator as python
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
+from lowbit.graph.conditions import fulfilled
 from lowbit.graph.graph import Graph
 from lowbit.torch.capture.attention import plain_attention
 from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
@@ -125,9 +126,21 @@ def _captured(
     values = tuple(name for name in outputs if isinstance(name, str))
     graph = builder.graph(values, type(model).__name__)
     given, arguments = pytree.tree_flatten((args, kwargs))
+    _check_example(graph, names, given)
     leaves = tuple(None if isinstance(one, Tensor) else one for one in given)
     results = program.call_spec.out_spec
     return Captured(graph, signature, arguments, names, leaves, outputs, results)
+
+
+def _check_example(graph: Graph, names: Sequence[str], leaves: Sequence[Any]) -> None:
+    """FixedSize: the example, of which two were exported, is not what the graph is right for."""
+    sizes: dict[str, int] = {}
+    for name, leaf in zip(names, leaves, strict=True):
+        if name in graph.inputs:
+            shape = zip(graph.tensors[name].shape, leaf.shape, strict=True)
+            sizes |= {size: n for size, n in shape if isinstance(size, str)}
+    if not all(fulfilled(one, sizes) for one in graph.conditions):
+        raise FixedSize("the network is right for other sizes than those of the example")
 
 
 def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -266,6 +266,12 @@ def same(b: Builder, *, x: Value = "", input: Value = "", train: bool = False, *
     return x or input
 
 
+@converter("prims::copy_strided")
+def copy_strided(b: Builder, *, a: Value, stride: Any) -> Value:
+    """Strides are PyTorch's own matter."""
+    return a
+
+
 @converter("_softmax", "softmax", "_safe_softmax")
 def softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
     made = b.add("Softmax", b.cast(x, b.out.dtype), axis=dim)

@@ -16,8 +16,12 @@ from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name, 
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze",
     "_reshape_alias",
 )  # fmt: skip
-def reshape(b: Builder, *, x: Value, **_: Any) -> Value:
+def reshape(b: Builder, *, x: Value, dim: Any = None, **_: Any) -> Value:
     before, after = b.shape(x), b.out.shape
+    if b.operator == "squeeze":  # an axis that a run makes 1 long would go too
+        axes = range(len(before)) if dim is None else [dim] if isinstance(dim, int) else dim
+        for axis in axes:
+            b.not_one(before[axis])
     return x if tuple(before) == tuple(after) else b.reshape(x, before, after)
 
 
