@@ -105,8 +105,14 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
     if shape.columns and shape.columns <= lanes:
         _store_few(k, shape, step, [row[0] for row in vectors])
         return
-    store = step.columns.whole(step.panel, len(places), lanes, ends=True)
-    store([(step.row + number, row) for number, row in enumerate(vectors)])
+    if k.isa.vector_registers > 16:
+        store_rows = step.columns.whole(step.panel, len(places), lanes, ends=True)
+        store_rows([(step.row + number, row) for number, row in enumerate(vectors)])
+        return
+    for (panel, at), column in zip(places, zip(*vectors, strict=True), strict=True):
+        store = step.columns(step.panel + panel, at, lanes)  # what it loads stays in registers
+        for number, value in enumerate(column):
+            store(step.row + number, value)
 
 
 def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> None:
