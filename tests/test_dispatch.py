@@ -28,6 +28,7 @@ from lowbit.product import prepare as prepare_module
 from lowbit.product.dispatch import Plan
 from lowbit.product.prepare import PreparedProduct, prepare
 from lowbit.product.product import Product
+from lowbit.weights.panels import padded
 
 SIZES = st.one_of(st.integers(1, 40), st.integers(1, 5000))
 
@@ -101,6 +102,44 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
     assert made.micro.isa in chain(get(isa))
 
 
+def interpreted(
+    asked: Product, monkeypatch: pytest.MonkeyPatch
+) -> tuple[np.ndarray, list[Access], Plan, tuple[np.ndarray, np.ndarray]]:
+    """A product by the text of its kernel, cut as the plan says, in the interpreter that records
+    every access, on a set that this machine may lack: the output, accesses, plan and operands."""
+    m, n, k = asked.m, asked.b.n, asked.b.k
+    with monkeypatch.context() as patch:
+        patch.setattr(InstructionSet, "missing", lambda self: "")
+        get.cache_clear()
+        made = dispatch.plan(asked)
+    get.cache_clear()
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 256, (m, k)).astype(np.uint8)
+    b = rng.integers(-128, 128, (k, n)).astype(np.int8)
+    scale, bias = rng.uniform(0.001, 0.02, n), rng.standard_normal(n)
+    packed, trace = pack(b), list[Access]()
+    out = np.full((m, n), -1, {"s32": np.int32, "f32": np.float32, "s8": np.int8}[asked.output])
+    arguments = {
+        "a": a, "a_row_stride": k, "a_stride": 1, "windows": None, "first_row": 0,
+        "residual": rng.standard_normal((m, n)).astype(np.float32), "residual_stride": n,
+        "packed": np.zeros(made.packed_bytes, np.uint8), "row_sum": None,
+        "row_scale": np.full(m, 0.01, np.float32), "row_zero": np.full(m, 3, np.int32),
+        "panels": packed.right_for(made.shape), "column_sum": packed.column_sums,
+        "column_zero": None, "column_scale": padded(scale.astype(np.float32)),
+        "bias": padded(bias.astype(np.float32)), "parameters": np.array([7, 5], np.float32),
+        "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
+        "block_rows": made.block_rows, "item_steps": made.item_steps,
+        "item_panels": made.item_panels, "threads": asked.threads,
+        "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
+        "next_panels": None, "next_bytes": 0,
+    }  # fmt: skip
+    product_kernel.interpret(
+        made.micro.isa, arguments, trace, micro=made.micro, shape=made.shape,
+        a_format=asked.a, epilogue=asked.epilogue, fused=made.fused,
+    )  # fmt: skip
+    return out, trace, made, (a, b)
+
+
 @pytest.mark.parametrize("isa", [name for name, one in SETS.items() if not one.is_foreign])
 @pytest.mark.parametrize(
     "sizes",
@@ -113,39 +152,9 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
 def test_the_kernel_stores_each_element_once(
     isa: str, sizes: tuple[int, int, int], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text itself, cut as the plan says, in the interpreter that records every access, of sets
-    that this machine lacks too. Rows in pieces: the last step begins earlier, and what two steps
-    have is stored by both."""
-    m, n, k = sizes
-    with monkeypatch.context() as patch:
-        patch.setattr(InstructionSet, "missing", lambda self: "")
-        get.cache_clear()
-        made = plan(isa, m, n, k, threads)
-    get.cache_clear()
-    rng = np.random.default_rng(0)
-    a = rng.integers(0, 256, (m, k)).astype(np.uint8)
-    b = rng.integers(-128, 128, (k, n)).astype(np.int8)
-    packed, out, trace = pack(b), np.full((m, n), -1, np.int32), list[Access]()
-    names = "column_zero", "column_scale", "bias", "residual", "parameters", "next_panels"
-    unused = dict.fromkeys(names)
-    arguments = {
-        **unused,
-        "a": a, "a_row_stride": k, "a_stride": 1, "windows": None, "first_row": 0,
-        "residual_stride": n,
-        "packed": np.zeros(made.packed_bytes, np.uint8),
-        "row_scale": None, "row_zero": None, "row_sum": None,
-        "panels": packed.right_for(made.shape), "column_sum": packed.column_sums,
-        "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
-        "block_rows": made.block_rows, "item_steps": made.item_steps,
-        "item_panels": made.item_panels, "threads": threads,
-        "private": np.zeros(made.private_bytes, np.uint8), "private_bytes": made.private_bytes,
-        "next_bytes": 0,
-    }  # fmt: skip
-    asked = product(isa, m, n, k)
-    product_kernel.interpret(
-        made.micro.isa, arguments, trace, micro=made.micro, shape=made.shape,
-        a_format=asked.a, epilogue=asked.epilogue, fused=made.fused,
-    )  # fmt: skip
+    """Rows in pieces: the last step begins earlier, and what two steps have is stored by both."""
+    m, n = sizes[:2]
+    out, trace, made, (a, b) = interpreted(product(isa, *sizes, threads), monkeypatch)
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
     stored = np.zeros(out.nbytes, np.int8)
     for access in trace:
@@ -156,6 +165,25 @@ def test_the_kernel_stores_each_element_once(
     steps = np.full(m, 1, np.int8)
     steps[m - made.block_rows :][:twice] = 2
     np.testing.assert_array_equal(stored.reshape(m, 4 * n), np.tile(steps[:, None], 4 * n))
+
+
+@pytest.mark.parametrize("output", ["s8", "f32"])
+@pytest.mark.parametrize("sizes", [(19, 40, 9), (33, 70, 20), (5, 23, 64)])
+def test_all_sets_finish_sums_alike(
+    sizes: tuple[int, int, int], output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, also where columns end within a vector."""
+
+    def finished(isa: str) -> np.ndarray:
+        steps = "bias", "residual"
+        asked = product(isa, *sizes)._replace(output=output, post_ops=steps, a=Bytes(shared=True))
+        return interpreted(asked, monkeypatch)[0]
+
+    expected = finished("generic")
+    assert len(np.unique(expected)) > 20
+    for name, one in SETS.items():
+        if not one.is_foreign:
+            np.testing.assert_array_equal(finished(name), expected, err_msg=name)
 
 
 def test_long_left_operands_are_served_in_chunks() -> None:
