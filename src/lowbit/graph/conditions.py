@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 Expression = int | float | str | tuple[Any, ...]
@@ -34,7 +34,7 @@ OPERATORS: Mapping[str, tuple[Callable[..., Any], str]] = {
 
 
 def fulfilled(condition: Expression, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes fulfil it. ValueError: it is no condition. KeyError: a size is not known."""
+    """Whether sizes, which are all known, fulfil it."""
     try:
         return bool(_value(condition, sizes))
     except ArithmeticError:  # as a division by a size that is 0
@@ -44,12 +44,21 @@ def fulfilled(condition: Expression, sizes: Mapping[str, int]) -> bool:
 def _value(expression: Expression, sizes: Mapping[str, int]) -> Any:
     if isinstance(expression, str):
         return sizes[expression]
-    if not isinstance(expression, tuple):
+    if isinstance(expression, int | float):
         return expression
     name, *operands = expression
-    if name not in OPERATORS:
-        raise ValueError(f"{name!r} is no operator of sizes")
     return OPERATORS[name][0](*(_value(one, sizes) for one in operands))
+
+
+def check(conditions: Any, names: Set[str]) -> None:
+    """ValueError: they are no conditions on sizes of these names."""
+    if not isinstance(conditions, tuple):
+        raise ValueError(f"conditions are a list, not {conditions!r}")
+    for one in conditions:
+        try:
+            fulfilled(one, dict.fromkeys(names, 2))
+        except (LookupError, TypeError, OverflowError) as error:
+            raise ValueError(f"{one!r} is no condition on sizes: {error}") from None
 
 
 def told(condition: Expression) -> str:

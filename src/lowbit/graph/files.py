@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.graph.conditions import check
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.graph.lower import dtype_of
 from lowbit.numerics import IntFormat, QTensor, int_format, pack_nibbles, unpack_nibbles
@@ -72,7 +73,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
         check_names(fields, _FIELDS, ("ranges", "conditions"))
         for node in fields["nodes"]:
             check_names(node, _NODE, ())
-        return Graph(
+        made = Graph(
             name=fields["name"],
             inputs=_tuples(fields["inputs"]),
             outputs=_tuples(fields["outputs"]),
@@ -88,6 +89,11 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
             },
             conditions=_tuples(fields.get("conditions", [])),
         )
+        shapes = (made.tensors[name].shape for name in made.inputs)
+        check(
+            made.conditions, {size for shape in shapes for size in shape if isinstance(size, str)}
+        )
+        return made
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None
 

@@ -128,7 +128,8 @@ class Graph:
         return read
 
     def bound(self, sizes: Mapping[str, int]) -> Graph:
-        """With numbers for named sizes. ValueError: one is not named, or out of its range."""
+        """With numbers for named sizes. ValueError: one is not named, out of its range, or breaks a
+        condition."""
         for size, (least, most) in self.ranges.items():
             have = sizes.get(size, least)
             if have < least or (most is not None and have > most):

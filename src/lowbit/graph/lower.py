@@ -95,6 +95,13 @@ class Lowering:
             self.views[name] = self.known_view(numbers(self.graph.constants[name]), name)
         return self.views[name]
 
+    def constant_bias(self, name: str) -> Array | None:
+        """The bias of a product, float32; None: "", it has none. NotImplementedError: it is no
+        constant, as it is in graphs that are not simplified."""
+        if name and name not in self.graph.constants:
+            raise NotImplementedError("a bias is served where it is a constant")
+        return np.asarray(self.graph.constants[name], np.float32) if name else None
+
     def known_view(self, value: Array, name: str = "") -> View:
         """Where an array is that every run reads."""
         value = np.asarray(value, order="C")

@@ -68,8 +68,7 @@ def imported(model: ModelProto) -> Graph:
     nodes = []
     for each in graph.node:
         if each.op_type == "Constant":
-            array = _constant(each)  # which says so if there is no output
-            constants[each.output[0]] = array
+            constants[each.output[0]] = _constant(each)
         elif each.domain == DOMAIN:
             nodes += written_out(_node(each))
         else:

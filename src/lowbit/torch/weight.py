@@ -217,7 +217,7 @@ class QuantizedWeight(Tensor):
             values = torch.ops.lowbit.embedding.default(
                 torch.arange(self.out_features, device=self.device), parts, self.packing,
                 self.format.dtype, self.format.group_size, self.group_size, self.out_features,
-                self.in_features, self.dtype,
+                self.in_features, torch.float32,
             )  # fmt: skip
         else:
             values = torch.from_numpy(self.record().dequantize()).contiguous()

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,9 +93,10 @@ _CHOOSING: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
     "squeeze": (lambda x: x.mean(1).squeeze() * 2, {2, 4, 5, 7, 8}),
     "pairs": (lambda x: x.view(x.shape[0] // 2, 2, -1) * 2, {2, 4, 8}),
     "scale": (lambda x: F.scaled_dot_product_attention(x, x, x, scale=1 / x.shape[0]), {4}),
-    "larger half": (lambda x: x[: -(-x.shape[0] // 2)] * 2, {2, 4, 5, 7, 8}),
+    "larger half": (lambda x: x[: -(-x.shape[0] // 2)] * 2, {1, 2, 4, 5, 7, 8}),
     "odd number": (lambda x: x + (1 - x.shape[0]) // 2, {1, 2, 4, 5, 7, 8}),
     "remainder": (lambda x: x * (x.shape[0] % 3), {1, 2, 4, 5, 7, 8}),
+    "a part": (lambda x: x[:3] + 1, {4, 5, 7, 8}),
     "lerp": (lambda x: torch.lerp(x, x.roll(1, 1).transpose(1, 2), 0.3), {1, 2, 4, 5, 7, 8}),
 }
 
@@ -120,6 +123,29 @@ def test_other_sizes_are_right_or_refused(name: str, tmp_path: Path) -> None:
             network(x)
         with pytest.raises(ValueError, match=r"the network is (right where|for)|cannot reshape"):
             again(x.numpy())
+
+
+@pytest.mark.parametrize("wrong", [5, [["eq"]], [["eq", "nope", 1]], [["is", "batch", 1]], [{}]])
+def test_damaged_conditions_are_refused(wrong: Any, tmp_path: Path) -> None:
+    graph = to_graph(nn.ReLU(), torch.randn(2, 3))
+    save(replace(graph, conditions=wrong), tmp_path / "kept")
+    with pytest.raises(ValueError, match="does not hold together"):
+        load(tmp_path / "kept")
+
+
+def test_a_bias_that_follows_from_the_input_is_added() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(F.linear(x, self.layer.weight, x.mean() * self.layer.bias))
+
+    model, x = Biased().eval(), torch.randn(2, 3, 8)
+    torch.testing.assert_close(compile(model, x)(x), model(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="a bias is served where it is a constant"):
+        Session(to_graph(model, x))(x.numpy())
 
 
 def test_an_empty_batch_has_an_empty_result() -> None:

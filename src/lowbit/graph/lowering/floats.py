@@ -254,8 +254,7 @@ def _finished(
     """Add products, each of rows, a weight [K, N], the first column it makes and the row stride of
     the output; then what follows them."""
     bias = (*node.inputs, "")[2]
-    added = lowering.graph.constants.get(bias)
-    values = None if added is None else np.asarray(added, np.float32)
+    values = lowering.constant_bias(bias)
     steps = node.get("post_ops", ())
     out = lowering.output(node.outputs[0], order)
     target = out
@@ -278,8 +277,8 @@ def _ended(
     _, _, bias, residual = (*node.inputs, "", "")[:4]
     expression: list[int | str] = [0]
     inputs, given = [target], list[float]()
-    if bias_left and bias:
-        values = np.asarray(lowering.graph.constants[bias], np.float32)
+    values = lowering.constant_bias(bias) if bias_left else None
+    if values is not None:
         inputs.append(lowering.known_view(values.reshape(-1, *(1,) * (len(out.shape) - 2))))
         expression += [1, "add"]
     for name, *numbers_of in node.get("post_ops", ()):

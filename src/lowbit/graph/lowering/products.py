@@ -64,8 +64,7 @@ class _Epilogue:
             steps.append(_Numbered(name, tuple(numbers)) if numbers else name)
         self.spec = (bool(bias), bool(residual), tuple(steps), tensor.dtype, tensor.scale,
                      tensor.zero_point)  # fmt: skip
-        value = lowering.graph.constants.get(bias)
-        self.bias = None if value is None else np.asarray(value, np.float32)
+        self.bias = lowering.constant_bias(bias)
         self.out = lowering.output(node.outputs[0], order)
 
     def _beside(self, view: View, order: tuple[int, ...] | None) -> tuple[str, list[float]]:
@@ -168,8 +167,8 @@ def _packs(node: Node, weight: QTensor) -> bool:
     """Whether `pack_convolution` takes a weight; others stand for floats."""
     groups = node.get("group", 1)
     along = 0 if node.op == "Conv" else 1 if groups == 1 else None
-    plain = weight.values.dtype == np.int8 and not weight.zero_point.any()
-    return plain and weight.axis in (None, along) and weight.group_size is None
+    symmetric = weight.format.name == "int8" and not weight.zero_point.any()
+    return symmetric and weight.axis in (None, along) and weight.group_size is None
 
 
 def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:

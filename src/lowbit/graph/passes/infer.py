@@ -67,12 +67,12 @@ def views(graph: Graph) -> tuple[dict[str, Tensor], ...]:
     }  # fmt: skip
     if not named:
         return (facts(graph)[0],)
-    found = []
+    found, free = [], replace(graph, ranges={}, conditions=())  # sizes are of no call
     for first in (3, 31):
         # Multiples of 32, which networks that halve images several times ask for.
         sizes = {size: 32 * (first + 2 * index) for index, size in enumerate(named)}
         try:
-            found.append(facts(graph.bound(sizes))[0])
+            found.append(facts(free.bound(sizes))[0])
         except ValueError:
             return ()
     return tuple(found)

@@ -79,7 +79,7 @@ def bias(values: Values, node: Node) -> Replacement | None:
 
 def bias_of_runs(values: Values, node: Node) -> Replacement | None:
     """A bias that is no constant, which kernels do not take, is added behind the product."""
-    if node.op not in ("Conv", "ConvTranspose"):
+    if node.op not in _LAYERS or node.get("post_ops"):
         return None
     x, weight, bias, residual = (*node.inputs, "", "")[:4]
     known = values.constant(weight)

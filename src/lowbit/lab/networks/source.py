@@ -205,7 +205,9 @@ def _samples(graph: Graph) -> tuple[list[bool], int | str]:
     shapes = [graph.tensors[name].shape for name in graph.inputs]
     firsts = [shape[0] for shape in shapes if shape]
     count = next((one for one in firsts if isinstance(one, str)), (*firsts, 1)[0])
-    return [bool(shape) and shape[0] == count for shape in shapes], count
+    named = isinstance(count, str)  # files may name one size differently for each input
+    cut = (bool(s) and (isinstance(s[0], str) if named else s[0] == count) for s in shapes)
+    return list(cut), count
 
 
 def _parts(arrays: Arrays, cut: Sequence[bool], size: int) -> Iterator[Arrays]:

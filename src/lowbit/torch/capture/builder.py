@@ -59,7 +59,7 @@ def converter(*names: str) -> Callable[[Converter], Converter]:
 
 
 class FixedSize(NotImplementedError):
-    """A size that a run should choose has to be a number, as an attribute has."""
+    """A size that a run should choose has to be that of the example."""
 
 
 class Builder:
@@ -204,9 +204,7 @@ class Builder:
         for other in rest:
             # Div rounds towards 0.
             if name == "FloorDiv" and any(one.is_negative for one in expression.args[0].atoms()):
-                first = self.add(
-                    "Sub", first, self.add("Mod", first, other)
-                )  # Div rounds towards 0
+                first = self.add("Sub", first, self.add("Mod", first, other))
             first = self.add(op, first, other)
         return first
 
@@ -286,6 +284,7 @@ class Builder:
 
     def check_sizes(self) -> None:
         """FixedSize: export or translating has made a number of what follows from a size."""
+        environment: Any = None
         for name, fact in self.inputs.items():
             for size, wanted in zip(self.fakes[name].shape, fact.shape, strict=True):
                 if not isinstance(wanted, str):
@@ -293,10 +292,10 @@ class Builder:
                 if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
                     raise FixedSize(f"the size {wanted} of {name!r} is needed as a number")
                 environment = size.node.shape_env
-                for guard in filter(_chooses, environment.guards):
-                    holds = environment.replace(guard.expr)  # symbols found equal are one
-                    if not holds.is_Boolean or holds.args:
-                        self.conditions.add(self._condition(holds))
+        for guard in filter(_chooses, environment.guards if environment else ()):
+            holds = environment.replace(guard.expr)  # symbols found equal are one
+            if not holds.is_Boolean or holds.args:
+                self.conditions.add(self._condition(holds))
 
     def not_one(self, size: Any) -> None:
         """The program is right only where a size, if a run chooses it, is not 1."""
@@ -305,7 +304,7 @@ class Builder:
 
     def _condition(self, expression: Any) -> Expression:
         """What must hold of sizes. FixedSize: it cannot be written down."""
-        if expression.is_Integer or expression.is_Number:
+        if expression.is_Number:
             return int(expression) if expression.is_Integer else float(expression)
         if expression in self.names:
             return self.names[expression]
@@ -351,6 +350,11 @@ def same_size(one: Any, other: Any) -> bool:
     """Whether two sizes are the same for all inputs."""
     both = isinstance(one, torch.SymInt), isinstance(other, torch.SymInt)
     return one.node.expr == other.node.expr if all(both) else not any(both) and one == other
+
+
+def same_shape(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """The same of shapes. `==` of sizes would make what it says a condition."""
+    return len(one) == len(other) and all(map(same_size, one, other))
 
 
 def numpy_name(dtype: torch.dtype) -> str:

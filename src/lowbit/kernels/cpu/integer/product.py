@@ -331,7 +331,7 @@ class _Items:
         if self.shape.in_place:
             # Behind the last line of a row must be other rows.
             apart = (stride < rows.k_size) | (stride > rows.k_size)
-            over = self.rows.k_blocks * LINE - rows.k_size
+            over = rows.k_blocks * LINE - rows.k_size
             end = (row + rows.block_rows * shape.row_blocks) * rows.k_size + over
             packs = (end > rows.count * rows.k_size) | (apart & (over > 0))
             for _ in k.when(packs):

@@ -219,7 +219,11 @@ class Output:
             for row, i, value in every:
                 place, value = finished(row, i, value)
                 put(convert(value), place, i)
-                if epilogue.claims and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
+                if (
+                    epilogue.claims
+                    and not ends
+                    and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0
+                ):
                     prefetch_write(place + vectors * lanes)
 
         return store

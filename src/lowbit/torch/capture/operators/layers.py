@@ -233,5 +233,5 @@ def attention(
         raise NotImplementedError("attention with dropout in eval mode is not translated")
     attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
     if scale is not None:
-        attributes["scale"] = scale * 1.0
+        attributes["scale"] = scale * 1.0  # float() would make a number of what sizes say
     return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)

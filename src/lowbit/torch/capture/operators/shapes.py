@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name, same_size
+from lowbit.torch.capture.builder import (
+    Builder,
+    Value,
+    converter,
+    numpy_name,
+    same_shape,
+    same_size,
+)
 
 
 @converter(
@@ -22,7 +29,7 @@ def reshape(b: Builder, *, x: Value, dim: Any = None, **_: Any) -> Value:
         axes = range(len(before)) if dim is None else [dim] if isinstance(dim, int) else dim
         for axis in axes:
             b.not_one(before[axis])
-    return x if tuple(before) == tuple(after) else b.reshape(x, before, after)
+    return x if same_shape(before, after) else b.reshape(x, before, after)
 
 
 @converter("permute")
@@ -43,7 +50,7 @@ def transpose(b: Builder, *, x: Value, dim0: int = 0, dim1: int = 1, **_: Any) -
 @converter("expand", "expand_as")
 def expand(b: Builder, *, x: Value, **_: Any) -> Value:
     before, after = b.shape(x), list(b.out.shape)
-    if tuple(before) == tuple(after):
+    if same_shape(before, after):
         return x
     for axis, size in enumerate(before, len(after) - len(before)):
         if isinstance(size, torch.SymInt):  # an axis that stays as long as it is
@@ -84,7 +91,7 @@ def split(b: Builder, *, x: Value, dim: int, **_: Any) -> tuple[Value, ...]:
 
 @converter("slice")
 def slice_(b: Builder, *, x: Value, dim: int, start: Any, end: Any, step: int) -> Value:
-    if tuple(b.shape(x)) == tuple(b.out.shape):
+    if same_shape(b.shape(x), b.out.shape):
         return x
     limits = [b.ints([0 if start is None else start]), b.ints([_END if end is None else end])]
     return b.add("Slice", x, *limits, b.ints([dim]), b.ints([step]))
