@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Expression = int | float | str | tuple[Any, ...]
@@ -50,7 +50,7 @@ def _value(expression: Expression, sizes: Mapping[str, int]) -> Any:
     return OPERATORS[name][0](*(_value(one, sizes) for one in operands))
 
 
-def check(conditions: Any, names: Set[str]) -> None:
+def check(conditions: Any, names: Iterable[str]) -> None:
     """ValueError: they are no conditions on sizes of these names."""
     if not isinstance(conditions, tuple):
         raise ValueError(f"conditions are a list, not {conditions!r}")

@@ -89,10 +89,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Graph:
             },
             conditions=_tuples(fields.get("conditions", [])),
         )
-        shapes = (made.tensors[name].shape for name in made.inputs)
-        check(
-            made.conditions, {size for shape in shapes for size in shape if isinstance(size, str)}
-        )
+        check(made.conditions, made.open_sizes)
         return made
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} does not hold together: {error}") from None

@@ -127,6 +127,21 @@ class Graph:
         read.update(self.outputs)
         return read
 
+    @property
+    def open_sizes(self) -> tuple[str, ...]:
+        """The names of sizes of inputs that a run chooses, in order."""
+        sizes = (size for name in self.inputs for size in self.tensors[name].shape)
+        return tuple(dict.fromkeys(size for size in sizes if isinstance(size, str)))
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Numbers for named sizes, of the inputs' shapes. ValueError: two say different ones."""
+        sizes: dict[str, int] = {}
+        for name in self.inputs:
+            for size, have in zip(self.tensors[name].shape, shapes[name], strict=True):
+                if isinstance(size, str) and sizes.setdefault(size, have) != have:
+                    raise ValueError(f"{size} is {sizes[size]} and, in {name}, {have}")
+        return sizes
+
     def bound(self, sizes: Mapping[str, int]) -> Graph:
         """With numbers for named sizes. ValueError: one is not named, out of its range, or breaks a
         condition."""

@@ -87,7 +87,7 @@ class Session:
         with self._lock:
             found = self._plans.pop(key, None)
             if found is None:
-                bound = self.graph.bound(self._sizes(inputs))
+                bound = self.graph.bound(self.graph.sizes(dict(shapes)))
                 tensors, known = facts(bound)
                 settled = described(with_constants(bound, known), tensors)
                 found = Plan(decomposed(settled), self._isa, threads, self._weights)
@@ -140,15 +140,6 @@ class Session:
             shape = ", ".join(map(str, tensor.shape))
             raise ValueError(f"{name} must have shape [{shape}], got {list(array.shape)}")
         return np.asarray(array, order="C")
-
-    def _sizes(self, inputs: Mapping[str, Array]) -> dict[str, int]:
-        """Numbers for named sizes. ValueError: two inputs say different ones."""
-        sizes: dict[str, int] = {}
-        for name in self.graph.inputs:
-            for size, have in zip(self.graph.tensors[name].shape, inputs[name].shape, strict=True):
-                if isinstance(size, str) and sizes.setdefault(size, have) != have:
-                    raise ValueError(f"{size} is {sizes[size]} and, in {name}, {have}")
-        return sizes
 
 
 def _session(graph: Graph, threads: int | None, isa: str) -> Session:

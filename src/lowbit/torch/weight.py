@@ -205,6 +205,14 @@ class QuantizedWeight(Tensor):
         """The scales, float32: of int8 [out], of 4-bit integers [out, groups]."""
         return torch.from_numpy(self.quantized().scale).contiguous()
 
+    def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight but for `input_scale`, by an operator, which can be traced."""
+        parts = [part for name, part in self.parts.items() if name != "input_scale"]
+        return torch.ops.lowbit.embedding.default(
+            indices, parts, self.packing, self.format.dtype, self.format.group_size,
+            self.group_size, self.out_features, self.in_features, dtype,
+        )  # fmt: skip
+
     def dequantize(self) -> Tensor:
         """The float weight that this stands for, in the shape and dtype that this shows."""
         if self.packing == "panels":  # by an operator, which can be traced
@@ -212,13 +220,8 @@ class QuantizedWeight(Tensor):
             values = torch.ops.lowbit.dequantize_weight.default(
                 *parts, self.in_features, self.out_features, self.group_size
             )
-        elif self.packing == "rows":  # by an operator too
-            parts = [part for name, part in self.parts.items() if name != "input_scale"]
-            values = torch.ops.lowbit.embedding.default(
-                torch.arange(self.out_features, device=self.device), parts, self.packing,
-                self.format.dtype, self.format.group_size, self.group_size, self.out_features,
-                self.in_features, torch.float32,
-            )  # fmt: skip
+        elif self.packing == "rows":
+            values = self.rows(torch.arange(self.out_features, device=self.device), torch.float32)
         else:
             values = torch.from_numpy(self.record().dequantize()).contiguous()
         if self.input_scale is not None and self.packing in ("panels", "rows"):

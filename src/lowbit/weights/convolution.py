@@ -133,6 +133,21 @@ class PackedConvolution:
         return sum(matrix.nbytes for matrix in self.matrices)
 
 
+def refusal(weight: QTensor, *, groups: int = 1, transposed: bool = False) -> str:
+    """Why `pack_convolution` does not take a weight's scales and zero points; "" if it does."""
+    if weight.zero_point.any():
+        return "the weight of a convolution must be symmetric, without zero points"
+    along = 1 if transposed and groups == 1 else 0
+    if weight.group_size is not None or weight.axis not in (None, along):
+        return (
+            f"a weight has one scale, or one for each output (axis={along}), "
+            f"got axis={weight.axis!r}, group_size={weight.group_size!r}"
+        )
+    if transposed and groups > 1 and weight.axis is not None:
+        return "a transposed weight with groups must have one scale for all"
+    return ""
+
+
 def pack_convolution(
     weight: QTensor | npt.NDArray[Any], *, groups: int = 1, transposed: bool = False
 ) -> PackedConvolution:
@@ -157,16 +172,8 @@ def pack_convolution(
     outputs, channels = (second * groups, first) if transposed else (first, second * groups)
     scale = None
     if isinstance(weight, QTensor):
-        if weight.zero_point.any():
-            raise ValueError("the weight of a convolution must be symmetric, without zero points")
-        along = 1 if transposed and groups == 1 else 0
-        if weight.group_size is not None or weight.axis not in (None, along):
-            raise ValueError(
-                f"a weight has one scale, or one for each output (axis={along}), "
-                f"got axis={weight.axis!r}, group_size={weight.group_size!r}"
-            )
-        if transposed and groups > 1 and weight.axis is not None:
-            raise ValueError("a transposed weight with groups must have one scale for all")
+        if reason := refusal(weight, groups=groups, transposed=transposed):
+            raise ValueError(reason)
         scale = np.broadcast_to(weight.scale, (outputs,)).reshape(groups, -1)
     spatial = tuple(range(2, values.ndim))
     if transposed:  # [groups, outputs of one, channels of one, *kernel turned around]

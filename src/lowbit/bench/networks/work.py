@@ -11,10 +11,7 @@ from lowbit.graph.passes.infer import facts
 
 def sized(graph: Graph, number: int) -> Graph:
     """The graph with this number for all sizes that a run chooses."""
-    shapes = (graph.tensors[name].shape for name in graph.inputs)
-    return graph.bound(
-        {size: number for shape in shapes for size in shape if isinstance(size, str)}
-    )
+    return graph.bound(dict.fromkeys(graph.open_sizes, number))
 
 
 def multiply_adds(graph: Graph) -> dict[str, int]:

@@ -37,7 +37,8 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
         return
     if isinstance(prepared, Scaling):  # nothing is multiplied
         if math.prod(out.shape):
-            _filled(lowering, out, bias)
+            zero = lowering.known_view(np.zeros(1, np.float32))
+            compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
         return
     product = cast(Launched, prepared)
     start = lowering.scratch(product.scratch)
@@ -57,12 +58,6 @@ def _gemm_by_copies(
         compute(lowering, out, [target], (0,))
         return
     compute(lowering, out, [target, _row(out, bias)], (0, 1, "add"))
-
-
-def _filled(lowering: Lowering, out: View, bias: Place | None) -> None:
-    """The bias in each row, or zeros."""
-    zero = lowering.known_view(np.zeros(1, np.float32))
-    compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
 
 
 def _row(out: View, bias: Place) -> View:

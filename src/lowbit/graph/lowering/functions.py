@@ -204,9 +204,7 @@ def _power(lowering: Lowering, node: Node) -> None:
     """Of exponents that are known and common, a formula."""
     known = lowering.graph.constants.get(node.inputs[1])
     each = np.unique(known) if isinstance(known, np.ndarray) else np.zeros(0)
-    shape = lowering.graph.tensors[node.outputs[0]].sizes
-    alike = each.size == 1 and lowering.view(node.inputs[0]).shape == shape
-    exponent = each.item() if alike else 0
+    exponent = each.item() if each.size == 1 else 0
     formulas: dict[float, Formula] = {
         1: ((0,), ()),
         2: ((0, 0, "mul"), ()),

@@ -26,7 +26,7 @@ from lowbit.product.geometry import Geometry
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import PreparedProduct
 from lowbit.product.product import Convolution
-from lowbit.weights.convolution import pack_convolution
+from lowbit.weights.convolution import pack_convolution, refusal
 from lowbit.weights.panels import PackedMatrix, pack, padded
 
 
@@ -138,14 +138,20 @@ def convolution(lowering: Lowering, node: Node) -> None:
     weight = lowering.graph.constants.get(node.inputs[1])
     x = lowering.view(node.inputs[0])
     transposed = node.op == "ConvTranspose"
-    if not isinstance(weight, QTensor) or x.tensor.scale is None or not _packs(node, weight):
+    how = {"groups": node.get("group", 1), "transposed": transposed}
+    if (
+        not isinstance(weight, QTensor)
+        or weight.format.name != "int8"
+        or x.tensor.scale is None
+        or refusal(weight, **how)
+    ):  # it stands for floats
         (float_transposed if transposed else float_conv)(lowering, node)
         return
     rank = len(x.shape)
     order = channels_last(rank)
     x = plain(lowering, x, order)
     where, groups = _geometry(node, x.shape, weight.shape)
-    packed = lowering.packed(weight, pack_convolution, groups=groups, transposed=transposed)
+    packed = lowering.packed(weight, pack_convolution, **how)
     epilogue = _Epilogue(lowering, node, order)
     spec = OutputSpec.of(*epilogue.spec)
     asked = Convolution(
@@ -161,14 +167,6 @@ def convolution(lowering: Lowering, node: Node) -> None:
                   epilogue.parameters(spec))  # fmt: skip
     for program, words in prepared.launches(packed, at, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
-
-
-def _packs(node: Node, weight: QTensor) -> bool:
-    """Whether `pack_convolution` takes a weight; others stand for floats."""
-    groups = node.get("group", 1)
-    along = 0 if node.op == "Conv" else 1 if groups == 1 else None
-    symmetric = weight.format.name == "int8" and not weight.zero_point.any()
-    return symmetric and weight.axis in (None, along) and weight.group_size is None
 
 
 def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:

@@ -20,7 +20,7 @@ def simplified(graph: Graph) -> Graph:
     known, and shapes do not fit."""
     graph = rewritten(absorbed(folded(graph)), (bias_of_runs,))
     graph = fused(by_channel(folded(graph)))
-    if any(isinstance(size, str) for name in graph.inputs for size in graph.tensors[name].shape):
+    if graph.open_sizes:
         return graph
     found = facts(graph)[0]
     tensors = {name: replace(one, shape=found[name].shape) for name, one in graph.tensors.items()}

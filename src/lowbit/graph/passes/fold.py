@@ -36,8 +36,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
 
     DequantizeLinear of a constant stays: absorb.py makes a QTensor of it."""
     values, constants = Values(graph), dict(graph.constants)
-    sizes = [size for name in graph.inputs for size in graph.tensors[name].shape]
-    if known is None and all(isinstance(size, int) for size in sizes):
+    if known is None and not graph.open_sizes:
         known = facts(graph)[1]
     if known is not None:
         constants.update({name: one for name, one in known.items() if name not in constants})

@@ -61,10 +61,7 @@ def views(graph: Graph) -> tuple[dict[str, Tensor], ...]:
 
     What is the same in both holds for all but very odd sizes. None at all: shapes of one of the
     choices do not fit, or depend on data."""
-    named = {
-        size: None for name in graph.inputs for size in graph.tensors[name].shape
-        if isinstance(size, str)
-    }  # fmt: skip
+    named = graph.open_sizes
     if not named:
         return (facts(graph)[0],)
     found, free = [], replace(graph, ranges={}, conditions=())  # sizes are of no call

@@ -43,6 +43,7 @@ def quantize(
     if all(one.choice == "float" for one in decisions):
         reasons = "; ".join(dict.fromkeys(one.why for one in decisions)) or "it has no product"
         raise ValueError(f"nothing to quantize in {source.name}: {reasons}")
+    counts = _of_sample(source)
     found: dict[str, Any] = {
         "name": source.name,
         "method": str(method),
@@ -51,10 +52,10 @@ def quantize(
         "cpu": isa.report()["cpu"],
         "isa": isa.active().name,
         "versions": versions(),
-        "operations": _operations(source, decisions),
+        "operations": _operations(source.graph, counts, decisions),
         "latency": [],
     }
-    found |= _layers(source, graph, decisions, threads)
+    found |= _layers(source, graph, counts, decisions, threads)
     found["accuracy"] = _accuracy(source, graph, threads, samples)
     folder.mkdir(parents=True, exist_ok=True)
     save(graph, folder / NETWORK)
@@ -106,30 +107,31 @@ def _size(floats: Graph, path: Path) -> dict[str, int]:
 
 def _of_sample(source: Source) -> dict[str, int]:
     """By product, the multiply-adds of one sample, of the size that the data have."""
-    inputs, graph = few(source.graph, source.sample), source.graph
-    shapes = ((graph.tensors[name].shape, one.shape) for name, one in inputs.items())
-    pairs = (pair for both in shapes for pair in zip(*both, strict=True))
-    return multiply_adds(graph.bound({size: n for size, n in pairs if isinstance(size, str)}))
+    graph = source.graph
+    shapes = {name: one.shape for name, one in few(graph, source.sample).items()}
+    return multiply_adds(graph.bound(graph.sizes(shapes)))
 
 
-def _operations(source: Source, decisions: Sequence[Decision]) -> dict[str, dict[str, int]]:
+def _operations(
+    floats: Graph, counts: Mapping[str, int], decisions: Sequence[Decision]
+) -> dict[str, dict[str, int]]:
     """Multiply-adds of one sample, by operator and what it computes in, before and after."""
     choices = {one.output: one.choice for one in decisions}
-    operators = {node.outputs[0]: node.op for node in source.graph.nodes}
+    operators = {node.outputs[0]: node.op for node in floats.nodes}
     before, after = defaultdict[str, int](int), defaultdict[str, int](int)
-    for name, count in _of_sample(source).items():
+    for name, count in counts.items():
         before[f"{operators[name]} float32"] += count
         after[f"{operators[name]} {_INSIDE[choices.get(name, 'float')]}"] += count
     return {"before": dict(before), "after": dict(after)}
 
 
 def _layers(
-    source: Source, graph: Graph, decisions: Sequence[Decision], threads: int | None
-) -> dict[str, Any]:
+    source: Source, graph: Graph, counts: Mapping[str, int], decisions: Sequence[Decision],
+    threads: int | None,
+) -> dict[str, Any]:  # fmt: skip
     """Every node that a run has, or without a run every product; and the outputs' noise."""
     times, untimed = _times(graph, source, threads)
     chosen = {one.output: one for one in decisions}
-    counts = _of_sample(source)
     noise, output = _noise(source, graph, {*chosen})
     known: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:

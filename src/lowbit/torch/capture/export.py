@@ -134,21 +134,18 @@ def _captured(
 
 def _check_example(graph: Graph, names: Sequence[str], leaves: Sequence[Any]) -> None:
     """FixedSize: the example, of which two were exported, is not what the graph is right for."""
-    sizes: dict[str, int] = {}
-    for name, leaf in zip(names, leaves, strict=True):
-        if name in graph.inputs:
-            shape = zip(graph.tensors[name].shape, leaf.shape, strict=True)
-            sizes |= {size: n for size, n in shape if isinstance(size, str)}
+    given = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True) if name}
+    sizes = graph.sizes(given)
     if not all(fulfilled(one, sizes) for one in graph.conditions):
         raise FixedSize("the network is right for other sizes than those of the example")
 
 
 def bind(signature: inspect.Signature, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments in the one order that a signature has for them."""
-    keywords = example if isinstance(example, Mapping) else {}
     several = example if isinstance(example, tuple | list) else (example,)
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (several, {})
     try:
-        bound = signature.bind(*(() if isinstance(example, Mapping) else several), **keywords)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
             f"forward{signature} does not take what is given: {error}. An example or a batch is a "

@@ -30,11 +30,7 @@ def embedding(indices: Tensor, weight: QuantizedWeight) -> Tensor:
             f"a quantized embedding takes int32 or int64 indices, got {indices.dtype}; convert "
             "them with .long()"
         )
-    parts = [part for name, part in weight.parts.items() if name != "input_scale"]
-    found = embedding_op(
-        indices, parts, weight.packing, weight.format.dtype, weight.format.group_size,
-        weight.group_size, weight.out_features, weight.in_features, weight.dtype,
-    )  # fmt: skip
+    found = weight.rows(indices, weight.dtype)
     return found if weight.input_scale is None else found / weight.input_scale.to(found.dtype)
 
 
@@ -107,7 +103,7 @@ def _fake(indices: Tensor, *rest: Any) -> Tensor:
     return indices.new_empty((*indices.shape, rest[-2]), dtype=rest[-1])
 
 
-embedding_op = register(
+register(
     "embedding(Tensor indices, Tensor[] parts, str packing, str dtype, int? group_size, "
     "int packed_group, int out_features, int in_features, ScalarType shown) -> Tensor",
     cpu=_embedding,

@@ -191,6 +191,7 @@ class Output:
         found = [_finishing(epilogue, place) for place in places]
         convert = _converting(epilogue, found[0][1])
         write, target = _writing(epilogue, lanes), at.out.cast(OUTPUTS[epilogue.out])
+        claims = epilogue.claims and not ends  # behind which is no step of the row
 
         def finished(row: Value, which: int, value: Value) -> tuple[Value, Value]:
             place = target + (row * at.out_stride + starts[which])
@@ -219,11 +220,7 @@ class Output:
             for row, i, value in every:
                 place, value = finished(row, i, value)
                 put(convert(value), place, i)
-                if (
-                    epilogue.claims
-                    and not ends
-                    and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0
-                ):
+                if claims and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
                     prefetch_write(place + vectors * lanes)
 
         return store
