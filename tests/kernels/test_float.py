@@ -94,7 +94,7 @@ def arguments(
         "b": b,
         "b_column_stride": b.strides[1] // b.itemsize,
         "b_stride": b.strides[0] // b.itemsize,
-        "packed_a": np.zeros(blocks(m, rows) * rows * padded * unit, np.uint8),
+        "shared": np.zeros(blocks(m, rows) * rows * padded * unit, np.uint8),
         "private": np.zeros(2 * (2 * width + rows) * (padded * unit + 64), np.uint8),
         "private_bytes": 0,
         "group_panels": 2,
@@ -108,6 +108,7 @@ def arguments(
         "n": n,
         "k_size": k,
         "k_block": 32,
+        "k_slice": 0,
         "item_blocks": 2,
         "item_panels": 3,
         "alpha": bits(1.5),
@@ -127,7 +128,7 @@ def statics(
     tail = blocks(n % width, micro.lanes) if n > width else 0
     shape = FloatShape(rows, vectors, tail, n % micro.lanes != 0)
     operands = {"left": left, "right": right, "out_kind": out_kind}
-    return {"micro": micro, "shape": shape, **operands, "ahead": 64}
+    return {"micro": micro, "shape": shape, **operands, "ahead": 64, "sliced": False}
 
 
 def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> None:
@@ -169,11 +170,29 @@ def test_plain_product(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]
     wide = np.full((m, n + 7), 99, np.float32)
     out = wide[:, 3 : n + 3]
     static = statics(micro, m, n, Operand(kind, "k", False), Operand(kind, "x", False))
-    given = arguments(micro, a, b, None, out, packed_a=None, private=None)
+    given = arguments(micro, a, b, None, out, shared=None, private=None)
     float_product.interpret(micro.isa, given, **static)
     check(out, a, b, None)
     assert (wide[:, :3] == 99).all()
     assert (wide[:, n + 3 :] == 99).all()
+
+
+@pytest.mark.parametrize("micro", VECTOR_MICROS, ids=repr)
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_slices(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]) -> None:
+    """K in slices with sums of their own, which meet c, and are rounded, once."""
+    m, n, k = sizes
+    a, b = drawn((m, k), kind, "k", 1), drawn((n, k), kind, "x", 2).T
+    c = np.random.default_rng(3).standard_normal((m, n)).astype(np.float32)
+    out = np.full((m, n), np.nan, a.dtype)
+    operands = Operand(kind, "k", False), Operand(kind, "x", False)
+    static = {**statics(micro, m, n, *operands, out_kind=kind), "sliced": True}
+    sums = np.full((blocks(k, 64), m, n), np.nan, np.float32)
+    given = {"shared": sums, "private": None, "k_slice": 64}
+    given = arguments(micro, a, b, c, out, **given)
+    float_product.interpret(micro.isa, given, **static)
+    check(out, a, b, c)
 
 
 @pytest.mark.parametrize("micro", VECTOR_MICROS, ids=repr)
@@ -251,7 +270,7 @@ def test_the_interpreter_sees_a_read_beyond_an_operand() -> None:
     a, b = drawn((3, 8), "f32", "k", 1), drawn((20, 8), "f32", "x", 2).T
     out = np.zeros((3, 20), np.float32)
     operands = Operand("f32", "k", False), Operand("f32", "x", False)
-    given = arguments(FMA_512, a, b, None, out, packed_a=None, private=None, k_size=9)
+    given = arguments(FMA_512, a, b, None, out, shared=None, private=None, k_size=9)
     with pytest.raises(OutOfBoundsError, match="load of"):
         float_product.interpret(FMA_512.isa, given, **statics(FMA_512, 3, 20, *operands))
 
@@ -271,6 +290,7 @@ def test_the_innermost_loop_spills_nothing(
         right=Operand("f32", "x", True),
         out_kind="f32",
         ahead=0,
+        sliced=False,
     )
     products = [line for line in text.splitlines() if "vfmadd231ps" in line]
     accumulators = {re.split(r"[\s,{(]+", line.strip().replace("%", ""))[-1] for line in products}

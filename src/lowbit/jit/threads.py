@@ -73,7 +73,10 @@ def max_threads() -> int:
 def counter() -> int:
     """The address of a function, int (), that says what `max_threads` does, if PyTorch has one; 0
     where what that was a second ago will do."""
-    return 0 if _torch_threads() is None else openmp.count_of_torch() or 0
+    function = 0 if _torch_threads() is None else openmp.count_of_torch() or 0
+    if not function and not _starter[2]:  # no call of several threads has asked yet
+        _starter[2] = max_threads()
+    return function
 
 
 def checked(wanted: Any) -> int:

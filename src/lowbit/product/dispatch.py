@@ -98,13 +98,14 @@ def threads_key(wanted: int | None) -> int:
 
 
 def thread_count(
-    m: int, n: int, k: int, wanted: int, per_cycle: int = MicroKernel.per_cycle
+    m: int, n: int, k: int, wanted: int, per_cycle: int = MicroKernel.per_cycle, alone: int = _ALONE
 ) -> int:
-    """How many threads a product uses; `wanted` as `threads_key` gives it."""
+    """How many threads a product uses; `wanted` as `threads_key` gives it. alone: cycles below
+    which that is one."""
     if wanted > 0:
         return min(wanted, _MOST_THREADS)
     cycles = max(m * n * k // per_cycle, (m * k + k * n + m * n) // _BYTES_PER_CYCLE)
-    return 1 if cycles < _ALONE else min(-wanted, isqrt(cycles // _CYCLES_FOR_THREAD))
+    return 1 if cycles < alone else min(-wanted, isqrt(cycles // _CYCLES_FOR_THREAD))
 
 
 def plan(product: Product) -> Plan:

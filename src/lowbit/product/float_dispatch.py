@@ -34,11 +34,15 @@ MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
 _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which most would be empty
 _STREAMS = 32  # rows of the right operand read side by side where it comes from afar
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
+_PIECE = 512  # bytes of the output's rows that are worth being written one after another
 _GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
 _FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
 _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
 _SCRATCH_PART = 4  # the part of the third-level cache that packed operands may take: a quarter
 _K_UNIT = 32  # blocks of K are multiples of it: every quantum divides it
+# K is cut into slices, no more than that, where their sums are so small a part of what is read, and
+# at least so many.
+_MOST_SLICES, _LEAST_SLICES, _SLICE_PART = 16, 4, 16
 _ITEMS_PER_THREAD = 4  # so that a thread that lost its core does not hold up the others
 _WORK_PER_ITEM = 1 << 22  # multiply-adds, so that taking an item costs little beside it
 # Rows whose products take as long as packing what they meet, and columns, as copying it.
@@ -50,9 +54,10 @@ class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
 
     A call computes up to `chunk_rows` (whole blocks, but for the last) over up to `chunk_depth` of
-    K, with scratch of `packed_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
+    K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
     right operand that is not packed is fetched beforehand, in bytes of its rows; 0: not at all.
-    `group_panels`: panels that meet all rows of an item before the next do.
+    `group_panels`: panels that meet all rows of an item before the next do. `k_slice`: of K, that
+    has sums of its own; 0: K is not cut so.
     """
 
     micro: FloatMicro
@@ -61,12 +66,13 @@ class FloatPlan:
     right: Operand
     ahead: int
     k_block: int
+    k_slice: int
     group_panels: int
     item_blocks: int
     item_panels: int
     chunk_rows: int
     chunk_depth: int
-    packed_bytes: int
+    shared_bytes: int
     private_bytes: int
 
 
@@ -176,15 +182,22 @@ def plan(product: FloatProduct) -> FloatPlan:
         groups = plain_left and (tiles or panels >= _GROUP_PANELS)
         cut_k = _packed(product, rows, width, element, groups, tiles)
     # Scratch for a packed left operand; a long one is served in chunks, a block of K deep or more.
-    chunk_rows, chunk_depth, packed_bytes = m, k, 0
+    chunk_rows, chunk_depth, shared_bytes = m, k, 0
     if not plain_left:
         room = host.caches()["L3"] // _SCRATCH_PART // element
         chunk_rows = min(row_blocks, max(room // cut_k.k_block // rows, 1)) * rows
         chunk_depth = min(k, max(room // chunk_rows // cut_k.k_block, 1) * cut_k.k_block)
-        packed_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
+        shared_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
         row_blocks = blocks(min(chunk_rows, m), rows)
-    least = blocks(_STREAM_BYTES, width * product.item_bytes) if plain_right else 1
+    streams = plain_right and cut_k.k_block == _STREAMS
+    least = blocks(_STREAM_BYTES, width * product.item_bytes) if streams else 1
     item_blocks, item_panels = _items((row_blocks, panels), (rows, width), least, product, cut_k)
+    k_slice = _slice(product) if streams and plain_left else 0
+    if k_slice:
+        slices = blocks(k, k_slice)
+        item_blocks = row_blocks
+        item_panels = blocks(panels, min(blocks(product.threads, slices), max(1, panels // least)))
+        shared_bytes = slices * m * n * 4
     group_panels = min(cut_k.group_panels, item_panels)
     private_bytes = 0 if plain_right else group_panels * cut_k.k_block * width * element
     if cut_k.grouped:
@@ -196,12 +209,13 @@ def plan(product: FloatProduct) -> FloatPlan:
         right=Operand(product.kind, product.b_along, packed=not plain_right),
         ahead=cut_k.ahead,
         k_block=cut_k.k_block,
+        k_slice=k_slice,
         group_panels=group_panels,
         item_blocks=item_blocks,
         item_panels=item_panels,
         chunk_rows=chunk_rows,
         chunk_depth=chunk_depth,
-        packed_bytes=packed_bytes,
+        shared_bytes=shared_bytes,
         private_bytes=blocks(private_bytes, LINE) * LINE,
     )
 
@@ -228,6 +242,12 @@ def _streamed(product: FloatProduct) -> _Blocks:
     return _Blocks(_STREAMS, host.read_ahead() // 4 if size > _FAR_CACHES * cache else 0)
 
 
+def _slice(product: FloatProduct) -> int:
+    """K of a slice where few rows meet a right operand from afar; 0: it is not cut so."""
+    slices = min(product.k // (_SLICE_PART * product.m), _MOST_SLICES)
+    return _even(product.k, blocks(product.k, slices)) if slices >= _LEAST_SLICES else 0
+
+
 def _packed(
     product: FloatProduct, rows: int, width: int, element: int, groups: bool, tiles: bool
 ) -> _Blocks:
@@ -244,7 +264,10 @@ def _packed(
     near = caches["L1d"] * 7 // 8
     k_block = _even(k, min(panel // (width * element), near // (rows * element)))
     if not grouped:
-        return _Blocks(k_block)
+        # As far as panels stay in the nearest cache, some meet all rows together: the output is
+        # written in longer pieces.
+        together = min(near // (k_block * width * element), _PIECE // (width * 4))
+        return _Blocks(k_block, 0, max(1, together))
     return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)
 
 

@@ -33,11 +33,12 @@ from lowbit.product.prepare import KEPT
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
-LITTLE = 1 << 21  # multiply-adds below which one thread does it all
+LITTLE = 1 << 19  # multiply-adds below which one thread does it all
 _RECOGNIZED = 1 << 28  # those beside which what Python does for a call is nothing
 _MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _PER_CYCLE = 32  # multiply-adds of float32, about
+_ALONE = LITTLE // _PER_CYCLE
 _FLOAT32 = np.dtype(np.float32)
 
 
@@ -199,7 +200,7 @@ def _prepared(
     if detour.copies:
         verbose.log.info("miss,%s,what is copied first lies as no kernel takes it", detour.told)
         return detour
-    count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE)
+    count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE, _ALONE)
     if swapped:
         a, b, c, out = b.T, a.T, c.T if c else None, out.T
     product = FloatProduct(a, b, c, out, isa, count)
@@ -348,7 +349,7 @@ class _Part(NamedTuple):
     out: int
 
 
-_VARYING = ("a", "b", "packed_a", "private", "c", "partial", "out", "alpha", "beta")
+_VARYING = ("a", "b", "shared", "private", "c", "partial", "out", "alpha", "beta")
 
 
 class _Blocked:
@@ -359,13 +360,12 @@ class _Blocked:
         self._swapped, self._reads_c = swapped, product.c is not None
         self._sums = product.m, product.n
         # Sums that are not final stay in float32: in the output, if that is what it is.
-        self._keeps_sums = product.out.kind == "bf16" and product.k > min(
-            plan.k_block, plan.chunk_depth
-        )
+        several = not plan.k_slice and product.k > min(plan.k_block, plan.chunk_depth)
+        self._keeps_sums = several and product.out.kind == "bf16"
         program, self._parts = _parts(product, plan, self._keeps_sums)
         self._program = program
         self.told = of_floats(product, plan.micro.name, program.isa.name)
-        self._private = -(-plan.packed_bytes // LINE) * LINE
+        self._private = -(-plan.shared_bytes // LINE) * LINE
         self._sums_at = self._private + product.threads * plan.private_bytes
         sums = 4 * product.m * product.n if self._keeps_sums else 0
         self._in_scratch = sums <= _MOST_SUMS
@@ -373,7 +373,7 @@ class _Blocked:
         self._call = self._parts[0].call
         whole = len(self._parts) == 1 and not self._keeps_sums
         self._simple = whole and not self._scratch
-        offsets = {"packed_a": 0, "private": self._private}
+        offsets = {"shared": 0, "private": self._private}
         self.one_call = (
             OneCall(program, self._parts[0].fixed, offsets, self._scratch, swapped, product.threads)
             if whole and not self._reads_c
@@ -391,13 +391,13 @@ class _Blocked:
         if self._simple:
             self._call(a, b, None, None, c, None, out, *factors)
             return
-        memory, packed = workspace.reserve(self._scratch)
-        sums: Array | int = packed + self._sums_at
+        memory, shared = workspace.reserve(self._scratch)
+        sums: Array | int = shared + self._sums_at
         if not self._in_scratch:
             sums = np.empty(self._sums, np.float32)
         for part in self._parts:
             part.call(
-                _moved(a, part.a), _moved(b, part.b), packed, packed + self._private,
+                _moved(a, part.a), _moved(b, part.b), shared, shared + self._private,
                 None if c is None else _moved(c, part.c),
                 _moved(sums, part.partial),
                 _moved(out, part.out), *factors,
@@ -421,7 +421,7 @@ class _Blocked:
                     **part.fixed,
                     "a": a + part.a,
                     "b": b + part.b,
-                    "packed_a": start,
+                    "shared": start,
                     "private": start + self._private,
                     "c": c + part.c if self._reads_c else None,
                     "partial": start + (self._sums_at + part.partial),
@@ -451,6 +451,7 @@ def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Pr
         right=plan.right,
         out_kind=out.kind,
         ahead=plan.ahead,
+        sliced=plan.k_slice > 0,
     )
     parts = []
     for row, first in pairs(range(0, m, plan.chunk_rows), range(0, k, plan.chunk_depth)):
@@ -468,6 +469,7 @@ def _parts(product: FloatProduct, plan: FloatPlan, keeps_sums: bool) -> tuple[Pr
             "n": n,
             "k_size": min(plan.chunk_depth, k - first),
             "k_block": plan.k_block,
+            "k_slice": plan.k_slice,
             "item_blocks": plan.item_blocks,
             "item_panels": plan.item_panels,
             "reads_c": int(c is not None),

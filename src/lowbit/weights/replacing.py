@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -67,7 +66,7 @@ def _locked_file(folder: str, stem: str, before: os.stat_result | None) -> tuple
     """A new file of a new name, and a lock on it that goes when its writer does."""
     mode = 0o666 if before is None else stat.S_IMODE(before.st_mode)
     while True:
-        path = os.path.join(folder, f".{stem}.{secrets.token_hex(8)}.unfinished")
+        path = os.path.join(folder, f".{stem}.{os.urandom(8).hex()}.unfinished")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         file = open(os.open(path, flags, mode | stat.S_IWUSR), "w+b")  # noqa: SIM115
         with contextlib.suppress(OSError):  # no locks in this file system: then orphans stay

@@ -4,7 +4,9 @@ K is cut into blocks. Over one of them a panel of the right operand, or a group 
 for a thread alone, just before the item's rows pass by. The first block of K leaves
 alpha·sum + beta·c, the later ones add alpha·sum to it; in which order is fixed by the shape, never
 by the number of threads. A left operand that cannot be read where it is was packed before, in a
-parallel region of its own.
+parallel region of its own. Where few rows meet a large right operand K is cut into slices too, each
+an item with sums of its own, which another region adds up: so a thread reads whole rows, one after
+another, where columns of them would fall into a few sets of its caches.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lowbit.isa.generic import minimum, select
-from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
+from lowbit.isa.generic import load_head, minimum, select
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, s64, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -52,7 +54,7 @@ def float_product(
     b: U8Pointer,
     b_column_stride: Int,
     b_stride: Int,
-    packed_a: U8Pointer,
+    shared: U8Pointer,
     private: U8Pointer,
     private_bytes: Int,
     group_panels: Int,
@@ -66,6 +68,7 @@ def float_product(
     n: Int,
     k_size: Int,
     k_block: Int,
+    k_slice: Int,
     item_blocks: Int,
     item_panels: Int,
     alpha: Int,
@@ -80,12 +83,15 @@ def float_product(
     right: Operand,
     out_kind: str,
     ahead: int,
+    sliced: bool,
 ) -> None:
     """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
 
     Strides count elements. `k_size` is a part of K. `k_block` is a multiple of the micro-kernel's
     quantum; an item is so many blocks of rows by so many panels, of which `group_panels` meet all
-    rows before the next. alpha, beta: bits of float32. private: scratch, so many bytes a thread.
+    rows before the next; or, if `sliced`, all rows over `k_slice` of K, which is a multiple of
+    `k_block`. alpha, beta: bits of float32. private: scratch, so many bytes a thread. shared:
+    scratch for a left operand that is packed, or for the sums of slices.
     """
     mine = private + k.thread() * private_bytes
     a_source = _source(k, left, micro, a, (a_stride, a_row_stride), (m, k_size))
@@ -94,7 +100,7 @@ def float_product(
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
     tile = shape.rows * shape.vectors * micro.lanes
     pending = None if micro.in_registers else Pending(k, k.local(f32, tile))
-    packed = packed_a.cast(u32), mine.cast(u32)
+    packed = shared.cast(u32), mine.cast(u32)
     copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
     work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
                  units, k_block // depth, pending)  # fmt: skip
@@ -102,10 +108,13 @@ def float_product(
     sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
     calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride,
                    (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
-    _items(k, work, calls, (item_blocks, item_panels, group_panels))
+    slices = _Slices(shared.cast(f32), k_slice // depth, units) if sliced else None
+    _items(k, work, calls, (item_blocks, item_panels, group_panels), slices)
 
 
-def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value]) -> None:
+def _items(
+    k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value], slices: _Slices | None
+) -> None:
     """All items: of so many blocks of rows by so many panels, in groups of panels."""
     item_blocks, item_panels, group = item
     blocks = _ceil(work.sources[0].extent, work.shape.rows)
@@ -114,16 +123,76 @@ def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Val
         _pack_left(k, work, blocks)
     work.micro.begin(k)
     across = _ceil(panels, item_panels)
-    for number in k.parallel(_ceil(blocks, item_blocks) * across):
-        row, column = number // across * item_blocks, number % across * item_panels
-        rows = row, minimum(row + item_blocks, blocks)
+    down = slices.count if slices else _ceil(blocks, item_blocks)
+    for number in k.parallel(down * across):
+        part, column = number // across, number % across * item_panels
+        rows, units = (k.index(0), blocks), (k.index(0), work.units)
+        if slices:
+            units = slices.units(part)
+        else:
+            rows = part * item_blocks, minimum((part + 1) * item_blocks, blocks)
         end = minimum(column + item_panels, panels)
-        for unit in k.range(0, work.units, work.block_units):
+        for unit in k.range(*units, work.block_units):
             finish = _finish(k, work, calls, unit)
+            if slices:
+                finish = slices.finish(finish, part, unit.equals(units[0]))
             for first in k.range(column, end, group):
                 columns = first, minimum(first + group, end)
                 _multiply(k, work, finish, rows, columns, panels, unit)
     work.micro.end(k)
+    if slices:
+        slices.add(k, _finish(k, work, calls, k.index(0)), work.micro.lanes)
+
+
+_ADDED = 16  # vectors of a row that an item of the region adds which adds up slices
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """K in slices of `size` units, each with sums [m, n] of its own."""
+
+    sums: Value
+    size: Value
+    all_units: Value
+
+    @property
+    def count(self) -> Value:
+        return _ceil(self.all_units, self.size)
+
+    def units(self, number: Value) -> tuple[Value, Value]:
+        """From, to of a slice."""
+        first = number * self.size
+        return first, minimum(first + self.size, self.all_units)
+
+    def finish(self, finish: Finish, number: Value, begins: Value) -> Finish:
+        """What follows a block of K of a slice, its first one if it `begins`."""
+        own, machine = self.sums + number * (finish.m * finish.n), begins.machine
+        one = machine.constant(1.0, f32)
+        return replace(
+            finish, source=own, source_stride=finish.n,
+            reads=select(begins, machine.constant(0, s64), machine.constant(1, s64)) > 0,
+            factors=(finish.factors[0], one),
+            partial=own, partial_stride=finish.n, out=own, out_stride=finish.n,
+        )  # fmt: skip
+
+    def add(self, k: Builder, finish: Finish, lanes: int) -> None:
+        """Another region: the sums of all slices, in their order, become the output."""
+        ends = k.index(0).equals(0)
+        finish = replace(finish, factors=(k.constant(1.0, f32), finish.factors[1]), ends=ends)
+        wide = _ADDED * lanes
+        pieces = _ceil(finish.n, wide)
+        for item in k.parallel(finish.m * pieces):
+            row, first = item // pieces, item % pieces * wide
+            for column in k.range(first, minimum(first + wide, finish.n), lanes):
+                at, left = self.sums + (row * finish.n + column), finish.n - column
+                with k.scope():
+                    total = k.register(load_head(at, left, lanes))
+                    for number in k.range(1, self.count):
+                        more = load_head(at + number * (finish.m * finish.n), left, lanes)
+                        total.value = total.value + more
+                    sums = [[total.value]]
+                with k.scope():
+                    store_tile(k, finish, (row, column), sums, lanes, ragged=True)
 
 
 def _source(
