@@ -47,10 +47,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _odd(item: pytest.Item) -> bool:
     """Whether the places of its parameters in their lists have an odd sum."""
-    indices: dict[str, int] = item.callspec.indices  # type: ignore[attr-defined]
-    given = (mark.args[0] for mark in item.iter_markers("parametrize"))
-    first = (one.split(",")[0] if isinstance(one, str) else one[0] for one in given)
-    return sum(indices[name] for name in first) % 2 > 0
+    params: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
+    return sum(_place(mark, params) for mark in item.iter_markers("parametrize")) % 2 > 0
+
+
+def _place(mark: pytest.Mark, params: dict[str, Any]) -> int:
+    """Of an item's parameters in the list of a mark. (Pytest's indices are of items.)"""
+    given, values = mark.args[:2]
+    names = [one.strip() for one in given.split(",")] if isinstance(given, str) else given
+    for place, value in enumerate(values):
+        if isinstance(value, type(pytest.param())):
+            value = value.values
+        elif len(names) == 1:
+            value = (value,)
+        if all(one is params[name] for name, one in zip(names, value, strict=True)):
+            return place
+    raise LookupError(f"{mark} has nothing that is {params}")
 
 
 @pytest.fixture

@@ -261,6 +261,23 @@ def test_post_operations_that_can_change_are_not_recognized() -> None:
     assert lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps).min() < 0
 
 
+def test_numbers_that_can_change_are_not_recognized() -> None:
+    torch = pytest.importorskip("torch")
+    ones = np.ones((2, 2), np.float32)
+    b = lowbit.pack(lowbit.quantize(np.ones((2, 2), np.float32), axis=1))
+    numbers: list[Any] = [np.array(2.0), torch.tensor(2.0)]
+    product: Any = partial(
+        lowbit.matmul_scaled, np.full((2, 2), 40, np.uint8), b, a_scale=1.0, out_dtype="uint8"
+    )
+    for number in numbers:
+        for value in (2.0,) * 4 + (5.0,) * 2:
+            number[...] = value
+            assert lowbit.gemm(ones, ones, alpha=number)[0, 0] == 2 * value
+            np.testing.assert_array_equal(product(out_scale=number), product(out_scale=value))
+    with pytest.raises(TypeError, match="out_zero_point must be an integer"):
+        product(out_scale=5.0, out_zero_point=0.0)
+
+
 def test_a_bias_is_read_anew() -> None:
     bias = BIAS.copy()
     _, call = prepared_twice(bias=bias)

@@ -221,6 +221,8 @@ def _matmul_scaled(
         check_scaled(b)
     wanted_scale, wanted_zero_point = a_scale, a_zero_point
     a_scale, a_zero_point = plain_number(a_scale), plain_number(a_zero_point)
+    wanted_out_scale, out_scale = out_scale, plain_number(out_scale)
+    out_zero_point = plain_number(out_zero_point)
     if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
@@ -252,8 +254,8 @@ def _matmul_scaled(
             "a_zero_point": None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
             "bias": as_given(bias, added, "bias"), "post_ops": constant(post_ops),
             "residual": as_given(residual, beside, "residual"),
-            "out_dtype": Same(out_dtype), "out_scale": Same(out_scale), "isa": Same(isa),
-            "out_zero_point": Same(out_zero_point), "out": out_as_given(out, result),
+            "out_dtype": Same(out_dtype), "out_scale": constant(wanted_out_scale), "isa": Same(isa),
+            "out_zero_point": constant(out_zero_point), "out": out_as_given(out, result),
             "threads": threads_as_given(threads, prepared),
         }  # fmt: skip
         zero = zero if a_zero_point is None else None

@@ -70,6 +70,7 @@ def backward_config(sm: int, size: int) -> BackwardConfig:
     return attention_backward.TABLE[90][size] if sm == 90 else attention_backward._FALLBACK
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("sm", GPUS)
@@ -82,6 +83,7 @@ def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
     assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("sm", GPUS)
@@ -97,6 +99,7 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
     assert_matrix_units(compiled(kernel, given, sm, config), sm)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("sm", GPUS)

@@ -74,6 +74,7 @@ def _conv2d(batches: int, channels: int, size: int, out: int) -> None:
     MODULES["conv2d"].conv2d(x.half(), weight.half(), None, *pairs, False)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 4, 100, 80)], ids=str)
 @pytest.mark.parametrize("function", [_attention, _bmm, _conv2d])
 def test_tuples_and_descriptors(

@@ -143,6 +143,7 @@ def in_two_runs(kernel: Any, grid: Any, arguments: Mapping[str, Any]) -> None:
         assert words[-1] == grid[0]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("length", "pieces"), [(33, 1), (33, 4), (64, 4), (130, 1)])
 def test_rows_in_parts(

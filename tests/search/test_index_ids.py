@@ -60,8 +60,9 @@ def test_range_search_finds_all_that_is_better(metric: Any) -> None:
     index = _index(metric=metric, ids=NAMES)
     scores, ids = index.search(QUERIES, len(VECTORS))
     mask = np.isin(index.ids, NAMES[::3])
-    for radius in (*np.quantile(scores, (0.03, 0.97)), scores[0, 4], -1e30, 1e30):
-        better = scores < np.float32(radius) if metric == "l2" else scores > np.float32(radius)
+    near = scores[0, 4] * np.float64(1 - 1e-12), scores[0, 4] * np.float64(1 + 1e-12)
+    for radius in (*np.quantile(scores, (0.03, 0.97)), scores[0, 4], *near, -1e30, 1e30, 1e40):
+        better = scores < np.float64(radius) if metric == "l2" else scores > np.float64(radius)
         limits, found, names = index.range_search(QUERIES, float(radius))
         np.testing.assert_array_equal(limits, np.cumsum([0, *better.sum(axis=1)]))
         np.testing.assert_array_equal(found, scores[better])

@@ -78,6 +78,7 @@ def test_panels_at_an_address_that_is_not_aligned(config: QuantizeConfig) -> Non
     assert torch.equal(linear(*given), expected)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_whole(model: nn.Module, tokens: torch.Tensor, backend: str, grad: bool) -> None:

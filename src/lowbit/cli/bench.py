@@ -204,6 +204,8 @@ def run_suite(
     from lowbit.bench.core.progress import progress
     from lowbit.lab.page import command_line
 
+    if history_folder is not None:
+        history_folder.mkdir(parents=True, exist_ok=True)  # or say at once that it cannot be
     with output(json_file, html_file) as show, opened(csv_file) as rows:
         with progress() as told:
             record = run(suite, plan, told, lambda found: show.keep(found.to_json()))

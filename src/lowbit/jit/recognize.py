@@ -55,7 +55,7 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.numerics.float32 import BEYOND
 
 _NEW_FROM_DESCR = 94  # PyArray_NewFromDescr's place in the table of NumPy's C interface
-_MOST_OF_STACK = 1 << 16  # bytes that a call may take from its thread's stack
+_MOST_OF_STACK = 1 << 14  # bytes that a call may take from its thread's stack
 MOST_SCRATCH = 1 << 20  # bytes that it may take in all: more than that, from one memory for all
 
 

@@ -32,9 +32,9 @@ def quantize_rows(
         t = clamp(x · i, −127, 127)         t = clamp(x · i, −Z, 255 − Z)
         q = round_half_even(t) + Z          q = round_half_even(t) + Z
 
-    (Two divisions, since hi − lo can overflow.) Whatever the range, an all-zero row thus has
-    S = 1 and q = Z, with Z = 128 or 0, and so has an empty row. Rows that small that S would
-    not be a normal float32 round to zero in the same way: an error of at most 255 · 2⁻¹²⁶.
+    (Two divisions, since hi − lo can overflow.) Where S would not be a normal float32, Z = 128: an
+    all-zero row thus has S = 1 and q = Z = 128, which signed bytes hold as 0, and so has an empty
+    row. Rows that small round to zero in the same way: an error of at most 255 · 2⁻¹²⁶.
     A row that holds NaN or infinity has S = NaN, so that whatever is computed from it is NaN,
     and otherwise q and Z of an all-zero row.
 
@@ -51,12 +51,13 @@ def quantize_rows(
         scale = np.maximum(-low, high) / np.float32(127)
     else:
         scale = high / np.float32(255) - low / np.float32(255)
-    scale = np.where(scale < SMALLEST_SCALE, _ONE, scale)
+    zeros = scale < SMALLEST_SCALE
+    scale = np.where(zeros, _ONE, scale)
     if symmetric:
         zero_point = np.full_like(scale, 128)
         least, greatest = np.full_like(scale, -127), np.full_like(scale, 127)
     else:
-        zero_point = np.clip(np.rint(-low / scale), 0, 255)
+        zero_point = np.where(zeros, np.float32(128), np.clip(np.rint(-low / scale), 0, 255))
         least, greatest = -zero_point, np.float32(255) - zero_point
     steps = rows * (_ONE / scale)[:, None]
     np.clip(steps, least[:, None], greatest[:, None], out=steps)

@@ -245,9 +245,9 @@ def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int
 
 
 def plain_number(value: Any) -> Any:
-    """One of NumPy's numbers as Python's, which rounds nothing; anything else as it is."""
-    alone = isinstance(value, np.number) or (type(value) is np.ndarray and value.ndim == 0)
-    return value.item() if alone else value
+    """A number of NumPy or PyTorch as Python's, which rounds nothing; anything else as it is."""
+    alone = type(value) is np.ndarray or _is_torch(value)
+    return value.item() if isinstance(value, np.number) or (alone and not value.ndim) else value
 
 
 def moderate_number(value: Any) -> bool:
@@ -323,7 +323,9 @@ def per_column(value: Any, columns: int, name: str) -> Array:
 
 def _plain(value: Any, name: str, kinds: str) -> Array:
     """Numbers of the given kinds as an array. TypeError: they are others, or some are masked."""
-    given = np.asarray(value.detach() if _is_torch(value) else value)
+    given = viewed(value) if _is_torch(value) else np.asarray(value)
+    if given.dtype == bfloat16 and "f" in kinds:
+        given = given.astype(_FLOAT32)
     if given.dtype.kind not in kinds or is_masked(value):
         what = "real numbers" if "f" in kinds else "integers"
         kind = type(value).__name__ if is_masked(value) else given.dtype

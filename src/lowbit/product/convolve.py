@@ -75,12 +75,14 @@ def convolution(
     does not go with its mode, or an image takes 2 GiB.
     """
     left, scale = np.ascontiguousarray(bytes_array(x, "x")), plain_number(scale)
-    geometry = _hashable((stride, padding, dilation, padding_mode, output_padding))
+    geometry = (_integers(stride, "stride"), _integers(padding, "padding"),
+                _integers(dilation, "dilation"), padding_mode,
+                _integers(output_padding, "output_padding"))  # fmt: skip
     prepared, spec = _requested(
-        left.shape, left.dtype, weight.shape, group_format(weight, isa), threads_key(threads), isa,
-        zero_point != 0, scale is not None, moderate_number(scale), geometry,
-        bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale,
-        out_zero_point,
+        left.shape, left.dtype, group_format(weight, isa), weight.shape, threads_key(threads), isa,
+        bool(np.any(zero_point)), scale is not None, moderate_number(scale), geometry,
+        bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype,
+        plain_number(out_scale), plain_number(out_zero_point),
     )  # fmt: skip
     zero = zero_points(zero_point, 1, left.dtype, "zero_point", FLIP * (left.dtype == np.int8))
     factor = None if scale is None else per_row(scale, 1, "scale")
@@ -96,9 +98,9 @@ def convolution(
     return returned
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=KEPT, typed=True)  # 7 is a zero point, 7.0 none
 def _requested(
-    shape: tuple[int, ...], dtype: np.dtype[Any], weight: ConvolutionShape, b: PanelFormat,
+    shape: tuple[int, ...], dtype: np.dtype[Any], b: PanelFormat, weight: ConvolutionShape,
     threads: int, isa: str | None, shifted: bool, scaled: bool, fair: bool,
     geometry: tuple[Any, ...], *output: Any,
 ) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
@@ -122,6 +124,7 @@ def _requested(
         if mode != "constant":
             raise ValueError(f"a transposed convolution has no padding_mode, got {mode!r}")
         where = Geometry.transposed(size, weight.kernel, stride, padding, dilation, more)
+    where.check_pixels()
     check_k(b.k, dtype.name, b.dtype, (shifted, False))
     if scaled and not b.scaled:
         raise ValueError("weight has no scale: pack a QTensor, or give x no scale")
@@ -135,6 +138,13 @@ def _requested(
     return prepare_convolution(convolution), spec
 
 
-def _hashable(given: Any) -> Any:
-    """Sequences in sequences as tuples."""
-    return tuple(map(_hashable, given)) if isinstance(given, list | tuple) else given
+def _integers(given: Any, name: str) -> Any:
+    """An integer, or sequences of them as tuples. TypeError: there are others, which must be said
+    before they are looked up, since 1.0 equals 1."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, list | tuple):
+        return tuple(_integers(one, name) for one in given)
+    if type(given := plain_number(given)) is not int:
+        raise TypeError(f"{name} must be an integer or a sequence of them, got {given!r}")
+    return given

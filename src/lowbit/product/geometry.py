@@ -114,6 +114,11 @@ class Geometry(NamedTuple):
         """Of an image of the output."""
         return math.prod(self.output)
 
+    def check_pixels(self) -> None:
+        """ValueError: an image of the output is too large for tables of int32."""
+        if self.pixels >= _MOST:
+            raise ValueError(f"images of {self.output} are too large: 2³¹ pixels are the limit")
+
     @property
     def taps(self) -> int:
         return math.prod(self.kernel)

@@ -149,7 +149,8 @@ def _requantize(
         raise TypeError(f"out_zero_point must be an integer, got {zero_point!r}")
     if not limits.min <= zero_point <= limits.max:
         raise ValueError(f"out_zero_point {zero_point} is outside of {storage}")
-    inverse = np.float32(1) / np.float32(scale)
+    with np.errstate(over="ignore", divide="ignore"):
+        inverse = np.float32(1) / np.float32(scale)
     if not (np.isfinite(inverse) and inverse > 0):
         raise ValueError(f"out_scale {scale} has no inverse in float32")
     return float(inverse), zero_point

@@ -127,9 +127,12 @@ def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check:
     return thread_check(wanted, None if fixed else -prepared.product.threads)
 
 
-def constant(post_ops: Any) -> Check | None:
-    """The check of post-operations, unless these can change."""
-    return Same(post_ops) if post_ops is None or type(post_ops) is tuple else None
+def constant(value: Any) -> Check | None:
+    """The check of a number, a name or post-operations, unless these can change."""
+    return Same(value) if type(value) in _CONSTANT else None
+
+
+_CONSTANT = {type(None), int, float, str, tuple}
 
 
 def real(value: Any, prepared: PreparedProduct) -> Check | None:

@@ -69,7 +69,10 @@ def panel_format(b: PackedMatrix | PackedDepthwise, isa: str | None) -> PanelFor
 
 
 def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
-    """The form of the matrix of each group, with what is proven about the values of all."""
+    """The form of the matrix of each group, with what is proven about the values of all.
+    TypeError: it is no packed convolution."""
+    if not isinstance(weight, PackedConvolution):
+        raise TypeError(f"weight must be from lowbit.pack_convolution, got {type(weight).__name__}")
     formats = [panel_format(matrix, isa) for matrix in weight.matrices]
     most = max(one.largest_pair for one in formats)
     return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]),
@@ -110,7 +113,7 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bo
     return Bytes(dtype == np.int8, shifted, _steps(left)[1] == 1, uniform)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=KEPT, typed=True)  # 7 is a zero point, 7.0 none
 def scaled(
     left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
     moderate: bool, *output: Any,

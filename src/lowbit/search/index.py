@@ -7,6 +7,7 @@ some candidates by the originals.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -298,7 +299,7 @@ class VectorIndex:
         """
         if isinstance(radius, bool) or not isinstance(radius, float | int | np.number):
             raise TypeError(f"radius must be a number, got {radius!r}")
-        if np.isnan(radius):
+        if math.isnan(radius):
             raise ValueError("radius is NaN; give a score, or a squared distance")
         content = self._content
         source = self._codec.checked(queries, "queries")
@@ -348,9 +349,8 @@ class VectorIndex:
     def _wanted(self, k: int, rescore: Any, candidates: int | None) -> int:
         """How many vectors the quantized scores have to find."""
         for name, given in (("k", k), ("candidates", candidates)):
-            if given is not None and (
-                isinstance(given, bool) or not isinstance(given, int | np.integer)
-            ):
+            absent = name == "candidates" and given is None
+            if not absent and (isinstance(given, bool) or not isinstance(given, int | np.integer)):
                 raise TypeError(f"{name} must be an integer, got {given!r}")
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")

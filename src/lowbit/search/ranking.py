@@ -98,12 +98,12 @@ def scope(content: Content, admitted: Any) -> Scope:
 def as_ids(given: Any, name: str) -> Ids:
     """A vector of ids. TypeError: no integers."""
     ids = np.asarray(given)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {ids.dtype}")
     if ids.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {ids.shape}")
     if not ids.size:
         return np.empty(0, np.int64)
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {ids.dtype}")
     return ids.astype(np.int64, copy=False)
 
 
@@ -138,13 +138,15 @@ class Ranking:
         least -= _SLACK * abs(least) + float(np.finfo(np.float32).tiny)
         maxima = [group_maxima(made, chunk, mask)[0, : chunk.groups]
                   for chunk, mask in masked(self.scope.chunks, self.scope.mask)]  # fmt: skip
+        # NumPy would round numbers of Python to float32 before it compares.
+        exact, least = np.float64(radius), np.float64(least)
         groups = np.flatnonzero(np.concatenate(maxima) >= least) if maxima else np.empty(0, int)
         scores, found = scores_of_groups(made, self.scope.chunks, groups[None])
         found = self.scope.positions(found[0])
         scores, found = scores[0, found >= 0], found[found >= 0]
         order = np.lexsort((found, -scores))
         scores = self._distances(query, scores[None, order], number)[0]
-        inside = scores < radius if self.codec.metric == "l2" else scores > radius
+        inside = scores < exact if self.codec.metric == "l2" else scores > exact
         return scores[inside], found[order][inside]
 
     def _queries(self, queries: Floats, first: int) -> Queries:

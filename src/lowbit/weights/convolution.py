@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -161,13 +162,15 @@ def pack_convolution(
     """
     values = weight.values if isinstance(weight, QTensor) else np.asarray(weight)
     if values.dtype != np.int8 or (isinstance(weight, QTensor) and weight.format.bits != 8):
-        raise TypeError(f"the weight of a convolution must be int8, got {values.dtype}")
+        kind = weight.format.name if isinstance(weight, QTensor) else values.dtype
+        raise TypeError(f"the weight of a convolution must be int8, got {kind}")
     if values.ndim < 3 or 0 in values.shape:
         raise ValueError(
             f"a weight is [outputs, channels/groups, *kernel], none of them 0: got {values.shape}"
         )
     first, second, *kernel = values.shape
-    if type(groups) is not int or groups < 1 or first % groups:
+    groups = operator.index(groups)
+    if groups < 1 or first % groups:
         raise ValueError(f"groups must divide the {first} of a weight {values.shape}, got {groups}")
     outputs, channels = (second * groups, first) if transposed else (first, second * groups)
     scale = None

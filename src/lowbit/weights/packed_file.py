@@ -20,6 +20,8 @@ def save_packed(matrix: PackedMatrix, path: str | os.PathLike[str]) -> None:
 
     OSError if that cannot be done; a file that was there before is then as it was.
     """
+    if not isinstance(matrix, PackedMatrix):
+        raise TypeError(f"matrix must be packed by lowbit.pack, got {type(matrix).__name__}")
     arrays = {name: getattr(matrix, name) for name in _ARRAYS}
     tensors = {name: StoredTensor.of(a) for name, a in arrays.items() if a is not None}
     fields = {name: getattr(matrix, name) for name in _FIELDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -186,6 +187,8 @@ class Networks(Suite):
             raise ValueError(f"seconds is {self.seconds}; it must be above 0")
         if self.weights and len(self.model) != 1:
             raise ValueError("weights are for one model; name it")
+        if self.weights and not os.path.isfile(self.weights):
+            raise FileNotFoundError(f"there is no file {self.weights!r}")
         _ = self._engines
 
     @property

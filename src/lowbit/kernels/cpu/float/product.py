@@ -87,36 +87,36 @@ def float_product(
 ) -> None:
     """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
 
-    Strides count elements. `k_size` is a part of K. `k_block` is a multiple of the micro-kernel's
-    quantum; an item is so many blocks of rows by so many panels, of which `group_panels` meet all
-    rows before the next; or, if `sliced`, all rows over `k_slice` of K, which is a multiple of
-    `k_block`. alpha, beta: bits of float32. private: scratch, so many bytes a thread. shared:
-    scratch for a left operand that is packed, or for the sums of slices.
+    Strides count elements. `k_size` is a part of K, `k_block` a multiple of the micro-kernel's
+    quantum. An item is so many blocks of rows by so many panels, of which `group_panels` meet all
+    rows before the next; if `sliced`, all rows over `k_slice` of K, in blocks. alpha, beta: bits.
+    Scratch: private, so many bytes a thread; shared, for a packed left operand or slices' sums.
     """
     mine = private + k.thread() * private_bytes
     a_source = _source(k, left, micro, a, (a_stride, a_row_stride), (m, k_size))
     b_source = _source(k, right, micro, b, (b_stride, b_column_stride), (n, k_size))
     depth = a_source.reader.depth
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
-    tile = shape.rows * shape.vectors * micro.lanes
-    pending = None if micro.in_registers else Pending(k, k.local(f32, tile))
     packed = shared.cast(u32), mine.cast(u32)
     copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
+    slices = _Slices(shared.cast(f32), k_slice // depth, units) if sliced else None
     work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
-                 units, k_block // depth, pending)  # fmt: skip
+                 units, k_block // depth, slices, _pending(k, micro, shape))  # fmt: skip
     target = out.cast(f32 if out_kind == "f32" else bf16)
     sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
-    calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride,
-                   (float_of(alpha), float_of(beta)), first, last)  # fmt: skip
-    slices = _Slices(shared.cast(f32), k_slice // depth, units) if sliced else None
-    _items(k, work, calls, (item_blocks, item_panels, group_panels), slices)
+    calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride, (alpha, beta), first, last)
+    _items(k, work, calls, (item_blocks, item_panels, group_panels))
 
 
-def _items(
-    k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value], slices: _Slices | None
-) -> None:
+def _pending(k: Builder, micro: FloatMicro, shape: FloatShape) -> Pending | None:
+    """The sums that are finished in passing, where registers do not hold them."""
+    tile = shape.rows * shape.vectors * micro.lanes
+    return None if micro.in_registers else Pending(k, k.local(f32, tile))
+
+
+def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value]) -> None:
     """All items: of so many blocks of rows by so many panels, in groups of panels."""
-    item_blocks, item_panels, group = item
+    (item_blocks, item_panels, group), slices = item, work.slices
     blocks = _ceil(work.sources[0].extent, work.shape.rows)
     panels = _ceil(work.sources[1].extent, work.shape.vectors * work.micro.lanes)
     if work.left.packed:
@@ -228,6 +228,7 @@ class _Work:
     copied: Source
     units: Value
     block_units: Value
+    slices: _Slices | None
     pending: Pending | None
 
 
@@ -309,7 +310,7 @@ def _drain(k: Builder, work: _Work, finish: Finish, vectors: int) -> None:
 
 def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
     """What follows the block of K that begins at `unit`."""
-    begins = calls.first.equals(1) & unit.equals(0)
+    begins, (alpha, beta) = calls.first.equals(1) & unit.equals(0), map(float_of, calls.factors)
     source = k.register(calls.partial)
     for _ in k.when(begins):
         source.value = calls.c
@@ -317,7 +318,7 @@ def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
         source=source.value,
         source_stride=select(begins, calls.c_stride, calls.partial_stride),
         reads=select(begins, calls.reads_c, k.index(1)) > 0,
-        factors=(calls.factors[0], select(begins, calls.factors[1], k.constant(1.0, f32))),
+        factors=(alpha, select(begins, beta, k.constant(1.0, f32))),
         partial=calls.partial,
         partial_stride=calls.partial_stride,
         out=calls.out,

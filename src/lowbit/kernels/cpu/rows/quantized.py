@@ -87,13 +87,14 @@ def choose_affine(k: Builder, symmetric: bool, row: Row, facts: RowFacts) -> Aff
         spread = maximum(0.0 - low, high) / 127.0
     else:
         spread = high / 255.0 - low / 255.0
-    scale = select(spread < _SMALLEST_NORMAL, one, spread)
+    zeros, flip = spread < _SMALLEST_NORMAL, k.constant(FLIP, s32)
+    scale = select(zeros, one, spread)
     if symmetric:
-        zero = k.constant(FLIP, s32)
+        zero = flip
         least, greatest = k.constant(-127.0, f32), k.constant(127.0, f32)
     else:
         ideal = minimum((0.0 - low) / scale, k.constant(255.0, f32))
-        zero = select(finite, rounded(ideal), k.constant(0, s32))
+        zero = select(finite, select(zeros, flip, rounded(ideal)), flip)
         least, greatest = 0.0 - zero.to(f32), 255.0 - zero.to(f32)
     # A row with a NaN or an infinity in it: every q is its zero point, and the scale is NaN.
     facts.scale.store(select(finite, scale, k.constant(float("nan"), f32)))
