@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -205,6 +206,43 @@ def test_bad_explain_arguments_are_one_line() -> None:
     assert "not understood" in error_line(call_lowbit("explain", "matmul", "2x3"), 2)
     line = error_line(call_lowbit("explain", "matmul", "2x3:3x4", "--threads", "0"), 2)
     assert "threads is 0" in line
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("odd_networks:plain", "too many positional arguments"),
+        ("odd_networks:number", "odd_networks:number returns int: let it return a torch.nn.Module"),
+        ("odd_networks:wrong", "unsupported operand"),
+    ],
+)
+def test_bad_networks_are_one_line(
+    network: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "odd_networks.py").write_text(
+        "import torch\nplain, number = lambda: torch.nn.Linear(4, 2), lambda: 5\n"
+        "wrong = lambda: 5 + None\n"
+    )
+    np.savez(tmp_path / "two.npz", a=np.ones((9, 4), np.float32), b=np.ones((9, 4), np.float32))
+    files = "--out", str(tmp_path / "out"), "--data", str(tmp_path / "two.npz")
+    assert message in error_line(call_lowbit("quantize", network, *files), 2)
+
+
+def test_outputs_that_are_not_finite_have_a_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where both networks give the same infinity, it counts as nothing. The example is a dict."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "endless.py").write_text(
+        "from torch import nn, ones\n"
+        "layers = nn.Linear(4, 2), nn.ConstantPad1d((0, 1), -float('inf'))\n"
+        "network = lambda: (nn.Sequential(*layers), {'input': ones(1, 4)})\n"
+    )
+    done = call_lowbit("quantize", "endless:network", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    (ratio,) = json.loads((tmp_path / "out" / "report.json").read_text())["output_sqnr_db"].values()
+    assert 20 < ratio < 100
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])

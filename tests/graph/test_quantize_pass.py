@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, Node, Tensor, numbers
 from lowbit.graph.passes.demand import demanded, sharing
 from lowbit.graph.passes.equalize import equalized, smoothed, smoothings
+from lowbit.graph.passes.positions import with_positions
 from lowbit.graph.passes.quantize import Setting, decide, observed, quantized
 from lowbit.graph.passes.weights import WeightSetting, correction
 from lowbit.graph.sensitivity import sqnr
@@ -164,6 +166,16 @@ def test_a_shared_weight_is_not_equalized() -> None:
     assert equalized(given).constants["a.w"] is given.constants["a.w"]
 
 
+@pytest.mark.parametrize("order", [("Conv", "Linear"), ("Linear", "Conv")])
+def test_layers_whose_channels_are_on_other_axes_are_not_equalized(order: tuple[str, str]) -> None:
+    """There are as many channels as columns, so that the factors would fit."""
+    weights = {"Conv": normal(8, 8, 1, 1), "Linear": normal(8, 8)}
+    nodes = [layer(order[0], "x", "a"), layer(order[1], "a", "y")]
+    constants = {f"{node.outputs[0]}.w": weights[node.op] for node in nodes}
+    given = graph(nodes, constants, "y", x=(2, 8, 5, 8))
+    assert equalized(given).constants == given.constants
+
+
 def outlying() -> Graph:
     """A norm one of whose channels is a hundred times as large as the others."""
     scale = np.ones(16, np.float32)
@@ -210,6 +222,73 @@ def test_biases_make_up_for_the_mean_error(group: int) -> None:
     node = given.nodes[0]
     exact = WeightSetting().quantized(node, constants["y.w"], "int8")
     assert correction(node, exact.dequantize(), exact, np.ones(4)).tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("width", [4, 6])
+def test_biases_of_a_convolution_and_a_linear_layer_that_read_the_same(width: int) -> None:
+    x = normal(64, 4, 5, width) + np.arange(4, dtype=np.float32)[:, None, None]
+    nodes = [layer("Conv", "x", "y"), layer("Linear", "x", "z")]
+    given = graph(nodes, {"y.w": normal(4, 4, 1, 1), "z.w": normal(3, width)}, "y", "z", x=x.shape)
+    plain, corrected = done(given, [x]), done(given, [x], with_means=True)
+    wanted = evaluate(given, {"x": x})
+    for name, axes in (("y", (0, 2, 3)), ("z", (0, 1, 2))):
+        before, after = (
+            np.abs((evaluate(made, {"x": x})[name] - wanted[name]).mean(axes)).max()
+            for made in (plain, corrected)
+        )
+        assert after < before / 2
+
+
+def test_positions_are_followed_through_nodes() -> None:
+    """There are as many channels, and heads, as positions: b and what is made of it is turned. What
+    the convolution reads is no position's; and c is one because of what it is added to."""
+    turn, back = {"perm": (0, 2, 1)}, np.array([2, 4, 4])
+    nodes = [
+        layer("Linear", "x", "a"), Node("Transpose", ("a",), ("b",), turn), layer("Conv", "b", "t"),
+        layer("Linear", "t", "u"), Node("Transpose", ("u",), ("v",), turn),
+        Node("Reshape", ("v", "back"), ("w",)), layer("Linear", "w", "c"),
+        Node("Add", ("a", "c"), ("d",)), layer("Conv", "d", "y"), layer("Linear", "m", "n"),
+    ]  # fmt: skip
+    constants = {f"{name}.w": normal(4, 4) for name in "aucn"}
+    constants |= {f"{name}.w": normal(4, 4, 1) for name in "ty"} | {"back": back}
+    tensors = {"x": Tensor("float32", (2, 4, 4)), "m": Tensor("float32", (2, 4))}
+    given = Graph(("x", "m"), ("y", "n"), tuple(nodes), constants, tensors)
+    assert with_positions(given, "m") == {"x", "a", "v", "w", "c"}
+    batch = {"x": normal(2, 4, 4), "m": np.array([[1, 1, 1, 0]] * 2, np.float32)}
+    seen = Calibration(given, decide(given), with_inputs=True, with_means=True, mask="m")
+    seen.observe(batch)
+    low, high = (float(end) for end in seen.ranges["x"].range())
+    assert (low, high) == (batch["x"][:, :3].min(), batch["x"][:, :3].max())
+    empty = Calibration(given, decide(given), mask="m")
+    with pytest.raises(ValueError, match=r"'x' has no elements in the .* where 'm' is not 0"):
+        calibrate(empty, [{**batch, "m": np.zeros((2, 4), np.float32)}])
+
+
+def test_batches_that_cannot_be_calibrated_with() -> None:
+    given = uneven()
+    for batch, message in (
+        (normal(0, 3, 6, 6), "the value 'x' has no elements in the calibration data$"),
+        (normal(2, 3, 6), r"x must have shape \[.*, 3, 6, 6\], got \[2, 3, 6\]"),
+        (normal(2, 3, 6, 5), r"x must have shape \[.*, 3, 6, 6\], got \[2, 3, 6, 5\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            done(given, [batch])
+
+
+_INF, _NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("exact", "got", "ratio"),
+    [
+        ([3, -_INF, _NAN], [2.7, -_INF, _NAN], 20), ([3, -_INF], [3, -_INF], _INF),
+        ([3, -_INF], [3, 5], -_INF), ([3, _INF], [3, -_INF], -_INF), ([3, 4], [3, _NAN], -_INF),
+    ],
+)  # fmt: skip
+def test_what_is_not_finite_is_no_noise_where_it_is_the_same(
+    exact: list[float], got: list[float], ratio: float
+) -> None:
+    assert sqnr([{"y": np.array(got)}], [{"y": np.array(exact)}]) == pytest.approx(ratio)
 
 
 def test_activations_of_other_formats() -> None:

@@ -98,12 +98,10 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
             message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         elif isinstance(error, MemoryError):
             message = "out of memory; give smaller shapes, or fewer vectors"
-        elif isinstance(error, ValueError | RuntimeError):
+        elif isinstance(error, ValueError | RuntimeError | TypeError):
             usual, message = 2, str(error) or type(error).__name__
         elif code is None:
             raise
-        elif isinstance(error, TypeError):
-            message = str(error)
         print(f"lowbit: {message.splitlines()[0]}", file=sys.stderr)
         raise typer.Exit(code or usual) from error
 

@@ -13,6 +13,7 @@ from lowbit.graph.evaluate import Compute, evaluate
 from lowbit.graph.graph import Graph, Node
 from lowbit.graph.operator import Array
 from lowbit.graph.passes.equalize import smoothed, smoothings
+from lowbit.graph.passes.positions import with_positions
 from lowbit.graph.passes.quantize import Decision, observed
 from lowbit.graph.passes.weights import rows
 from lowbit.numerics.methods import Activations
@@ -25,10 +26,10 @@ class Calibration:
 
     - ranges: by value. seen: of the inputs of products, by the products' outputs; only where
       `with_inputs`.
-    - with_means: whether the means of the channels of what products read are kept too.
+    - with_means: whether the means of the channels of what products read are kept too, in `means`.
     - smooth: the share, alpha, of outliers that `smoothed` moves into weights; None: it moves none.
     - mask: an input [batch, length] that is 0 at positions which only fill, as after the end of a
-      sentence: what values are there is not seen.
+      sentence: what values are there is not seen (`passes.positions`).
     - compute: what computes operators faster than their definition does, by name.
     """
 
@@ -50,7 +51,8 @@ class Calibration:
             known = ", ".join(self.graph.inputs)
             raise ValueError(f"no input is called {self.mask!r}, which mask names; known: {known}")
         kind, minmax = observers.get(self.observer), observers.get("minmax")
-        names = sorted(observed(self.graph, self.decisions))
+        names = observed(self.graph, self.decisions)
+        names = sorted(names, key=lambda name: (name not in self.graph.inputs, name))
         self.ranges = {name: kind(**self.options) for name in names}
         places = () if self.smooth is None else smoothings(self.graph)
         self._channels = {place.value: minmax(axis=-1) for place in places}
@@ -59,12 +61,15 @@ class Calibration:
         self._totals: dict[str, tuple[Array, int]] = {}
 
     def observe(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run one batch and see its values; the outputs. ValueError names what is not finite."""
-        counted = None if self.mask is None else np.asarray(inputs[self.mask]) != 0
+        """Run one batch and see its values; the outputs. ValueError names what is not finite, or is
+        of a shape that the graph is not for."""
+        shapes = {name: np.shape(inputs[name]) for name in self.graph.inputs}
+        bound = self.graph.bound(self.graph.sizes(shapes))
+        masked = frozenset[str]() if self.mask is None else with_positions(bound, self.mask)
+        counted = self.mask and np.asarray(inputs[self.mask]) != 0
 
         def watch(name: str, value: Array) -> None:
-            if counted is not None and value.shape[: counted.ndim] == counted.shape:
-                value = value[counted] if value.ndim > counted.ndim else value
+            value = value[counted] if name in masked else value
             for observer in (self.ranges.get(name), self._channels.get(name)):
                 try:
                     if observer is not None:
@@ -87,16 +92,16 @@ class Calibration:
             if given is not None:
                 output, new = node.outputs[0], Activations.of(given)
                 self.seen[output] = self.seen[output] + new if output in self.seen else new
-        if self.with_means:
-            name, axis = readers[0].inputs[0], -1 if readers[0].op == "Linear" else 1
+        for node in readers if self.with_means else ():
+            output, axis = node.outputs[0], -1 if node.op == "Linear" else 1
             each = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
-            total, count = self._totals.get(name, (0, 0))
+            total, count = self._totals.get(output, (0, 0))
             new_total = total + each.sum(1, dtype=np.float64)
-            self._totals[name] = new_total, count + each.shape[1]
+            self._totals[output] = new_total, count + each.shape[1]
 
     @property
     def means(self) -> dict[str, Array]:
-        """Of each channel of what products read, by value; empty without `with_means`."""
+        """Of each channel of what products read, by their outputs; empty without `with_means`."""
         return {name: total / count for name, (total, count) in self._totals.items()}
 
     def smoothed(self) -> Calibration:
@@ -109,27 +114,32 @@ class Calibration:
         largest = {name: np.abs(pair).max(0) for name, pair in ends.items()}
         made = copy(self)
         made.graph, factors = smoothed(self.graph, largest, self.smooth)
-        made.ranges, made.seen, made._totals = (
-            dict(self.ranges),
-            dict(self.seen),
-            dict(self._totals),
-        )
+        made.ranges, made.seen = dict(self.ranges), dict(self.seen)
+        made._totals = dict(self._totals)
         for name, each in factors.items():
             if name in made.ranges:
                 made.ranges[name] = observers.get("minmax")()
                 made.ranges[name].observe(ends[name] / each)
-            if name in made._totals:
-                total, count = made._totals[name]
-                made._totals[name] = total / each, count
-            for node in self._readers:
-                if node.inputs[0] == name and node.outputs[0] in made.seen:
-                    made.seen[node.outputs[0]] = made.seen[node.outputs[0]].divided(each)
+            for output in (one.outputs[0] for one in self._readers if one.inputs[0] == name):
+                if output in made.seen:
+                    made.seen[output] = made.seen[output].divided(each)
+                if output in made._totals:
+                    total, count = made._totals[output]
+                    made._totals[output] = total / each, count
         return made
 
     def check(self) -> None:
-        """ValueError unless something was seen."""
+        """ValueError unless something was seen of every value."""
         if not self.batches:
             raise ValueError("no data to calibrate with: give at least one batch")
+        for name, one in (*self.ranges.items(), *self._channels.items()):
+            try:
+                one.summary()
+            except ValueError:
+                where = "" if self.mask is None else f" where {self.mask!r} is not 0"
+                raise ValueError(
+                    f"the value {name!r} has no elements in the calibration data{where}"
+                ) from None
 
 
 def calibrate(calibration: Calibration, batches: Iterable[Mapping[str, Array]]) -> Calibration:

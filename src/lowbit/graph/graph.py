@@ -134,10 +134,19 @@ class Graph:
         return tuple(dict.fromkeys(size for size in sizes if isinstance(size, str)))
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """Numbers for named sizes, of the inputs' shapes. ValueError: two say different ones."""
+        """Numbers for named sizes, of the inputs' shapes. ValueError: two say different ones, or a
+        shape is not that of the input."""
         sizes: dict[str, int] = {}
         for name in self.inputs:
-            for size, have in zip(self.tensors[name].shape, shapes[name], strict=True):
+            wanted, given = self.tensors[name].shape, shapes[name]
+            fits = len(wanted) == len(given) and all(
+                isinstance(size, str) or size == have
+                for size, have in zip(wanted, given, strict=True)
+            )
+            if not fits:
+                shape = ", ".join(map(str, wanted))
+                raise ValueError(f"{name} must have shape [{shape}], got {list(given)}")
+            for size, have in zip(wanted, given, strict=True):
                 if isinstance(size, str) and sizes.setdefault(size, have) != have:
                     raise ValueError(f"{size} is {sizes[size]} and, in {name}, {have}")
         return sizes

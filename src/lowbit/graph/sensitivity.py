@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowbit.graph.calibrate import Calibration, calibrate
-from lowbit.graph.evaluate import Compute, evaluate
+from lowbit.graph.calibrate import Calibration
+from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Constant, Graph
 from lowbit.graph.operator import Array
 from lowbit.graph.passes.demand import PRODUCTS
@@ -54,35 +54,28 @@ def layers(graph: Graph) -> dict[str, list[str]]:
 
 
 def sensitivity(
-    graph: Graph,
-    batches: Iterable[Mapping[str, Array]],
+    calibration: Calibration,
+    batches: Sequence[Mapping[str, Array]],
     choices: Sequence[Choice] = ("int8",),
-    *,
     setting: Setting | None = None,
-    observer: str = "minmax",
-    compute: Mapping[str, Compute] | None = None,
 ) -> tuple[Sensitivity, ...]:
-    """Each layer of a float, fused graph as each of the choices, the one of most noise first.
+    """Each layer of a calibration's graph as each of the choices, the one of most noise first.
 
-    A layer that is called twice is quantized in both places. One that cannot be what is chosen is
-    left out. It takes a run of the network for each layer, choice and batch. ValueError: there are
-    no batches, or one holds NaN or infinity.
+    calibration: of all products, which has seen nothing yet. A layer that is called twice is
+    quantized in both places. One that cannot be what is chosen is left out. It takes a run of the
+    network for each layer, choice and batch. ValueError: there are no batches, or one holds NaN or
+    infinity.
     """
-    setting, batches = setting or Setting(), list(batches)
-    seen = Calibration(
-        graph, decide(graph), observer, compute=compute,
-        with_inputs=setting.weights.needs_activations,
-    )  # fmt: skip
-    calibrate(seen, batches)
-    exact = [evaluate(graph, batch, compute=compute) for batch in batches]
-    found = []
-    for layer, outputs in layers(graph).items():
+    exact = [calibration.observe(batch) for batch in batches]
+    calibration.check()
+    seen, found = calibration.smoothed(), []
+    for layer, outputs in layers(seen.graph).items():
         for choice in choices:
-            decisions = decide(graph, dict.fromkeys(outputs, choice), "float")
+            decisions = decide(seen.graph, dict.fromkeys(outputs, choice), "float")
             if not any(one.output in outputs and one.choice == choice for one in decisions):
                 continue
-            made = quantized(graph, decisions, seen.ranges, setting, seen.seen)
-            got = (evaluate(made, batch, compute=compute) for batch in batches)
+            made = quantized(seen.graph, decisions, seen.ranges, setting, seen.seen, seen.means)
+            got = (evaluate(made, batch, compute=seen.compute) for batch in batches)
             weight = next(node.inputs[1] for node in made.nodes if node.outputs[0] in outputs)
             size = nbytes(made.constants[weight])
             found.append(Sensitivity(layer, choice, sqnr(got, exact), size))
@@ -90,13 +83,21 @@ def sensitivity(
 
 
 def sqnr(got: Iterable[Outputs], exact: Iterable[Outputs]) -> float:
-    """The ratio, in decibels, of the squares of the exact outputs to those of their errors."""
+    """The ratio, in decibels, of the squares of the exact outputs to those of their errors.
+
+    What is not finite in the exact ones is no error where it is the same (a masked score), else one
+    without limit."""
     signal = noise = 0.0
     for ours, wanted in zip(got, exact, strict=True):
         for name, one in wanted.items():
-            right = one.astype(np.float64)
-            signal += float(np.square(right).sum())
-            noise += float(np.square(ours[name] - right).sum())
+            right, have = one.astype(np.float64), ours[name].astype(np.float64)
+            finite = np.isfinite(right)
+            if not np.array_equal(right[~finite], have[~finite], equal_nan=True):
+                return -math.inf
+            signal += float(np.square(right[finite]).sum())
+            noise += float(np.square(have[finite] - right[finite]).sum())
+    if not math.isfinite(noise):
+        return -math.inf
     return 10 * math.log10(signal / noise) if noise and signal else math.inf
 
 

@@ -132,13 +132,6 @@ class Session:
             if not np.can_cast(array.dtype, wanted, "same_kind"):
                 raise TypeError(f"{name} must be {wanted}, got {array.dtype}")
             array = array.astype(wanted)
-        fits = len(array.shape) == len(tensor.shape) and all(
-            isinstance(size, str) or size == have
-            for size, have in zip(tensor.shape, array.shape, strict=True)
-        )
-        if not fits:
-            shape = ", ".join(map(str, tensor.shape))
-            raise ValueError(f"{name} must have shape [{shape}], got {list(array.shape)}")
         return np.asarray(array, order="C")
 
 

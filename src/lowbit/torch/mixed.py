@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from lowbit.graph import sensitivity as of_graphs
@@ -13,10 +14,10 @@ from lowbit.graph.passes import simplified
 from lowbit.graph.passes.quantize import Choice
 from lowbit.graph.sensitivity import Sensitivity
 from lowbit.torch.arguments import check_batches
-from lowbit.torch.capture.compute import COMPUTE
 from lowbit.torch.capture.export import bind, capture
 from lowbit.torch.config import StaticInt8Config
 from lowbit.torch.network import arrays_of
+from lowbit.torch.static import calibration_of, free_sizes
 
 
 def sensitivity(
@@ -28,9 +29,9 @@ def sensitivity(
     """What each layer alone does to the outputs, as each of the choices; the worst first.
 
     data: batches of inputs, as for `quantize_`, or, for a graph, dicts of arrays; all of them are
-    calibrated with and then compared. config: how what is chosen is quantized. A layer is a weight:
-    one that is called twice is quantized in both places. ValueError: there is no data, or it holds
-    NaN or infinity.
+    calibrated with and then compared. config: how what is chosen is quantized; its own choices do
+    not count. A layer is a weight: one that is called twice is quantized in both places.
+    ValueError: there is no data, or it holds NaN or infinity.
     """
     config = config or StaticInt8Config()
     check_batches("data", data)
@@ -40,11 +41,11 @@ def sensitivity(
         data = list(data)
         if not data:
             raise ValueError("no data to calibrate with: give at least one batch")
-        captured = capture(model, data[0])
+        captured = capture(model, data[0], dynamic_shapes=free_sizes(data))
         graph = simplified(captured.graph)
-        batches = [arrays_of(captured, *bind(captured.signature, batch)) for batch in data]
-    how: Any = {"setting": config.setting, "observer": config.observer, "compute": COMPUTE}
-    return of_graphs.sensitivity(graph, batches, choices, **how)
+        with torch.no_grad():
+            batches = [arrays_of(captured, *bind(captured.signature, batch)) for batch in data]
+    return of_graphs.sensitivity(calibration_of(graph, config), batches, choices, config.setting)
 
 
 def mixed(

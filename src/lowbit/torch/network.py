@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from lowbit.torch.capture.compute import COMPUTE
 from lowbit.torch.capture.export import Captured, capture
 
 _log = logging.getLogger(__name__)
+_OWN = {"graph", "report", "session", "_call", "_missing"}
 
 
 class CompiledModule(nn.Module):
@@ -59,11 +61,15 @@ class CompiledModule(nn.Module):
         return evaluate(self.graph, arrays, compute=COMPUTE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CompiledModule, (self._call, self.graph, self.report)
+        others = {name: one for name, one in vars(self).items() if name not in _OWN}
+        return CompiledModule, (self._call, self.graph, self.report), others
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        """A copy shares the graph, which never changes."""
-        return CompiledModule(self._call, self.graph, self.report)
+        """A copy shares the graph, which never changes, and has its own hooks and attributes."""
+        kind, fixed, others = self.__reduce__()
+        memo[id(self)] = made = kind(*fixed)
+        vars(made).update(deepcopy(others, memo))
+        return made
 
     def extra_repr(self) -> str:
         kinds = [one.choice for one in self.report]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -39,6 +39,13 @@ class PreparedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         arrays = arrays_of(self.captured, args, kwargs)
+        try:
+            self.captured.graph.sizes({name: one.shape for name, one in arrays.items()})
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: for sizes that differ, give calibration as a list of all batches, or "
+                "prepare(..., dynamic_shapes=True)"
+            ) from None
         return results_of(self.captured, self.calibration.observe(arrays))
 
     def extra_repr(self) -> str:
@@ -64,19 +71,24 @@ def prepare(
     """
     captured = capture(model, example, batch=batch, dynamic_shapes=dynamic_shapes)
     graph = simplified(captured.graph)
-    if config.equalize:
-        graph = equalized(graph)
-    decisions = decide(graph, _wishes(model, graph, config, filter_fn))
-    if all(one.choice == "float" for one in decisions):
-        whys = dict.fromkeys(str(one) for one in decisions)
+    calibration = calibration_of(graph, config, _wishes(model, graph, config, filter_fn))
+    if all(one.choice == "float" for one in calibration.decisions):
+        whys = dict.fromkeys(str(one) for one in calibration.decisions)
         reason = f": {'; '.join(whys)}" if whys else ", which has no convolution or linear layer"
         raise ValueError(f"nothing to quantize in this {type(model).__name__}{reason}")
-    calibration = Calibration(
-        graph, decisions, config.observer, config.observer_options,
+    return PreparedModule(captured, config, calibration)
+
+
+def calibration_of(
+    graph: Graph, config: StaticInt8Config, wishes: Mapping[str, Choice] | None = None
+) -> Calibration:
+    """What watches a simplified graph, and equalizes it before, as a configuration says."""
+    graph = equalized(graph) if config.equalize else graph
+    return Calibration(
+        graph, decide(graph, wishes), config.observer, config.observer_options,
         with_inputs=config.setting.weights.needs_activations, with_means=config.correct_bias,
         smooth=config.smooth, mask=config.mask, compute=COMPUTE,
     )  # fmt: skip
-    return PreparedModule(captured, config, calibration)
 
 
 def _wishes(
@@ -126,8 +138,7 @@ def quantize_static(
     first = next(remaining, None)
     if first is None:
         raise ValueError("no data to calibrate with: give at least one batch as calibration")
-    several = isinstance(batches, Sequence) and len({_lengths(one) for one in batches}) > 1
-    prepared = prepare(model, config, first, filter_fn, dynamic_shapes=True if several else None)
+    prepared = prepare(model, config, first, filter_fn, dynamic_shapes=free_sizes(batches))
     for batch in chain((first,), remaining):
         args, kwargs = bind(prepared.captured.signature, batch)
         with torch.no_grad():
@@ -135,6 +146,12 @@ def quantize_static(
     made = convert(prepared)
     become_compiled(model, prepared.captured, made.graph, made.report)
     return model
+
+
+def free_sizes(batches: Iterable[Any]) -> bool | None:
+    """The `dynamic_shapes` for batches: True where a list has several shapes, else None."""
+    several = isinstance(batches, Sequence) and len({_lengths(one) for one in batches}) > 1
+    return several or None
 
 
 def _lengths(batch: Any) -> tuple[Any, ...]:

@@ -188,6 +188,33 @@ def test_each_operator_means_what_pytorch_does() -> None:
                 np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5, err_msg=where)
 
 
+OF_INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda x: x.clamp(-1.5, 2.5),
+    "clamp_min": lambda x: x.clamp(min=0.5),
+    "clamp by tensors": lambda x: x.clamp(torch.tensor(-1.5), torch.tensor(2.5)),
+    "clamp by integers": lambda x: x.clamp(-1, 2),
+    "round": torch.round, "rsqrt": torch.rsqrt, "log1p": torch.log1p, "expm1": torch.expm1,
+    "tan": torch.tan, "erfc": torch.erfc,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_functions_of_integers_have_the_dtype_of_pytorch(name: str) -> None:
+    x, function = torch.arange(1, 4), OF_INTEGERS[name]
+    got, wanted = compile(Each({"y": function}), x)(x)["y"], function(x)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [torch.log1p, torch.expm1])
+def test_numbers_near_0_and_at_the_ends(function: Callable[[Tensor], Tensor]) -> None:
+    near = torch.tensor([1e-3, 1e-5, 1e-7, 3e-8, 1e-12, 0.1, 0.5])
+    ends = torch.tensor([0.0, -1.0, math.inf, -math.inf, math.nan, 1.0, 80.0])
+    model, x = Each({"y": function}), torch.cat([near, -near, ends])
+    torch.testing.assert_close(
+        compile(model, x)(x)["y"], function(x.double()).float(), rtol=3e-7, atol=0, equal_nan=True
+    )
+
+
 class Twice(nn.Module):
     """One layer in two places, and a second that shares its weight."""
 

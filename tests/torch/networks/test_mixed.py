@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lowbit.graph.sensitivity import Sensitivity
+from lowbit.graph.evaluate import evaluate
+from lowbit.graph.sensitivity import Sensitivity, sqnr
 from lowbit.graph.sensitivity import mixed as chosen
 from lowbit.numerics import QTensor
 from lowbit.torch import (
@@ -53,6 +56,60 @@ def test_the_worst_layer_comes_first() -> None:
     assert sizes == {"0": 32 * 36, "2": 32 * 36, "4": 8 * 36}
     arrays = [{"input": one.numpy()} for one in data]
     assert sensitivity(to_graph(model, data[0]), arrays) == found
+
+
+NAMES = "one", "two", "three"
+
+
+class Masked(nn.Module):
+    """A norm with an outlier, an uneven weight, and a layer that reads what only fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.one, self.two, self.three = (nn.Linear(8, 8) for _ in NAMES)
+        with torch.no_grad():
+            self.norm.weight[3] = 30
+            self.one.weight *= torch.arange(1, 9)[:, None]
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.two(torch.relu(self.one(self.norm(x))))
+        return self.three(x + y) * mask[..., None]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        StaticInt8Config(observer="percentile", observer_options={"percentile": 60.0}),
+        StaticInt8Config(mask="mask"),
+        StaticInt8Config(smooth=0.5),
+        StaticInt8Config(equalize=True),
+        StaticInt8Config(correct_bias=True),
+        StaticInt8Config(weights="gptq", activations="int8"),
+    ],
+)
+def test_layers_are_quantized_as_the_configuration_says(config: StaticInt8Config) -> None:
+    """A layer alone is what `quantize_` makes of the model with all others in float."""
+    torch.manual_seed(0)
+    x, mask = torch.randn(6, 5, 8), torch.tensor([[1, 1, 1, 1, 0]] * 6)
+    x[:, 4] *= 100
+    model = Masked().eval()
+    found = sensitivity(model, [(x, mask)], config=config)
+    assert found != sensitivity(model, [(x, mask)])
+    arrays = {"x": x.numpy(), "mask": mask.numpy()}
+    exact = evaluate(to_graph(model, (x, mask)), arrays)
+    for one in found:
+        alone = replace(config, choices={n: "float" for n in NAMES if n != one.layer})
+        made = quantize_(copy.deepcopy(model), alone, calibration=[(x, mask)])
+        assert isinstance(made, CompiledModule)
+        (got,), (wanted,) = (evaluate(made.graph, arrays).values(), exact.values())
+        assert sqnr([{"y": got}], [{"y": wanted}]) == pytest.approx(one.sqnr, abs=0.3)
+
+
+def test_batches_of_several_lengths_that_ask_for_gradients() -> None:
+    data = [torch.randn(3, length, 32).requires_grad_() for length in (4, 7)]
+    assert {one.layer for one in sensitivity(uneven(), data)} == {"0", "2", "4"}
+    assert set(mixed(uneven(), data, 10**6).values()) == {"float"}
 
 
 def test_budgets() -> None:

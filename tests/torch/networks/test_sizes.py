@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from lowbit.graph import load, save
 from lowbit.graph.session import Session
@@ -19,14 +20,27 @@ from lowbit.torch import StaticInt8Config, compile, quantize_, to_graph
 pytestmark = pytest.mark.slow
 
 
-def test_a_batch_that_a_model_fixes_stays_fixed() -> None:
+def test_a_batch_that_a_model_fixes_stays_fixed(caplog: pytest.LogCaptureFixture) -> None:
     class Fixed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x.view(1, 12) * 2
+            return x.view(rows, 12) * 2
 
-    model = Fixed()
-    assert to_graph(model, torch.randn(1, 12)).tensors["x"].shape == (1, 12)
+    caplog.set_level("INFO")
+    for rows in (1, 3):
+        assert to_graph(Fixed(), torch.randn(rows, 12)).tensors["x"].shape == (rows, 12)
+    assert caplog.text.count("Fixed: the batch stays that of the example: ") == 2
     assert to_graph(nn.ReLU(), torch.randn(4, 3), batch=False).tensors["input"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("given", [{"x": 0}, {"x": 0, "y": 1}, (0, 1), (0, 1, 2)])
+def test_the_batch_is_free_of_arguments_of_all_kinds(given: Any) -> None:
+    class Taking(nn.Module):
+        def forward(self, x: Tensor, *more: Tensor, y: Tensor | None = None) -> Tensor:
+            return sum(more, x) if y is None else x - y
+
+    given = pytree.tree_map(lambda _: torch.randn(2, 5), given)
+    graph = to_graph(Taking(), given)
+    assert {graph.tensors[name].shape for name in graph.inputs} == {("batch", 5)}
 
 
 _OF_SIZES = {

@@ -155,11 +155,21 @@ def test_layers_that_are_left_out(build: Build) -> None:
     assert {n for n, one in weights.items() if isinstance(one, np.ndarray)} == {"stem.0.0", "head"}
 
 
+def _hook(*_: Any) -> None:
+    return
+
+
 def test_a_copy_shares_the_graph_and_is_pickled(build: Build) -> None:
     model, inputs = build("residual")
+    model.register_forward_hook(_hook)
+    setattr(model, "note", {"kept": 1})  # noqa: B010
     made = static(model, [inputs(2)])
     other = copy.deepcopy(made)
     assert other is not made
+    for one in (other, pickle.loads(pickle.dumps(made))):
+        assert one.note == made.note
+        assert one.note is not made.note
+        assert len(one._forward_hooks) == 1
     assert other.graph is made.graph
     x = inputs(2)
     assert torch.equal(called(other, x), called(model, x))
@@ -247,6 +257,9 @@ def test_what_calibration_refuses() -> None:
     bad[1, 2, 3, 0] = math.nan
     with pytest.raises(ValueError, match=r"'input': .* found nan at index \(1, 2, 3, 0\)"):
         quantize_(model, config, calibration=[x, bad])
+    several = (torch.randn(2, 3, size, 4) for size in (4, 5))
+    with pytest.raises(ValueError, match=r"got \[2, 3, 5, 4\]: .* as a list of all batches"):
+        quantize_(model, config, calibration=several)
     assert not isinstance(model, CompiledModule)
     with pytest.raises(ValueError, match="calibration is for StaticInt8Config"):
         quantize_(model, Int8DynamicConfig(), calibration=[x])

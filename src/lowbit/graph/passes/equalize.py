@@ -25,9 +25,9 @@ def equalized(graph: Graph) -> Graph:
     """Neighbouring layers with equal ranges of each channel's weights, in both of them.
 
     Nagel et al. 2019 (arXiv:1906.04721), section 4.1: of a Conv or Linear whose output only one
-    other such layer reads, and with nothing between but a ReLU, each channel's weights are divided
-    by a factor and those that meet it in the other layer multiplied. Pairs take turns until the
-    factors are near 1. Weights that are read twice stay as they are.
+    other layer of its kind reads, and with nothing between but a ReLU, each channel's weights are
+    divided by a factor and those that meet it in the other layer multiplied. Pairs take turns until
+    the factors are near 1. Weights that are read twice stay as they are.
     """
     constants, pairs = dict(graph.constants), _pairs(graph)
     for _ in range(_TURNS):
@@ -46,13 +46,14 @@ def equalized(graph: Graph) -> Graph:
 
 
 def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
-    """Layers and those that alone read what they make."""
+    """Layers and those of their kind, whose channels are on the same axis, that alone read what
+    they make."""
     values = Values(graph)
     pairs = []
     for node in graph.nodes:
         if not _is_layer(values, node) or node.inputs[0] in graph.constants:
             continue
-        first = values.only(node.inputs[0], "Conv", "Linear")
+        first = values.only(node.inputs[0], node.op)
         if first is None or not _is_layer(values, first):
             continue
         if all(step == ("relu",) for step in first.get("post_ops", ())):

@@ -110,10 +110,10 @@ def quantized(
     """The graph, float and fused, with the formats and the weights that the decisions ask for.
 
     ranges: by name, observers that have seen the values that are `observed`. seen: the inputs of
-    products, for methods that need to know them. means: by value, of each channel, where biases
-    are to make up for what weights lose. Inputs, outputs and biases stay in floats; what
-    products make for attention is bfloat16. ValueError: a
-    value was not observed.
+    products, for methods that need to know them; means: of each channel of these, where biases
+    are to make up for what weights lose; both by the products' outputs. Inputs, outputs and biases
+    stay in floats; what products make for attention is bfloat16. ValueError: a value was not
+    observed.
     """
     setting = setting or Setting()
     choices: dict[str, Choice] = {
@@ -127,7 +127,7 @@ def quantized(
         choice = choices.get(node.outputs[0])
         if choice is not None:
             known = (seen or {}).get(node.outputs[0])
-            mean = (means or {}).get(node.inputs[0])
+            mean = (means or {}).get(node.outputs[0])
             node = _with_integers(node, choice, constants, setting, known, mean)
         nodes.append(node.replaced(activations="dynamic") if choice == "dynamic" else node)
     changed = graph.replaced(nodes=tuple(nodes), constants=constants)

@@ -14,13 +14,13 @@ import numpy as np
 
 from lowbit import isa
 from lowbit.bench.core.context import versions
-from lowbit.bench.models.metrics import sqnr
 from lowbit.bench.models.model import Array
 from lowbit.bench.networks.quantize import Method, quantized_graph
 from lowbit.bench.networks.work import multiply_adds
 from lowbit.graph import Graph, Session, save
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.passes.quantize import Decision
+from lowbit.graph.sensitivity import sqnr
 from lowbit.lab.networks.source import NETWORK, Source, few, padded
 
 REPORT = "report.json"
@@ -179,7 +179,7 @@ def _noise(
         seen.append(values)
     floats, integers = seen
     both = {
-        name: min(_SAME, float(sqnr(integers[name][None], value[None])[0]))
+        name: max(-_SAME, min(_SAME, sqnr([{name: integers[name]}], [{name: value}])))
         for name, value in floats.items()
         if name in integers and value.dtype.kind == "f" and value.any()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,15 +130,24 @@ def called(what: str) -> Any:
 
 def _of_function(what: str, given: list[Arrays] | None) -> Source:
     """What `module:function` returns."""
+    from torch import nn
+
+    from lowbit.torch.capture.export import bind
+
     function, made = what.rpartition(":")[2], called(what)
-    network, example = made if isinstance(made, tuple) else (made, None)
+    network, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"{what} returns {type(network).__name__}: let it return a torch.nn.Module, or a pair "
+            "(model, example)"
+        )
     if given is not None:
         return _of_module(function, network, given, "a file")
     if example is None:
         raise ValueError(
             f"{what} says no inputs: give --data FILE.npy, or let it return (model, example)"
         )
-    several = example if isinstance(example, tuple | list) else (example,)
+    several, _ = bind(inspect.signature(network.forward), example)
     return _of_module(function, network, [_like(tuple(map(np.asarray, several)))], RANDOM)
 
 

@@ -7,7 +7,7 @@ import logging
 import operator as python
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,13 +94,17 @@ def capture(
         except RuntimeError as error:  # or NotImplementedError, which is one
             _log.warning("%s: only the batch is free: %s", type(model).__name__, error)
         dynamic_shapes = None
-    program = None
     if batch and dynamic_shapes is None:
-        with suppress(RuntimeError):  # a model of fixed sizes, or one that no export can serve
+        made, why = None, "the model fixes it"
+        try:
             program = _program(model, args, kwargs, every=False)
-    with suppress(FixedSize):
-        if program is not None:
-            return _captured(model, program, signature, args, kwargs)
+            made = _captured(model, program, signature, args, kwargs)
+        except RuntimeError as error:  # a model of fixed sizes, or one that no export can serve
+            why = str(error)
+        if made is None or not made.graph.open_sizes:
+            _log.info("%s: the batch stays that of the example: %s", type(model).__name__, why)
+        if made is not None:
+            return made
     program = _exported(model, (args, kwargs), dynamic_shapes)
     return _captured(model, program, signature, args, kwargs)
 
@@ -188,7 +192,10 @@ def _program(
             return dict.fromkeys(range(one.dim()), Dim.AUTO)
         return {0: Dim.AUTO} if has_batch(one) else None
 
-    shapes = _by_name(model, *pytree.tree_unflatten([dims(one) for one in leaves], spec))
+    every_args, every_kwargs = pytree.tree_unflatten([dims(one) for one in leaves], spec)
+    # torch.export takes them by parameters of forward, of which *args is one.
+    bound = inspect.signature(model.forward).bind(*every_args, **every_kwargs)
+    shapes = dict(bound.arguments)
     firsts = [index for index, one in enumerate(leaves) if has_batch(one)]
     why = RuntimeError("the model fixes its batch")
     # What is one in an example is one for ever, to torch.export.
@@ -234,12 +241,6 @@ def _decompositions() -> Any:
         if isinstance(operator, OpOverload) and operator._schema.name in converters.load():
             table.pop(operator)
     return table
-
-
-def _by_name(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Shapes as torch.export takes them: where there are keywords, by parameters of forward."""
-    parameters = list(inspect.signature(model.forward).parameters)
-    return {**dict(zip(parameters, args, strict=False)), **kwargs} if kwargs else args
 
 
 def _explained(error: Exception) -> Exception:

@@ -86,6 +86,8 @@ def _truncated(b: Builder, x: Value) -> Value:
 
 @converter("round")
 def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
+    if not b.out.dtype.is_floating_point:
+        return x
     if not decimals:
         return b.add("Round", x)
     power = b.number(10.0**decimals, b.out.dtype)
@@ -108,11 +110,12 @@ def clamp(
     max_val: Any = None,
 ) -> Value:  # fmt: skip
     low, high = (min if min_val is None else min_val), (max if max_val is None else max_val)
+    x, dtype = b.cast(x, b.out.dtype), b.out.dtype
+    limits = ["" if one is None else operands(b, one, dtype=dtype)[0] for one in (low, high)]
     if isinstance(low, str) or isinstance(high, str):
-        for op, bound in (("Max", low), ("Min", high)):
-            x = x if bound is None else b.add(op, x, bound)
+        for op, bound in zip(("Max", "Min"), limits, strict=True):
+            x = b.add(op, x, bound) if bound else x
         return x
-    limits = ["" if one is None else b.number(one, b.out.dtype) for one in (low, high)]
     return b.add("Clip", x, *limits)
 
 
@@ -172,7 +175,7 @@ def softplus(b: Builder, *, x: Value, beta: float, threshold: float) -> Value:
 
 @converter("rsqrt")
 def rsqrt(b: Builder, *, x: Value) -> Value:
-    return b.add("Reciprocal", b.add("Sqrt", x))
+    return b.add("Reciprocal", b.add("Sqrt", b.cast(x, b.out.dtype)))
 
 
 @converter("square")
@@ -182,12 +185,20 @@ def square(b: Builder, *, x: Value) -> Value:
 
 @converter("expm1")
 def expm1(b: Builder, *, x: Value) -> Value:
-    return b.add("Sub", b.add("Exp", x), b.number(1, b.out.dtype))
+    """(exp(x) + 1) · tanh(x / 2), which loses nothing near 0."""
+    x, one = b.cast(x, b.out.dtype), b.number(1, b.out.dtype)
+    half = b.add("Mul", x, b.number(0.5, b.out.dtype))
+    return b.add("Mul", b.add("Add", b.add("Exp", x), one), b.add("Tanh", half))
 
 
 @converter("log1p")
 def log1p(b: Builder, *, x: Value) -> Value:
-    return b.add("Log", b.add("Add", x, b.number(1, b.out.dtype)))
+    """The logarithm of what 1 + x is rounded to, and what the rounding took away."""
+    x, one = b.cast(x, b.out.dtype), b.number(1, b.out.dtype)
+    total = b.add("Add", x, one)
+    made, kept = b.add("Log", total), b.add("Sub", total, one)
+    better = b.add("Add", made, b.add("Div", b.add("Sub", x, kept), total))
+    return b.add("Where", b.add("Equal", kept, x), made, better)
 
 
 @converter("log2", "log10")
@@ -203,12 +214,13 @@ def exp2(b: Builder, *, x: Value) -> Value:
 
 @converter("tan")
 def tan(b: Builder, *, x: Value) -> Value:
+    x = b.cast(x, b.out.dtype)
     return b.add("Div", b.add("Sin", x), b.add("Cos", x))
 
 
 @converter("erfc")
 def erfc(b: Builder, *, x: Value) -> Value:
-    return b.add("Sub", b.number(1, b.out.dtype), b.add("Erf", x))
+    return b.add("Sub", b.number(1, b.out.dtype), b.add("Erf", b.cast(x, b.out.dtype)))
 
 
 @converter("hypot")
