@@ -27,14 +27,18 @@ from lowbit.product.float_product import FloatProduct
 # products that hide it, in units of a product.
 _LEFT_LOAD, _RIGHT_LOAD = 0.1, 0.2
 _STEP = 1.0  # what a step costs beside its loop, for each unit of K, in the same units
+_BEGIN = 40.0  # and once
 _PLAIN_BLOCKS = 4  # blocks of rows up to which the right operand is not worth packing
 # Columns along K are not worth packing up to so many rows, if K is so many times as large (folding
 # the sums must be worth it).
 MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
 _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which most would be empty
-_STREAMS = 32  # rows of the right operand read side by side where it comes from afar
+# Rows of the right operand read side by side where it comes from afar: few, so that the machine
+# follows them, but twice those of the output, which is passed by once for so many.
+_LEAST_STREAMS, _MOST_STREAMS = 8, 32
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
 _PIECE = 1024  # bytes of the output's rows that are worth being written one after another
+_PAGE = 4096  # bytes apart, at multiples of which rows fall into the same sets of caches
 _GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
 _FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
 _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
@@ -121,8 +125,8 @@ def plan_dots(product: FloatProduct) -> DotsPlan | None:
     return DotsPlan(micro, rows, columns, blocks(column_blocks, items))
 
 
-def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
-    """The (rows, vectors) of registers that cover m x n with the least work.
+def cut(micro: FloatMicro, m: int, n: int, depth: int = 1 << 10) -> tuple[int, int]:
+    """The (rows, vectors) of registers that cover m x n with the least work; depth: of a step.
 
     A unit of K costs a step its products, or its loads where they are more, and a little for the
     loads that are hidden.
@@ -133,14 +137,14 @@ def cut(micro: FloatMicro, m: int, n: int) -> tuple[int, int]:
         rows, vectors = sizes
 
         def step(count: int) -> float:
-            hidden = _LEFT_LOAD * rows + _RIGHT_LOAD * count + _STEP
+            hidden = _LEFT_LOAD * rows + _RIGHT_LOAD * count + _STEP + _BEGIN / depth
             waits = 2 * LATENCY / VectorMicro.parts(rows * count) if micro.in_registers else 0
             return (max(rows * count, rows + count, waits) + hidden) if count else 0.0
 
         whole, tail = divmod(all_vectors, vectors)
         return blocks(m, rows) * (whole * step(vectors) + step(tail)), -vectors
 
-    rows, vectors = min(micro.shapes(), key=cost)
+    rows, vectors = min(micro.shapes(alone=m == 1), key=cost)
     return rows, min(vectors, all_vectors)
 
 
@@ -155,19 +159,21 @@ def _shape(micro: FloatMicro, rows: int, vectors: int, columns: int) -> FloatSha
 
 class _Blocks(NamedTuple):
     """How K is cut, and what is done about memory: `ahead`, `group_panels` as `FloatPlan` says;
-    `grouped`: whether rows are copied for the groups."""
+    `grouped`: whether rows are copied for the groups; `far`: whether what is read where it is comes
+    from afar."""
 
     k_block: int
     ahead: int = 0
     group_panels: int = 1
     grouped: bool = False
+    far: bool = False
 
 
 def plan(product: FloatProduct) -> FloatPlan:
     """The plan for a product, all sizes of which are at least 1."""
     m, n, k = product.m, product.n, product.k
     micro, plain_right = _serving(product, "plain"), True
-    rows, vectors = cut(micro, m, n)
+    rows, vectors = cut(micro, m, n, _streams(product) or k)
     packing = _serving(product, "packed")
     if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes):
         micro, plain_right = packing, False
@@ -189,10 +195,9 @@ def plan(product: FloatProduct) -> FloatPlan:
         chunk_depth = min(k, max(room // chunk_rows // cut_k.k_block, 1) * cut_k.k_block)
         shared_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
         row_blocks = blocks(min(chunk_rows, m), rows)
-    streams = plain_right and cut_k.k_block == _STREAMS
-    least = blocks(_STREAM_BYTES, width * product.item_bytes) if streams else 1
+    least = blocks(_STREAM_BYTES, width * product.item_bytes) if cut_k.far else 1
     item_blocks, item_panels = _items((row_blocks, panels), (rows, width), least, product, cut_k)
-    k_slice = _slice(product) if streams and plain_left else 0
+    k_slice = _slice(product) if cut_k.far and plain_left else 0
     if k_slice:
         slices = blocks(k, k_slice)
         item_blocks = row_blocks
@@ -236,10 +241,19 @@ def _reads_plainly(
 
 def _streamed(product: FloatProduct) -> _Blocks:
     """Blocks of K where the right operand is read where it is: from afar, a few rows at once."""
-    size, cache = product.k * product.n * product.item_bytes, host.caches()["L2"]
-    if size <= cache // 2:
+    streams = _streams(product)
+    if not streams:
         return _Blocks(blocks(product.k, _K_UNIT) * _K_UNIT)
-    return _Blocks(_STREAMS, host.read_ahead() // 4 if size > _FAR_CACHES * cache else 0)
+    far = product.k * product.n * product.item_bytes > _FAR_CACHES * host.caches()["L2"]
+    return _Blocks(streams, host.read_ahead() // 4 if far else 0, far=True)
+
+
+def _streams(product: FloatProduct) -> int:
+    """Rows of a right operand that is read where it is that are read side by side, if it is from
+    beyond the second-level cache; else 0."""
+    if product.k * product.n * product.item_bytes <= host.caches()["L2"] // 2:
+        return 0
+    return min(max(_LEAST_STREAMS, 2 * product.m // 8 * 8), _MOST_STREAMS)
 
 
 def _slice(product: FloatProduct) -> int:
@@ -254,12 +268,14 @@ def _packed(
     """Blocks of K where panels of the right operand are packed.
 
     Over a block the rows of a step stay in the nearest cache, and a panel is a small part of the
-    second one. Where all matrices together exceed that, the rows go through a group of panels, so
-    that the output is passed by in rows.
+    second one. Where all matrices together exceed that, and rows or columns of panels are in each
+    other's way in the nearest one, rows are copied and go through a group of panels, so that the
+    output is passed by in rows.
     """
     m, n, k, caches = product.m, product.n, product.k, host.caches()
     large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
-    grouped = groups and (tiles or (large and m * width * 4 > 2 * caches["L1d"]))
+    in_the_way = abs(product.a.strides[0]) % _PAGE == 0 or m * width * 4 > 2 * caches["L1d"]
+    grouped = groups and (tiles or (large and in_the_way))
     panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
     near = caches["L1d"] * 7 // 8
     k_block = _even(k, min(panel // (width * element), near // (rows * element)))

@@ -50,7 +50,7 @@ class TileMicro(FloatMicro):
     quantum = 2 * _UNITS
     in_registers = False
 
-    def shapes(self) -> list[tuple[int, int]]:
+    def shapes(self, alone: bool = False) -> list[tuple[int, int]]:
         return [(2 * ROWS, 2), (ROWS, 4), (2 * ROWS, 1), (ROWS, 3), (ROWS, 2), (ROWS, 1)]
 
     def begin(self, k: Builder) -> None:

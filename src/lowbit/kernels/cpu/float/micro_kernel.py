@@ -152,7 +152,7 @@ class FloatMicro(ABC):
         return ""
 
     @abstractmethod
-    def shapes(self) -> list[tuple[int, int]]:
+    def shapes(self, alone: bool = False) -> list[tuple[int, int]]:
         """(rows, vectors) that the registers can hold."""
 
     def begin(self, k: Builder) -> None:  # noqa: B027

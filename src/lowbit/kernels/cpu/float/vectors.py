@@ -57,13 +57,14 @@ class VectorMicro(FloatMicro):
         self.name, self.combine, self.pair = name, combine, pair
         self.quantum = 2 if pair else 1
 
-    def shapes(self) -> list[tuple[int, int]]:
+    def shapes(self, alone: bool = False) -> list[tuple[int, int]]:
         registers = self.isa.vector_registers
         free = registers - 1 - registers // 16  # one for the broadcast number, a few to work with
-        most = registers // 2 - registers // 16
+        if alone:  # what is loaded for one row is read where it is multiplied
+            return [(1, vectors) for vectors in range(1, free)]
         return [
             (rows, vectors)
-            for vectors in range(1, most + 1)
+            for vectors in range(1, free // 2 + 1)
             for rows in range(1, min((free - vectors) // vectors, _MOST_ROWS) + 1)
         ]
 
