@@ -45,6 +45,7 @@ MICROS = pytest.mark.parametrize("micro", float_micro_kernels(), ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
 SIZES = [
     (1, 1, 1),
+    (1, 460, 9),
     (3, 21, 5),
     (9, 50, 37),
     pytest.param((34, 33, 70), marks=pytest.mark.slow),

@@ -28,7 +28,9 @@ from lowbit.product.float_product import FloatProduct
 _LEFT_LOAD, _RIGHT_LOAD = 0.1, 0.2
 _STEP = 1.0  # what a step costs beside its loop, for each unit of K, in the same units
 _BEGIN = 40.0  # and once
-_PLAIN_BLOCKS = 4  # blocks of rows up to which the right operand is not worth packing
+# Blocks of rows up to which the right operand is not worth packing; and from afar, a part of the
+# registers: few make small blocks, each of which reads it.
+_PLAIN_BLOCKS, _PLAIN_PART = 4, 8
 # Columns along K are not worth packing up to so many rows, if K is so many times as large (folding
 # the sums must be worth it).
 MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
@@ -234,7 +236,8 @@ def _reads_plainly(
     if not packing.plain:
         return product.m <= _ROWS_BESIDE_TILES
     near = product.k * product.n * product.item_bytes <= host.caches()["L1d"] * 3 // 2
-    most = _PLAIN_BLOCKS * (4 if product.n <= width else 1)  # a single panel lies as if packed
+    most = plain.isa.vector_registers // _PLAIN_PART if _streams(product) else _PLAIN_BLOCKS
+    most *= 4 if product.n <= width else 1  # a single panel lies as if packed
     row_blocks = blocks(product.m, rows)
     return row_blocks <= 1 or (packing is plain and (near or row_blocks <= most))
 
