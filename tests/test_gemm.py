@@ -197,6 +197,24 @@ def test_chunks(isa: str, dtype: Any, out_dtype: Any, monkeypatch: pytest.Monkey
 
 
 @SETS
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 90, 700), (6, 70, 500), (12, 70, 800)])
+def test_slices(
+    isa: str, dtype: Any, m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows by what comes from afar: K is cut by the shape, never by the number of threads."""
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 1 << 12, "L2": 16 << 10, "L3": 1 << 20})
+    prepare_gemm.cache_clear()
+    a, b, c = drawn((m, k), 1, dtype), drawn((k, n), 2, dtype), drawn((m, n), 3)
+    for out_dtype in (F32, BF16):
+        some = {"alpha": 1.5, "beta": -0.5, "out_dtype": out_dtype.name, "isa": isa}
+        one, other = (gemm(a, b, c, **some, threads=threads) for threads in (1, 3))
+        check(one, a, b, c, 1.5, -0.5)
+        np.testing.assert_array_equal(other, one)
+    prepare_gemm.cache_clear()
+
+
+@SETS
 def test_bfloat16_with_subnormal_numbers(isa: str) -> None:
     """Machines that multiply pairs of bfloat16 take subnormal ones for zero, others do not; each
     error is at most the term itself."""

@@ -189,11 +189,12 @@ def test_slices(micro: FloatMicro, kind: str, sizes: tuple[int, int, int]) -> No
     out = np.full((m, n), np.nan, a.dtype)
     operands = Operand(kind, "k", False), Operand(kind, "x", False)
     static = {**statics(micro, m, n, *operands, out_kind=kind), "sliced": True}
-    sums = np.full((blocks(k, 64), m, n), np.nan, np.float32)
-    given = {"shared": sums, "private": None, "k_slice": 64}
-    given = arguments(micro, a, b, c, out, **given)
-    float_product.interpret(micro.isa, given, **static)
-    check(out, a, b, c)
+    for size in 64, 48:  # one that is no multiple of a block, too
+        sums = np.full((blocks(k, size), m, n), np.nan, np.float32)
+        given = {"shared": sums, "private": None, "k_slice": size}
+        given = arguments(micro, a, b, c, out, **given)
+        float_product.interpret(micro.isa, given, **static)
+        check(out, a, b, c)
 
 
 @pytest.mark.parametrize("micro", VECTOR_MICROS, ids=repr)

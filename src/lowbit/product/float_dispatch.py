@@ -36,7 +36,7 @@ _PLAIN_BLOCKS, _PLAIN_PART = 4, 8
 MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
 _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which most would be empty
 # Rows of the right operand read side by side where it comes from afar: few, so that the machine
-# follows them, but twice those of the output, which is passed by once for so many.
+# follows them, but about twice those of the output, which is passed by once for so many.
 _LEAST_STREAMS, _MOST_STREAMS = 8, 32
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
 _PIECE = 1024  # bytes of the output's rows that are worth being written one after another
@@ -256,7 +256,8 @@ def _streams(product: FloatProduct) -> int:
     beyond the second-level cache; else 0."""
     if product.k * product.n * product.item_bytes <= host.caches()["L2"] // 2:
         return 0
-    return min(max(_LEAST_STREAMS, 2 * product.m // 8 * 8), _MOST_STREAMS)
+    twice = 1 << (2 * product.m).bit_length() - 1  # or less
+    return min(max(_LEAST_STREAMS, twice), _MOST_STREAMS)
 
 
 def _slice(product: FloatProduct) -> int:

@@ -138,7 +138,8 @@ def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Val
                 finish = slices.finish(finish, part, unit.equals(units[0]))
             for first in k.range(column, end, group):
                 columns = first, minimum(first + group, end)
-                _multiply(k, work, finish, rows, columns, panels, unit)
+                block = unit, minimum(unit + work.block_units, units[1])
+                _multiply(k, work, finish, rows, columns, panels, block)
     work.micro.end(k)
     if slices:
         slices.add(k, _finish(k, work, calls, k.index(0)), work.micro.lanes)
@@ -268,11 +269,11 @@ def _pack_left(k: Builder, work: _Work, blocks: Value) -> None:
 
 def _multiply(
     k: Builder, work: _Work, finish: Finish, rows: tuple[Value, Value],
-    columns: tuple[Value, Value], panels: Value, unit: Value,
+    columns: tuple[Value, Value], panels: Value, units: tuple[Value, Value],
 ) -> None:  # fmt: skip
-    """Blocks of rows from, to by panels of columns from, to over the block of K at `unit`."""
-    shape, lanes = work.shape, work.micro.lanes
-    width, end = shape.vectors * lanes, minimum(unit + work.block_units, work.units)
+    """Blocks of rows from, to by panels of columns from, to over units from, to, a block of K."""
+    shape, lanes, (unit, end) = work.shape, work.micro.lanes, units
+    width = shape.vectors * lanes
     panel_units = work.block_units * width
     if work.right.packed:
         for panel in k.range(*columns):
@@ -280,11 +281,11 @@ def _multiply(
             pack_units(k, work.sources[1], Part(panel * width, width, unit, end, target), lanes)
     whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
     for block in k.range(*rows):
-        left = _left(k, work, block, (unit, end), columns[1] - columns[0])
+        left = _left(k, work, block, units, columns[1] - columns[0])
 
         def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
             packed = work.packed[1] + (panel - columns[0]) * panel_units
-            _step(k, work, finish, left, packed, (block, panel), unit, vectors)
+            _step(k, work, finish, left, packed, (block, panel), units, vectors)
 
         for panel in k.range(columns[0], whole):
             step(panel, shape.vectors)
@@ -331,12 +332,12 @@ def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
 
 def _step(
     k: Builder, work: _Work, finish: Finish, left: Left, packed: Value, place: tuple[Value, Value],
-    unit: Value, vectors: int,
+    block_units: tuple[Value, Value], vectors: int,
 ) -> None:  # fmt: skip
     """One block of rows times one panel of columns, `packed` there or not, over a block of K."""
     shape, lanes, (block, panel) = work.shape, work.micro.lanes, place
     row, column = block * shape.rows, panel * (shape.vectors * lanes)
-    units = minimum(work.block_units, work.units - unit)
+    unit, units = block_units[0], block_units[1] - block_units[0]
     ragged, pending = _ragged(shape, vectors), work.pending
     if work.right.packed:
         right: Right = PackedRight(packed, shape.vectors * lanes, lanes)
