@@ -41,6 +41,7 @@ _LEAST_STREAMS, _MOST_STREAMS = 8, 32
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
 _PIECE = 1024  # bytes of the output's rows that are worth being written one after another
 _PAGE = 4096  # bytes apart, at multiples of which rows fall into the same sets of caches
+_COPIED_FOR = 512  # columns beside which it costs little to copy such rows, also for several threads
 _GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
 _FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
 _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
@@ -278,7 +279,8 @@ def _packed(
     """
     m, n, k, caches = product.m, product.n, product.k, host.caches()
     large = (m * n + m * k + k * n) * product.item_bytes > caches["L2"]
-    in_the_way = abs(product.a.strides[0]) % _PAGE == 0 or m * width * 4 > 2 * caches["L1d"]
+    whole_pages = abs(product.a.strides[0]) % _PAGE == 0 and n >= _COPIED_FOR
+    in_the_way = whole_pages or m * width * 4 > 2 * caches["L1d"]
     grouped = groups and (tiles or (large and in_the_way))
     panel = caches["L2"] // (_GROUPED_PART if grouped else _PANEL_PART)
     near = caches["L1d"] * 7 // 8
