@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit import verbose
-from lowbit.jit.recognize import Check, Same
+from lowbit.jit.recognize import Check, Same, constant
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
 from lowbit.product import requests
@@ -42,7 +42,6 @@ from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.recognized import (
     Recognized,
     as_given,
-    constant,
     out_as_given,
     real,
     threads_as_given,
@@ -221,8 +220,6 @@ def _matmul_scaled(
         check_scaled(b)
     wanted_scale, wanted_zero_point = a_scale, a_zero_point
     a_scale, a_zero_point = plain_number(a_scale), plain_number(a_zero_point)
-    wanted_out_scale, out_scale = out_scale, plain_number(out_scale)
-    out_zero_point = plain_number(out_zero_point)
     if a_zero_point is not None and b.K > _ALWAYS_SAFE and not np.any(a_zero_point):
         a_zero_point = None
     uniform = type(a_scale) in _NUMBERS and type(a_zero_point) in _NUMBERS
@@ -230,7 +227,8 @@ def _matmul_scaled(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
         threads_key(threads), isa, a_zero_point is not None, uniform,
         uniform and moderate_number(a_scale), bias is not None,
-        residual is not None, post_ops_tuple(post_ops), out_dtype, out_scale, out_zero_point,
+        residual is not None, post_ops_tuple(post_ops), out_dtype,
+        plain_number(out_scale), plain_number(out_zero_point),
     )  # fmt: skip
     given = left, residual, a_scale, a_zero_point, bias
     result, returned = output(a, out, prepared.shape, spec.storage, given)
@@ -254,7 +252,7 @@ def _matmul_scaled(
             "a_zero_point": None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
             "bias": as_given(bias, added, "bias"), "post_ops": constant(post_ops),
             "residual": as_given(residual, beside, "residual"),
-            "out_dtype": Same(out_dtype), "out_scale": constant(wanted_out_scale), "isa": Same(isa),
+            "out_dtype": Same(out_dtype), "out_scale": constant(out_scale), "isa": Same(isa),
             "out_zero_point": constant(out_zero_point), "out": out_as_given(out, result),
             "threads": threads_as_given(threads, prepared),
         }  # fmt: skip

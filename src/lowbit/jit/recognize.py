@@ -126,6 +126,15 @@ class Count(NamedTuple):
 Check = Same | Array | Real | Integer | Count
 
 
+def constant(value: Any) -> Same | None:
+    """The check of an argument that counts as it is: a number, a name, a tuple; None if it can
+    change, as the number in an array can."""
+    return Same(value) if type(value) in _CONSTANT else None
+
+
+_CONSTANT = {type(None), int, float, str, tuple}
+
+
 def thread_check(wanted: int | None, most: int | None) -> Check:
     """The check of a number of threads that was `wanted`. most: how many threads there were, where
     that had a part in what was chosen."""

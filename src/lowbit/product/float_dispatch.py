@@ -64,7 +64,7 @@ class FloatPlan:
     K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
     right operand that is not packed is fetched beforehand, in bytes of its rows; 0: not at all.
     `group_panels`: panels that meet all rows of an item before the next do. `k_slice`: of K, that
-    has sums of its own; 0: K is not cut so.
+    has sums of its own, and is an item with all rows; 0: K is not cut so.
     """
 
     micro: FloatMicro
@@ -162,31 +162,29 @@ def _shape(micro: FloatMicro, rows: int, vectors: int, columns: int) -> FloatSha
 
 class _Blocks(NamedTuple):
     """How K is cut, and what is done about memory: `ahead`, `group_panels` as `FloatPlan` says;
-    `grouped`: whether rows are copied for the groups; `far`: whether what is read where it is comes
-    from afar."""
+    `grouped`: whether rows are copied for the groups."""
 
     k_block: int
     ahead: int = 0
     group_panels: int = 1
     grouped: bool = False
-    far: bool = False
 
 
 def plan(product: FloatProduct) -> FloatPlan:
     """The plan for a product, all sizes of which are at least 1."""
     m, n, k = product.m, product.n, product.k
-    micro, plain_right = _serving(product, "plain"), True
-    rows, vectors = cut(micro, m, n, _streams(product) or k)
+    micro, plain_right, streams = _serving(product, "plain"), True, _streams(product)
+    rows, vectors = cut(micro, m, n, streams or k)
     packing = _serving(product, "packed")
-    if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes):
-        micro, plain_right = packing, False
+    if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes, streams > 0):
+        micro, plain_right, streams = packing, False, 0
         rows, vectors = cut(micro, m, n)
     tiles = not micro.in_registers  # they take rows packed, or copied beside each other
     plain_left = product.a_along == "k" and (tiles or not micro.pair)
     width, element = vectors * micro.lanes, 2 if micro.pair else 4
     row_blocks, panels = blocks(m, rows), blocks(n, width)
     if plain_right:
-        cut_k = _streamed(product)
+        cut_k = _streamed(product, streams)
     else:
         groups = plain_left and (tiles or panels >= _GROUP_PANELS)
         cut_k = _packed(product, rows, width, element, groups, tiles)
@@ -198,12 +196,11 @@ def plan(product: FloatProduct) -> FloatPlan:
         chunk_depth = min(k, max(room // chunk_rows // cut_k.k_block, 1) * cut_k.k_block)
         shared_bytes = chunk_rows * blocks(chunk_depth, _K_UNIT) * _K_UNIT * element
         row_blocks = blocks(min(chunk_rows, m), rows)
-    least = blocks(_STREAM_BYTES, width * product.item_bytes) if cut_k.far else 1
+    least = blocks(_STREAM_BYTES, width * product.item_bytes) if streams else 1
     item_blocks, item_panels = _items((row_blocks, panels), (rows, width), least, product, cut_k)
-    k_slice = _slice(product) if cut_k.far and plain_left else 0
+    k_slice = _slice(product) if streams and plain_left else 0
     if k_slice:
         slices = blocks(k, k_slice)
-        item_blocks = row_blocks
         item_panels = blocks(panels, min(blocks(product.threads, slices), max(1, panels // least)))
         shared_bytes = slices * m * n * 4
     group_panels = min(cut_k.group_panels, item_panels)
@@ -229,27 +226,27 @@ def plan(product: FloatProduct) -> FloatPlan:
 
 
 def _reads_plainly(
-    product: FloatProduct, plain: FloatMicro, packing: FloatMicro, rows: int, width: int
+    product: FloatProduct, plain: FloatMicro, packing: FloatMicro, rows: int, width: int, far: bool
 ) -> bool:
-    """Whether the right operand is read where it is: it is small, or meets few blocks of rows."""
+    """Whether the right operand is read where it is: it is small, or meets few blocks of rows, less
+    of them if it comes from `far`."""
     if product.b_along != "x":
         return False
     if not packing.plain:
         return product.m <= _ROWS_BESIDE_TILES
     near = product.k * product.n * product.item_bytes <= host.caches()["L1d"] * 3 // 2
-    most = plain.isa.vector_registers // _PLAIN_PART if _streams(product) else _PLAIN_BLOCKS
+    most = plain.isa.vector_registers // _PLAIN_PART if far else _PLAIN_BLOCKS
     most *= 4 if product.n <= width else 1  # a single panel lies as if packed
     row_blocks = blocks(product.m, rows)
     return row_blocks <= 1 or (packing is plain and (near or row_blocks <= most))
 
 
-def _streamed(product: FloatProduct) -> _Blocks:
-    """Blocks of K where the right operand is read where it is: from afar, a few rows at once."""
-    streams = _streams(product)
+def _streamed(product: FloatProduct, streams: int) -> _Blocks:
+    """Blocks of K where the right operand is read where it is: from afar, so many rows at once."""
     if not streams:
         return _Blocks(blocks(product.k, _K_UNIT) * _K_UNIT)
     far = product.k * product.n * product.item_bytes > _FAR_CACHES * host.caches()["L2"]
-    return _Blocks(streams, host.read_ahead() // 4 if far else 0, far=True)
+    return _Blocks(streams, host.read_ahead() // 4 if far else 0)
 
 
 def _streams(product: FloatProduct) -> int:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lowbit.jit.builtin import Finder, builtin
 from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import Array, Fresh, Same, signature, thread_check
+from lowbit.jit.recognize import Array, Fresh, Same, constant, signature, thread_check
 from lowbit.product.arguments import allocation
 from lowbit.product.prepare import KEPT
 
@@ -72,11 +72,12 @@ class RecognizedGemms:
             return
         known = self.calls.get(key, ())
         *before, dtype, threads, isa = others
-        if len(known) >= _MOST:
+        fixed = [one for one in map(constant, before) if one is not None]
+        if len(known) >= _MOST or len(fixed) < len(before):
             return
         left, right = ("b", "a") if one.swapped else ("a", "b")
         target = Same(None) if out is None else Array(out, "out", written=True)
-        checks = [Array(a, left), Array(b, right), *map(Same, before), target, Same(dtype),
+        checks = [Array(a, left), Array(b, right), *fixed, target, Same(dtype),
                   thread_check(threads, most), Same(isa)]  # fmt: skip
         mark = one.program, one.threads, bits, signature(checks)
         if mark in self._learned:  # but machine code could not serve this one

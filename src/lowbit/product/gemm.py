@@ -98,8 +98,7 @@ def learn(
     """
     one = prepared.one_call
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
-    numbers = {type(alpha), type(beta)} <= {float, int}  # an array's number can change
-    if one is None or c is not None or beta or not (arrays and numbers) or verbose.LEVEL:
+    if one is None or c is not None or beta or not arrays or verbose.LEVEL:
         return
     if a.size * b.shape[1] < _RECOGNIZED:
         recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options), most)

@@ -127,14 +127,6 @@ def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check:
     return thread_check(wanted, None if fixed else -prepared.product.threads)
 
 
-def constant(value: Any) -> Check | None:
-    """The check of a number, a name or post-operations, unless these can change."""
-    return Same(value) if type(value) in _CONSTANT else None
-
-
-_CONSTANT = {type(None), int, float, str, tuple}
-
-
 def real(value: Any, prepared: PreparedProduct) -> Check | None:
     """The check of a scale that is a number, of a magnitude that the product is prepared for."""
     within = (LEAST, MOST) if prepared.product.moderate else (0.0, BEYOND)

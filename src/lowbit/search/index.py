@@ -348,9 +348,8 @@ class VectorIndex:
 
     def _wanted(self, k: int, rescore: Any, candidates: int | None) -> int:
         """How many vectors the quantized scores have to find."""
-        for name, given in (("k", k), ("candidates", candidates)):
-            absent = name == "candidates" and given is None
-            if not absent and (isinstance(given, bool) or not isinstance(given, int | np.integer)):
+        for name, given in (("k", k), ("candidates", k if candidates is None else candidates)):
+            if isinstance(given, bool) or not isinstance(given, int | np.integer):
                 raise TypeError(f"{name} must be an integer, got {given!r}")
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")

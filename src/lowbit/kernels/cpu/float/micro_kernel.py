@@ -153,7 +153,7 @@ class FloatMicro(ABC):
 
     @abstractmethod
     def shapes(self, alone: bool = False) -> list[tuple[int, int]]:
-        """(rows, vectors) that the registers can hold."""
+        """(rows, vectors) that the registers can hold; `alone`: for an output of one row."""
 
     def begin(self, k: Builder) -> None:  # noqa: B027
         """Emit what each thread must do before its first step: as a rule, nothing."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lowbit.isa.generic import load_head, minimum, select
-from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, s64, u32
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -38,6 +38,7 @@ from lowbit.kernels.cpu.shared.layout import LINE
 
 _PANELS_PER_COPY = 16  # from which on rows are copied for tiles
 _UNITS_AHEAD = 16  # of a packed panel that comes from the second-level cache
+_ADDED = 16  # vectors of a row that an item of the region adds which adds up slices
 _ROWS_IN_PASSING = 2  # finished for each 32 k; more would outlast the products
 
 
@@ -135,7 +136,7 @@ def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Val
         for unit in k.range(*units, work.block_units):
             finish = _finish(k, work, calls, unit)
             if slices:
-                finish = slices.finish(finish, part, unit.equals(units[0]))
+                finish = slices.finish(k, finish, part, unit > units[0])
             for first in k.range(column, end, group):
                 columns = first, minimum(first + group, end)
                 block = unit, minimum(unit + work.block_units, units[1])
@@ -143,9 +144,6 @@ def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Val
     work.micro.end(k)
     if slices:
         slices.add(k, _finish(k, work, calls, k.index(0)), work.micro.lanes)
-
-
-_ADDED = 16  # vectors of a row that an item of the region adds which adds up slices
 
 
 @dataclass(frozen=True)
@@ -165,14 +163,12 @@ class _Slices:
         first = number * self.size
         return first, minimum(first + self.size, self.all_units)
 
-    def finish(self, finish: Finish, number: Value, begins: Value) -> Finish:
-        """What follows a block of K of a slice, its first one if it `begins`."""
-        own, machine = self.sums + number * (finish.m * finish.n), begins.machine
-        one = machine.constant(1.0, f32)
+    def finish(self, k: Builder, finish: Finish, number: Value, reads: Value) -> Finish:
+        """What follows a block of K of a slice; `reads`: sums of those before it are there."""
+        own = self.sums + number * (finish.m * finish.n)
         return replace(
-            finish, source=own, source_stride=finish.n,
-            reads=select(begins, machine.constant(0, s64), machine.constant(1, s64)) > 0,
-            factors=(finish.factors[0], one),
+            finish, source=own, source_stride=finish.n, reads=reads,
+            factors=(finish.factors[0], k.constant(1.0, f32)),
             partial=own, partial_stride=finish.n, out=own, out_stride=finish.n,
         )  # fmt: skip
 
