@@ -22,6 +22,7 @@ from lowbit.jit import verbose
 from lowbit.jit.chain import Launch, chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
+from lowbit.product.arguments import output
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Plan:
 
         stamps: int64 [1 + steps], zeros, is given the clock at the beginning and after each.
         IndexError: a kernel met an index that is out of range."""
-        outputs = [np.empty(one.shape, one.dtype) for one in self.outputs]
+        outputs = [output(None, None, one.shape, one.dtype)[0] for one in self.outputs]
         with self._lock:
             instance = self._idle.pop() if self._idle else None
         if instance is None:

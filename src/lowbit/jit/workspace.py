@@ -1,11 +1,14 @@
-"""Memory for kernels: aligned arrays, and scratch that calls share."""
+"""Memory for kernels: aligned arrays, results' memory that is used again, scratch of calls."""
 
 from __future__ import annotations
 
 import math
 import mmap
 import threading
+import weakref
+from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,15 +17,19 @@ import numpy.typing as npt
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _LARGE_PAGE = 1 << 21  # bytes
 _ADDRESSABLE = 1 << 56  # bytes: no address of any CPU has more bits
+_RECYCLED = range(32 << 20, (128 << 20) + 1)  # bytes; what is smaller, glibc's malloc keeps itself
 
 
 def aligned_empty(
-    shape: tuple[int, ...], dtype: npt.DTypeLike, *, lasting: bool = False
+    shape: tuple[int, ...], dtype: npt.DTypeLike, *, lasting: bool = False, recycled: bool = False
 ) -> npt.NDArray[Any]:
     """An uninitialised array whose first byte is at a multiple of 64.
 
     lasting: it is made once and read often, in large pages where it has whole ones. Memory that is
     soon given back is better taken from what the process has already.
+
+    recycled: it is a result, which is put in the memory of an earlier one that is gone, if it is
+    large. The system would take that back and clear new memory, which takes longer than to fill it.
 
     MemoryError: there is not so much memory, or cannot be.
     """
@@ -31,7 +38,10 @@ def aligned_empty(
     if size > _ADDRESSABLE:
         raise MemoryError(f"an array {shape} of {kind} takes {size} bytes, which no machine has")
     large = lasting and size >= _LARGE_PAGE
-    raw = _in_large_pages(size) if large else np.empty(size + ALIGNMENT, np.uint8)
+    if recycled and not large and size in _RECYCLED:
+        raw = np.asarray(_Owner(_block(size)))
+    else:
+        raw = _in_large_pages(size) if large else np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % (_LARGE_PAGE if large else ALIGNMENT)
     return raw[start : start + size].view(kind).reshape(shape)
 
@@ -48,6 +58,44 @@ def _in_large_pages(size: int) -> npt.NDArray[np.uint8]:
         start, whole = -raw.ctypes.data % _LARGE_PAGE, size // _LARGE_PAGE * _LARGE_PAGE
         memory.madvise(mmap.MADV_HUGEPAGE, start, whole)
     return raw
+
+
+recycled_empty = partial(aligned_empty, recycled=True)
+
+
+class _Lease(weakref.ref[Any]):
+    """A weak reference to the owner of a block, which becomes free when the owner is gone."""
+
+    __slots__ = ("block",)
+
+
+class _Owner:
+    """What owns the memory of one result. Its arrays and what is made of them keep it alive.
+
+    Then its lease is put with the free ones, by no line of Python, in which Ctrl-C would be lost,
+    and without a lock, since a step of a deque is atomic: at any time, in any thread.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "lease")
+
+    def __init__(self, block: npt.NDArray[np.uint8]) -> None:
+        self.__array_interface__ = block.__array_interface__
+        self.lease = _Lease(self, _free.append)
+        self.lease.block = block
+
+
+_free: deque[_Lease] = deque(maxlen=2)  # a loop makes a result while it holds the one before
+
+
+def _block(size: int) -> npt.NDArray[np.uint8]:
+    """A free block of that size or up to twice that, or a new one. No other call gets it."""
+    with suppress(IndexError):  # others may take them meanwhile
+        for _ in range(len(_free)):
+            lease = _free.pop()
+            if size <= lease.block.nbytes - ALIGNMENT <= 2 * size:
+                return lease.block
+            _free.appendleft(lease)
+    return np.empty(size + ALIGNMENT, np.uint8)
 
 
 class Workspace(threading.local):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from ml_dtypes import bfloat16
 
-from lowbit.jit.workspace import aligned_empty
+from lowbit.jit.workspace import recycled_empty
 from lowbit.kernels.cpu.shared.layout import FLIP, PANEL
 from lowbit.numerics import longest_sum
 from lowbit.numerics.float32 import BEYOND, float32_array, float32_number, moderate
@@ -191,7 +191,7 @@ def check_k(
 def allocation(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, tuple[Any, ...]]:
     """What makes a new output, and of which arguments."""
     large = math.prod(shape) * dtype.itemsize >= _LARGE
-    return aligned_empty if large else np.empty, (shape, dtype)
+    return recycled_empty if large else np.empty, (shape, dtype)
 
 
 def output(
