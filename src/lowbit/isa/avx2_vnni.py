@@ -1,6 +1,6 @@
-"""AVX-VNNI: the exact byte product of AVX-512 VNNI on AVX2's sixteen 256-bit registers.
+"""AVX-VNNI: the exact products of AVX-512 VNNI on AVX2's sixteen 256-bit registers.
 
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, VPDPBUSD, VPDPWSSD.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import numpy as np
 from llvmlite import ir
 
 from lowbit.isa.avx2 import AVX2
+from lowbit.isa.generic import madd16
 from lowbit.isa.instruction import Call, Instruction, Signature
 from lowbit.isa.instruction_set import register
-from lowbit.isa.types import Vector, s8, s32, u8
+from lowbit.isa.types import Vector, s8, s16, s32, u8
 
 AVX2_VNNI = register(AVX2.plus("avx2_vnni", "avxvnni"))
 
@@ -37,3 +38,21 @@ def byte_products(name: str, lanes: int, feature: str) -> Instruction:
 
 
 vpdpbusd_256 = byte_products("vpdpbusd_256", 8, "avxvnni")
+
+
+def word_products(name: str, lanes: int, feature: str) -> Instruction:
+    """VPDPWSSD with so many lanes of 32 bits."""
+    sums, words = Vector(s32, lanes), Vector(s16, 2 * lanes)
+
+    def emit(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:
+        a, b = (call.builder.bitcast(one, sums.llvm) for one in (a, b))  # as above
+        return call.intrinsic(f"llvm.x86.avx512.vpdpwssd.{32 * lanes}", acc, a, b)
+
+    def meaning(acc: Any, a: Any, b: Any) -> Any:
+        """out[i] = acc[i] + a[2i]·b[2i] + a[2i+1]·b[2i+1]; wraps."""
+        return acc + madd16.meaning(a, b)
+
+    return Instruction(name, Signature(sums, sums, words, words), emit, meaning, feature)
+
+
+vpdpwssd_256 = word_products("vpdpwssd_256", 8, "avxvnni")

@@ -70,8 +70,9 @@ def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
         triple = llvm.get_process_triple()
     cpu = "x86-64" if triple.startswith("x86_64") else "generic"
     # Tuning for a generic core would otherwise split 512-bit vectors in two. A core that knows no
-    # prefetch for writing passes over it.
-    more = ["-prefer-256-bit"] * (isa.vector_bytes == 64) + ["+prfchw"] * (cpu == "x86-64")
+    # prefetch for writing passes over it. VPDPWSSD is to stay one instruction, not become two.
+    more = ["-prefer-256-bit"] * (isa.vector_bytes == 64)
+    more += ["+prfchw", "+fast-dpwssd"] * (cpu == "x86-64")
     features = ",".join([f"+{name}" for name in isa.features] + more)
     target = llvm.Target.from_triple(triple)
     return target.create_target_machine(cpu=cpu, features=features, opt=2, reloc="pic", jit=True)

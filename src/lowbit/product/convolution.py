@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -13,11 +13,13 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
 from lowbit.jit.kernel import Program
+from lowbit.jit.workspace import workspace
+from lowbit.kernels.cpu.convolution import winograd
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import blocks
-from lowbit.product.describe import of_depthwise, tell_plan
+from lowbit.product.describe import of_convolution, tell_miss, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.geometry import line_table, window_table
 from lowbit.product.prepare import KEPT, moved, prepare
@@ -119,6 +121,12 @@ _VARYING = ("x", "windows", "weights", "row_scale", "row_zero", "column_sum", "c
 _ITEMS_PER_THREAD = 4
 
 
+def _epilogue(c: Convolution, images: Windows) -> Epilogue:
+    """What follows the sums of a kernel of its own."""
+    return Epilogue(a_zero=images.zero_points, post_ops=c.post_ops, out=c.output, uniform=True,
+                    moderate=c.moderate and c.b.moderate)  # fmt: skip
+
+
 class _Depthwise:
     """Each channel is a group."""
 
@@ -128,11 +136,9 @@ class _Depthwise:
         self.shape, over = c.shape, c.geometry
         self.windows = None if 0 in self.shape else line_table(over, c.channels)
         images = Windows(c.signed, c.shifted)
-        epilogue = Epilogue(a_zero=images.zero_points, post_ops=c.post_ops, out=c.output,
-                            uniform=True, moderate=c.moderate and c.b.moderate)  # fmt: skip
         self._program = depthwise.program(
-            instruction_sets.get(c.isa), format=images, window=over.window, epilogue=epilogue,
-            repeated=c.b.n > 1,
+            instruction_sets.get(c.isa), format=images, window=over.window,
+            epilogue=_epilogue(c, images), repeated=c.b.n > 1,
         )  # fmt: skip
         m = c.batch * math.prod(over.output[:-1])
         count = thread_count(c.batch * over.pixels, c.outputs, over.taps, c.threads)
@@ -145,7 +151,7 @@ class _Depthwise:
             "item_lines": max(1, blocks(m, items)),
         }
         self._call = self._program.bind(count, _VARYING, **self._fixed)
-        tell_plan(told := of_depthwise(c, count))
+        tell_plan(told := of_convolution(c, "depthwise", count))
         if verbose.LEVEL:
             self._call = verbose.telling(self._call, told)
 
@@ -168,10 +174,96 @@ class _Depthwise:
                    at.residual, at.parameters, at.out)  # fmt: skip
 
 
+class _Winograd:
+    """Windows of 3 x 3, which few products make."""
+
+    def __init__(self, c: Convolution) -> None:
+        isa, over = instruction_sets.get(c.isa), c.geometry
+        self.shape = c.shape
+        (down, across), (height, width) = (
+            (blocks(one, winograd.TILE) for one in over.output),
+            over.size,
+        )
+        tiles = c.batch * down * across
+        count = thread_count(c.batch * over.pixels, c.outputs, over.taps * c.channels, c.threads)
+        cut = winograd.cut(isa, tiles, c.channels, c.outputs, count)
+        images = Windows(c.signed, c.shifted)
+        self._program = winograd.winograd.program(
+            isa, format=images, epilogue=_epilogue(c, images), rows=cut.rows, ahead=cut.ahead
+        )
+        self._fixed = {
+            "image_stride": height * width * c.channels,
+            "m": tiles,
+            "n": c.outputs,
+            "channels": c.channels,
+            "height": height,
+            "width": width,
+            "above": over.before[0],
+            "left": over.before[1],
+            "out_height": over.output[0],
+            "out_width": over.output[1],
+            "tiles_down": down,
+            "tiles_across": across,
+            "item_tiles": cut.item_tiles,
+            "item_panels": cut.item_panels,
+            "private_bytes": cut.private_bytes,
+        }
+        self.scratch, self._panels = count * cut.private_bytes, winograd.panels_of(isa)
+        self._call = self._program.bind(count, _WORDS, **self._fixed)
+        tell_plan(told := of_convolution(c, "winograd", count))
+        if verbose.LEVEL:
+            self._call = verbose.telling(self._call, told)
+
+    def run(self, weight: PackedConvolution, at: Operands) -> None:
+        memory, start = workspace.reserve(self.scratch)
+        self._call(*self._words(weight, at, start))
+        del memory  # until here nothing else may use it
+
+    def launches(
+        self, weight: PackedConvolution, at: Operands, start: Any
+    ) -> Iterator[tuple[Program, dict[str, Any]]]:
+        words = self._words(weight, at, start)
+        yield self._program, self._fixed | dict(zip(_WORDS, words, strict=True))
+
+    def _words(self, weight: PackedConvolution, at: Operands, start: Any) -> tuple[Any, ...]:
+        """What the program is given."""
+        (matrix,) = weight.matrices
+        _, sums, _, scales = matrix.addresses
+        return (at.x, weight.words(self._panels), at.scale, at.zero, sums, scales, at.bias, at.residual,
+                at.parameters, at.out, start)  # fmt: skip
+
+
+_WORDS = ("x", "weights", "row_scale", "row_zero", "column_sum", "column_scale", "bias", "residual",
+          "parameters", "out", "private")  # fmt: skip
+
+
+def _kind(c: Convolution) -> Callable[[Convolution], PreparedConvolution]:
+    """What serves a convolution; why it is no faster kernel is logged."""
+    if c.depthwise:
+        return _Depthwise
+    if 0 in c.shape or len(c.geometry.size) != 2:
+        return _Grouped
+    why = winograd.refuses(instruction_sets.named(c.isa), _query(c))
+    if not why:
+        return _Winograd
+    tell_miss(of_convolution(c, "product", 0), "winograd", why)
+    return _Grouped
+
+
+def _query(c: Convolution) -> winograd.Query:
+    """What the kernel of Winograd's algorithm is asked."""
+    over = c.geometry
+    plain = over.mode == "constant" and c.groups == 1 and min(*over.before, *over.after) >= 0
+    apart = {*over.stride, *over.dilation, *over.spread}
+    tiles = c.batch * math.prod(blocks(one, winograd.TILE) for one in over.output)
+    return winograd.Query(over.kernel, plain and apart == {1}, c.channels, c.outputs, tiles,
+                          c.batch * over.pixels, c.bounded)  # fmt: skip
+
+
 @lru_cache(maxsize=KEPT)
 def prepare_convolution(convolution: Convolution) -> PreparedConvolution:
     """A convolution made ready to run: the one prepared before, or a new one.
 
     RuntimeError: the machine lacks the instruction set. ValueError: images are too large.
     """
-    return (_Depthwise if convolution.depthwise else _Grouped)(convolution)
+    return _kind(convolution)(convolution)

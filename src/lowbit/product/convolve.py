@@ -29,7 +29,7 @@ from lowbit.product.geometry import Geometry
 from lowbit.product.output import AnyPostOp, OutputSpec, post_ops_tuple
 from lowbit.product.prepare import KEPT
 from lowbit.product.product import Convolution
-from lowbit.product.requests import group_format
+from lowbit.product.requests import bounded, group_format
 from lowbit.product.types import Kind, Operand, OutDtype, PaddingMode
 from lowbit.weights.convolution import ConvolutionShape, PackedConvolution
 
@@ -80,7 +80,8 @@ def convolution(
                 _integers(output_padding, "output_padding"))  # fmt: skip
     prepared, spec = _requested(
         left.shape, left.dtype, group_format(weight, isa), weight.shape, threads_key(threads), isa,
-        bool(np.any(zero_point)), scale is not None, moderate_number(scale), geometry,
+        bool(np.any(zero_point)), scale is not None, moderate_number(scale),
+        bounded(weight, isa), geometry,
         bias is not None, residual is not None, post_ops_tuple(post_ops), out_dtype,
         plain_number(out_scale), plain_number(out_zero_point),
     )  # fmt: skip
@@ -101,11 +102,12 @@ def convolution(
 @lru_cache(maxsize=KEPT, typed=True)  # 7 is a zero point, 7.0 none
 def _requested(
     shape: tuple[int, ...], dtype: np.dtype[Any], b: PanelFormat, weight: ConvolutionShape,
-    threads: int, isa: str | None, shifted: bool, scaled: bool, fair: bool,
+    threads: int, isa: str | None, shifted: bool, scaled: bool, fair: bool, small: bool,
     geometry: tuple[Any, ...], *output: Any,
 ) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
     """What `lowbit.convolution` asks for. shape, dtype: of the images; b: the form of a group's
-    matrix; shifted, scaled, fair: whether they have a zero point, a scale, a moderate one;
+    matrix; shifted, scaled, fair: whether they have a zero point, a scale, a moderate one; small:
+    whether sums are bounded;
     geometry: stride, padding, dilation, padding_mode, output_padding; output: as `OutputSpec.of`
     takes it."""
     check_bytes(dtype, "x")
@@ -134,7 +136,7 @@ def _requested(
     name = instruction_sets.active(isa).name
     signed = dtype == np.int8
     convolution = Convolution(shape[0], where, shape[-1], weight.groups, signed, shifted, b, name,
-                              threads, spec.post_ops, spec.out, fair and spec.moderate)  # fmt: skip
+                              threads, spec.post_ops, spec.out, fair and spec.moderate, small)  # fmt: skip
     return prepare_convolution(convolution), spec
 
 

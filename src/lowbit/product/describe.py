@@ -48,13 +48,13 @@ def _shape(m: int, k: int, n: int) -> str:
     return f"{m}x{k}:{k}x{n}"
 
 
-def of_depthwise(c: Convolution, threads: int) -> str:
-    """A convolution whose channels are groups; the shape: of the images, and of the kernel."""
+def of_convolution(c: Convolution, kernel: str, threads: int) -> str:
+    """A convolution by a kernel of its own; the shape: of the images, and of the windows."""
     x = "x".join(map(str, (c.batch, *c.geometry.size, c.channels)))
-    kernel = "x".join(map(str, (*c.geometry.kernel, c.outputs)))
+    windows = "x".join(map(str, (*c.geometry.kernel, c.outputs)))
     return verbose.line(
         "convolution", f"{'s8' if c.signed else 'u8'}:{_short(c.b.dtype)}:{c.output}",
-        f"{x}:{kernel}", "depthwise", c.isa, threads, "+".join(c.post_ops),
+        f"{x}:{windows}", kernel, c.isa, threads, "+".join(c.post_ops),
     )  # fmt: skip
 
 
@@ -82,6 +82,11 @@ def _tell_machine() -> None:
         verbose.log.info("info,%s,%s", one["name"], state)
 
 
+def tell_miss(told: str, kernel: str, why: str) -> None:
+    """Log why a kernel did not serve that comes before the one that does."""
+    verbose.log.info("miss,%s,%s: %s", told, kernel, why)
+
+
 def tell_integers(product: Product, plan: Plan) -> None:
     """Log the plan of a product, and which kernels that come first did not serve, and why."""
     if not verbose.log.isEnabledFor(logging.INFO):
@@ -90,4 +95,4 @@ def tell_integers(product: Product, plan: Plan) -> None:
     tell_plan(told)
     for one in consider(instruction_sets.get(product.isa), product.query):
         if one.why and one.micro is not None:
-            verbose.log.info("miss,%s,%s on %s: %s", told, one.micro.name, one.isa.name, one.why)
+            tell_miss(told, f"{one.micro.name} on {one.isa.name}", one.why)

@@ -113,6 +113,7 @@ class Convolution(NamedTuple):
     - groups: how many, each of which has a weight of the form `b`.
     - signed: images are int8, else uint8. shifted: they have a zero point.
     - isa, threads, post_ops, output, moderate: as in `Product`.
+    - bounded: sums are known to be as small as `PackedConvolution.bounded` says.
     """
 
     batch: int
@@ -127,6 +128,7 @@ class Convolution(NamedTuple):
     post_ops: tuple[str, ...] = ()
     output: str = "s32"
     moderate: bool = False
+    bounded: bool = False
 
     @property
     def depthwise(self) -> bool:

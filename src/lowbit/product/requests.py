@@ -14,6 +14,7 @@ import numpy as np
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
+from lowbit.kernels.cpu.convolution import winograd
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.rows.input_format import InputFormat
@@ -77,6 +78,11 @@ def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
     most = max(one.largest_pair for one in formats)
     return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]),
                                moderate=all(one.moderate for one in formats))  # fmt: skip
+
+
+def bounded(weight: PackedConvolution, isa: str | None) -> bool:
+    """`PackedConvolution.bounded`, where that can matter."""
+    return winograd.may_serve(instruction_sets.active(isa)) and weight.bounded
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:

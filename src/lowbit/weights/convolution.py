@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
+from lowbit.kernels.cpu.convolution import winograd
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
@@ -114,6 +116,7 @@ class PackedConvolution:
     groups: int
     matrices: tuple[PackedMatrix, ...] | tuple[PackedDepthwise]
     transposed: bool = False
+    _words: dict[int, npt.NDArray[np.int16]] = field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> ConvolutionShape:
@@ -130,8 +133,39 @@ class PackedConvolution:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, padding included."""
+        """Bytes held, padding included; without `words`, which are made if a kernel reads them."""
         return sum(matrix.nbytes for matrix in self.matrices)
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether the sums of windows are known to be so small that words give them exactly: no sum
+        of stored values times numbers from 0 to 255 reaches `winograd.MOST_SUM`."""
+        (first, *others), window = self.matrices, (winograd.KERNEL, winograd.KERNEL)
+        if others or self.kernel != window or isinstance(first, PackedDepthwise):
+            return False
+        if first.K * FLIP * 255 < winograd.MOST_SUM:
+            return True
+        values = first.panels.view(np.int8)
+        magnitudes = np.abs(values).view(np.uint8).reshape(len(values), -1, PANEL, QUAD)
+        both = magnitudes.sum(axis=(1, 3), dtype=np.int32).ravel()
+        # The sum of values is that of positive ones less the magnitudes of the others.
+        return int((both + np.abs(first.column_sums)).max()) // 2 * 255 < winograd.MOST_SUM
+
+    def words(self, panels: int) -> npt.NDArray[np.int16]:
+        """The weight as kernels/cpu/convolution/winograd.py reads it, in blocks of so many panels:
+        eight times as many bytes."""
+        if panels not in self._words:
+            made = self._made_words(panels)
+            return self._words.setdefault(panels, made)  # addresses of the first are in use
+        return self._words[panels]
+
+    def _made_words(self, panels: int) -> npt.NDArray[np.int16]:
+        (matrix,), side = self.matrices, winograd.KERNEL
+        fours = self.channels // QUAD
+        values = matrix.panels.view(np.int8)[:, : side * side * fours]
+        parts = values.reshape(len(values), side * side, fours, PANEL, 2, 2)
+        ordered = parts.transpose(1, 0, 2, 4, 3, 5).astype(np.int16)
+        return winograd.packed(ordered.reshape(side, side, len(values), -1), panels)
 
 
 def refusal(weight: QTensor, *, groups: int = 1, transposed: bool = False) -> str:

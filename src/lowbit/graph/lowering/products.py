@@ -158,6 +158,7 @@ def convolution(lowering: Lowering, node: Node) -> None:
         x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
         requests.group_format(packed, lowering.isa.name), lowering.isa.name, lowering.threads,
         spec.post_ops, spec.out, moderate(x.tensor.scale) and spec.moderate,
+        requests.bounded(packed, lowering.isa.name),
     )  # fmt: skip
     prepared = prepare_convolution(asked)
     lowering.kept.append(prepared)
