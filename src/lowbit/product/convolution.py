@@ -14,8 +14,10 @@ from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
 from lowbit.jit.kernel import Program
 from lowbit.jit.workspace import workspace
-from lowbit.kernels.cpu.convolution import winograd
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
+from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
+from lowbit.kernels.cpu.convolution.winograd.arithmetic import TILE
+from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import blocks
@@ -175,40 +177,36 @@ class _Depthwise:
 
 
 class _Winograd:
-    """Windows of 3 x 3, which few products make."""
+    """Windows of 3 x 3, in a quarter of the products."""
 
     def __init__(self, c: Convolution) -> None:
-        isa, over = instruction_sets.get(c.isa), c.geometry
-        self.shape = c.shape
-        (down, across), (height, width) = (
-            (blocks(one, winograd.TILE) for one in over.output),
-            over.size,
-        )
-        tiles = c.batch * down * across
-        count = thread_count(c.batch * over.pixels, c.outputs, over.taps * c.channels, c.threads)
-        cut = winograd.cut(isa, tiles, c.channels, c.outputs, count)
+        isa, over, query = instruction_sets.get(c.isa), c.geometry, _query(c)
+        self.shape, (height, width) = c.shape, over.size
+        count = thread_count(c.batch * over.pixels, c.outputs, c.b.k, c.threads)
+        cut = winograd_cut.cut(isa, query.tiles, c.channels, c.outputs, count)
         images = Windows(c.signed, c.shifted)
-        self._program = winograd.winograd.program(
-            isa, format=images, epilogue=_epilogue(c, images), rows=cut.rows, ahead=cut.ahead
-        )
+        down, across = over.output
+        self._program = winograd.program(
+            isa, format=images, epilogue=_epilogue(c, images), rows=cut.rows,
+            ends=(down % TILE, across % TILE), ahead=cut.ahead,
+        )  # fmt: skip
         self._fixed = {
             "image_stride": height * width * c.channels,
-            "m": tiles,
+            "m": c.batch,
             "n": c.outputs,
             "channels": c.channels,
             "height": height,
             "width": width,
             "above": over.before[0],
             "left": over.before[1],
-            "out_height": over.output[0],
-            "out_width": over.output[1],
-            "tiles_down": down,
-            "tiles_across": across,
+            "out_height": down,
+            "out_width": across,
             "item_tiles": cut.item_tiles,
             "item_panels": cut.item_panels,
             "private_bytes": cut.private_bytes,
         }
-        self.scratch, self._panels = count * cut.private_bytes, winograd.panels_of(isa)
+        self.scratch = count * cut.private_bytes
+        self._panels, self._threads = winograd_cut.panels_of(isa), count
         self._call = self._program.bind(count, _WORDS, **self._fixed)
         tell_plan(told := of_convolution(c, "winograd", count))
         if verbose.LEVEL:
@@ -229,8 +227,9 @@ class _Winograd:
         """What the program is given."""
         (matrix,) = weight.matrices
         _, sums, _, scales = matrix.addresses
-        return (at.x, weight.words(self._panels), at.scale, at.zero, sums, scales, at.bias, at.residual,
-                at.parameters, at.out, start)  # fmt: skip
+        words = weight.words(self._panels, self._threads)
+        return (at.x, words, at.scale, at.zero, sums, scales, at.bias, at.residual, at.parameters,
+                at.out, start)  # fmt: skip
 
 
 _WORDS = ("x", "weights", "row_scale", "row_zero", "column_sum", "column_scale", "bias", "residual",
@@ -243,21 +242,21 @@ def _kind(c: Convolution) -> Callable[[Convolution], PreparedConvolution]:
         return _Depthwise
     if 0 in c.shape or len(c.geometry.size) != 2:
         return _Grouped
-    why = winograd.refuses(instruction_sets.named(c.isa), _query(c))
+    why = winograd_cut.refuses(instruction_sets.named(c.isa), _query(c))
     if not why:
         return _Winograd
-    tell_miss(of_convolution(c, "product", 0), "winograd", why)
+    tell_miss(of_convolution(c, "product", c.threads), "winograd", why)
     return _Grouped
 
 
-def _query(c: Convolution) -> winograd.Query:
+def _query(c: Convolution) -> winograd_cut.Query:
     """What the kernel of Winograd's algorithm is asked."""
     over = c.geometry
-    plain = over.mode == "constant" and c.groups == 1 and min(*over.before, *over.after) >= 0
     apart = {*over.stride, *over.dilation, *over.spread}
-    tiles = c.batch * math.prod(blocks(one, winograd.TILE) for one in over.output)
-    return winograd.Query(over.kernel, plain and apart == {1}, c.channels, c.outputs, tiles,
-                          c.batch * over.pixels, c.bounded)  # fmt: skip
+    plain = over.mode == "constant" and c.groups == 1 and apart == {1}
+    plain = plain and min(*over.before, *over.after) >= 0
+    return winograd_cut.Query(over.kernel, plain, c.channels, c.outputs, c.batch, over.output,
+                              c.bounded)  # fmt: skip
 
 
 @lru_cache(maxsize=KEPT)

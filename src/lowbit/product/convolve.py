@@ -135,8 +135,10 @@ def _requested(
         raise ValueError("bias, residual, post_ops and outputs but int32 need the scale of x")
     name = instruction_sets.active(isa).name
     signed = dtype == np.int8
-    convolution = Convolution(shape[0], where, shape[-1], weight.groups, signed, shifted, b, name,
-                              threads, spec.post_ops, spec.out, fair and spec.moderate, small)  # fmt: skip
+    convolution = Convolution(
+        shape[0], where, shape[-1], weight.groups, signed, shifted, b, name, threads,
+        spec.post_ops, spec.out, fair and spec.moderate, small,
+    )  # fmt: skip
     return prepare_convolution(convolution), spec
 
 

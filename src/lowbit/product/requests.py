@@ -14,7 +14,7 @@ import numpy as np
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.kernels.cpu.convolution import winograd
+from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.rows.input_format import InputFormat
@@ -82,7 +82,7 @@ def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
 
 def bounded(weight: PackedConvolution, isa: str | None) -> bool:
     """`PackedConvolution.bounded`, where that can matter."""
-    return winograd.may_serve(instruction_sets.active(isa)) and weight.bounded
+    return winograd_cut.may_serve(instruction_sets.active(isa)) and weight.bounded
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:

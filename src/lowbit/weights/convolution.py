@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lowbit import isa as instruction_sets
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.convolution import winograd
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
+from lowbit.kernels.cpu.convolution.winograd.arithmetic import KERNEL, MOST_SUM, POINTS
+from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
@@ -20,6 +22,8 @@ from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
+
+_EVEN_BYTES = np.uint32(0x00FF00FF)
 
 
 class ConvolutionShape(NamedTuple):
@@ -139,33 +143,33 @@ class PackedConvolution:
     @cached_property
     def bounded(self) -> bool:
         """Whether the sums of windows are known to be so small that words give them exactly: no sum
-        of stored values times numbers from 0 to 255 reaches `winograd.MOST_SUM`."""
-        (first, *others), window = self.matrices, (winograd.KERNEL, winograd.KERNEL)
-        if others or self.kernel != window or isinstance(first, PackedDepthwise):
+        of stored values times numbers from 0 to 255 reaches MOST_SUM."""
+        first, *others = self.matrices
+        if others or self.kernel != (KERNEL, KERNEL) or isinstance(first, PackedDepthwise):
             return False
-        if first.K * FLIP * 255 < winograd.MOST_SUM:
+        if first.K * FLIP * 255 < MOST_SUM:
             return True
-        values = first.panels.view(np.int8)
-        magnitudes = np.abs(values).view(np.uint8).reshape(len(values), -1, PANEL, QUAD)
-        both = magnitudes.sum(axis=(1, 3), dtype=np.int32).ravel()
+        # Magnitudes of two bytes each, in two halves of a dword, over sixteen lines of a panel.
+        dwords = np.abs(first.panels.view(np.int8)).view(np.uint32)
+        halves = (dwords & _EVEN_BYTES) + (dwords >> 8 & _EVEN_BYTES)
+        sums = halves.reshape(len(halves), -1, PANEL, PANEL).sum(axis=2, dtype=np.uint32)
+        both = (sums & 0xFFFF).sum(axis=1) + (sums >> 16).sum(axis=1)
         # The sum of values is that of positive ones less the magnitudes of the others.
-        return int((both + np.abs(first.column_sums)).max()) // 2 * 255 < winograd.MOST_SUM
+        most = int((both.ravel() + np.abs(first.column_sums)).max()) // 2
+        return 255 * most < MOST_SUM
 
-    def words(self, panels: int) -> npt.NDArray[np.int16]:
-        """The weight as kernels/cpu/convolution/winograd.py reads it, in blocks of so many panels:
-        eight times as many bytes."""
+    def words(self, panels: int, threads: int = 1) -> npt.NDArray[np.int16]:
+        """The weight as kernels/cpu/convolution/winograd/winograd.py reads it, in blocks of so many
+        panels: eight times as many bytes."""
         if panels not in self._words:
-            made = self._made_words(panels)
+            (matrix,) = self.matrices
+            count, lines, _ = matrix.panels.shape
+            size = (POINTS * count * self.channels * PANEL,)
+            made = aligned_empty(size, np.int16, lasting=True)
+            program = weight_words.program(instruction_sets.active())
+            program(threads, matrix.panels, lines * LINE, count, self.channels, panels, made)
             return self._words.setdefault(panels, made)  # addresses of the first are in use
         return self._words[panels]
-
-    def _made_words(self, panels: int) -> npt.NDArray[np.int16]:
-        (matrix,), side = self.matrices, winograd.KERNEL
-        fours = self.channels // QUAD
-        values = matrix.panels.view(np.int8)[:, : side * side * fours]
-        parts = values.reshape(len(values), side * side, fours, PANEL, 2, 2)
-        ordered = parts.transpose(1, 0, 2, 4, 3, 5).astype(np.int16)
-        return winograd.packed(ordered.reshape(side, side, len(values), -1), panels)
 
 
 def refusal(weight: QTensor, *, groups: int = 1, transposed: bool = False) -> str:
