@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import lowbit
 from lowbit.isa import available, host, named
-from lowbit.kernels.cpu.convolution import winograd
+from lowbit.kernels.cpu.convolution.winograd import cut
+from lowbit.kernels.cpu.convolution.winograd.arithmetic import MOST_SUM
+from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
+from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.product import convolution
@@ -23,7 +26,7 @@ from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
 from lowbit.spec.operations.convolution import convolution_sums
 
-SETS = tuple(name for name in available() if winograd.may_serve(named(name)))
+SETS = tuple(name for name in available() if cut.may_serve(named(name)))
 
 
 def drawn(
@@ -44,7 +47,7 @@ def expected(x: np.ndarray, weight: np.ndarray, zero: int, padding: Any) -> np.n
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel serves whatever it can, faster or not."""
     forget()
-    monkeypatch.setattr(winograd, "_cycles", lambda isa, query: (0, 1))
+    monkeypatch.setattr(cut, "_cycles", lambda isa, query: (0, 1))
     yield
     forget()
 
@@ -114,7 +117,7 @@ def test_sums_are_bounded_by_the_weights(outputs: int) -> None:
             values = weight.reshape(outputs, -1).astype(np.int64)
             sums = max((values * (values > 0)).sum(1).max(), -(values * (values < 0)).sum(1).min())
             bounded = lowbit.pack_convolution(weight).bounded
-            assert bounded == (255 * sums < winograd.MOST_SUM)
+            assert bounded == (255 * sums < MOST_SUM)
 
 
 @pytest.mark.usefixtures("always")
@@ -158,38 +161,54 @@ def test_what_follows_has_the_bits_of_products(
     state = rng.bit_generator.state
     made = run()
     rng.bit_generator.state = state
-    monkeypatch.setattr(winograd, "may_serve", lambda isa: False)
+    monkeypatch.setattr(cut, "may_serve", lambda isa: False)
     np.testing.assert_array_equal(made, run())
 
 
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx512", "avx2_vnni", "avx2"])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "ahead"), [(6, 16, False), (5, 70, True), (4, 30, True)]
+    ("size", "rows", "outputs", "ahead"),
+    [((8, 4), 6, 16, False), ((7, 9), 5, 70, True), ((6, 11), 4, 30, True), ((5, 3), 4, 9, True)],
 )
-def test_every_access_is_inside(rows: int, outputs: int, ahead: bool, isa: str) -> None:
+def test_every_access_is_inside(
+    size: tuple[int, int], rows: int, outputs: int, ahead: bool, isa: str
+) -> None:
     """Interpreted on every machine, in items of some tiles by some panels."""
-    machine = named(isa)
-    x, weight = drawn(3, (2, 7, 9, 32), outputs, "int8")
+    machine, (height, width) = named(isa), size
+    x, weight = drawn(3, (3, *size, 32), outputs, "int8")
     packed = lowbit.pack_convolution(weight)
     (matrix,) = packed.matrices
-    down, across = 2, 3
-    item_tiles = 2 * rows
-    private = winograd._private_bytes(machine, item_tiles, 32)
-    out = np.full((2, 7, 9, outputs), 0x55555555, np.int32)
-    arguments = dict.fromkeys(winograd.winograd.types) | {
+    private = cut.private_bytes(machine, 2 * rows, 32)
+    out = np.full((3, *size, outputs), 0x55555555, np.int32)
+    arguments = dict.fromkeys(winograd.types) | {
         "x": x.view(np.uint8), "image_stride": x[0].size, "out": out,
-        "weights": packed.words(winograd.panels_of(machine)),
+        "weights": packed.words(cut.panels_of(machine)),
         "row_zero": np.array([5 + 128], np.int32), "column_sum": matrix.column_sums,
-        "m": 2 * down * across, "n": outputs, "channels": 32, "height": 7, "width": 9, "above": 1,
-        "left": 1, "out_height": 7, "out_width": 9, "tiles_down": down, "tiles_across": across,
-        "item_tiles": item_tiles, "item_panels": winograd.panels_of(machine),
+        "m": 3, "n": outputs, "channels": 32, "height": height, "width": width, "above": 1,
+        "left": 1, "out_height": height, "out_width": width, "item_tiles": rows,
+        "item_panels": cut.panels_of(machine),
         "private": np.zeros(private, np.uint8), "private_bytes": private,
     }  # fmt: skip
-    winograd.winograd.interpret(
+    winograd.interpret(
         machine, arguments, format=Windows(True, True), rows=rows, ahead=ahead,
-        epilogue=Epilogue(a_zero=True, uniform=True),
+        ends=(height % 4, width % 4), epilogue=Epilogue(a_zero=True, uniform=True),
     )  # fmt: skip
     np.testing.assert_array_equal(out, expected(x, weight, 5, ((1, 1), (1, 1))))
+
+
+@pytest.mark.parametrize("isa", ["avx512_vnni", "avx2", "generic"])
+@pytest.mark.parametrize("block", [1, 4])
+def test_every_access_to_weights_is_inside(block: int, isa: str) -> None:
+    weight = drawn(4, (1, 1, 1, 32), 90)[1]
+    packed = lowbit.pack_convolution(weight)
+    panels = packed.matrices[0].panels
+    made = np.full(36 * len(panels) * 32 * 16, 0x5555, np.int16)
+    arguments = {
+        "panels": panels, "panel_bytes": panels[0].size, "m": len(panels), "channels": 32,
+        "block": block, "out": made,
+    }  # fmt: skip
+    weight_words.interpret(named(isa), arguments)
+    np.testing.assert_array_equal(made, packed.words(block))
 
 
 @pytest.mark.parametrize("most", [1, 4])
@@ -200,10 +219,10 @@ def test_words_are_what_the_page_says(panels: int, most: int) -> None:
     words = lowbit.pack_convolution(weight).words(most)
     at_points = np.array([[3, 0, 0], [1, 1, 1], [1, -1, 1], [1, 2, 4], [1, -2, 4], [0, 0, 3]])
     both = np.einsum("ia,jb,ocab->ijoc", at_points, at_points, weight.astype(np.int64))
-    ordered = both.reshape(36, panels, 16, 16, 2).swapaxes(2, 3)
+    ordered = both.reshape(36, panels, 16, 16, 2).transpose(0, 3, 1, 2, 4)
     whole = panels // most * most
-    parts = [ordered[:, i : i + most] for i in range(0, whole, most)]
-    parts += [ordered[:, i : i + 1] for i in range(whole, panels)]
+    parts = [ordered[:, :, i : i + most] for i in range(0, whole, most)]
+    parts += [ordered[:, :, i : i + 1] for i in range(whole, panels)]
     np.testing.assert_array_equal(words, np.concatenate([part.ravel() for part in parts]))
 
 
@@ -211,29 +230,27 @@ def test_it_serves_what_it_makes_faster() -> None:
     """Of the layers of ResNet34, those with few tiles do not pay for their weights."""
     machine = named("avx512_vnni")
 
-    def query(size: int, channels: int, batch: int = 1) -> winograd.Query:
-        tiles = batch * (-(-size // 4)) ** 2
-        return winograd.Query((3, 3), True, channels, channels, tiles, batch * size**2, True)
+    def query(size: int, channels: int, batch: int = 1) -> cut.Query:
+        return cut.Query((3, 3), True, channels, channels, batch, (size, size), True)
 
     for size, channels in ((56, 64), (28, 128), (14, 256)):
-        assert not winograd.refuses(machine, query(size, channels))
-    assert "cycles" in winograd.refuses(machine, query(7, 512))
-    assert not winograd.refuses(machine, query(7, 512, batch=16))
+        assert not cut.refuses(machine, query(size, channels))
+    assert "cycles" in cut.refuses(machine, query(7, 512))
+    assert not cut.refuses(machine, query(7, 512, batch=16))
     for other in ({"window": (3, 1)}, {"plain": False}, {"channels": 48}, {"bounded": False}):
-        assert winograd.refuses(machine, query(56, 64)._replace(**other))
-    assert winograd.refuses(named("generic"), query(56, 64))
-    assert winograd.refuses(named("amx"), query(56, 64))
+        assert cut.refuses(machine, query(56, 64)._replace(**other))
+    assert cut.refuses(named("generic"), query(56, 64))
+    assert cut.refuses(named("amx"), query(56, 64))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2"])
 def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
     for tiles, channels, outputs in ((196, 64, 64), (16, 256, 256), (3136, 128, 70), (1, 32, 5)):
-        cut = winograd.cut(named(isa), tiles, channels, outputs, threads)
-        assert cut.item_tiles % cut.rows == 0
-        assert cut.private_bytes <= max(
-            host.caches()["L2"], winograd._private_bytes(named(isa), 6, channels)
-        )
+        made = cut.cut(named(isa), tiles, channels, outputs, threads)
+        assert made.item_tiles % made.rows == 0
+        least = cut.private_bytes(named(isa), 12, channels)
+        assert made.private_bytes <= max(host.caches()["L2"], least)
 
 
 @settings(max_examples=40, deadline=None)

@@ -180,12 +180,12 @@ class _Winograd:
     """Windows of 3 x 3, in a quarter of the products."""
 
     def __init__(self, c: Convolution) -> None:
-        isa, over, query = instruction_sets.get(c.isa), c.geometry, _query(c)
+        isa, over = instruction_sets.get(c.isa), c.geometry
         self.shape, (height, width) = c.shape, over.size
         count = thread_count(c.batch * over.pixels, c.outputs, c.b.k, c.threads)
-        cut = winograd_cut.cut(isa, query.tiles, c.channels, c.outputs, count)
-        images = Windows(c.signed, c.shifted)
-        down, across = over.output
+        images, (down, across) = Windows(c.signed, c.shifted), over.output
+        tiles = c.batch * blocks(down, TILE) * blocks(across, TILE)
+        cut = winograd_cut.cut(isa, tiles, c.channels, c.outputs, count)
         self._program = winograd.program(
             isa, format=images, epilogue=_epilogue(c, images), rows=cut.rows,
             ends=(down % TILE, across % TILE), ahead=cut.ahead,
@@ -240,23 +240,11 @@ def _kind(c: Convolution) -> Callable[[Convolution], PreparedConvolution]:
     """What serves a convolution; why it is no faster kernel is logged."""
     if c.depthwise:
         return _Depthwise
-    if 0 in c.shape or len(c.geometry.size) != 2:
-        return _Grouped
-    why = winograd_cut.refuses(instruction_sets.named(c.isa), _query(c))
+    why = c.words_refused
     if not why:
         return _Winograd
     tell_miss(of_convolution(c, "product", c.threads), "winograd", why)
     return _Grouped
-
-
-def _query(c: Convolution) -> winograd_cut.Query:
-    """What the kernel of Winograd's algorithm is asked."""
-    over = c.geometry
-    apart = {*over.stride, *over.dilation, *over.spread}
-    plain = over.mode == "constant" and c.groups == 1 and apart == {1}
-    plain = plain and min(*over.before, *over.after) >= 0
-    return winograd_cut.Query(over.kernel, plain, c.channels, c.outputs, c.batch, over.output,
-                              c.bounded)  # fmt: skip
 
 
 @lru_cache(maxsize=KEPT)

@@ -156,11 +156,10 @@ def convolution(lowering: Lowering, node: Node) -> None:
     spec = OutputSpec.of(*epilogue.spec)
     asked = Convolution(
         x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
-        requests.group_format(packed, lowering.isa.name), lowering.isa.name, lowering.threads,
-        spec.post_ops, spec.out, moderate(x.tensor.scale) and spec.moderate,
-        requests.bounded(packed, lowering.isa.name),
+        packed.matrices[0].format, lowering.isa.name, lowering.threads, spec.post_ops, spec.out,
+        moderate(x.tensor.scale) and spec.moderate,
     )  # fmt: skip
-    prepared = prepare_convolution(asked)
+    prepared = prepare_convolution(requests.with_weight(asked, packed))
     lowering.kept.append(prepared)
     scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))

@@ -26,6 +26,7 @@ from lowbit.isa.value import Value
 
 KERNEL, TILE, SEEN = 3, 4, 6  # of a window, of a tile's outputs, of the pixels that these need
 POINTS = SEEN * SEEN
+SHARE_OF_PRODUCTS = POINTS / (TILE * KERNEL) ** 2
 MOST_SUM = 1 << 25  # below which the magnitude of each sum of bytes must be
 _INVERSE_OF_9 = pow(9, -1, 1 << 32)
 Values = Sequence[Value]

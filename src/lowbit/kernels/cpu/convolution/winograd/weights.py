@@ -22,14 +22,14 @@ def weight_words(
     block: Int,
     out: S16Pointer,
 ) -> None:
-    """out = words of m panels, whose K is [9, channels]: [36, panels of a block, channels / 2, 16
+    """out = words of m panels, whose K is [9, channels]: [36, channels / 2, panels of a block, 16
     columns, 2 channels], for blocks of so many panels, and one for each of those that are left."""
-    each, whole = channels * PANEL, m // block * block
+    whole = m // block * block
     for panel in k.parallel(m):
         in_block = panel < whole
         first = select(in_block, panel // block * block, panel)
         together = select(in_block, minimum(block, m), k.index(1))
-        target = out + (first * POINTS + (panel - first)) * each
+        target = out + ((first * POINTS) * channels + (panel - first) * 2) * PANEL
         size = k.isa.vector_bytes
         for four in k.range(0, channels, QUAD):
             for half in range(0, LINE, size):
@@ -39,14 +39,14 @@ def weight_words(
                     for tap in range(KERNEL * KERNEL)
                 ]
                 for which in range(2):
-                    place = target + ((four + 2 * which) * PANEL + half // 2)
+                    place = target + (together * PANEL * (four + 2 * which) + half // 2)
                     rows = [[taps[KERNEL * i + j][which] for j in range(KERNEL)] for i in range(3)]
                     lines = [arithmetic.weights(row) for row in rows]
                     for j in range(arithmetic.SEEN):
                         column = arithmetic.weights([line[j] for line in lines])
                         for i, values in enumerate(column):
                             point = i * arithmetic.SEEN + j
-                            (place + together * each * point).store(values)
+                            (place + together * channels * (PANEL * point)).store(values)
 
 
 def _pairs(line: Value) -> tuple[Value, Value]:

@@ -28,7 +28,18 @@ from lowbit.isa.avx2_vnni import vpdpwssd_256
 from lowbit.isa.avx512 import vpmaddwd_512
 from lowbit.isa.avx512_vnni import vpdpwssd
 from lowbit.isa.generic import maximum, minimum, prefetch_far, select
-from lowbit.isa.types import F32Pointer, Int, S16Pointer, S32Pointer, U8Pointer, s16, s32, u32
+from lowbit.isa.types import (
+    F32Pointer,
+    Int,
+    S16Pointer,
+    S32Pointer,
+    U8Pointer,
+    Vector,
+    s16,
+    s32,
+    u8,
+    u32,
+)
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -103,7 +114,7 @@ def winograd(
                    most * (panels_of(k.isa) * PANEL) + LINE // s32.bytes)  # fmt: skip
     own = private + k.thread() * private_bytes
     sums = (own + plane.rows * (POINTS * s16.bytes)).cast(s32)
-    patch = (sums + plane.sums * POINTS).cast(x.type.element)
+    patch = (sums + plane.sums * POINTS).cast(u8)
     image = _Image(height, width, above, left, out_height, out_width)
     parts = list(_parts(k, m, (out_height // TILE, out_width // TILE), ends))
     tiles = _Tiles(k, format, operand, operands, image, weights, channels, plane, parts,
@@ -278,28 +289,21 @@ class _Tiles:
                 self._finish(first, last, panel + which, which * PANEL, panels * PANEL)
 
     def _with(self, point: Value, first: Value, last: Value) -> tuple[Value, Value]:
-        """Which of the tiles from the first to before the last take a point."""
-        begin, end = self._parts[0].begin, self._parts[-1].end
-        missing = [
-            [(part.kinds[axis], part) for part in self._parts if part.kinds[axis] is not WHOLE]
-            for axis in range(2)
-        ]
-        lower, right = missing
-        for number, parts in ((point // SEEN, lower), (point % SEEN, right)):
-            if not parts:
+        """Which of the tiles from the first to before the last take a point. Whole ones do."""
+        begin, end = first, last
+        for axis, number in enumerate((point // SEEN, point % SEEN)):
+            short = [part for part in self._parts if part.kinds[axis] is not WHOLE]
+            if not short:
                 continue
-            lacks = self._k.constant(0, number.type) > 0
-            for absent in set(WHOLE.points) - set(parts[0][0].points):
+            lacks = number.equals(SEEN)
+            for absent in {*WHOLE.points} - {*short[0].kinds[axis].points}:
                 lacks = lacks | number.equals(absent)
-            if parts is lower:
-                end = select(lacks, minimum(end, parts[0][1].begin), end)
-            else:
-                begin = select(lacks, parts[0][1].end, begin)
-                corner = parts[-1][1]
-                if corner.kinds[0] is not WHOLE:
-                    end = select(lacks, minimum(end, corner.begin), end)
-        begin = maximum(first, begin)
-        return begin, maximum(begin, minimum(last, end))
+            for part in short:
+                if part.kinds == self._parts[0].kinds and axis:  # before the whole ones
+                    begin = select(lacks, maximum(begin, part.end), begin)
+                else:
+                    end = select(lacks, minimum(end, part.begin), end)
+        return begin, maximum(begin, end)
 
     def _share(self, turns: Value, panels: int) -> Value | None:
         """Lines of the next weights that are fetched in each of the turns over channels."""
@@ -315,7 +319,10 @@ class _Tiles:
         """A block of rows of a plane by a block of panels. fetch: from where on so many lines are
         fetched in each turn."""
         k, lanes, channels = self._k, self._lanes, self._channels
-        places = [(p, at) for p in range(panels) for at in self._offsets]
+        places, words = (
+            [(p, at) for p in range(panels) for at in self._offsets],
+            Vector(s16, 2 * lanes),
+        )
         with k.scope():
             zero = k.zeros(s32, lanes)
             made = [[k.register(zero) for _ in places] for _ in range(self._block)]
@@ -326,14 +333,13 @@ class _Tiles:
                     for line in k.range(0, lines):
                         prefetch_far(place + (before + line) * (PANEL * _PAIR))
                 for some in range(0, _TURN, _PAIR):
-                    part = weights + (channel + some) * PANEL
+                    part = weights + (channel + some) * (panels * PANEL)
                     columns = [
-                        (part + (channels * (p * PANEL) + at * _PAIR)).load(_PAIR * lanes)
-                        for p, at in places
+                        (part + (p * PANEL + at) * _PAIR).load(_PAIR * lanes) for p, at in places
                     ]
                     for i, own in enumerate(made):
                         pair = (rows + (channels * i + (channel + some))).cast(u32).load()
-                        both = pair.splat(lanes).bits(columns[0].type)
+                        both = pair.splat(lanes).bits(words)
                         for total, column in zip(own, columns, strict=True):
                             total.value = _added(k, total.value, both, column)
             for i, own in enumerate(made):
