@@ -75,6 +75,8 @@ def serves(x: np.ndarray, packed: lowbit.PackedConvolution, isa: str | None) -> 
         ((1, 8, 8, 32), 16, ((1, 1), (1, 1))),  # whole tiles
         ((2, 9, 6, 64), 70, ((1, 1), (1, 1))),  # ends of lines, of images, of panels
         ((1, 3, 3, 96), 1, ((0, 0), (0, 0))),  # one pixel
+        ((2, 7, 5, 48), 20, ((1, 1), (1, 1))),  # channels that fill no vector
+        ((1, 10, 6, 8), 9, ((1, 1), (1, 1))),
         ((3, 4, 23, 32), 33, ((2, 0), (0, 3))),  # another image on each side
         ((1, 1, 1, 64), 80, ((4, 5), (6, 4))),  # more of what lies outside than of the image
         ((1, 30, 41, 64), 130, ((1, 1), (1, 1))),  # several items
@@ -167,30 +169,36 @@ def test_what_follows_has_the_bits_of_products(
 
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx512", "avx2_vnni", "avx2"])
 @pytest.mark.parametrize(
-    ("size", "rows", "outputs", "ahead"),
-    [((8, 4), 6, 16, False), ((7, 9), 5, 70, True), ((6, 11), 4, 30, True), ((5, 3), 4, 9, True)],
+    ("size", "channels", "rows", "outputs", "ahead"),
+    [
+        ((8, 4), 32, 6, 16, False),
+        ((7, 9), 16, 5, 70, True),
+        ((6, 11), 8, 4, 30, True),
+        ((5, 3), 24, 4, 9, True),
+    ],
 )
 def test_every_access_is_inside(
-    size: tuple[int, int], rows: int, outputs: int, ahead: bool, isa: str
+    size: tuple[int, int], channels: int, rows: int, outputs: int, ahead: bool, isa: str
 ) -> None:
     """Interpreted on every machine, in items of some tiles by some panels."""
     machine, (height, width) = named(isa), size
-    x, weight = drawn(3, (3, *size, 32), outputs, "int8")
+    x, weight = drawn(3, (3, *size, channels), outputs, "int8")
     packed = lowbit.pack_convolution(weight)
     (matrix,) = packed.matrices
-    private = cut.private_bytes(machine, 2 * rows, 32)
+    private = cut.private_bytes(machine, 2 * rows, channels)
     out = np.full((3, *size, outputs), 0x55555555, np.int32)
     arguments = dict.fromkeys(winograd.types) | {
         "x": x.view(np.uint8), "image_stride": x[0].size, "out": out,
         "weights": packed.words(cut.panels_of(machine)),
         "row_zero": np.array([5 + 128], np.int32), "column_sum": matrix.column_sums,
-        "m": 3, "n": outputs, "channels": 32, "height": height, "width": width, "above": 1,
+        "m": 3, "n": outputs, "channels": channels, "height": height, "width": width, "above": 1,
         "left": 1, "out_height": height, "out_width": width, "item_tiles": rows,
         "item_panels": cut.panels_of(machine),
         "private": np.zeros(private, np.uint8), "private_bytes": private,
     }  # fmt: skip
     winograd.interpret(
         machine, arguments, format=Windows(True, True), rows=rows, ahead=ahead,
+        lanes=cut.lanes_of(machine, channels),
         ends=(height % 4, width % 4), epilogue=Epilogue(a_zero=True, uniform=True),
     )  # fmt: skip
     np.testing.assert_array_equal(out, expected(x, weight, 5, ((1, 1), (1, 1))))
@@ -237,7 +245,7 @@ def test_it_serves_what_it_makes_faster() -> None:
         assert not cut.refuses(machine, query(size, channels))
     assert "cycles" in cut.refuses(machine, query(7, 512))
     assert not cut.refuses(machine, query(7, 512, batch=16))
-    for other in ({"window": (3, 1)}, {"plain": False}, {"channels": 48}, {"bounded": False}):
+    for other in ({"window": (3, 1)}, {"plain": False}, {"channels": 60}, {"bounded": False}):
         assert cut.refuses(machine, query(56, 64)._replace(**other))
     assert cut.refuses(named("generic"), query(56, 64))
     assert cut.refuses(named("amx"), query(56, 64))
@@ -256,7 +264,7 @@ def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 14), st.integers(1, 14)),
-    channels=st.sampled_from([32, 64, 96, 128]),
+    channels=st.sampled_from([8, 16, 24, 32, 64, 80, 96, 128]),
     outputs=st.integers(1, 80),
     padding=st.tuples(*[st.tuples(st.integers(1, 3), st.integers(1, 3))] * 2),
     zero=st.integers(0, 255),

@@ -187,7 +187,7 @@ class _Winograd:
         tiles = c.batch * blocks(down, TILE) * blocks(across, TILE)
         cut = winograd_cut.cut(isa, tiles, c.channels, c.outputs, count)
         self._program = winograd.program(
-            isa, format=images, epilogue=_epilogue(c, images), rows=cut.rows,
+            isa, format=images, epilogue=_epilogue(c, images), lanes=cut.lanes, rows=cut.rows,
             ends=(down % TILE, across % TILE), ahead=cut.ahead,
         )  # fmt: skip
         self._fixed = {

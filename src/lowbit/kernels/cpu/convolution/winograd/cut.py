@@ -64,9 +64,11 @@ def may_serve(isa: InstructionSet) -> bool:
     return isa.architecture == "x86_64" and isa.vector_bytes >= _LEAST_VECTOR and not isa.tiles
 
 
-def lanes_of(isa: InstructionSet) -> int:
-    """Channels in a vector of words."""
-    return isa.vector_bytes // s16.bytes
+def lanes_of(isa: InstructionSet, channels: int) -> int:
+    """How many of the channels are transformed at once, as words; 0: a multiple of none."""
+    most = isa.vector_bytes // s16.bytes
+    fitting = (lanes for lanes in (32, 16, 8) if lanes <= most and channels % lanes == 0)
+    return next(fitting, 0)
 
 
 def panels_of(isa: InstructionSet) -> int:
@@ -80,8 +82,8 @@ def refuses(isa: InstructionSet, query: Query) -> str:
         return "windows are 3 x 3 pixels of all channels, side by side"
     if not may_serve(isa):
         return f"{isa.name} multiplies bytes faster than a quarter as many words"
-    if query.channels % lanes_of(isa):
-        return f"{query.channels} channels are no multiple of {lanes_of(isa)}"
+    if not lanes_of(isa, query.channels):
+        return f"{query.channels} channels are no multiple of 8"
     if not query.bounded:
         return f"sums could reach {MOST_SUM:,}"
     words, direct = _cycles(isa, query)
@@ -91,20 +93,22 @@ def refuses(isa: InstructionSet, query: Query) -> str:
 def _cycles(isa: InstructionSet, query: Query) -> tuple[int, int]:
     """Of one thread, about, by this kernel and by products of bytes."""
     vnni = vpdpwssd.feature in isa.features or vpdpwssd_256.feature in isa.features
-    lanes, each = lanes_of(isa), query.channels * query.outputs
+    lanes, each = isa.vector_bytes // s16.bytes, query.channels * query.outputs
     # Without VNNI, words take two instructions, and bytes three.
     words, byte = (lanes, 2 * lanes) if vnni else (lanes / 2, 2 * lanes / 3)
     products = max(query.products / words, POINTS * s16.bytes / _WEIGHT_BYTES) * each
-    beside = query.tiles * (_FOR_COLUMN * query.outputs + _FOR_CHANNEL * query.channels)
+    transformed = query.channels * (lanes // lanes_of(isa, query.channels))
+    beside = query.tiles * (_FOR_COLUMN * query.outputs + _FOR_CHANNEL * transformed)
     height, width = query.size
     direct = query.images * height * width * KERNEL * KERNEL * each / byte
     return int(products + beside * (LINE / isa.vector_bytes)), int(direct)
 
 
 class Cut(NamedTuple):
-    """How a convolution is cut: rows of a block of registers, whether weights are fetched ahead,
-    tiles and panels of an item, and the memory of a thread."""
+    """How a convolution is cut: channels of a vector, rows of a block of registers, whether weights
+    are fetched ahead, tiles and panels of an item, and the memory of a thread."""
 
+    lanes: int
     rows: int
     ahead: bool
     item_tiles: int
@@ -129,7 +133,8 @@ def cut(isa: InstructionSet, tiles: int, channels: int, outputs: int, threads: i
     beside = min(wide, blocks(wanted, blocks(tiles, each)))
     far = POINTS * channels * outputs * s16.bytes > cache // 2
     item_panels = blocks(wide, beside) * panels_of(isa)
-    return Cut(rows, far, each, item_panels, private_bytes(isa, each + rows, channels))
+    private = private_bytes(isa, each + rows, channels)
+    return Cut(lanes_of(isa, channels), rows, far, each, item_panels, private)
 
 
 def _planes(isa: InstructionSet, tiles: int, channels: int) -> int:

@@ -52,7 +52,7 @@ from lowbit.kernels.cpu.convolution.winograd.arithmetic import (
     last_tile,
     sums_of,
 )
-from lowbit.kernels.cpu.convolution.winograd.cut import lanes_of, panels_of
+from lowbit.kernels.cpu.convolution.winograd.cut import panels_of
 from lowbit.kernels.cpu.rows.input_format import ImageRows, LeftOperand
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL
@@ -93,6 +93,7 @@ def winograd(
     *,
     format: ImageRows,
     epilogue: Epilogue,
+    lanes: int,
     rows: int,
     ends: tuple[int, int],
     ahead: bool = False,
@@ -102,8 +103,9 @@ def winograd(
     x: images [height, width, channels], `image_stride` bytes apart, with pixels of the zero point
     `above` them and to their `left`, and as many below and beside as the output needs. residual and
     out: pixels n apart; other operands as those of `product`, one scale and zero point for all.
-    rows: of a block of registers, of which an item has whole ones; ends: what the sizes of the
-    output are beyond multiples of four. ahead: weights are fetched.
+    lanes: channels that are transformed at once; rows: of a block of registers, of which an item
+    has whole ones; ends: what the sizes of the output are beyond multiples of four. ahead: weights
+    are fetched.
     """
     operand = LeftOperand(x, image_stride, k.index(1), k.index(0), row_zero, row_zero, k.index(0))
     operands = Operands(row_zero, row_zero, row_scale, column_sum, column_sum, column_scale, bias,
@@ -118,7 +120,7 @@ def winograd(
     image = _Image(height, width, above, left, out_height, out_width)
     parts = list(_parts(k, m, (out_height // TILE, out_width // TILE), ends))
     tiles = _Tiles(k, format, operand, operands, image, weights, channels, plane, parts,
-                   own.cast(s16), sums, patch, epilogue, rows, ahead)  # fmt: skip
+                   own.cast(s16), sums, patch, epilogue, lanes, rows, ahead)  # fmt: skip
     panels, count = (n + (PANEL - 1)) // PANEL, parts[-1].end
     across = (count + item_tiles - 1) // item_tiles
     for item in k.parallel(across * ((panels + item_panels - 1) // item_panels)):
@@ -191,11 +193,12 @@ class _Tiles:
     def __init__(
         self, k: Builder, format: ImageRows, operand: LeftOperand, operands: Operands,
         image: _Image, weights: Value, channels: Value, plane: Planes, parts: list[_Part],
-        rows: Value, sums: Value, patch: Value, epilogue: Epilogue, block: int, ahead: bool,
+        rows: Value, sums: Value, patch: Value, epilogue: Epilogue, words: int, block: int,
+        ahead: bool,
     ) -> None:  # fmt: skip
         self._k, self._format, self._operand, self._operands = k, format, operand, operands
         self._image, self._weights, self._channels, self._plane = image, weights, channels, plane
-        self._parts, self._block, self._ahead = parts, block, ahead
+        self._parts, self._words, self._block, self._ahead = parts, words, block, ahead
         self._rows, self._sums, self._patch = rows, sums, patch
         self._output = Output(k, epilogue, operands)
         self._lanes = k.isa.vector_bytes // s32.bytes
@@ -219,7 +222,7 @@ class _Tiles:
 
     def _fill_outside(self) -> None:
         """A pixel of what lies outside of images, behind the patch."""
-        k, lanes = self._k, lanes_of(self._k.isa)
+        k, lanes = self._k, self._words
         nothing = (self._format.nothing(k, self._operand) ^ self._format.flip).splat(lanes)
         for channel in k.range(0, self._channels, lanes):
             (self._patch + (self._channels * POINTS + channel)).store(nothing)
@@ -238,7 +241,7 @@ class _Tiles:
             self._copy(start, top, left)
         source = select(inside, start + (top * over.width + left) * channels, self._patch)
         below = select(inside, over.width * channels, channels * SEEN)
-        lanes, flip = lanes_of(k.isa), self._format.flip
+        lanes, flip = self._words, self._format.flip
         for channel in k.range(0, channels, lanes):
             columns = []
             for j in range(along.seen):
@@ -253,7 +256,7 @@ class _Tiles:
     def _copy(self, image: Value, top: Value, left: Value) -> None:
         """Six by six pixels, with what lies outside."""
         k, over, channels = self._k, self._image, self._channels
-        lanes, outside = lanes_of(k.isa), self._patch + channels * POINTS
+        lanes, outside = self._words, self._patch + channels * POINTS
         for i in k.range(0, SEEN):
             line = top + i
             for j in k.range(0, SEEN):
