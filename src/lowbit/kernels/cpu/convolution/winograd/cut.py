@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 from lowbit.isa import InstructionSet, host
@@ -20,7 +21,8 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _ROWS = 6, 5, 4  # of a block of registers; the fewest are for few tiles
 _LEAST_VECTOR = 32  # bytes
-_ITEMS_PER_THREAD = 4  # so that one that lost its core does not hold up the others
+_MORE_PARTS = 4  # than the fewest, among which one is chosen
+_HIDDEN = 4  # times as long as they are waited for, reading of weights takes beside products
 # Cycles that a tile takes beside its products, for each column and each channel; and bytes of
 # weights that come from the last cache or beyond in one, which few tiles wait for.
 _FOR_COLUMN, _FOR_CHANNEL, _WEIGHT_BYTES = 8, 6, 8
@@ -119,22 +121,35 @@ class Cut(NamedTuple):
 def cut(isa: InstructionSet, tiles: int, channels: int, outputs: int, threads: int) -> Cut:
     """So many tiles of all images, for so many threads.
 
-    The planes of an item take half of the second-level cache. For several threads there are some
-    items for each, of as many tiles as that leaves, then of fewer panels.
+    The planes of an item take half of the second-level cache. Items are such that the threads, of
+    which each takes one after another, are done soonest: of fewer tiles, they read all weights more
+    often; of fewer columns, they transform pixels more often.
     """
-    cache = host.caches()["L2"]
+    cache, together = host.caches()["L2"], panels_of(isa)
+    wide, words = blocks(outputs, PANEL * together), isa.vector_bytes // s16.bytes
+    weights = POINTS * channels * PANEL * together * s16.bytes  # bytes, of panels together
     most = max(_ROWS[0], cache // 2 // _planes(isa, 1, channels))
-    wanted = threads * _ITEMS_PER_THREAD if threads > 1 else 1
-    parts = max(blocks(tiles, most), min(wanted, blocks(tiles, 2 * _ROWS[0])))
-    each = blocks(tiles, parts)
-    rows = min(_ROWS, key=lambda rows: (blocks(each, rows) * (rows + 1), -rows))
-    each = blocks(each, rows) * rows
-    wide = blocks(outputs, PANEL * panels_of(isa))
-    beside = min(wide, blocks(wanted, blocks(tiles, each)))
-    far = POINTS * channels * outputs * s16.bytes > cache // 2
-    item_panels = blocks(wide, beside) * panels_of(isa)
+    least = blocks(tiles, most)
+
+    def cost(sizes: tuple[int, int, int]) -> float:
+        parts, beside, rows = sizes
+        each, panels = blocks(tiles, parts), blocks(wide, beside)
+        turns = blocks(each, rows)
+        products = turns * (rows + 1) * panels * weights / s16.bytes / words
+        transformed = each * channels * _FOR_CHANNEL
+        waited = panels * weights / (_HIDDEN * _WEIGHT_BYTES)
+        items = blocks(tiles, each) * blocks(wide, panels)
+        return blocks(items, threads) * (products + transformed + waited)
+
+    several = range(least, max(least, blocks(tiles, 2 * _ROWS[0]), 1) + 1)
+    if threads == 1:
+        several = range(least, least + _MORE_PARTS)
+    every = product(several, range(1, (wide if threads > 1 else 1) + 1), _ROWS)
+    parts, beside, rows = min(every, key=cost)
+    each = blocks(blocks(tiles, parts), rows) * rows
     private = private_bytes(isa, each + rows, channels)
-    return Cut(lanes_of(isa, channels), rows, far, each, item_panels, private)
+    far = wide * weights > cache // 2
+    return Cut(lanes_of(isa, channels), rows, far, each, blocks(wide, beside) * together, private)
 
 
 def _planes(isa: InstructionSet, tiles: int, channels: int) -> int:
