@@ -111,16 +111,11 @@ def winograd(
     operands = Operands(row_zero, row_zero, row_scale, column_sum, column_sum, column_scale, bias,
                         residual, n, parameters, out, n, n)  # fmt: skip
     # A block of rows may begin within an item's, so that one more goes over its end.
-    most = item_tiles + rows
-    plane = Planes(most * channels + LINE // s16.bytes,
-                   most * (panels_of(k.isa) * PANEL) + LINE // s32.bytes)  # fmt: skip
-    own = private + k.thread() * private_bytes
-    sums = (own + plane.rows * (POINTS * s16.bytes)).cast(s32)
-    patch = (sums + plane.sums * POINTS).cast(u8)
+    memory = _memory(k, private + k.thread() * private_bytes, item_tiles + rows, channels)
     image = _Image(height, width, above, left, out_height, out_width)
     parts = list(_parts(k, m, (out_height // TILE, out_width // TILE), ends))
-    tiles = _Tiles(k, format, operand, operands, image, weights, channels, plane, parts,
-                   own.cast(s16), sums, patch, epilogue, lanes, rows, ahead)  # fmt: skip
+    tiles = _Tiles(k, format, operand, operands, image, weights, channels, memory, parts,
+                   epilogue, lanes, rows, ahead)  # fmt: skip
     panels, count = (n + (PANEL - 1)) // PANEL, parts[-1].end
     across = (count + item_tiles - 1) // item_tiles
     for item in k.parallel(across * ((panels + item_panels - 1) // item_panels)):
@@ -129,11 +124,24 @@ def winograd(
         tiles.run(first, last, panel, minimum(panel + item_panels, panels))
 
 
-class Planes(NamedTuple):
-    """How far those of rows and of sums lie apart, in elements."""
+class _Memory(NamedTuple):
+    """Of a thread: the first plane of rows, and of sums, how far planes lie apart, in elements, and
+    what is copied of a tile, with a pixel of what lies outside behind it."""
 
     rows: Value
     sums: Value
+    rows_apart: Value
+    sums_apart: Value
+    patch: Value
+
+
+def _memory(k: Builder, start: Value, tiles: Value, channels: Value) -> _Memory:
+    """For planes of so many tiles, each with a line behind it."""
+    rows_apart = tiles * channels + LINE // s16.bytes
+    sums_apart = tiles * (panels_of(k.isa) * PANEL) + LINE // s32.bytes
+    sums = (start + rows_apart * (POINTS * s16.bytes)).cast(s32)
+    patch = (sums + sums_apart * POINTS).cast(u8)
+    return _Memory(start.cast(s16), sums, rows_apart, sums_apart, patch)
 
 
 class _Image(NamedTuple):
@@ -192,14 +200,12 @@ class _Tiles:
 
     def __init__(
         self, k: Builder, format: ImageRows, operand: LeftOperand, operands: Operands,
-        image: _Image, weights: Value, channels: Value, plane: Planes, parts: list[_Part],
-        rows: Value, sums: Value, patch: Value, epilogue: Epilogue, words: int, block: int,
-        ahead: bool,
+        image: _Image, weights: Value, channels: Value, memory: _Memory, parts: list[_Part],
+        epilogue: Epilogue, words: int, block: int, ahead: bool,
     ) -> None:  # fmt: skip
         self._k, self._format, self._operand, self._operands = k, format, operand, operands
-        self._image, self._weights, self._channels, self._plane = image, weights, channels, plane
+        self._image, self._weights, self._channels, self._memory = image, weights, channels, memory
         self._parts, self._words, self._block, self._ahead = parts, words, block, ahead
-        self._rows, self._sums, self._patch = rows, sums, patch
         self._output = Output(k, epilogue, operands)
         self._lanes = k.isa.vector_bytes // s32.bytes
         self._offsets = range(0, PANEL, self._lanes)
@@ -225,7 +231,7 @@ class _Tiles:
         k, lanes = self._k, self._words
         nothing = (self._format.nothing(k, self._operand) ^ self._format.flip).splat(lanes)
         for channel in k.range(0, self._channels, lanes):
-            (self._patch + (self._channels * POINTS + channel)).store(nothing)
+            (self._memory.patch + (self._channels * POINTS + channel)).store(nothing)
 
     def _transform(self, part: _Part, number: Value, tile: Value) -> None:
         """The pixels of one tile, from its image, or, where they go over its end, from a copy."""
@@ -239,7 +245,7 @@ class _Tiles:
         inside = inside & (left + along.seen < over.width + 1)
         for _ in k.when(inside.equals(0)):
             self._copy(start, top, left)
-        source = select(inside, start + (top * over.width + left) * channels, self._patch)
+        source = select(inside, start + (top * over.width + left) * channels, self._memory.patch)
         below = select(inside, over.width * channels, channels * SEEN)
         lanes, flip = self._words, self._format.flip
         for channel in k.range(0, channels, lanes):
@@ -247,16 +253,16 @@ class _Tiles:
             for j in range(along.seen):
                 pixels = (source + (below * i + (channels * j + channel)) for i in range(down.seen))
                 columns.append(down.pixels([(p.load(lanes) ^ flip).to(s16) for p in pixels]))
-            target = self._rows + (tile * channels + channel)
+            target = self._memory.rows + (tile * channels + channel)
             for at, i in enumerate(down.points):
                 made = along.pixels([column[at] for column in columns])
                 for j, value in zip(along.points, made, strict=True):
-                    (target + self._plane.rows * (i * SEEN + j)).store(value)
+                    (target + self._memory.rows_apart * (i * SEEN + j)).store(value)
 
     def _copy(self, image: Value, top: Value, left: Value) -> None:
         """Six by six pixels, with what lies outside."""
         k, over, channels = self._k, self._image, self._channels
-        lanes, outside = self._words, self._patch + channels * POINTS
+        lanes, outside = self._words, self._memory.patch + channels * POINTS
         for i in k.range(0, SEEN):
             line = top + i
             for j in k.range(0, SEEN):
@@ -264,7 +270,7 @@ class _Tiles:
                 within = (line > -1) & (line < over.height) & (place > -1) & (place < over.width)
                 there = image + (line * over.width + place) * channels
                 source = select(within, there, outside)
-                target = self._patch + (i * SEEN + j) * channels
+                target = self._memory.patch + (i * SEEN + j) * channels
                 for channel in k.range(0, channels, lanes):
                     (target + channel).store((source + channel).load(lanes))
 
@@ -274,8 +280,8 @@ class _Tiles:
         """All that comes of the rows, in a block of panels."""
         k, each = self._k, self._channels * PANEL
         for point in k.range(0, POINTS):
-            rows = self._rows + self._plane.rows * point
-            sums = self._sums + self._plane.sums * point
+            rows = self._memory.rows + self._memory.rows_apart * point
+            sums = self._memory.sums + self._memory.sums_apart * point
             weights = self._weights + (panel * POINTS + point * panels) * each
             begin, end = self._with(point, first, last)
             turns = (end - begin + (self._block - 1)) // self._block
@@ -364,7 +370,7 @@ class _Tiles:
                 image, line, place = part.find(number)
                 over = self._image
                 start = (image * over.out_height + line) * over.out_width + place
-                at = self._sums + ((number - first) * stride + column)
+                at = self._memory.sums + ((number - first) * stride + column)
                 made = [self._sums_of(part, at + offset) for offset in self._offsets]
                 for _ in k.when(whole):
                     for i in range(high):
@@ -383,7 +389,9 @@ class _Tiles:
     def _sums_of(self, part: _Part, at: Value) -> list[list[Value]]:
         """The sums of a tile's outputs, in some columns."""
         down, along = part.kinds
-        planes = [[self._plane.sums * (i * SEEN + j) for j in along.points] for i in down.points]
+        planes = [
+            [self._memory.sums_apart * (i * SEEN + j) for j in along.points] for i in down.points
+        ]
         return sums_of(down, along, [[(at + p).load(self._lanes) for p in row] for row in planes])
 
 
