@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,13 +50,13 @@ def expected(x: np.ndarray, weight: np.ndarray, zero: int, padding: Any) -> np.n
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel serves whatever it can, faster or not."""
     forget()
-    monkeypatch.setattr(cut, "_cycles", lambda isa, query: (0, 1))
+    monkeypatch.setattr(cut, "_direct", lambda isa, query: 1 << 60)
     yield
     forget()
 
 
 def forget() -> None:
-    for cached in (prepare_convolution, _requested):
+    for cached in (prepare_convolution, _requested, cut.refuses):
         cached.cache_clear()
 
 
@@ -193,11 +196,11 @@ def test_every_access_is_inside(
         "row_zero": np.array([5 + 128], np.int32), "column_sum": matrix.column_sums,
         "m": 3, "n": outputs, "channels": channels, "height": height, "width": width, "above": 1,
         "left": 1, "out_height": height, "out_width": width, "item_tiles": rows,
-        "item_panels": cut.panels_of(machine),
+        "item_panels": cut.panels_of(machine), "ahead": int(ahead),
         "private": np.zeros(private, np.uint8), "private_bytes": private,
     }  # fmt: skip
     winograd.interpret(
-        machine, arguments, format=Windows(True, True), rows=rows, ahead=ahead,
+        machine, arguments, format=Windows(True, True), rows=rows,
         lanes=cut.lanes_of(machine, channels),
         ends=(height % 4, width % 4), epilogue=Epilogue(a_zero=True, uniform=True),
     )  # fmt: skip
@@ -239,7 +242,8 @@ def test_it_serves_what_it_makes_faster() -> None:
     machine = named("avx512_vnni")
 
     def query(size: int, channels: int, batch: int = 1) -> cut.Query:
-        return cut.Query((3, 3), True, channels, channels, batch, (size, size), True)
+        image = size**2 * channels
+        return cut.Query((3, 3), True, channels, channels, batch, image, (size, size), True)
 
     for size, channels in ((56, 64), (28, 128), (14, 256)):
         assert not cut.refuses(machine, query(size, channels))
@@ -251,14 +255,31 @@ def test_it_serves_what_it_makes_faster() -> None:
     assert cut.refuses(named("amx"), query(56, 64))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
+@pytest.mark.parametrize("threads", [1, 2, 16, 128])
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2"])
 def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
-    for tiles, channels, outputs in ((196, 64, 64), (16, 256, 256), (3136, 128, 70), (1, 32, 5)):
-        made = cut.cut(named(isa), tiles, channels, outputs, threads)
+    for size, channels, outputs in ((56, 64, 64), (14, 256, 256), (224, 128, 70), (1, 32, 5)):
+        query = cut.Query((3, 3), True, channels, outputs, 1, 0, (size, size), True, threads)
+        made = cut.cut(named(isa), query)
         assert made.item_tiles % made.rows == 0
         least = cut.private_bytes(named(isa), 12, channels)
         assert made.private_bytes <= max(host.caches()["L2"], least)
+        panels = -(-outputs // 16)
+        assert made.items == -(-query.tiles // made.item_tiles) * -(-panels // made.item_panels)
+
+
+def test_copies_make_words_of_their_own() -> None:
+    x, weight = drawn(5, (1, 56, 56, 64), 64)
+    packed = lowbit.pack_convolution(weight)
+    before = len(pickle.dumps(packed))
+    first = lowbit.convolution(x, packed, padding=1)
+    assert len(pickle.dumps(packed)) == before
+    other = lowbit.pack_convolution(np.flip(weight).copy())
+    replaced = dataclasses.replace(packed, matrices=other.matrices)
+    copied = copy.deepcopy(packed)
+    expected = lowbit.convolution(x, other, padding=1)
+    np.testing.assert_array_equal(lowbit.convolution(x, replaced, padding=1), expected)
+    np.testing.assert_array_equal(lowbit.convolution(x, copied, padding=1), first)
 
 
 @settings(max_examples=40, deadline=None)

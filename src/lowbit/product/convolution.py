@@ -26,7 +26,7 @@ from lowbit.product.dispatch import thread_count
 from lowbit.product.geometry import line_table, window_table
 from lowbit.product.prepare import KEPT, moved, prepare
 from lowbit.product.product import Convolution, Product
-from lowbit.product.requests import convolved
+from lowbit.product.requests import common_format, convolved, group_format
 from lowbit.weights.convolution import PackedConvolution
 
 
@@ -180,15 +180,14 @@ class _Winograd:
     """Windows of 3 x 3, in a quarter of the products."""
 
     def __init__(self, c: Convolution) -> None:
-        isa, over = instruction_sets.get(c.isa), c.geometry
+        isa, over, query = instruction_sets.get(c.isa), c.geometry, _words_query(c)
         self.shape, (height, width) = c.shape, over.size
-        count = thread_count(c.batch * over.pixels, c.outputs, c.b.k, c.threads)
         images, (down, across) = Windows(c.signed, c.shifted), over.output
-        tiles = c.batch * blocks(down, TILE) * blocks(across, TILE)
-        cut = winograd_cut.cut(isa, tiles, c.channels, c.outputs, count)
+        cut = winograd_cut.cut(isa, query)
+        count = min(query.threads, cut.items)
         self._program = winograd.program(
             isa, format=images, epilogue=_epilogue(c, images), lanes=cut.lanes, rows=cut.rows,
-            ends=(down % TILE, across % TILE), ahead=cut.ahead,
+            ends=(down % TILE, across % TILE),
         )  # fmt: skip
         self._fixed = {
             "image_stride": height * width * c.channels,
@@ -203,6 +202,7 @@ class _Winograd:
             "out_width": across,
             "item_tiles": cut.item_tiles,
             "item_panels": cut.item_panels,
+            "ahead": int(cut.ahead),
             "private_bytes": cut.private_bytes,
         }
         self.scratch = count * cut.private_bytes
@@ -240,11 +240,38 @@ def _kind(c: Convolution) -> Callable[[Convolution], PreparedConvolution]:
     """What serves a convolution; why it is no faster kernel is logged."""
     if c.depthwise:
         return _Depthwise
-    why = c.words_refused
+    why = _words_refused(c)
     if not why:
         return _Winograd
     tell_miss(of_convolution(c, "product", c.threads), "winograd", why)
     return _Grouped
+
+
+def _words_query(c: Convolution) -> winograd_cut.Query:
+    """What Winograd's algorithm is asked."""
+    over = c.geometry
+    apart = {*over.stride, *over.dilation, *over.spread}
+    plain = over.mode == "constant" and c.groups == 1 and apart == {1} and 0 not in c.shape
+    threads = thread_count(c.batch * over.pixels, c.outputs, c.b.k, c.threads)
+    return winograd_cut.Query(
+        over.kernel, plain and min(*over.before, *over.after) >= 0, c.channels, c.outputs, c.batch,
+        math.prod(over.size) * c.channels, over.output, c.bounded, threads,
+    )  # fmt: skip
+
+
+def _words_refused(c: Convolution) -> str:
+    """Why Winograd's algorithm does not serve; "" if it does."""
+    return winograd_cut.refuses(instruction_sets.named(c.isa), _words_query(c))
+
+
+def with_weight(c: Convolution, weight: PackedConvolution) -> Convolution:
+    """A convolution, of any `b`, by this weight, with what is proven about its values where that
+    decides which kernel serves: to look at them takes longer than to compute."""
+    plain = common_format([one.format for one in weight.matrices])
+    small = c._replace(b=plain, bounded=True)
+    if not _words_refused(small) and weight.bounded:
+        return small
+    return c._replace(b=group_format(weight, c.isa))
 
 
 @lru_cache(maxsize=KEPT)

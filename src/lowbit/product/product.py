@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lowbit.isa import host, named
+from lowbit.isa import host
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
-from lowbit.kernels.cpu.convolution.winograd import cut
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
 from lowbit.kernels.cpu.rows.strips import Image
@@ -135,18 +134,6 @@ class Convolution(NamedTuple):
     def depthwise(self) -> bool:
         """Whether one kernel serves all groups."""
         return is_depthwise(self.channels, self.groups, self.geometry.kernel)
-
-    @property
-    def words_refused(self) -> str:
-        """Why Winograd's algorithm does not serve; "" if it does."""
-        over = self.geometry
-        if len(over.size) != 2 or 0 in self.shape:
-            return "it serves planes that are not empty"
-        apart = {*over.stride, *over.dilation, *over.spread}
-        plain = over.mode == "constant" and self.groups == 1 and apart == {1}
-        query = cut.Query(over.kernel, plain and min(*over.before, *over.after) >= 0, self.channels,
-                          self.outputs, self.batch, over.output, self.bounded)  # fmt: skip
-        return cut.refuses(named(self.isa), query)
 
     @property
     def outputs(self) -> int:

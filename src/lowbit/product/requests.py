@@ -74,10 +74,10 @@ def group_format(weight: PackedConvolution, isa: str | None) -> PanelFormat:
     TypeError: it is no packed convolution."""
     if not isinstance(weight, PackedConvolution):
         raise TypeError(f"weight must be from lowbit.pack_convolution, got {type(weight).__name__}")
-    return _common_format([panel_format(matrix, isa) for matrix in weight.matrices])
+    return common_format([panel_format(matrix, isa) for matrix in weight.matrices])
 
 
-def _common_format(formats: list[PanelFormat]) -> PanelFormat:
+def common_format(formats: list[PanelFormat]) -> PanelFormat:
     """What is true of all."""
     most = max(one.largest_pair for one in formats)
     return formats[0]._replace(largest_pair=most, split=_common([one.split for one in formats]),
@@ -87,15 +87,6 @@ def _common_format(formats: list[PanelFormat]) -> PanelFormat:
 def bounded(weight: PackedConvolution, isa: str | None) -> bool:
     """`PackedConvolution.bounded`, where that can matter."""
     return winograd_cut.may_serve(instruction_sets.active(isa)) and weight.bounded
-
-
-def with_weight(c: Convolution, weight: PackedConvolution) -> Convolution:
-    """A convolution, of any `b`, by this weight, with what is proven about its values where that
-    decides which kernel serves: to look at them takes longer than to compute."""
-    small = c._replace(b=_common_format([one.format for one in weight.matrices]), bounded=True)
-    if not small.words_refused and weight.bounded:
-        return small
-    return c._replace(b=group_format(weight, c.isa))
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:

@@ -16,7 +16,7 @@ from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.convolution.winograd.arithmetic import KERNEL, MOST_SUM, POINTS
 from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
@@ -120,7 +120,12 @@ class PackedConvolution:
     groups: int
     matrices: tuple[PackedMatrix, ...] | tuple[PackedDepthwise]
     transposed: bool = False
-    _words: dict[int, npt.NDArray[np.int16]] = field(default_factory=dict, repr=False)
+    _words: dict[int, npt.NDArray[np.int16]] = field(default_factory=dict, init=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles make words anew, aligned, if they need them."""
+        parts = (self.channels, self.outputs, self.kernel, self.groups, self.matrices)
+        return PackedConvolution, (*parts, self.transposed)
 
     @property
     def shape(self) -> ConvolutionShape:
@@ -147,7 +152,7 @@ class PackedConvolution:
         first, *others = self.matrices
         if others or self.kernel != (KERNEL, KERNEL) or isinstance(first, PackedDepthwise):
             return False
-        if first.K * FLIP * 255 < MOST_SUM:
+        if 128 * 255 * first.K < MOST_SUM:
             return True
         # Magnitudes of two bytes each, in two halves of a dword, over sixteen lines of a panel.
         dwords = np.abs(first.panels.view(np.int8)).view(np.uint32)

@@ -21,7 +21,7 @@ from lowbit.kernels.cpu.shared.post_op import WithNumbers
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
-from lowbit.product.convolution import Operands, prepare_convolution
+from lowbit.product.convolution import Operands, prepare_convolution, with_weight
 from lowbit.product.geometry import Geometry
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import PreparedProduct
@@ -159,7 +159,7 @@ def convolution(lowering: Lowering, node: Node) -> None:
         packed.matrices[0].format, lowering.isa.name, lowering.threads, spec.post_ops, spec.out,
         moderate(x.tensor.scale) and spec.moderate,
     )  # fmt: skip
-    prepared = prepare_convolution(requests.with_weight(asked, packed))
+    prepared = prepare_convolution(with_weight(asked, packed))
     lowering.kept.append(prepared)
     scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))

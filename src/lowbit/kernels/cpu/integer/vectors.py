@@ -106,7 +106,9 @@ class VectorKernel(MicroKernel):
             return blocks(bytes_rows, rows) * cycles, loads if query.line else -rows
 
         cuts: list[tuple[int, int]] = []
-        for panels in range(1, min(self.panels, wide) + 1):
+        # Columns of single panels are written in pieces that lie rows apart, which takes longer.
+        least = min(2, self.panels, wide) if not query.line else 1
+        for panels in range(least, min(self.panels, wide) + 1):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)

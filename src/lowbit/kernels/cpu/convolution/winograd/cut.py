@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -21,19 +22,20 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 
 _ROWS = 6, 5, 4  # of a block of registers; the fewest are for few tiles
 _LEAST_VECTOR = 32  # bytes
-_MORE_PARTS = 4  # than the fewest, among which one is chosen
-_HIDDEN = 4  # times as long as they are waited for, reading of weights takes beside products
-# Cycles that a tile takes beside its products, for each column and each channel; and bytes of
-# weights that come from the last cache or beyond in one, which few tiles wait for.
-_FOR_COLUMN, _FOR_CHANNEL, _WEIGHT_BYTES = 8, 6, 8
+_MORE_PARTS = 4  # for each thread, than the fewest, among which one is chosen
+_LARGEST_IMAGE = 1 << 31  # bytes, as of all convolutions
+# Cycles that a tile takes beside its products, for each column and each channel, with registers of
+# 64 bytes; that a block of rows takes beside those of its rows. Bytes of weights that come from the
+# last cache or beyond in a cycle; how many times as long that takes as it is waited for.
+_FOR_COLUMN, _FOR_CHANNEL, _FOR_BLOCK, _WEIGHT_BYTES, _HIDDEN = 12, 6, 0.5, 8, 4
 
 
 class Query(NamedTuple):
     """A convolution as far as it decides whether this kernel serves it.
 
     window: of its kernel; `plain`: stride and dilation are 1, what lies outside is the zero point,
-    and there is one group. size: of the output of each of the images. `bounded`: no sum of stored
-    values reaches MOST_SUM.
+    and there is one group. image: bytes of one; size: of the output of each. `bounded`: no sum of
+    stored values reaches MOST_SUM.
     """
 
     window: tuple[int, ...]
@@ -41,8 +43,10 @@ class Query(NamedTuple):
     channels: int
     outputs: int
     images: int
+    image: int
     size: tuple[int, ...]
     bounded: bool
+    threads: int = 1
 
     @property
     def tiles(self) -> int:
@@ -78,78 +82,93 @@ def panels_of(isa: InstructionSet) -> int:
     return 4 if isa.vector_registers > 16 else 1
 
 
+@lru_cache(maxsize=1 << 10)
 def refuses(isa: InstructionSet, query: Query) -> str:
     """ "" if the kernel serves, and should be faster than products of bytes, else why not."""
     if query.window != (KERNEL, KERNEL) or not query.plain:
         return "windows are 3 x 3 pixels of all channels, side by side"
     if not may_serve(isa):
-        return f"{isa.name} multiplies bytes faster than a quarter as many words"
+        why = (
+            "multiplies bytes faster than a quarter as many words" if isa.tiles else "is not served"
+        )
+        return f"{isa.name} {why}"
     if not lanes_of(isa, query.channels):
         return f"{query.channels} channels are no multiple of 8"
     if not query.bounded:
         return f"sums could reach {MOST_SUM:,}"
-    words, direct = _cycles(isa, query)
+    if query.image >= _LARGEST_IMAGE:
+        return "an image takes 2 GiB"
+    words, direct = cut(isa, query).cycles, _direct(isa, query)
     return "" if words < direct else f"it would take {words:,} cycles, and products {direct:,}"
 
 
-def _cycles(isa: InstructionSet, query: Query) -> tuple[int, int]:
-    """Of one thread, about, by this kernel and by products of bytes."""
+def _words(isa: InstructionSet) -> float:
+    """That are multiplied in a cycle: without VNNI that takes two instructions."""
     vnni = vpdpwssd.feature in isa.features or vpdpwssd_256.feature in isa.features
-    lanes, each = isa.vector_bytes // s16.bytes, query.channels * query.outputs
-    # Without VNNI, words take two instructions, and bytes three.
-    words, byte = (lanes, 2 * lanes) if vnni else (lanes / 2, 2 * lanes / 3)
-    products = max(query.products / words, POINTS * s16.bytes / _WEIGHT_BYTES) * each
-    transformed = query.channels * (lanes // lanes_of(isa, query.channels))
-    beside = query.tiles * (_FOR_COLUMN * query.outputs + _FOR_CHANNEL * transformed)
+    return isa.vector_bytes / s16.bytes / (1 if vnni else 2)
+
+
+def _direct(isa: InstructionSet, query: Query) -> int:
+    """Cycles of each thread, about, by products of bytes: twice as many in a cycle as words, and
+    without VNNI, in three instructions, a third more."""
+    vnni = _words(isa) == isa.vector_bytes / s16.bytes
     height, width = query.size
-    direct = query.images * height * width * KERNEL * KERNEL * each / byte
-    return int(products + beside * (LINE / isa.vector_bytes)), int(direct)
+    each = KERNEL * KERNEL * query.channels * query.outputs / query.threads
+    return int(query.images * height * width * each / (_words(isa) * (2 if vnni else 4 / 3)))
 
 
 class Cut(NamedTuple):
     """How a convolution is cut: channels of a vector, rows of a block of registers, whether weights
-    are fetched ahead, tiles and panels of an item, and the memory of a thread."""
+    are fetched ahead, tiles and panels of an item, how many items there are, and the memory of a
+    thread. cycles: that it takes, about."""
 
     lanes: int
     rows: int
     ahead: bool
     item_tiles: int
     item_panels: int
+    items: int
     private_bytes: int
+    cycles: int
 
 
-def cut(isa: InstructionSet, tiles: int, channels: int, outputs: int, threads: int) -> Cut:
-    """So many tiles of all images, for so many threads.
+def cut(isa: InstructionSet, query: Query) -> Cut:
+    """For all images, and so many threads as the query says.
 
     The planes of an item take half of the second-level cache. Items are such that the threads, of
     which each takes one after another, are done soonest: of fewer tiles, they read all weights more
     often; of fewer columns, they transform pixels more often.
     """
-    cache, together = host.caches()["L2"], panels_of(isa)
-    wide, words = blocks(outputs, PANEL * together), isa.vector_bytes // s16.bytes
-    weights = POINTS * channels * PANEL * together * s16.bytes  # bytes, of panels together
+    cache, together, tiles = host.caches()["L2"], panels_of(isa), query.tiles
+    channels, threads, lanes = query.channels, query.threads, lanes_of(isa, query.channels)
+    wide, columns = blocks(query.outputs, PANEL * together), PANEL * together
+    weights = POINTS * channels * columns * s16.bytes  # bytes, of panels together
+    taken = query.products / (POINTS * tiles)  # of the points, by all tiles
+    by_channel = _FOR_CHANNEL * channels * (LINE / s16.bytes / lanes)
+    by_column = _FOR_COLUMN * columns * (LINE / isa.vector_bytes)
     most = max(_ROWS[0], cache // 2 // _planes(isa, 1, channels))
     least = blocks(tiles, most)
 
-    def cost(sizes: tuple[int, int, int]) -> float:
+    def cycles(sizes: tuple[int, int, int]) -> tuple[float, int]:
         parts, beside, rows = sizes
-        each, panels = blocks(tiles, parts), blocks(wide, beside)
-        turns = blocks(each, rows)
-        products = turns * (rows + 1) * panels * weights / s16.bytes / words
-        transformed = each * channels * _FOR_CHANNEL
-        waited = panels * weights / (_HIDDEN * _WEIGHT_BYTES)
+        turns, panels = blocks(blocks(tiles, parts), rows), blocks(wide, beside)
+        each, words = turns * rows, weights / s16.bytes
+        made = taken * turns * (rows + _FOR_BLOCK) * words / _words(isa)
+        read = weights / _WEIGHT_BYTES
+        item = panels * (max(made, read) + read / _HIDDEN + each * by_column) + each * by_channel
         items = blocks(tiles, each) * blocks(wide, panels)
-        return blocks(items, threads) * (products + transformed + waited)
+        return blocks(items, threads) * item, items
 
-    several = range(least, max(least, blocks(tiles, 2 * _ROWS[0]), 1) + 1)
-    if threads == 1:
-        several = range(least, least + _MORE_PARTS)
-    every = product(several, range(1, (wide if threads > 1 else 1) + 1), _ROWS)
-    parts, beside, rows = min(every, key=cost)
+    several = range(least, min(blocks(tiles, 2 * _ROWS[0]), least + _MORE_PARTS * threads) + 1)
+    beside = range(1, (wide if threads > 1 else 1) + 1)
+    every = product(several or (least,), beside, _ROWS)
+    (parts, across, rows), (taking, items) = min(
+        ((sizes, cycles(sizes)) for sizes in every), key=lambda one: one[1]
+    )
     each = blocks(blocks(tiles, parts), rows) * rows
     private = private_bytes(isa, each + rows, channels)
-    far = wide * weights > cache // 2
-    return Cut(lanes_of(isa, channels), rows, far, each, blocks(wide, beside) * together, private)
+    far, panels = wide * weights > cache // 2, blocks(wide, across) * together
+    return Cut(lanes, rows, far, each, panels, items, private, int(taking))
 
 
 def _planes(isa: InstructionSet, tiles: int, channels: int) -> int:

@@ -88,6 +88,7 @@ def winograd(
     out_width: Int,
     item_tiles: Int,
     item_panels: Int,
+    ahead: Int,
     private: U8Pointer,
     private_bytes: Int,
     *,
@@ -96,16 +97,15 @@ def winograd(
     lanes: int,
     rows: int,
     ends: tuple[int, int],
-    ahead: bool = False,
 ) -> None:
     """out = epilogue(convolution of x with weights): m images, n outputs.
 
     x: images [height, width, channels], `image_stride` bytes apart, with pixels of the zero point
     `above` them and to their `left`, and as many below and beside as the output needs. residual and
     out: pixels n apart; other operands as those of `product`, one scale and zero point for all.
-    lanes: channels that are transformed at once; rows: of a block of registers, of which an item
-    has whole ones; ends: what the sizes of the output are beyond multiples of four. ahead: weights
-    are fetched.
+    ahead: 1 if weights are fetched, else 0. lanes: channels that are transformed at once; rows: of
+    a block of registers, of which an item has whole ones; ends: what the sizes of the output are
+    beyond multiples of four.
     """
     operand = LeftOperand(x, image_stride, k.index(1), k.index(0), row_zero, row_zero, k.index(0))
     operands = Operands(row_zero, row_zero, row_scale, column_sum, column_sum, column_scale, bias,
@@ -201,7 +201,7 @@ class _Tiles:
     def __init__(
         self, k: Builder, format: ImageRows, operand: LeftOperand, operands: Operands,
         image: _Image, weights: Value, channels: Value, memory: _Memory, parts: list[_Part],
-        epilogue: Epilogue, words: int, block: int, ahead: bool,
+        epilogue: Epilogue, words: int, block: int, ahead: Value,
     ) -> None:  # fmt: skip
         self._k, self._format, self._operand, self._operands = k, format, operand, operands
         self._image, self._weights, self._channels, self._memory = image, weights, channels, memory
@@ -244,7 +244,7 @@ class _Tiles:
         inside = inside & (top + down.seen < over.height + 1)
         inside = inside & (left + along.seen < over.width + 1)
         for _ in k.when(inside.equals(0)):
-            self._copy(start, top, left)
+            self._copy(part, start, top, left)
         source = select(inside, start + (top * over.width + left) * channels, self._memory.patch)
         below = select(inside, over.width * channels, channels * SEEN)
         lanes, flip = self._words, self._format.flip
@@ -259,13 +259,14 @@ class _Tiles:
                 for j, value in zip(along.points, made, strict=True):
                     (target + self._memory.rows_apart * (i * SEEN + j)).store(value)
 
-    def _copy(self, image: Value, top: Value, left: Value) -> None:
-        """Six by six pixels, with what lies outside."""
+    def _copy(self, part: _Part, image: Value, top: Value, left: Value) -> None:
+        """The pixels that a tile needs, with what lies outside."""
         k, over, channels = self._k, self._image, self._channels
         lanes, outside = self._words, self._memory.patch + channels * POINTS
-        for i in k.range(0, SEEN):
+        down, along = part.kinds
+        for i in k.range(0, down.seen):
             line = top + i
-            for j in k.range(0, SEEN):
+            for j in k.range(0, along.seen):
                 place = left + j
                 within = (line > -1) & (line < over.height) & (place > -1) & (place < over.width)
                 there = image + (line * over.width + place) * channels
@@ -285,12 +286,12 @@ class _Tiles:
             weights = self._weights + (panel * POINTS + point * panels) * each
             begin, end = self._with(point, first, last)
             turns = (end - begin + (self._block - 1)) // self._block
-            share = self._share(turns, panels)
+            # Of what follows, an equal part in each turn over channels.
+            lines = (turns + (panels * _UNROLLED - 1)) // maximum(turns, k.index(1)) * self._ahead
             for turn in k.range(0, turns):
-                row, fetch = begin - first + turn * self._block, None
-                if share is not None:  # what follows, in equal parts
-                    lines = turn * (share * (self._channels // _TURN))
-                    fetch = (weights + (each * panels + lines * PANEL * _PAIR)), share
+                row = begin - first + turn * self._block
+                before = turn * (lines * (self._channels // _TURN))
+                fetch = weights + (each * panels + before * (PANEL * _PAIR)), lines
                 a, out = rows + row * self._channels, sums + row * (panels * PANEL)
                 self._multiply(a, weights, out, panels, fetch)
         with k.scope():
@@ -314,16 +315,9 @@ class _Tiles:
                     end = select(lacks, minimum(end, part.begin), end)
         return begin, maximum(begin, end)
 
-    def _share(self, turns: Value, panels: int) -> Value | None:
-        """Lines of the next weights that are fetched in each of the turns over channels."""
-        if not self._ahead:
-            return None
-        turns = maximum(turns, self._k.index(1))
-        return (turns + (panels * _UNROLLED - 1)) // turns
-
     def _multiply(
         self, rows: Value, weights: Value, sums: Value, panels: int,
-        fetch: tuple[Value, Value] | None,
+        fetch: tuple[Value, Value],
     ) -> None:  # fmt: skip
         """A block of rows of a plane by a block of panels. fetch: from where on so many lines are
         fetched in each turn."""
@@ -336,11 +330,10 @@ class _Tiles:
             zero = k.zeros(s32, lanes)
             made = [[k.register(zero) for _ in places] for _ in range(self._block)]
             for channel in k.range(0, channels, _TURN):
-                if fetch:
-                    place, lines = fetch
-                    before = channel // _TURN * lines
-                    for line in k.range(0, lines):
-                        prefetch_far(place + (before + line) * (PANEL * _PAIR))
+                place, lines = fetch
+                before = channel // _TURN * lines
+                for line in k.range(0, lines):
+                    prefetch_far(place + (before + line) * (PANEL * _PAIR))
                 for some in range(0, _TURN, _PAIR):
                     part = weights + (channel + some) * (panels * PANEL)
                     columns = [
