@@ -88,10 +88,8 @@ def refuses(isa: InstructionSet, query: Query) -> str:
     if query.window != (KERNEL, KERNEL) or not query.plain:
         return "windows are 3 x 3 pixels of all channels, side by side"
     if not may_serve(isa):
-        why = (
-            "multiplies bytes faster than a quarter as many words" if isa.tiles else "is not served"
-        )
-        return f"{isa.name} {why}"
+        faster = "multiplies bytes faster than a quarter as many words"
+        return f"{isa.name} {faster if isa.tiles else 'has no kernel'}"
     if not lanes_of(isa, query.channels):
         return f"{query.channels} channels are no multiple of 8"
     if not query.bounded:

@@ -322,10 +322,8 @@ class _Tiles:
         """A block of rows of a plane by a block of panels. fetch: from where on so many lines are
         fetched in each turn."""
         k, lanes, channels = self._k, self._lanes, self._channels
-        places, words = (
-            [(p, at) for p in range(panels) for at in self._offsets],
-            Vector(s16, 2 * lanes),
-        )
+        places = [(p, at) for p in range(panels) for at in self._offsets]
+        words = Vector(s16, _PAIR * lanes)
         with k.scope():
             zero = k.zeros(s32, lanes)
             made = [[k.register(zero) for _ in places] for _ in range(self._block)]
