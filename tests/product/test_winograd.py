@@ -23,7 +23,7 @@ from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.product import convolution
-from lowbit.product.convolution import prepare_convolution
+from lowbit.product.convolution import Operands, prepare_convolution
 from lowbit.product.convolve import _requested
 from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
@@ -266,6 +266,20 @@ def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
         assert made.private_bytes <= max(host.caches()["L2"], least)
         panels = -(-outputs // 16)
         assert made.items == -(-query.tiles // made.item_tiles) * -(-panels // made.item_panels)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("isa", SETS)
+def test_threads_without_items_have_memory(isa: str) -> None:
+    """All threads of a network enter each of its steps."""
+    x, weight = drawn(6, (1, 5, 5, 8), 16)
+    packed = lowbit.pack_convolution(weight)
+    geometry = Geometry.of((5, 5), (3, 3), 1, 1)
+    asked = Convolution(1, geometry, 8, 1, False, False, packed.matrices[0].format, isa, 16,
+                        bounded=True)  # fmt: skip
+    prepared = prepare_convolution(asked)
+    ((_, words),) = prepared.launches(packed, Operands(x, np.zeros((1, 5, 5, 16), np.int32)), 0)
+    assert prepared.scratch == 16 * words["private_bytes"] > 0
 
 
 def test_copies_make_words_of_their_own() -> None:

@@ -205,7 +205,8 @@ class _Winograd:
             "ahead": int(cut.ahead),
             "private_bytes": cut.private_bytes,
         }
-        self.scratch = count * cut.private_bytes
+        # All threads of a network enter each of its steps, also those that find no item.
+        self.scratch = query.threads * cut.private_bytes
         self._panels, self._threads = winograd_cut.panels_of(isa), count
         self._call = self._program.bind(count, _WORDS, **self._fixed)
         tell_plan(told := of_convolution(c, "winograd", count))
@@ -240,10 +241,11 @@ def _kind(c: Convolution) -> Callable[[Convolution], PreparedConvolution]:
     """What serves a convolution; why it is no faster kernel is logged."""
     if c.depthwise:
         return _Depthwise
-    why = _words_refused(c)
+    query = _words_query(c)
+    why = winograd_cut.refuses(instruction_sets.named(c.isa), query)
     if not why:
         return _Winograd
-    tell_miss(of_convolution(c, "product", c.threads), "winograd", why)
+    tell_miss(of_convolution(c, "product", query.threads), "winograd", why)
     return _Grouped
 
 
@@ -259,17 +261,13 @@ def _words_query(c: Convolution) -> winograd_cut.Query:
     )  # fmt: skip
 
 
-def _words_refused(c: Convolution) -> str:
-    """Why Winograd's algorithm does not serve; "" if it does."""
-    return winograd_cut.refuses(instruction_sets.named(c.isa), _words_query(c))
-
-
 def with_weight(c: Convolution, weight: PackedConvolution) -> Convolution:
     """A convolution, of any `b`, by this weight, with what is proven about its values where that
     decides which kernel serves: to look at them takes longer than to compute."""
     plain = common_format([one.format for one in weight.matrices])
     small = c._replace(b=plain, bounded=True)
-    if not _words_refused(small) and weight.bounded:
+    refused = winograd_cut.refuses(instruction_sets.named(c.isa), _words_query(small))
+    if not refused and weight.bounded:
         return small
     return c._replace(b=group_format(weight, c.isa))
 

@@ -107,9 +107,8 @@ def _requested(
 ) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
     """What `lowbit.convolution` asks for. shape, dtype: of the images; b: the form of a group's
     matrix; shifted, scaled, fair: whether they have a zero point, a scale, a moderate one; small:
-    whether sums are bounded;
-    geometry: stride, padding, dilation, padding_mode, output_padding; output: as `OutputSpec.of`
-    takes it."""
+    whether sums are bounded; geometry: stride, padding, dilation, padding_mode, output_padding;
+    output: as `OutputSpec.of` takes it."""
     check_bytes(dtype, "x")
     size = shape[1:-1]
     if len(shape) != len(weight.kernel) + 2 or shape[-1] != weight.channels:

@@ -132,10 +132,10 @@ def plan_dots(product: FloatProduct) -> DotsPlan | None:
 
 
 def cut(
-    micro: FloatMicro, m: int, n: int, depth: int = 1 << 10, most: int = 1 << 10
+    micro: FloatMicro, m: int, n: int, depth: int = 1 << 10, run: int = 1 << 10
 ) -> tuple[int, int]:
     """The (rows, vectors) of registers that cover m x n with the least work; depth: of a step;
-    most: vectors of one row.
+    run: the most vectors of a row that is alone.
 
     A unit of K costs a step its products, or its loads where they are more, and a little for the
     loads that are hidden.
@@ -154,7 +154,7 @@ def cut(
         return blocks(m, rows) * (whole * step(vectors) + step(tail)), -vectors
 
     shapes = micro.shapes(alone=m == 1)
-    rows, vectors = min((one for one in shapes if one[0] > 1 or one[1] <= most), key=cost)
+    rows, vectors = min((one for one in shapes if one[0] > 1 or one[1] <= run), key=cost)
     return rows, min(vectors, all_vectors)
 
 
@@ -182,8 +182,8 @@ def plan(product: FloatProduct) -> FloatPlan:
     m, n, k = product.m, product.n, product.k
     micro, plain_right, streams = _serving(product, "plain"), True, _streams(product)
     beyond = k * n * product.item_bytes > host.caches()["L3"] // 2
-    run = (max(1, _RUN // (micro.lanes * product.item_bytes)),) if beyond else ()
-    rows, vectors = cut(micro, m, n, streams or k, *run)
+    run = _RUN // (micro.lanes * product.item_bytes) if beyond else micro.isa.vector_registers
+    rows, vectors = cut(micro, m, n, streams or k, max(1, run))
     packing = _serving(product, "packed")
     if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes, streams > 0):
         micro, plain_right, streams = packing, False, 0

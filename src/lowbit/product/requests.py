@@ -7,7 +7,7 @@ behind it stands a call: checked, prepared, with its output specified.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,13 @@ def common_format(formats: list[PanelFormat]) -> PanelFormat:
 
 def bounded(weight: PackedConvolution, isa: str | None) -> bool:
     """`PackedConvolution.bounded`, where that can matter."""
-    return winograd_cut.may_serve(instruction_sets.active(isa)) and weight.bounded
+    return _wants_bounds(isa) and weight.bounded
+
+
+@cache
+def _wants_bounds(isa: str | None) -> bool:
+    """Whether knowing how large sums get could get a convolution on this set a faster kernel."""
+    return winograd_cut.may_serve(instruction_sets.active(isa))
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:
