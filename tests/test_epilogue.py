@@ -40,40 +40,48 @@ FUNCTIONS = [name for name, one in post_ops.load().items() if isinstance(one, El
 
 
 @kernel
-def apply(k: Builder, x: F32Pointer, y: F32Pointer, n: Int, *, function: str) -> None:
-    """y = function(x), n a multiple of 16."""
+def apply(k: Builder, x: F32Pointer, y: F32Pointer, n: Int, *, function: str, coarse: bool) -> None:
+    """y = function(x), n a multiple of 16; coarse: as where 8 bits follow."""
     chosen = post_ops.get(function)
     assert isinstance(chosen, Elementwise)
+    chosen_function = chosen.coarse if coarse else chosen.function
     for i in k.range(0, n, 16):
-        (y + i).store(chosen.function((x + i).load(16)))
+        (y + i).store(chosen_function((x + i).load(16)))
 
 
 @ISAS
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_functions_over_all_floats(function: str, isa: str) -> None:
+@pytest.mark.parametrize("coarse", [False, True])
+def test_functions_over_all_floats(function: str, isa: str, coarse: bool) -> None:
     """A million float32 bit patterns, evenly spread over all of them."""
     x = np.arange(0, 2**32, 4099, dtype=np.uint64).astype(np.uint32)[: 2**20 // 16 * 16]
     x = x[: len(x) // 16 * 16].view(np.float32)
     y = np.full_like(x, 7)
-    apply.program(SETS[isa], function=function)(1, x.ctypes.data, y.ctypes.data, len(x))
+    apply.program(SETS[isa], function=function, coarse=coarse)(
+        1, x.ctypes.data, y.ctypes.data, len(x)
+    )
     finite = np.isfinite(x) & (np.abs(x) < 1e30)
-    value, budget = MEANINGS[function].apply(x[finite].astype(np.float64), np.zeros(1))
+    value, budget = MEANINGS[function].apply(x[finite].astype(np.float64), np.zeros(1), coarse)
     assert (np.abs(y[finite] - value) <= budget).all()
     assert np.isnan(y[np.isnan(x)]).all()
     assert not np.isnan(y[~np.isnan(x)]).any()
     generic = np.full_like(x, 7)
-    apply.program(SETS["generic"], function=function)(1, x.ctypes.data, generic.ctypes.data, len(x))
+    apply.program(SETS["generic"], function=function, coarse=coarse)(
+        1, x.ctypes.data, generic.ctypes.data, len(x)
+    )
     np.testing.assert_array_equal(y, generic)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_ends_of_the_functions(function: str) -> None:
+@pytest.mark.parametrize("coarse", [False, True])
+def test_the_ends_of_the_functions(function: str, coarse: bool) -> None:
     x = np.array([np.inf, -np.inf, 3e38, -3e38, 0.0, -0.0, np.nan] + [0.0] * 9, np.float32)
     y = np.full_like(x, 7)
-    apply.interpret(SETS["generic"], {"x": x, "y": y, "n": 16}, function=function)
+    apply.interpret(SETS["generic"], {"x": x, "y": y, "n": 16}, function=function, coarse=coarse)
     assert np.isnan(y[6])
     meaning = MEANINGS[function].meaning(x[:6].astype(np.float64))
-    np.testing.assert_allclose(y[:6], meaning, rtol=1e-7, atol=1e-35)
+    near = 2**-13.5 if coarse else 1e-7
+    np.testing.assert_allclose(y[:6], meaning, rtol=near, atol=1e-35)
 
 
 SIZES = (21, 37, 70)
@@ -135,18 +143,21 @@ def test_steps(steps: tuple[Any, ...], isa: str) -> None:
 @pytest.mark.parametrize("steps", STEPS, ids=str)
 @pytest.mark.parametrize(("out_dtype", "zero"), [("uint8", 100), ("uint8", 0), ("int8", -3)])
 def test_quantized_outputs(steps: tuple[Any, ...], out_dtype: str, zero: int, isa: str) -> None:
-    """The float32 result, then the definition, to the bit; and guarded bytes around the output."""
-    real = _call(steps, isa=isa)
+    """The float32 result, then the definition, to the bit, but next to a tie where a function is
+    coarse; and guarded bytes around the output."""
     scale = np.float32(0.031)
+    real = _call(steps, isa=isa) * (np.float32(1) / scale)
     limits = np.iinfo(out_dtype)
-    expected = np.clip(np.rint(real * (np.float32(1) / scale)) + zero, limits.min, limits.max)
+    expected = np.clip(np.rint(real) + zero, limits.min, limits.max)
+    coarse = any(step in FUNCTIONS and MEANINGS[step].coarse for step in steps)
+    near = (np.abs(real - np.floor(real) - 0.5) < 0.05) & coarse
     around = np.full((SIZES[0], SIZES[1] + 9), 85, out_dtype)
     out = around[:, 4:-5]
     result = _call(
         steps, isa=isa, out_dtype=out_dtype, out_scale=float(scale), out_zero_point=zero, out=out
     )
     assert result is out
-    np.testing.assert_array_equal(out, expected.astype(out_dtype))
+    assert (np.abs(out - expected) <= near).all()
     assert (around[:, :4] == 85).all()
     assert (around[:, -5:] == 85).all()
 

@@ -31,6 +31,7 @@ TRIED: tuple[tuple[PostOp, ...] | None, ...] = (
 """What is tried; None: the default."""
 
 _TINY = DTYPES["float32"].least
+_COARSE = 2**-13.5 / UNIT  # units
 _AT_END = 1e-35  # What a kernel may make of minus infinity, where its exponential ends.
 
 
@@ -39,7 +40,8 @@ class Function:
     """A function of one number: its float64 formula, and facts that bound errors.
 
     `slope`: the most that it stretches an error of its argument. `own`, `fixed`: the error that a
-    kernel may add, in units of u·|x| and of u. `end`: its limit at minus infinity.
+    kernel may add, in units of u·|x| and of u. `coarse`: those where 8 bits follow, if larger:
+    1/45 of their step, if their range is used. `end`: its limit at minus infinity.
     """
 
     formula: Callable[[Array], Array]
@@ -47,18 +49,21 @@ class Function:
     own: float
     fixed: float = 0
     end: float = 0
+    coarse: float = 0
 
     def meaning(self, value: Array) -> Array:
         """The function in float64; at minus infinity its limit, which formulas may not give."""
         ends = np.isneginf(value)
         return np.where(ends, self.end, self.formula(np.where(ends, 0, value)))
 
-    def apply(self, value: Array, error: Array) -> tuple[Array, Array]:
-        """The value after the function, and the error that it may then have."""
+    def apply(self, value: Array, error: Array, coarse: bool) -> tuple[Array, Array]:
+        """The value after the function, and the error that it may then have; coarse: 8 bits
+        follow."""
         ends = np.isneginf(value)
         size = np.where(ends, 0, np.abs(value))
-        own = self.own * UNIT * (size + error) if self.own else 0
-        own = own + self.fixed * UNIT
+        more = self.coarse if coarse else 0
+        own = max(self.own, more) * UNIT * (size + error) if self.own else 0
+        own = own + (max(self.fixed, more) * UNIT if self.fixed else 0)
         return self.meaning(value), self.slope * error + own + np.where(ends, _AT_END, _TINY)
 
 
@@ -77,12 +82,15 @@ def _ramp(x: Array) -> Array:
 # The slopes are the maxima of the derivatives; GELU's is Φ(√2) + √2·φ(√2) = 1.129, SiLU's 1.0998.
 FUNCTIONS = {
     "relu": Function(lambda x: np.maximum(x, 0), slope=1, own=0),
-    "gelu": Function(lambda x: x * _normal_distribution(x), slope=1.13, own=8),
+    "gelu": Function(lambda x: x * _normal_distribution(x), slope=1.13, own=8, coarse=_COARSE),
     "gelu_tanh": Function(
-        lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), slope=1.13, own=4
+        lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
+        slope=1.13,
+        own=4,
+        coarse=_COARSE,
     ),
-    "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4),
-    "sigmoid": Function(_logistic, slope=0.25, own=0, fixed=4),
+    "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4, coarse=_COARSE),
+    "sigmoid": Function(_logistic, slope=0.25, own=0, fixed=4, coarse=_COARSE),
     "hardsigmoid": Function(_ramp, slope=1 / 6, own=0, fixed=4),
     "hardswish": Function(lambda x: x * _ramp(x), slope=1.5, own=4),
     "tanh": Function(np.tanh, slope=1, own=4, end=-1),
@@ -98,7 +106,7 @@ def applied(
         if not isinstance(step, str):
             value = np.clip(value, np.float32(step[0]), np.float32(step[1]))
         elif step in FUNCTIONS:
-            value, error = FUNCTIONS[step].apply(value, error)
+            value, error = FUNCTIONS[step].apply(value, error, "out_scale" in operands)
         elif step in operands:
             value = value + operands[step]
             # Exact in float64, one rounding in float32.

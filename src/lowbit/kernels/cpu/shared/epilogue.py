@@ -71,10 +71,10 @@ class Epilogue(NamedTuple):
     `moderate`: the scales of rows, columns and a quantized output all are (numerics.float32).
 
     If `finite`, a sum with its scales is a finite number, to which nothing else is done; so it need
-    not be seen to that NaN is the same bits everywhere. If `steps`, sums become steps of a
-    quantized output at once: what their scales and the inverse of the output's make together is
-    found once for some columns, and so are bias and bounds in steps. That a sum is multiplied and
-    the bias added is one operation then, rounded once.
+    not be seen to that NaN is the same bits everywhere. If `folds`, what the scales of a quantized
+    output's sums make together is found once for some columns. That a sum is multiplied and a bias
+    that comes first is added is one operation then, rounded once. If `steps`, sums become steps of
+    the output at once, by the inverse of its scale, and bias and bounds are in steps.
     """
 
     a_zero: bool = False
@@ -97,14 +97,17 @@ class Epilogue(NamedTuple):
         return self.one_factor and self.out == "f32" and not self.post_ops
 
     @property
+    def folds(self) -> bool:
+        return self.one_factor and self.out in LIMITS
+
+    @property
     def steps(self) -> bool:
-        every = (post_ops.get(name).proportional for name in self.post_ops)
-        return self.one_factor and self.out in LIMITS and all(every)
+        return self.folds and all(post_ops.get(name).proportional for name in self.post_ops)
 
     @property
     def adds_bias(self) -> bool:
-        """Whether the bias is added where sums become steps."""
-        return self.steps and self.post_ops[:1] == ("bias",)
+        """Whether the bias is added where sums are multiplied."""
+        return self.folds and self.post_ops[:1] == ("bias",)
 
 
 def columns(
@@ -263,6 +266,7 @@ def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Any]]:
     ends = [0, *accumulate(counts)]
     given = [(at.parameters + i).load().splat(place.lanes) for i in range(ends[-1])]
     *numbers, last = (given[first:end] for first, end in pairwise(ends))
+    place = replace(place, coarse=epilogue.out in LIMITS)
     if epilogue.steps:
         place, last = replace(place, factor=last[0]), [None, last[1]]
     applied = [_correcting(epilogue, place), _scaling(epilogue, place)]
@@ -308,13 +312,13 @@ def _correcting(epilogue: Epilogue, place: Columns) -> Apply:
 
 
 def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
-    """What scales make of sums; in steps of the output, a bias that is first is added too."""
+    """What scales make of sums; where they fold, a bias that is first is added too."""
     at = place.operands
     scales = "none" if epilogue.out == "s32" else epilogue.scales
     uniform = epilogue.uniform and scales != "none"
     first = at.row_scale.load().splat(place.lanes) if uniform else None
     column_scale = place.of_columns(at.column_scale) if scales == "both" else None
-    if epilogue.steps:
+    if epilogue.folds:
         assert first is not None
         assert column_scale is not None
         factor = place.scaled(column_scale) * first
