@@ -167,6 +167,29 @@ def test_the_kernel_stores_each_element_once(
     np.testing.assert_array_equal(stored.reshape(m, 4 * n), np.tile(steps[:, None], 4 * n))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "output"), [((70, 280, 500), "s8"), ((150, 265, 450), "s32"), ((33, 300, 512), "s32")]
+)
+def test_panels_of_amx_stay_while_rows_pass(
+    sizes: tuple[int, int, int], output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With smaller caches: spans of K, steps and panels that are left over, items below each other;
+    and the bits that vectors make."""
+    small = {"L1d": 7 << 10, "L2": 1 << 17, "L3": 1 << 20}
+    monkeypatch.setattr(host, "caches", lambda: small)
+    steps = () if output == "s32" else ("bias", "residual")
+
+    def finished(isa: str, threads: int = 1) -> tuple[np.ndarray, Plan]:
+        asked = product(isa, *sizes, threads)._replace(output=output, post_ops=steps)
+        return interpreted(asked._replace(a=Bytes(shared=True)), monkeypatch)[::2]
+
+    out, made = finished("amx")
+    assert made.shape.panels_stay
+    assert made.shape.span
+    np.testing.assert_array_equal(out, finished("avx512_vnni")[0])
+    assert not finished("amx", threads=2)[1].shape.panels_stay
+
+
 @pytest.mark.parametrize("output", ["s8", "f32"])
 @pytest.mark.parametrize("sizes", [(19, 40, 9), (33, 70, 20), (5, 23, 64)])
 def test_all_sets_finish_sums_alike(

@@ -116,6 +116,7 @@ def plan(product: Product) -> Plan:
     sizes, wanted = (product.m, product.n, product.k), product.threads
     count = thread_count(*sizes, wanted, micro.per_cycle)
     most = wanted if wanted > 0 else -_MOST_THREADS
+    query = query._replace(alone=count == 1)
     shape, block_rows = micro.shape(query)
     ring = shape.ring if product.by_lines else 0
     # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
@@ -125,6 +126,7 @@ def plan(product: Product) -> Plan:
     width = host.caches()["L2"] // 2 // depth
     fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
     fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.image is not None
+    fused = fused and not shape.panels_stay  # which meet all rows of an item
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
@@ -149,7 +151,8 @@ def plan(product: Product) -> Plan:
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     private_bytes += micro.scratch_bytes(shape, query.k_blocks)
     if shape.span:
-        private_bytes += item_steps * item_panels * shape.step_sums
+        waiting = shape.panels if shape.panels_stay else item_panels
+        private_bytes += item_steps * waiting * shape.step_sums
     return Plan(
         isa=isa,
         micro=micro,
@@ -228,7 +231,8 @@ def _items(
     The panels of an item are read again for each step, so they should stay in half of the
     second-level cache; so should the rows, where the items beside read them again, a quarter each.
     With panels of nibbles, which items unpack, rows have twice that.
-    With spans of K, that is true of the panels of a span, and of sums in place of rows.
+    With spans of K, that is true of the panels of a span, and of sums in place of rows. Where
+    panels stay, rows should be in half of it, and panels come from wherever they are.
     """
     steps, step_rows, count = work
     cache = host.caches()["L2"]
@@ -236,8 +240,10 @@ def _items(
     fitting = cache // (2 if half else 4) // (shape.span * LINE or padded_k(product.k))
     columns = PANEL * shape.panels
     strips = blocks(product.n, columns)
-    across = _least_across(shape, strips, fitting // columns)
-    if shape.span:  # then not rows take the other quarter, but their sums
+    across = 1 if shape.panels_stay else _least_across(shape, strips, fitting // columns)
+    if shape.panels_stay:
+        fitting = cache // 2 // padded_k(product.k)
+    elif shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
     elif product.b.stored != "s8" and not shape.nibbles:
         fitting *= 2  # panels are unpacked again for each item

@@ -15,7 +15,7 @@ bytes are unsigned; and those of spans, and long ones that must be made unsigned
 course of their first products. Panels pass by once for each step: those that the nearest cache
 cannot hold are loaded so that they do not push the rows, which stay, out of it; steps take turns in
 which end of K they begin with, since it holds but a part of long rows. A long K is cut into spans,
-between which sums wait in memory.
+between which sums wait in memory. Where long rows are few, it is they that pass by panels.
 
 Where up to 64 rows meet panels that lie beyond the second-level cache, four blocks meet one panel:
 all panels then come from afar once, at an even pace, and are fetched some way ahead.
@@ -212,9 +212,23 @@ class Amx(MicroKernel):
         spans = span(query, (3 if query.in_place else 2) * ROWS)
         if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
+        if not spans and self._panels_stay(query, row_blocks):
+            longest = nearest_cache * 2 // 3 // (panels * PANEL * LINE)
+            each = blocks(k_blocks, blocks(k_blocks, longest))
+            return replace(shape, span=each, panels_stay=True), rows
         if alone and plain and not spans and query.m > rows * row_blocks:
             return replace(shape, in_place=True), rows
         return replace(shape, span=spans, ring=ring), rows
+
+    @staticmethod
+    def _panels_stay(query: KernelQuery, row_blocks: int) -> bool:
+        """Whether long rows are so few, and panels so many, that rows had better stay in the
+        second-level cache, and panels come from afar once or twice, fetched ahead. Several threads
+        gained nothing by it."""
+        nearest, near = (host.caches()[name] for name in ("L1d", "L2"))
+        row, step = query.k_blocks * LINE, row_blocks * ROWS
+        long = 2 * nearest <= row * step < row * query.m <= near < row * query.n
+        return long and query.alone and query.weight == "s8"
 
     def begin(
         self, k: Builder, shape: Shape, block_rows: Value, grouping: Grouping | None = None
@@ -263,7 +277,7 @@ class Amx(MicroKernel):
     ) -> Callable[[Value], Value]:
         """Which block of 64 k comes at a place. Every second step takes them from the last to the
         first: of rows that are too long for the nearest cache, what it still holds is met again."""
-        if shape.stays or shape.ahead or shape.ring or step.span:
+        if shape.stays or shape.ahead or shape.ring or step.span or shape.panels_stay:
             return lambda at: at
         start, sign = (first + last - 1) * step.turned, k.index(1) - step.turned - step.turned
         return lambda at: start + at * sign
@@ -344,7 +358,12 @@ class Amx(MicroKernel):
         b_tiles = [k.tile(t) for t in range(first_b, TILES)]
         stride = k.index(LINE)
         row_stride = k.index(shape.pitch or LINE) if step.row_stride is None else step.row_stride
-        load = tileloadd if shape.stays else tileloaddt1
+        # What passes by must not push what stays out of the nearest cache.
+        load, load_row = tileloadd, tileloadd
+        if shape.panels_stay:
+            load_row = tileloaddt1
+        elif not shape.stays:
+            load = tileloaddt1
 
         def load_panel(p: int) -> None:
             place = step.b + (step.panel_bytes * p + block * _TILE)
@@ -355,7 +374,7 @@ class Amx(MicroKernel):
         rows = step.a + step.at(block)
 
         def load_rows(d: int) -> None:
-            tileloadd(a_tiles[d % len(a_tiles)], rows + step.block_bytes * d, row_stride)
+            load_row(a_tiles[d % len(a_tiles)], rows + step.block_bytes * d, row_stride)
 
         for d in range(len(a_tiles)):
             load_rows(d)

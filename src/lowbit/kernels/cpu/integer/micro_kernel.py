@@ -33,7 +33,7 @@ class KernelQuery(NamedTuple):
     of which nothing but their products is wanted, so they need not be packed; `signed` ones, which
     somebody must make unsigned. `split`: of weights that are split besides. `line`: rows lie a
     fixed distance apart, and so many, windows of an output line, belong together; `aligned`: they
-    begin at multiples of 64 bytes.
+    begin at multiples of 64 bytes. `alone`: one thread serves it.
     """
 
     m: int
@@ -47,6 +47,7 @@ class KernelQuery(NamedTuple):
     split: SplitFormat | None = None
     line: int = 0
     aligned: bool = True
+    alone: bool = False
 
     @property
     def together(self) -> int:
@@ -156,9 +157,11 @@ class Shape:
     column. `summed`: panels are split, with lists behind them, so that so many products can be
     summed in 16 bits (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
     `pitch`: rows are of a strip (rows/strips.py), so many bytes apart; whole blocks can be read,
-    and whole 64 k; 0: packed lines are read. `lines`: blocks of a step are whole output lines, one
-    each; 0: they are not. `quads`: K takes so many times 4, a few, without a loop; 0: more. `gap`:
-    of so many rows, from row 0 on, only the first so many are rows of the output.
+    and whole 64 k; 0: packed lines are read. `panels_stay`: the panels of a step, of one span if
+    there are such, stay in the nearest cache while all rows of an item pass by; otherwise those of
+    an item stay near, and pass by the rows of a step. `lines`: blocks of a step are whole output
+    lines, one each; 0: they are not. `quads`: K takes so many times 4, a few, without a loop; 0:
+    more. `gap`: of so many rows, from row 0 on, only the first so many are rows of the output.
     """
 
     rows: int
@@ -181,6 +184,7 @@ class Shape:
     lines: int = 0
     quads: int = 0
     gap: tuple[int, int] = (0, 0)
+    panels_stay: bool = False
 
     @property
     def step_sums(self) -> int:

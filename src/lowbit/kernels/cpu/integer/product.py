@@ -2,7 +2,8 @@
 
 The output is cut into items of some blocks of rows times some panels of columns. In an item the
 panels are the inner loop: the rows stay in the nearest cache while panels stream past them from the
-next, and the output is written row by row. What happens inside, along K, is the micro-kernel's.
+next, and the output is written row by row. Where the shape says that panels stay, it is the other
+way round. What happens inside, along K, is the micro-kernel's.
 
 Packing brings each row of the left operand into lines of 64 bytes, and quantizes it where it comes
 as float32. Where that is done once for all (`fused` false), it is a parallel region of its own,
@@ -16,7 +17,7 @@ and where they are windows of images, an item makes what they have in common (ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -195,6 +196,9 @@ class _Items:
         what this thread will probably read after that, and its bytes."""
         b = self._bytes(k, panels)
         k_blocks = self.rows.k_blocks
+        if self.shape.panels_stay:
+            self._run_by_panels(k, session, steps, panels, b)
+            return
         fetching = self._fetching(k, panels, steps[1] - steps[0], following)
         length = self.shape.span or k_blocks
         for first in k.range(0, k_blocks, length) if self.shape.span else (k.index(0),):
@@ -213,24 +217,45 @@ class _Items:
     ) -> None:  # fmt: skip
         """One step of rows, by its number and by its place in the item, times all panels."""
         first, last = panels
-        whole = (last - first) // self.shape.panels * self.shape.panels + first
-
-        def step(panel: Value, count: int) -> None:
-            span = None
-            if self.shape.span:
-                number = index[1] * (last - first) + panel - first
-                sums = self._behind_rows(k) + number * self.shape.step_sums
-                span = Span(*k_blocks, sums.cast(s32))
-            fetch = fetching(index[1], panel)
+        for panel, count in self._across(k, panels):
+            number = index[1] * (last - first) + panel - first
+            span, fetch = self._span(k, k_blocks, number), fetching(index[1], panel)
             self._step(
                 k, session, place, b, index[0], panel, first, count, k_blocks[1], span, fetch
             )
 
-        for panel in k.range(first, whole, self.shape.panels):
-            step(panel, self.shape.panels)
-        if self.shape.panels > 1 and not self.shape.piece:
+    def _run_by_panels(
+        self, k: Builder, session: Any, steps: Range, panels: Range, b: Value
+    ) -> None:
+        """The same, but panels, a span of K of them, meet all rows before the next ones do."""
+        k_blocks, across = self.rows.k_blocks, self.shape.panels
+        for panel, count in self._across(k, panels):
+            for first in k.range(0, k_blocks, self.shape.span):
+                span = first, minimum(first + self.shape.span, k_blocks)
+                fetching = self._fetching_panels(k, steps, (panel, count), panels, b, span)
+                for index in k.range(*steps):
+                    place, nth = self._place(k, index, None), index - steps[0]
+                    waits = self._span(k, span, nth * across)
+                    self._step(k, session, place, b, index, panel, panels[0], count, span[1],
+                               waits, fetching(nth))  # fmt: skip
+        self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)
+
+    def _across(self, k: Builder, panels: Range) -> Iterator[tuple[Value, int]]:
+        """Emit what follows for each of the panels that a step takes, and their number."""
+        (first, last), count = panels, self.shape.panels
+        whole = (last - first) // count * count + first
+        for panel in k.range(first, whole, count):
+            yield panel, count
+        if count > 1 and not self.shape.piece:
             for panel in k.range(whole, last):
-                step(panel, 1)
+                yield panel, 1
+
+    def _span(self, k: Builder, k_blocks: Range, number: Value) -> Span | None:
+        """Part of K, with the memory of that number for sums, where there are spans."""
+        if not self.shape.span:
+            return None
+        sums = self._behind_rows(k) + number * self.shape.step_sums
+        return Span(*k_blocks, sums.cast(s32))
 
     def _read_next(
         self, k: Builder, item: Value, last: Value, column: Value, counts: tuple[Value, ...],
@@ -266,15 +291,43 @@ class _Items:
         begin, size = following
         across = ceil(panels[1] - panels[0], self.shape.panels)
         blocks = across * self.rows.k_blocks
-        lines, most = ceil(size, steps * blocks * LINE), self.micro.fetches
-        # Where much more is to be fetched, memory sets the pace already.
-        lines = select(lines > 2 * most, k.index(0), minimum(lines, k.index(most)))
+        lines = self._fewer(k, ceil(size, steps * blocks * LINE))
 
         def fetch(step: Value, panel: Value) -> Fetch:
             before = step * blocks + (panel - panels[0]) // self.shape.panels * self.rows.k_blocks
             return Fetch(begin + before * lines * LINE, lines)
 
         return fetch
+
+    def _fetching_panels(
+        self, k: Builder, steps: Range, now: tuple[Value, int], panels: Range, b: Value,
+        span: Range,
+    ) -> Callable[[Value], Fetch]:  # fmt: skip
+        """What steps should fetch, by their place, while some panels and a span of K stay: what
+        stays next, one panel after the other."""
+        (panel, count), (first, last), k_blocks = now, panels, self.rows.k_blocks
+        again = span[1] < k_blocks  # the same panels
+        panel, begin = (
+            select(again, *ways) for ways in ((panel, panel + count), (span[1], k.index(0)))
+        )
+        turns = ceil(steps[1] - steps[0], count)  # steps for a panel
+        blocks = minimum(k_blocks - begin, k.index(self.shape.span))
+        lines = ceil(blocks * (PANEL_LINE // LINE), turns * (span[1] - span[0]))
+        lines = select(panel < last, self._fewer(k, lines), k.index(0))
+        place = b + ((panel - first) * self._panel_bytes + begin * PANEL_LINE)
+
+        def fetch(nth: Value) -> Fetch:
+            which = nth // turns
+            before = (nth - which * turns) * (span[1] - span[0]) - span[0]
+            return Fetch(place + (which * self._panel_bytes + before * lines * LINE), lines)
+
+        return fetch
+
+    def _fewer(self, k: Builder, lines: Value) -> Value:
+        """So many lines for each 64 k, or those that the micro-kernel can fetch. Where much more is
+        to be fetched, memory sets the pace already: none."""
+        most = self.micro.fetches
+        return select(lines > 2 * most, k.index(0), minimum(lines, k.index(most)))
 
     def _bytes(self, k: Builder, panels: Range) -> Value:
         """Where the item's panels are, as the micro-kernel reads them."""
