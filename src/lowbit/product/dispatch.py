@@ -31,6 +31,7 @@ _ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 11, 16
 _WORKSPACE = 8 << 20
 _ITEMS_PER_THREAD = 4  # so that one that lost its core does not hold up the others
 _FUSED_COLUMNS = 256  # of an item, for which packing its rows is a small part of the work
+_PACKED_AGAIN = 4  # times that vectors pack rows at most that come from beyond the second level
 _SHORTEST_STREAMED = 128  # k
 _MOST_THREADS = 1 << 10  # beyond any machine; runtimes crash where far more are asked for
 
@@ -123,8 +124,11 @@ def plan(product: Product) -> Plan:
     # item beside, if that is wide; quantizing them again would take longer than a barrier. With
     # spans of K they are packed for a span, or beforehand, and read span by span.
     depth = shape.span * LINE or product.row_bytes
-    width = host.caches()["L2"] // 2 // depth
+    cache = host.caches()["L2"]
+    width = cache // 2 // depth
     fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
+    far = product.m * product.row_bytes > cache and micro.per_cycle <= MicroKernel.per_cycle
+    fused = fused and not (far and product.n > _PACKED_AGAIN * width)
     fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.image is not None
     fused = fused and not shape.panels_stay  # which meet all rows of an item
     chunk_rows = product.m
