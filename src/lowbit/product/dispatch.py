@@ -120,17 +120,7 @@ def plan(product: Product) -> Plan:
     query = query._replace(alone=count == 1)
     shape, block_rows = micro.shape(query)
     ring = shape.ring if product.by_lines else 0
-    # Rows of bytes are packed as fast as they are copied, so they may be packed again for each
-    # item beside, if that is wide; quantizing them again would take longer than a barrier. With
-    # spans of K they are packed for a span, or beforehand, and read span by span.
-    depth = shape.span * LINE or product.row_bytes
-    cache = host.caches()["L2"]
-    width = cache // 2 // depth
-    fused = product.a.copied and width >= min(product.n, _FUSED_COLUMNS)
-    far = product.m * product.row_bytes > cache and micro.per_cycle <= MicroKernel.per_cycle
-    fused = fused and not (far and product.n > _PACKED_AGAIN * width)
-    fused = shape.in_place or (fused and (ring > 0 or not shape.span)) or product.image is not None
-    fused = fused and not shape.panels_stay  # which meet all rows of an item
+    fused = _fused(product, micro, shape, ring)
     chunk_rows = product.m
     if not fused:
         chunk_rows = min(chunk_rows, max(LINE, _WORKSPACE // product.row_bytes // LINE * LINE))
@@ -171,6 +161,25 @@ def plan(product: Product) -> Plan:
         threads=count,
         alone=thread_count(*sizes, most, micro.per_cycle) == 1,
     )
+
+
+def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> bool:
+    """Whether each step's rows are packed beside its products.
+
+    Rows of bytes are packed as fast as they are copied, so they may be packed again for each item
+    beside, if that is wide; not by vectors, if rows come from afar and items are many. Quantizing
+    them again would take longer than a barrier. With spans of K they are packed for a span, or
+    beforehand, and read span by span; and panels that stay meet all rows of an item.
+    """
+    if shape.in_place or product.image is not None:
+        return True
+    if shape.panels_stay or not product.a.copied or (shape.span and not ring):
+        return False
+    cache = host.caches()["L2"]
+    width = cache // 2 // (shape.span * LINE or product.row_bytes)
+    far = product.m * product.row_bytes > cache and micro.per_cycle <= MicroKernel.per_cycle
+    again = far and product.n > _PACKED_AGAIN * width
+    return width >= min(product.n, _FUSED_COLUMNS) and not again
 
 
 def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) -> tuple[int, int]:
