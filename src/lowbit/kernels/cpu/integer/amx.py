@@ -161,7 +161,7 @@ class Amx(MicroKernel):
     per_cycle = 512
     shortest_line = 12  # shorter ones would leave tiles waiting for those of b
     leaves_gaps = True
-    fetches = 4
+    fetches, in_part = 4, 2
 
     def refuses(self, query: KernelQuery) -> str:
         why = super().refuses(query)

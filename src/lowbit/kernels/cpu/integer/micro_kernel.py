@@ -228,6 +228,7 @@ class MicroKernel(ABC):
     preference = 0
     per_cycle = 128  # multiply-adds, about, where nothing is waited for
     fetches = 0  # lines for each 64 k that it can fetch for what comes next (`Step.fetch`)
+    in_part = 1  # times that: of so many it still fetches some; where there are more, none
     shortest_line = 0  # from which on it multiplies rows of strips (`KernelQuery.line`); 0: none
     leaves_gaps = False  # whether it can (`Shape.gap`)
 

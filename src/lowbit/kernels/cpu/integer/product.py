@@ -324,10 +324,10 @@ class _Items:
         return fetch
 
     def _fewer(self, k: Builder, lines: Value) -> Value:
-        """So many lines for each 64 k, or those that the micro-kernel can fetch. Where much more is
-        to be fetched, memory sets the pace already: none."""
+        """So many lines for each 64 k, or those that the micro-kernel can fetch. Where more are to
+        be fetched, memory sets the pace already: none."""
         most = self.micro.fetches
-        return select(lines > 2 * most, k.index(0), minimum(lines, k.index(most)))
+        return select(lines > self.micro.in_part * most, k.index(0), minimum(lines, k.index(most)))
 
     def _bytes(self, k: Builder, panels: Range) -> Value:
         """Where the item's panels are, as the micro-kernel reads them."""

@@ -47,7 +47,7 @@ class VectorKernel(MicroKernel):
     where a step has fewer, each gets partial sums.
     """
 
-    fetches = 16
+    fetches = 32
     shortest_line = 8
     quads = 1  # times 4 k that are multiplied in a turn of the loop: 1 or 2
     any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
