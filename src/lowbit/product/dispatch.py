@@ -167,9 +167,10 @@ def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> boo
     """Whether each step's rows are packed beside its products.
 
     Rows of bytes are packed as fast as they are copied, so they may be packed again for each item
-    beside, if that is wide; not by vectors, if rows come from afar and items are many. Quantizing
-    them again would take longer than a barrier. With spans of K they are packed for a span, or
-    beforehand, and read span by span; and panels that stay meet all rows of an item.
+    beside, if that is wide; not by vectors, if rows come from afar and items are many (split
+    panels have one). Quantizing them again would take longer than a barrier. With spans of K they
+    are packed for a span, or beforehand, and read span by span; and panels that stay meet all rows
+    of an item.
     """
     if shape.in_place or product.image is not None:
         return True
@@ -178,7 +179,7 @@ def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> boo
     cache = host.caches()["L2"]
     width = cache // 2 // (shape.span * LINE or product.row_bytes)
     far = product.m * product.row_bytes > cache and micro.per_cycle <= MicroKernel.per_cycle
-    again = far and product.n > _PACKED_AGAIN * width
+    again = far and not shape.summed and product.n > _PACKED_AGAIN * width
     return width >= min(product.n, _FUSED_COLUMNS) and not again
 
 
