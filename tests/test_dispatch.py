@@ -88,7 +88,8 @@ def test_plans_fit_their_kernel(isa: str, m: int, n: int, k: int, threads: int) 
         assert (made.chunk_rows, made.packed_bytes, made.private_bytes) == (m, 0, 0)
         assert step_rows <= m
     elif made.shape.span:  # sums wait there
-        sums = made.item_steps * made.item_panels * made.shape.step_sums
+        waiting = made.shape.panels if made.shape.panels_stay else made.item_panels
+        sums = made.item_steps * waiting * made.shape.step_sums
         assert (made.fused, made.private_bytes) == (False, sums)
     elif made.private_bytes:  # rows are packed beside their product
         assert made.chunk_rows == m
@@ -179,16 +180,42 @@ def test_panels_of_amx_stay_while_rows_pass(
     monkeypatch.setattr(host, "caches", lambda: small)
     steps = () if output == "s32" else ("bias", "residual")
 
-    def finished(isa: str, threads: int = 1) -> tuple[np.ndarray, Plan]:
-        asked = product(isa, *sizes, threads)._replace(output=output, post_ops=steps)
-        out, _, made, _ = interpreted(asked._replace(a=Bytes(shared=True)), monkeypatch)
-        return out, made
+    def finished(isa: str) -> tuple[np.ndarray, Plan, np.ndarray]:
+        asked = product(isa, *sizes)._replace(output=output, post_ops=steps, a=Bytes(shared=True))
+        out, _, made, (a, b) = interpreted(asked, monkeypatch)
+        return out, made, a.astype(np.int32) @ b
 
-    out, made = finished("amx")
+    out, made, exact = finished("amx")
     assert made.shape.panels_stay
     assert made.shape.span
-    np.testing.assert_array_equal(out, finished("avx512_vnni")[0])
-    assert not finished("amx", threads=2)[1].shape.panels_stay
+    np.testing.assert_array_equal(out, exact if output == "s32" else finished("avx512_vnni")[0])
+
+
+def test_when_panels_stay_and_when_rows_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the caches of a machine that this one may not be."""
+    monkeypatch.setattr(InstructionSet, "missing", lambda self: "")
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 48 << 10, "L2": 2 << 20, "L3": 32 << 20})
+    get.cache_clear()
+
+    def stays(*sizes: int, threads: int = 1) -> bool:
+        return plan("amx", *sizes, threads=threads).shape.panels_stay
+
+    def fused(*sizes: int, isa: str = "avx512_vnni") -> bool:
+        return plan(isa, *sizes).fused
+
+    assert stays(256, 4096, 4096)
+    assert stays(197, 768, 3072)
+    assert not stays(256, 4096, 4096, threads=2)
+    assert not stays(1024, 4096, 4096)  # more rows than the second level holds
+    assert not stays(32, 4096, 4096)  # one step
+    assert not stays(197, 300, 3072)  # panels fit
+    assert not stays(256, 4096, 2048)  # rows of a step fit
+    assert not stays(20, 48, 50_000)  # all panels are one step
+    assert not fused(4096, 4096, 2048)
+    assert fused(4096, 1024, 2048)
+    assert fused(512, 4096, 2048)  # rows are near
+    assert fused(4096, 4096, 2048, isa="amx")
+    get.cache_clear()
 
 
 @pytest.mark.parametrize("output", ["s8", "f32"])

@@ -254,9 +254,9 @@ def _items(
     fitting = cache // (2 if half else 4) // (shape.span * LINE or padded_k(product.k))
     columns = PANEL * shape.panels
     strips = blocks(product.n, columns)
-    across = 1 if shape.panels_stay else _least_across(shape, strips, fitting // columns)
+    across = _least_across(shape, strips, fitting // columns)
     if shape.panels_stay:
-        fitting = cache // 2 // padded_k(product.k)
+        across, fitting = 1, cache // 2 // padded_k(product.k)
     elif shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
     elif product.b.stored != "s8" and not shape.nibbles:

@@ -26,6 +26,10 @@ _OUT_DTYPES = {
     "int8": ("s8", np.dtype(np.int8)),
 }
 
+# The shorter functions before 8 bits, and up to which inverse of their scale they serve.
+_COARSE = {"gelu": "gelu_coarse", "gelu_tanh": "gelu_tanh_coarse"}
+_FINEST = 2.0**8
+
 
 @dataclass(frozen=True, eq=False)
 class OutputSpec:
@@ -71,6 +75,7 @@ class OutputSpec:
         format_numbers = _requantize(out, storage, out_scale, out_zero_point)
         if format_numbers:
             order = _unbounded(order, out, *format_numbers)
+            order = _coarse(order, format_numbers[0])
         numbers = [number for step in order for number in _numbers(step)]
         numbers += format_numbers
         parameters = np.array(numbers, np.float32) if numbers else None
@@ -116,6 +121,14 @@ def _unbounded(
             break
         steps = steps[:-1]
     return steps
+
+
+def _coarse(steps: tuple[AnyPostOp, ...], inverse: float) -> tuple[AnyPostOp, ...]:
+    """With a shorter function as the last step, where it is off by a fifteenth of a quantum at
+    most: quanta are not finer than 2^-8, and results that exceed 255 of them are cut off."""
+    if not steps or inverse > _FINEST:
+        return steps
+    return *steps[:-1], _COARSE.get(_name(steps[-1]), steps[-1])
 
 
 def _check(steps: tuple[AnyPostOp, ...], given: tuple[str, ...]) -> None:

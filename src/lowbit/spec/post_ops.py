@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,6 @@ TRIED: tuple[tuple[PostOp, ...] | None, ...] = (
 """What is tried; None: the default."""
 
 _TINY = DTYPES["float32"].least
-_COARSE = 2**-13.5 / UNIT  # units
 _AT_END = 1e-35  # What a kernel may make of minus infinity, where its exponential ends.
 
 
@@ -40,8 +39,7 @@ class Function:
     """A function of one number: its float64 formula, and facts that bound errors.
 
     `slope`: the most that it stretches an error of its argument. `own`, `fixed`: the error that a
-    kernel may add, in units of u·|x| and of u. `coarse`: those where 8 bits follow, if larger:
-    1/45 of their step, if their range is used. `end`: its limit at minus infinity.
+    kernel may add, in units of u·|x| and of u. `end`: its limit at minus infinity.
     """
 
     formula: Callable[[Array], Array]
@@ -49,21 +47,18 @@ class Function:
     own: float
     fixed: float = 0
     end: float = 0
-    coarse: float = 0
 
     def meaning(self, value: Array) -> Array:
         """The function in float64; at minus infinity its limit, which formulas may not give."""
         ends = np.isneginf(value)
         return np.where(ends, self.end, self.formula(np.where(ends, 0, value)))
 
-    def apply(self, value: Array, error: Array, coarse: bool) -> tuple[Array, Array]:
-        """The value after the function, and the error that it may then have; coarse: 8 bits
-        follow."""
+    def apply(self, value: Array, error: Array) -> tuple[Array, Array]:
+        """The value after the function, and the error that it may then have."""
         ends = np.isneginf(value)
         size = np.where(ends, 0, np.abs(value))
-        more = self.coarse if coarse else 0
-        own = max(self.own, more) * UNIT * (size + error) if self.own else 0
-        own = own + (max(self.fixed, more) * UNIT if self.fixed else 0)
+        own = self.own * UNIT * (size + error) if self.own else 0
+        own = own + self.fixed * UNIT
         return self.meaning(value), self.slope * error + own + np.where(ends, _AT_END, _TINY)
 
 
@@ -82,19 +77,19 @@ def _ramp(x: Array) -> Array:
 # The slopes are the maxima of the derivatives; GELU's is Φ(√2) + √2·φ(√2) = 1.129, SiLU's 1.0998.
 FUNCTIONS = {
     "relu": Function(lambda x: np.maximum(x, 0), slope=1, own=0),
-    "gelu": Function(lambda x: x * _normal_distribution(x), slope=1.13, own=8, coarse=_COARSE),
+    "gelu": Function(lambda x: x * _normal_distribution(x), slope=1.13, own=8),
     "gelu_tanh": Function(
-        lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
-        slope=1.13,
-        own=4,
-        coarse=_COARSE,
+        lambda x: x * _logistic(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)), slope=1.13, own=4
     ),
-    "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4, coarse=_COARSE),
-    "sigmoid": Function(_logistic, slope=0.25, own=0, fixed=4, coarse=_COARSE),
+    "silu": Function(lambda x: x * _logistic(x), slope=1.1, own=4),
+    "sigmoid": Function(_logistic, slope=0.25, own=0, fixed=4),
     "hardsigmoid": Function(_ramp, slope=1 / 6, own=0, fixed=4),
     "hardswish": Function(lambda x: x * _ramp(x), slope=1.5, own=4),
     "tanh": Function(np.tanh, slope=1, own=4, end=-1),
 }
+# What the last step may be in its place, before 8 bits whose `out_scale` is no less than 2^-8.
+_COARSE = {f"{name}_coarse": name for name in ("gelu", "gelu_tanh")}
+FUNCTIONS |= {c: replace(FUNCTIONS[name], own=2**-13.5 / UNIT) for c, name in _COARSE.items()}
 
 
 def applied(
@@ -102,11 +97,15 @@ def applied(
 ) -> tuple[Array, Array]:
     """A value and its error after these steps, and after it is quantized where there is an
     `out_scale`. By default: bias, then residual. A step whose operand is left out is left out."""
-    for step in ("bias", "residual") if post_ops is None else post_ops:
+    steps = ["bias", "residual"] if post_ops is None else list(post_ops)
+    inverse = float(np.float32(1) / np.float32(operands.get("out_scale", 1)))
+    if "out_scale" in operands and inverse <= 2**8 and steps and steps[-1] in _COARSE.values():
+        steps[-1] = f"{steps[-1]}_coarse"
+    for step in steps:
         if not isinstance(step, str):
             value = np.clip(value, np.float32(step[0]), np.float32(step[1]))
         elif step in FUNCTIONS:
-            value, error = FUNCTIONS[step].apply(value, error, "out_scale" in operands)
+            value, error = FUNCTIONS[step].apply(value, error)
         elif step in operands:
             value = value + operands[step]
             # Exact in float64, one rounding in float32.
@@ -115,10 +114,9 @@ def applied(
         error = np.where(np.isinf(value), 0, error)
     if "out_scale" not in operands:
         return value, error
-    inverse = float(np.float32(1) / np.float32(operands["out_scale"]))
-    steps = value * inverse
-    error = error * inverse * (1 + UNIT) + UNIT * np.abs(steps)
-    # A step of the output where a float32 value may lie on the other side of a half; else none.
-    middle = np.rint(steps)
-    error = np.maximum(np.rint(steps + error) - middle, middle - np.rint(steps - error))
+    quanta = value * inverse
+    error = error * inverse * (1 + UNIT) + UNIT * np.abs(quanta)
+    # A quantum of the output where a float32 value may lie on the other side of a half; else none.
+    middle = np.rint(quanta)
+    error = np.maximum(np.rint(quanta + error) - middle, middle - np.rint(quanta - error))
     return middle + operands["out_zero_point"], error

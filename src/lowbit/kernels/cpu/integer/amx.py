@@ -206,24 +206,24 @@ class Amx(MicroKernel):
             return replace(shape, lines=row_blocks * short), rows
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
         large = k_blocks * LINE * row_blocks * rows > nearest_cache // 2
-        alone = wide == panels and query.weight == "s8"
-        ring = _RING if alone and large else 0
+        once_across = wide == panels and query.weight == "s8"
+        ring = _RING if once_across and large else 0
         # Lines that are packed in passing are kept for a span, with half as much streaming past.
         spans = span(query, (3 if query.in_place else 2) * ROWS)
         if spans and query.in_place:
             ring = 1 << (spans - 1).bit_length()
-        if not spans and self._panels_stay(query, row_blocks):
+        if not once_across and not spans and self._panels_stay(query, row_blocks):
             longest = nearest_cache * 2 // 3 // (panels * PANEL * LINE)
             each = blocks(k_blocks, blocks(k_blocks, longest))
             return replace(shape, span=each, panels_stay=True), rows
-        if alone and plain and not spans and query.m > rows * row_blocks:
+        if once_across and plain and not spans and query.m > rows * row_blocks:
             return replace(shape, in_place=True), rows
         return replace(shape, span=spans, ring=ring), rows
 
     @staticmethod
     def _panels_stay(query: KernelQuery, row_blocks: int) -> bool:
         """Whether long rows are so few, and panels so many, that rows had better stay in the
-        second-level cache, and panels come from afar once or twice, fetched ahead. Several threads
+        second-level cache, and panels come from afar a few times, fetched ahead. Several threads
         gained nothing by it."""
         nearest, near = (host.caches()[name] for name in ("L1d", "L2"))
         row, step = query.k_blocks * LINE, row_blocks * ROWS
@@ -277,7 +277,7 @@ class Amx(MicroKernel):
     ) -> Callable[[Value], Value]:
         """Which block of 64 k comes at a place. Every second step takes them from the last to the
         first: of rows that are too long for the nearest cache, what it still holds is met again."""
-        if shape.stays or shape.ahead or shape.ring or step.span or shape.panels_stay:
+        if shape.stays or shape.ahead or shape.ring or step.span:
             return lambda at: at
         start, sign = (first + last - 1) * step.turned, k.index(1) - step.turned - step.turned
         return lambda at: start + at * sign
@@ -359,11 +359,8 @@ class Amx(MicroKernel):
         stride = k.index(LINE)
         row_stride = k.index(shape.pitch or LINE) if step.row_stride is None else step.row_stride
         # What passes by must not push what stays out of the nearest cache.
-        load, load_row = tileloadd, tileloadd
-        if shape.panels_stay:
-            load_row = tileloaddt1
-        elif not shape.stays:
-            load = tileloaddt1
+        load = tileloadd if shape.stays or shape.panels_stay else tileloaddt1
+        load_row = tileloaddt1 if shape.panels_stay else tileloadd
 
         def load_panel(p: int) -> None:
             place = step.b + (step.panel_bytes * p + block * _TILE)

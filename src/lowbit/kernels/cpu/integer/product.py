@@ -228,14 +228,14 @@ class _Items:
         self, k: Builder, session: Any, steps: Range, panels: Range, b: Value
     ) -> None:
         """The same, but panels, a span of K of them, meet all rows before the next ones do."""
-        k_blocks, across = self.rows.k_blocks, self.shape.panels
+        k_blocks = self.rows.k_blocks
         for panel, count in self._across(k, panels):
             for first in k.range(0, k_blocks, self.shape.span):
                 span = first, minimum(first + self.shape.span, k_blocks)
                 fetching = self._fetching_panels(k, steps, (panel, count), panels, b, span)
                 for index in k.range(*steps):
                     place, nth = self._place(k, index, None), index - steps[0]
-                    waits = self._span(k, span, nth * across)
+                    waits = self._span(k, span, nth * count)
                     self._step(k, session, place, b, index, panel, panels[0], count, span[1],
                                waits, fetching(nth))  # fmt: skip
         self.micro.drain(k, session, self.shape, self.columns, self.rows.groups)

@@ -266,7 +266,6 @@ def _finishing(epilogue: Epilogue, place: Columns) -> tuple[Apply, list[Any]]:
     ends = [0, *accumulate(counts)]
     given = [(at.parameters + i).load().splat(place.lanes) for i in range(ends[-1])]
     *numbers, last = (given[first:end] for first, end in pairwise(ends))
-    place = replace(place, coarse=epilogue.out in LIMITS)
     if epilogue.steps:
         place, last = replace(place, factor=last[0]), [None, last[1]]
     applied = [_correcting(epilogue, place), _scaling(epilogue, place)]

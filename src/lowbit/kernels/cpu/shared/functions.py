@@ -6,8 +6,6 @@ set. Accuracies are stated where the functions are specified, in spec/post_ops.p
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from lowbit.isa.generic import fma, maximum, minimum, select
 from lowbit.isa.types import f32, s32, with_element
 from lowbit.isa.value import Value
@@ -108,27 +106,6 @@ def log(x: Value) -> Value:
     small = fused(polynomial(z, _LOG) * z, square, n * _LN_2_LOW)
     found = fused(n, _LN_2_HIGH, z + fused(square, -0.5, small))
     return select(x.equals(x), found, x)
-
-
-class Curve(NamedTuple):
-    """A function that rises from 0 to 1: 1/2 + t·p(t²) for |t| ≤ end, `scaled` 2 t² / end² − 1 in
-    place of t². At -end it is bent to just below 0."""
-
-    end: float
-    coefficients: tuple[float, ...]
-    scaled: bool = False
-
-
-def rising(x: Value, curve: Curve) -> Value:
-    """Of two numbers `maximum` and `minimum` give the second where one is NaN, so that it stays."""
-    t = minimum(constant(x, curve.end), maximum(constant(x, -curve.end), x))
-    square = fused(t * t, 2 / curve.end**2, -1.0) if curve.scaled else t * t
-    return maximum(constant(x, 0.0), fused(t, polynomial(square, curve.coefficients), 0.5))
-
-
-def gated(x: Value, curve: Curve) -> Value:
-    """x · rising(x), 0 below the curve."""
-    return maximum(constant(x, -curve.end), x) * rising(x, curve)
 
 
 def vanishing(x: Value) -> Value:

@@ -47,7 +47,7 @@ class Columns:
     numbers that a post-operation was given, each in every lane. With `rows`, a vector holds so many
     neighbouring rows of all columns, row by row, and all of them exist. `fours`: of each 16 columns
     there are four, and no operand of the output's shape. `factor`: what is added or compared is
-    multiplied by that first, since values are. `coarse`: results become 8 bits."""
+    multiplied by that first, since values are."""
 
     k: Builder
     operands: Operands
@@ -58,7 +58,6 @@ class Columns:
     rows: int = 1
     fours: bool = False
     factor: Value | None = None
-    coarse: bool = False
 
     def scaled(self, operand: Value) -> Value:
         """What is added to values, or compared with them."""
@@ -137,25 +136,21 @@ class PostOp(ABC):
 
 
 class Elementwise(PostOp):
-    """A function of one number, float32 in and out. `coarse`: what serves in its place where 8 bits
-    follow, off by a small share of their step."""
+    """A function of one number, float32 in and out."""
 
     def __init__(
         self,
         function: Callable[[Value], Value],
         bounds: tuple[float, float] | None = None,
         proportional: bool = False,
-        coarse: Callable[[Value], Value] | None = None,
     ) -> None:
         self.function, self._bounds, self.proportional = function, bounds, proportional
-        self.coarse = coarse or function
 
     def bounds(self, numbers: tuple[float, ...]) -> tuple[float, float] | None:
         return self._bounds
 
     def begin(self, at: Columns) -> Apply:
-        function = self.coarse if at.coarse else self.function
-        return lambda row, value: function(value)
+        return lambda row, value: self.function(value)
 
 
 class WithNumbers(ABC):

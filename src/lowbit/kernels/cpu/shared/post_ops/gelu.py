@@ -1,12 +1,35 @@
 """y·Φ(y), by a polynomial, or GELU's tanh approximation."""
 
+from typing import NamedTuple
+
+from lowbit.isa.generic import maximum, minimum
 from lowbit.isa.value import Value
-from lowbit.kernels.cpu.shared.functions import Curve, fused, gated, logistic_of
+from lowbit.kernels.cpu.shared.functions import constant, fused, logistic_of, polynomial
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
 
-# Φ(t) = 1/2 + t·p(2 t² / 5.1² − 1) for |t| ≤ 5.1, a minimax fit of the absolute error: 3.9 u, and
-# with the roundings of float32 5.4 u, u = 2^-24.
-_NORMAL = Curve(
+
+class _Curve(NamedTuple):
+    """A function that rises from 0 to 1: 1/2 + t·p(t²) for |t| ≤ end, `scaled` 2 t² / end² − 1 in
+    place of t², a minimax fit of the absolute error. At -end it is bent to just below 0."""
+
+    end: float
+    coefficients: tuple[float, ...]
+    scaled: bool = False
+
+    def gated(self, x: Value) -> Value:
+        """x times that; 0 below the curve.
+
+        Of two numbers `maximum` and `minimum` give the second where one is NaN, so that it stays.
+        """
+        inside = maximum(constant(x, -self.end), x)
+        t = minimum(constant(x, self.end), inside)
+        square = fused(t * t, 2 / self.end**2, -1.0) if self.scaled else t * t
+        rising = fused(t, polynomial(square, self.coefficients), 0.5)
+        return inside * maximum(constant(x, 0.0), rising)
+
+
+# Φ(t): 3.9 u off, and with the roundings of float32 5.4 u, u = 2^-24.
+_NORMAL = _Curve(
     5.1,
     (
         8.28035292e-4,
@@ -25,8 +48,8 @@ _NORMAL = Curve(
     ),
     scaled=True,
 )
-# Φ(t), and with the tanh approximation, for 8 bits: 6.7e-5 and 6.4e-5 off.
-_COARSE = Curve(
+# For results of 8 bits (product/output.py): 6.7e-5 off, and with the tanh approximation 6.4e-5.
+_COARSE = _Curve(
     3.82,
     (
         3.571143736e-8,
@@ -38,7 +61,7 @@ _COARSE = Curve(
         3.986640275e-1,
     ),
 )
-_COARSE_TANH = Curve(
+_COARSE_TANH = _Curve(
     3.74,
     (
         4.305576695e-8,
@@ -55,7 +78,7 @@ _TANH = 0.7978845608028654, 0.044715  # sqrt(2/π), and the cubic term's coeffic
 
 def gelu(x: Value) -> Value:
     """x · Φ(x), Φ the normal distribution; 0 below -5.1, x above 5.1."""
-    return gated(x, _NORMAL)
+    return _NORMAL.gated(x)
 
 
 def gelu_tanh(x: Value) -> Value:
@@ -65,5 +88,7 @@ def gelu_tanh(x: Value) -> Value:
     return keeping_nan(x, logistic_of(x, inner * (-2.0 * scale)))
 
 
-post_ops.add("gelu", Elementwise(gelu, coarse=lambda x: gated(x, _COARSE)))
-post_ops.add("gelu_tanh", Elementwise(gelu_tanh, coarse=lambda x: gated(x, _COARSE_TANH)))
+post_ops.add("gelu", Elementwise(gelu))
+post_ops.add("gelu_tanh", Elementwise(gelu_tanh))
+post_ops.add("gelu_coarse", Elementwise(_COARSE.gated))
+post_ops.add("gelu_tanh_coarse", Elementwise(_COARSE_TANH.gated))

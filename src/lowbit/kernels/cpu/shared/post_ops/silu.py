@@ -1,9 +1,8 @@
 """y·σ(y)."""
 
 from lowbit.isa.value import Value
-from lowbit.kernels.cpu.shared.functions import gated, logistic_of
+from lowbit.kernels.cpu.shared.functions import logistic_of
 from lowbit.kernels.cpu.shared.post_op import Elementwise, keeping_nan, post_ops
-from lowbit.kernels.cpu.shared.post_ops.sigmoid import COARSE
 
 
 def silu(x: Value) -> Value:
@@ -11,4 +10,4 @@ def silu(x: Value) -> Value:
     return keeping_nan(x, logistic_of(x, 0.0 - x))
 
 
-post_ops.add("silu", Elementwise(silu, coarse=lambda x: gated(x, COARSE)))
+post_ops.add("silu", Elementwise(silu))
