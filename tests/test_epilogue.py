@@ -73,7 +73,7 @@ def test_the_ends_of_the_functions(function: str) -> None:
     apply.interpret(SETS["generic"], {"x": x, "y": y, "n": 16}, function=function)
     assert np.isnan(y[6])
     meaning = MEANINGS[function].meaning(x[:6].astype(np.float64))
-    near = 2**-13.5 if function.endswith("_coarse") else 1e-7
+    near = 2**-13.8 if function.endswith("_coarse") else 1e-7
     np.testing.assert_allclose(y[:6], meaning, rtol=near, atol=1e-35)
 
 

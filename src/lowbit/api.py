@@ -199,7 +199,7 @@ def matmul_scaled(
     within 2^±30, factors come first then: Σ · (s_n · a_scale) + bias[n] is rounded once; and, with
     nothing behind it but bias, residuals, bounds, "relu" and slopes, so is y/out_scale,
     Σ · ((s_n · (1/out_scale)) · a_scale) + bias[n] · (1/out_scale). A "gelu" or "gelu_tanh" that
-    comes last is off by up to out_scale/15, if that is no less than 2^-8.
+    comes last is off by up to out_scale/14, if that is no less than 2^-8.
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
     result is the same bits on every instruction set and for any number of threads.

@@ -124,7 +124,7 @@ def _unbounded(
 
 
 def _coarse(steps: tuple[AnyPostOp, ...], inverse: float) -> tuple[AnyPostOp, ...]:
-    """With a shorter function as the last step, where it is off by a fifteenth of a quantum at
+    """With a shorter function as the last step, where it is off by a fourteenth of a quantum at
     most: quanta are not finer than 2^-8, and results that exceed 255 of them are cut off."""
     if not steps or inverse > _FINEST:
         return steps

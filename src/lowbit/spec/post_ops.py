@@ -89,7 +89,7 @@ FUNCTIONS = {
 }
 # What the last step may be in its place, before 8 bits whose `out_scale` is no less than 2^-8.
 _COARSE = {f"{name}_coarse": name for name in ("gelu", "gelu_tanh")}
-FUNCTIONS |= {c: replace(FUNCTIONS[name], own=2**-13.5 / UNIT) for c, name in _COARSE.items()}
+FUNCTIONS |= {c: replace(FUNCTIONS[name], own=2**-13.8 / UNIT) for c, name in _COARSE.items()}
 
 
 def applied(
