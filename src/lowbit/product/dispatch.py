@@ -178,7 +178,7 @@ def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> boo
         return False
     cache = host.caches()["L2"]
     width = cache // 2 // (shape.span * LINE or product.row_bytes)
-    far = product.m * product.row_bytes > cache and micro.per_cycle <= MicroKernel.per_cycle
+    far = product.m * product.row_bytes > cache and not micro.outruns_vectors
     again = far and not shape.summed and product.n > _PACKED_AGAIN * width
     return width >= min(product.n, _FUSED_COLUMNS) and not again
 
@@ -231,7 +231,7 @@ def outgrows_caches(product: Product, plan: Plan) -> bool:
     four times that level. Short products would wait for memory: an output that is new, whose pages
     have just been cleared, an Emerald Rapids core wrote two to three times as fast through caches.
     """
-    times = 1 if plan.micro.per_cycle > MicroKernel.per_cycle else 4
+    times = 1 if plan.micro.outruns_vectors else 4
     large = product.m * product.n * product.out_bytes > times * host.caches()["L2"]
     return large and product.k >= _SHORTEST_STREAMED
 

@@ -235,6 +235,11 @@ class MicroKernel(ABC):
     def __init__(self, isa: str) -> None:
         self.isa = named(isa)
 
+    @property
+    def outruns_vectors(self) -> bool:
+        """Whether its products are so fast that they wait for memory where vectors do not."""
+        return self.per_cycle > MicroKernel.per_cycle
+
     def __repr__(self) -> str:
         return f"{self.name}/{self.isa.name}"
 
