@@ -257,6 +257,14 @@ def test_masks(shape: tuple[int, ...], causal: bool) -> None:
         assert not _run(p, CASES[0][0], "bf16")[:, 0].any()
 
 
+@pytest.mark.parametrize(("isa", "products"), CASES)
+def test_one_key_gives_its_value(isa: str, products: str) -> None:
+    """Its weight is 1, whatever its score."""
+    p = _problem(AttentionForm("bf16", "f32"), 9, 1, 24)
+    value = np.broadcast_to(p.arrays[2].astype(np.float32), (1, 9, 2, 24))
+    np.testing.assert_allclose(_run(p, isa, products), value, rtol=2e-7)
+
+
 def test_no_key_takes_part() -> None:
     padding = np.zeros((1, 2, 5, 40), np.uint8)
     form = AttentionForm("f32", "f32", padding=True)

@@ -27,6 +27,7 @@ def starts_like_fma() -> bool:
 
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+_SOURCES = {1: "ps", 2: "2ps"}
 
 
 class _BFloat(ir.Type):
@@ -70,11 +71,12 @@ def vdpbf16ps(acc: Any, a: Any, b: Any) -> Any:
     return flushed(fma.meaning(left[0::2], right[0::2], first))
 
 
-def _narrow(call: Call, value: Any) -> Any:
-    module, name = call.builder.module, "llvm.x86.avx512bf16.cvtneps2bf16.512"
-    kind = ir.FunctionType(ir.VectorType(_BFloat(), 16), [value.type])
+def _narrow(call: Call, *values: Any) -> Any:
+    """llvmlite has no type for what these intrinsics return."""
+    module, name = call.builder.module, f"llvm.x86.avx512bf16.cvtne{_SOURCES[len(values)]}2bf16.512"
+    kind = ir.FunctionType(ir.VectorType(_BFloat(), 16 * len(values)), [v.type for v in values])
     function = module.globals.get(name) or ir.Function(module, kind, name)
-    return call.builder.bitcast(call.builder.call(function, [value]), call.result.llvm)
+    return call.builder.bitcast(call.builder.call(function, values), call.result.llvm)
 
 
 @instruction(Signature(Vector(bf16, 16), Vector(f32, 16)), _narrow, feature="avx512bf16")
@@ -84,3 +86,11 @@ def vcvtneps2bf16(a: Any) -> Any:
     bits = flushed(a).view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     return np.where(np.isnan(a), bits >> 16 | 0x40, rounded).astype(np.uint16).view(bf16.numpy)
+
+
+@instruction(
+    Signature(Vector(bf16, 32), Vector(f32, 16), Vector(f32, 16)), _narrow, feature="avx512bf16"
+)
+def vcvtne2ps2bf16(high: Any, low: Any) -> Any:
+    """`low` and behind it `high`, each as vcvtneps2bf16 makes it."""
+    return np.concatenate([vcvtneps2bf16.meaning(low), vcvtneps2bf16.meaning(high)])

@@ -16,6 +16,7 @@ less its zero point is a bfloat16 number, and scales are applied to scores and s
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from lowbit.isa.generic import load_head, maximum, minimum, select
@@ -46,6 +47,7 @@ from lowbit.kernels.cpu.attention.weights import Weigher, narrowed
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedRight, Passing, PlainLeft
 from lowbit.kernels.cpu.float.operand import Reader
 from lowbit.kernels.cpu.float.pack import Part, Source, pack_units
+from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     Convert,
@@ -54,6 +56,7 @@ from lowbit.kernels.cpu.shared.formats import (
     storing,
 )
 from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.packing import FOUR, storing_four
 
 
 @kernel
@@ -136,7 +139,9 @@ class _Work:
         self._converted = scratch + g.converted_at
         numbers = [(parameters + i).load() for i in range(5 + parameters_of(form.out))]
         self._value_scale, self._zeros = numbers[1], [rounded(zero) for zero in numbers[2:5]]
-        self._stored = storing(form.out, [n.splat(self.lanes) for n in numbers[5:]])
+        last = [n.splat(self.lanes) for n in numbers[5:]]
+        self._stored = storing(form.out, last)
+        self._together = storing_four(k, form.out, last)
         edge = k.local(f32, 2 * self.lanes)
         edge.store(k.zeros(f32, self.lanes))
         (edge + self.lanes).store(k.constant(1.0, f32).splat(self.lanes))
@@ -202,7 +207,7 @@ class _Work:
     def _weigh(self, at: list[Value], first: Value, rows: Value, end: Value) -> None:
         """Make weights of rows of scores, and keep what their sums are to be multiplied by.
 
-        All rows' greatest scores are found first, so that one row does not wait for another.
+        Each pass takes all rows before the next begins, so that one row does not wait for another.
         """
         g, form, k = self._g, self._form, self._k
         for i in k.range(0, rows):
@@ -213,23 +218,33 @@ class _Work:
             shift = self._weigher.shift(scores, self.limit(row), mask, padding)
             (self._factors + i).store(shift)
         for i in k.range(0, rows):
-            scores, place = self._scores + i * g.score_stride, self._factors + i
+            scores, shift = self._scores + i * g.score_stride, (self._factors + i).load()
             limit, masked = self.limit(first + i), form.mask or form.padding
-            total = self._weigher.weigh(scores, limit, end, place.load(), masked)
+            some = self._weigher.weigh(scores, limit, end, shift, masked)
+            (self._sums + i * g.sum_stride).store(some)  # where nothing else is yet
+        for i in k.range(0, rows):
+            some = (self._sums + i * g.sum_stride).load(self.lanes)
+            total = across(some, operator.add)
             share = select(total.equals(0.0), k.constant(0.0, f32), 1.0 / total)
-            place.store(share * self._value_scale)
+            (self._factors + i).store(share * self._value_scale)
 
     def _store(self, target: Value, i: Value) -> None:
         """Finish and store a row of the output."""
         g, k, lanes = self._g, self._k, self.lanes
         sums, factor = self._sums + i * g.sum_stride, (self._factors + i).load().splat(lanes)
-        whole = g.value_dim // lanes * lanes
 
         def write(at: Value, left: Value | None) -> None:
-            value = self._stored((sums + at).load(lanes) * factor)
-            store_vector(value, target + at, left)
+            store_vector(self._stored((sums + at).load(lanes) * factor), target + at, left)
 
-        for at in k.range(0, whole, lanes):
+        done = k.index(0)
+        if self._together is not None:
+            fours = FOUR * lanes
+            done = g.value_dim // fours * fours
+            for at in k.range(0, done, fours):
+                four = [(sums + at + v * lanes).load(lanes) * factor for v in range(FOUR)]
+                (target + at).store(self._together(four))
+        whole = g.value_dim // lanes * lanes
+        for at in k.range(done, whole, lanes):
             write(at, None)
         for _ in k.when(whole < g.value_dim):
             write(whole, g.value_dim - whole)
@@ -306,7 +321,9 @@ class _Work:
         filled: Value | None = None,
     ) -> None:  # fmt: skip
         """Convert a row, with zeros behind it up to `filled`."""
-        k, lanes = self._k, self.lanes
+        k, lanes, kind = self._k, self.lanes, element_of(target.type)
+        if element_of(source.type) == kind:  # which is copied
+            lanes = k.isa.vector_bytes // kind.bytes
         whole = count // lanes * lanes
         for at in k.range(0, whole, lanes):
             (target + at).store(convert((source + at).load(lanes)))
@@ -315,4 +332,4 @@ class _Work:
             store_vector(convert(load_head(source + whole, left, lanes)), target + whole, left)
         if filled is not None:
             for at in k.range(count, filled):
-                (target + at).store(k.constant(0, element_of(target.type)))
+                (target + at).store(k.constant(0, kind))

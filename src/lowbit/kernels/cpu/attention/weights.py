@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 
-from lowbit.isa.avx512_bf16 import vcvtneps2bf16
+from lowbit.isa.avx512 import vreduceps_512, vscalefps_512
+from lowbit.isa.avx512_bf16 import vcvtne2ps2bf16, vcvtneps2bf16
 from lowbit.isa.generic import extract, load_head, maximum, select
 from lowbit.isa.types import Value, Vector, bf16, f32, s32, with_element
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import across
-from lowbit.kernels.cpu.shared.functions import constant, fused
+from lowbit.kernels.cpu.shared.functions import constant, fused, polynomial
 
 _LOG2_E = math.log2(math.e)
-_LEAST = -127.0  # from which on a power of two is zero
+_LEAST = -127.0  # whose bits of the exponent, made by adding, are zero
+_LEAST_NORMAL = -126.0  # to make a subnormal power takes Intel's cores hundreds of cycles
 # Added to a number from -127 on, it leaves that, rounded, plus the bias of exponents, in the low
 # bits.
 _ROUND = 1.5 * 2.0**23 + 127
@@ -22,12 +23,20 @@ _ROUND = 1.5 * 2.0**23 + 127
 # where a rounding to bfloat16, of 3.9e-3, follows.
 _POWER = (1.3264727e-3, 9.6715130e-3, 5.5507336e-2, 2.4022242e-1, 6.9314700e-1)
 _POWER_OF_PAIRS = (5.5008933e-2, 2.4221097e-1, 6.9328290e-1)
+# The same for 0 ≤ r < 1: 1.6e-7, and 1.03e-4. At the ends they are 1 and 2, so that what is next to
+# the greatest score on either side has a weight next to 1.
+_FRACTION = (1.8793186e-3, 8.9909951e-3, 5.5818676e-2, 2.4015927e-1, 6.9315174e-1)
+_FRACTION_OF_PAIRS = (7.8267970e-2, 2.2630768e-1, 6.9542435e-1)
+
+
+def _has(k: Builder, vector: Value, feature: str) -> bool:
+    """Whether the machine has a feature for such a vector of 16 lanes."""
+    return vector.type == Vector(f32, 16) and feature in k.isa.features
 
 
 def narrowed(k: Builder, value: Value) -> Value:
     """float32 as bfloat16, by the instruction where there is one."""
-    whole = value.type == Vector(f32, 16)
-    return vcvtneps2bf16(value) if whole and "avx512bf16" in k.isa.features else value.to(bf16)
+    return vcvtneps2bf16(value) if _has(k, value, "avx512bf16") else value.to(bf16)
 
 
 @dataclass(frozen=True)
@@ -45,14 +54,15 @@ class Weigher:
     edge: Value
 
     def power(self, t: Value) -> Value:
-        """2^t for t ≤ 0; 0 below -126.5, NaN for NaN."""
+        """2^t for t ≤ 0, and 1 for 0; 0 from below -126, or -126.5, on; NaN for NaN."""
+        if _has(self.k, t, "avx512dq"):
+            fraction = _FRACTION_OF_PAIRS if self.pair else _FRACTION
+            power = vscalefps_512(polynomial(vreduceps_512(t), (*fraction, 1.0)), t)
+            return select(t < _LEAST_NORMAL, constant(t, 0.0), power)
         t = maximum(constant(t, _LEAST), t)
         rounded = t + _ROUND
         r = t - (rounded - _ROUND)
-        coefficients = _POWER_OF_PAIRS if self.pair else _POWER
-        p = constant(t, coefficients[0])
-        for coefficient in (*coefficients[1:], 1.0):
-            p = fused(p, r, coefficient)
+        p = polynomial(r, (*(_POWER_OF_PAIRS if self.pair else _POWER), 1.0))
         exponent = (rounded.bits(with_element(t.type, s32)) << 23).bits(with_element(t.type, f32))
         return p * exponent
 
@@ -74,27 +84,26 @@ class Weigher:
         return extract(select(none, constant(greatest, 0.0), 0.0 - greatest), 0)
 
     def weigh(self, row: Value, limit: Value, end: Value, shift: Value, masked: bool) -> Value:
-        """Make weights of the first `limit` scores of a row, and zeros up to `end`, in place; the
-        sum of the weights, of which the greatest is 1, or 0 where no key takes part."""
+        """Make weights of the first `limit` scores of a row, and zeros up to `end`, in place; sums
+        of some of the weights in each lane. The greatest weight is 1, or 0 where no key takes
+        part."""
         k, lanes = self.k, self.lanes
         target, less = row.cast(bf16) if self.pair else row, shift.splat(lanes)
         with k.scope():
             sums = [k.register(k.zeros(f32, lanes)) for _ in range(2)]
 
-            def raise_(at: Value, part: int) -> None:
+            def raised(at: Value, part: int) -> Value:
                 score = (row + at).load(lanes)
-                t = score + less if masked else fused(score, self.factor, less)
-                power = self.power(t)
+                power = self.power(score + less if masked else fused(score, self.factor, less))
                 sums[part].value = sums[part].value + power
-                (target + at).store(narrowed(k, power) if self.pair else power)
+                return power
 
             whole = (limit + (lanes - 1)) // lanes * lanes
             several = whole // (2 * lanes) * (2 * lanes)
             for at in k.range(0, several, 2 * lanes):
-                raise_(at, 0)
-                raise_(at + lanes, 1)
+                self._store(target + at, [raised(at, 0), raised(at + lanes, 1)])
             for at in k.range(several, whole, lanes):
-                raise_(at, 0)
+                self._store(target + at, [raised(at, 0)])
             zeros = k.zeros(bf16 if self.pair else f32, lanes)
             for _ in k.when(whole < end):
                 (target + whole).store(zeros)
@@ -102,7 +111,16 @@ class Weigher:
                 # worth.
                 for at in k.range(whole + lanes, end, lanes):
                     (target + at).store(zeros)
-            return across(sums[0].value + sums[1].value, operator.add)
+            return sums[0].value + sums[1].value
+
+    def _store(self, target: Value, weights: list[Value]) -> None:
+        """Vectors of weights, one or two, one behind another."""
+        if self.pair and len(weights) == 2 and _has(self.k, weights[0], "avx512bf16"):
+            weights = [vcvtne2ps2bf16(weights[1], weights[0])]
+        elif self.pair:
+            weights = [narrowed(self.k, weight) for weight in weights]
+        for number, weight in enumerate(weights):
+            (target + number * self.lanes).store(weight)
 
     def _greatest(
         self, row: Value, limit: Value, mask: Value | None, padding: Value | None

@@ -2,18 +2,19 @@
 
     out = (x − mean) / √(variance + ε) · weight + bias
 
-Two passes over a row that waits in the nearest cache: its mean, then the mean square of what is
+Two passes over a row, or two, in the nearest cache: its mean, then the mean square of what is
 left without it, in float32. RMSNorm leaves the mean where it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import sqrt
+from lowbit.isa.generic import fma, sqrt
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -26,16 +27,21 @@ from lowbit.kernels.cpu.shared.formats import (
     store_vector,
     storing,
 )
+from lowbit.kernels.cpu.shared.packing import FOUR, storing_four
 from lowbit.kernels.cpu.tensors.rows import (
     LANES,
     RowsPlan,
-    each_row,
+    each_rows,
     each_vector,
-    fold,
+    fold_rows,
     plan_rows,
 )
 
 _TENSORS = ("f32", "bf16", "u8", "s8")
+_TOGETHER = 2  # rows whose sums are made at a time, where one vector register holds 16 lanes
+_WIDE = 64  # bytes of such a register
+
+Vectors = Callable[[Value, Value | None], Value]  # of a row, by place and by what is left there
 
 
 class NormalizeForm(NamedTuple):
@@ -64,7 +70,8 @@ def plan_normalize(
         if name not in _TENSORS:
             raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
     x, out = strides or (width, width)
-    return plan_rows(rows, width, x_stride=x, out_stride=out)
+    words, scratch_bytes = plan_rows(rows, width, x_stride=x, out_stride=out)
+    return RowsPlan(words, _TOGETHER * scratch_bytes)
 
 
 def normalize_parameters(
@@ -100,19 +107,23 @@ def normalize(
 ) -> None:
     """out[rows, width], as the form says.
 
-    parameters: of `normalize_parameters`. scratch: float32 [threads, scratch_stride], as planned.
-    out may be x, of the same format and stride.
+    parameters: of `normalize_parameters`. scratch: float32 [threads, 2, scratch_stride], as
+    planned. out may be x, of the same format and stride.
     """
-    row = _Row(k, form, parameters, scratch + k.thread() * scratch_stride, width)
+    rows_of = _Rows(k, form, parameters, scratch + k.thread() * (scratch_stride * _TOGETHER), width)
     source, target = x.cast(FORMATS[form.x]), out.cast(FORMATS[form.out])
-    for number in each_row(k, rows, item_rows):
+    together = _TOGETHER if k.isa.vector_bytes == _WIDE else 1
+    for numbers in each_rows(k, rows, item_rows, together):
         with k.scope():
-            mean, inverse = row.fetch(source + number * x_stride)
-            row.finish(mean, inverse, (weight, bias), target + number * out_stride)
+            waiting = rows_of.fetch(
+                [source + number * x_stride for number in numbers], scratch_stride
+            )
+            for number, (place, mean, inverse) in zip(numbers, waiting, strict=True):
+                rows_of.finish(place, mean, inverse, (weight, bias), target + number * out_stride)
 
 
-class _Row:
-    """What is done with one row."""
+class _Rows:
+    """What is done with rows. They wait where they are, or as float32 in scratch."""
 
     def __init__(
         self, k: Builder, form: NormalizeForm, parameters: Value, scratch: Value, width: Value
@@ -122,46 +133,68 @@ class _Row:
         x, out = parameters_of(form.x), parameters_of(form.out)
         numbers = [(parameters + (1 + i)).load().splat(LANES) for i in range(x + out)]
         self._x, self._out = dequantizing(form.x, numbers[:x]), storing(form.out, numbers[x:])
+        self._four = storing_four(k, form.out, numbers[x:])
 
-    def fetch(self, source: Value) -> tuple[Value, Value]:
-        """Bring a row to scratch as float32; its mean, or 0, and the factor that normalizes it,
-        in every lane."""
-        k, width = self._k, self._width
+    def fetch(self, sources: list[Value], apart: Value) -> list[tuple[Value, Value, Value]]:
+        """Bring rows near, so far apart; of each where it waits, its mean, or 0, and the factor
+        that normalizes it, in every lane."""
+        k, width, form = self._k, self._width, self._form
         count = width.to(f32)
+        places = [self._scratch + apart * i for i in range(len(sources))]
+        if form.x == "f32":
+            places = sources
 
-        def take(at: Value, left: Value | None) -> Value:
-            value = self._x(load_vector(source + at, LANES, left))
-            (self._scratch + at).store(value)
-            return value if self._form.centred else value * value
+        def taking(source: Value, place: Value) -> Vectors:
+            def take(at: Value, left: Value | None) -> Value:
+                value = self._x(load_vector(source + at, LANES, left))
+                if form.x != "f32":
+                    (place + at).store(value)
+                return value
 
-        first = fold(k, width, take) / count
-        if not self._form.centred:
-            return k.zeros(f32, LANES), self._inverse(first)
-        mean = first.splat(LANES)
+            return take
 
-        def square(at: Value, left: Value | None) -> Value:
-            rest = (self._scratch + at).load(LANES) - mean
-            return rest * rest
+        def without(place: Value, mean: Value) -> Vectors:
+            return lambda at, left: load_vector(place + at, LANES, left) - mean
 
-        return mean, self._inverse(fold(k, width, square) / count)
+        def square(value: Value, total: Value) -> Value:
+            return fma(value, value, total)
 
-    def _inverse(self, square: Value) -> Value:
-        return (1.0 / sqrt(square + self._epsilon)).splat(LANES)
+        taken = [taking(source, place) for source, place in zip(sources, places, strict=True)]
+        means = [k.zeros(f32, LANES)] * len(sources)
+        if form.centred:
+            means = [(sum_ / count).splat(LANES) for sum_ in fold_rows(k, width, taken)]
+            taken = [without(place, mean) for place, mean in zip(places, means, strict=True)]
+        squares = fold_rows(k, width, taken, take_in=square)
+        inverses = [(1.0 / sqrt(one / count + self._epsilon)).splat(LANES) for one in squares]
+        return list(zip(places, means, inverses, strict=True))
 
     def finish(
-        self, mean: Value, inverse: Value, affine: tuple[Value, Value], target: Value
+        self, place: Value, mean: Value, inverse: Value, affine: tuple[Value, Value], target: Value
     ) -> None:
-        """Normalize the row in scratch, and store it."""
+        """Normalize a row that waits, and store it."""
+        form, k = self._form, self._k
 
-        def write(at: Value, left: Value | None, part: int) -> None:
-            value = (self._scratch + at).load(LANES)
-            if self._form.centred:
-                value = value - mean
-            value = value * inverse
-            if self._form.weight:
-                value = value * load_vector(affine[0] + at, LANES, left)
-            if self._form.bias:
-                value = value + load_vector(affine[1] + at, LANES, left)
-            store_vector(self._out(value), target + at, left)
+        def normalized(at: Value, left: Value | None) -> Value:
+            value = load_vector(place + at, LANES, left)
+            value = (value - mean if form.centred else value) * inverse
+            weight, bias = (
+                load_vector(one + at, LANES, left) if there else None
+                for one, there in zip(affine, (form.weight, form.bias), strict=True)
+            )
+            if weight is not None:
+                return value * weight if bias is None else fma(value, weight, bias)
+            return value if bias is None else value + bias
 
-        each_vector(self._k, self._width, write)
+        done = k.index(0)
+        if self._four is not None:
+            fours = FOUR * LANES
+            done = self._width // fours * fours
+            for at in k.range(0, done, fours):
+                four = [normalized(at + v * LANES, None) for v in range(FOUR)]
+                (target + at).store(self._four(four))
+        each_vector(
+            k, self._width - done,
+            lambda at, left, part: store_vector(
+                self._out(normalized(at + done, left)), target + (at + done), left
+            ),
+        )  # fmt: skip
