@@ -165,11 +165,37 @@ def test_gelu_is_accurate_where_quanta_are_fine(function: str) -> None:
     def made(*steps: str, **output: Any) -> tuple[str, ...]:
         return OutputSpec.of("bias" in steps, "residual" in steps, steps, **output).post_ops
 
-    fine, finer = ({"out_dtype": "int8", "out_scale": 2.0**-8 * one} for one in (1, 0.999))
-    assert made("bias", function, **fine) == ("bias", f"{function}_coarse")
-    assert made("bias", function, **finer) == ("bias", function)
-    assert made(function, "residual", **fine) == (function, "residual")
+    def scaled(scale: float) -> dict[str, Any]:
+        return {"out_dtype": "int8", "out_scale": scale}
+
+    for scale in 2.0**-8, 2.0**8:
+        assert made("bias", function, **scaled(scale)) == ("bias", f"{function}_coarse")
+    for scale in 0.999 * 2.0**-8, 1.001 * 2.0**8:
+        assert made("bias", function, **scaled(scale)) == ("bias", function)
+    assert made(function, "residual", **scaled(0.1)) == (function, "residual")
     assert made(function) == (function,)
+
+
+@ISAS
+@pytest.mark.parametrize("function", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("scale", [2.0**-8, 0.02, 2.0**-3, 2.0**8])
+def test_coarse_gelu(function: str, scale: float, isa: str) -> None:
+    """Over all arguments at once, in steps of the output, where rows share a scale, and in values,
+    where each has its own; the same bits everywhere."""
+    a = np.arange(256, dtype=np.uint8)[:, None]
+    b = lowbit.pack(lowbit.quantize(np.full((1, 64), 127.0), axis=1), isa=isa)  # 127 · 1
+    bias = np.linspace(0, 0.06, 64, dtype=np.float32)
+    x = (a.astype(np.int64) - 128) * 0.06 + bias.astype(np.float64)
+    assert x.min() < -7
+    assert x.max() > 7
+    exact = MEANINGS[function].meaning(x) / scale + 50
+    for a_scale in 0.06 / 127, np.full(256, 0.06 / 127, np.float32):
+        y = lowbit.matmul_scaled(
+            a, b, a_scale=a_scale, a_zero_point=128, bias=bias, post_ops=("bias", function),
+            out_dtype="uint8", out_scale=scale, out_zero_point=50, isa=isa,
+        )  # fmt: skip
+        within = np.abs(y - np.clip(exact, 0, 255))
+        assert (within <= 0.5 + 2**-12.9 / scale + 1e-3).all()
 
 
 IN_STEPS: list[tuple[Any, ...]] = [

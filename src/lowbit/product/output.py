@@ -13,6 +13,7 @@ from ml_dtypes import bfloat16
 
 from lowbit.kernels.cpu.shared.formats import LIMITS
 from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
+from lowbit.kernels.cpu.shared.post_ops.gelu import CoarseGelu, CoarseGeluTanh
 from lowbit.numerics.float32 import float32_number, moderate
 
 # A post-operation as users write it: a name, or one with numbers.
@@ -26,9 +27,9 @@ _OUT_DTYPES = {
     "int8": ("s8", np.dtype(np.int8)),
 }
 
-# The shorter functions before 8 bits, and up to which inverse of their scale they serve.
-_COARSE = {"gelu": "gelu_coarse", "gelu_tanh": "gelu_tanh_coarse"}
-_FINEST = 2.0**8
+# The shorter functions before 8 bits, and for which inverse of their scale they serve.
+_COARSE = {"gelu": CoarseGelu, "gelu_tanh": CoarseGeluTanh}
+_FINEST, _COARSEST = 2.0**8, 2.0**-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +125,12 @@ def _unbounded(
 
 
 def _coarse(steps: tuple[AnyPostOp, ...], inverse: float) -> tuple[AnyPostOp, ...]:
-    """With a shorter function as the last step, where it is off by a fourteenth of a quantum at
-    most: quanta are not finer than 2^-8, and results that exceed 255 of them are cut off."""
-    if not steps or inverse > _FINEST:
+    """With a shorter function as the last step, where it is off by 1/28 of a quantum at most, since
+    quanta are no finer than 2^-8, and float32 holds its coefficients in quanta."""
+    if not steps or not _COARSEST <= inverse <= _FINEST:
         return steps
-    return *steps[:-1], _COARSE.get(_name(steps[-1]), steps[-1])
+    shorter = _COARSE.get(_name(steps[-1]))
+    return (*steps[:-1], shorter(inverse)) if shorter else steps
 
 
 def _check(steps: tuple[AnyPostOp, ...], given: tuple[str, ...]) -> None:

@@ -87,9 +87,9 @@ FUNCTIONS = {
     "hardswish": Function(lambda x: x * _ramp(x), slope=1.5, own=4),
     "tanh": Function(np.tanh, slope=1, own=4, end=-1),
 }
-# What the last step may be in its place, before 8 bits whose `out_scale` is no less than 2^-8.
+# What the last step may be in its place, before 8 bits whose `out_scale` is 2^-8 to 2^8.
 _COARSE = {f"{name}_coarse": name for name in ("gelu", "gelu_tanh")}
-FUNCTIONS |= {c: replace(FUNCTIONS[name], own=2**-13.8 / UNIT) for c, name in _COARSE.items()}
+FUNCTIONS |= {c: replace(FUNCTIONS[name], fixed=2**-12.8 / UNIT) for c, name in _COARSE.items()}
 
 
 def applied(
@@ -99,7 +99,8 @@ def applied(
     `out_scale`. By default: bias, then residual. A step whose operand is left out is left out."""
     steps = ["bias", "residual"] if post_ops is None else list(post_ops)
     inverse = float(np.float32(1) / np.float32(operands.get("out_scale", 1)))
-    if "out_scale" in operands and inverse <= 2**8 and steps and steps[-1] in _COARSE.values():
+    near = "out_scale" in operands and 2**-8 <= inverse <= 2**8
+    if near and steps and steps[-1] in _COARSE.values():
         steps[-1] = f"{steps[-1]}_coarse"
     for step in steps:
         if not isinstance(step, str):
