@@ -195,11 +195,13 @@ def matmul_scaled(
 
     By default: bias, then residual, where given. `out_dtype` is "float32", "bfloat16" (in NumPy
     the dtype of ml_dtypes), or "uint8" or "int8", which are quantized:
-    clamp(round_half_even(y · (1/out_scale)) + out_zero_point). With one a_scale and all scales
-    within 2^±30, factors come first then: Σ · (s_n · a_scale) + bias[n] is rounded once; and, with
-    nothing behind it but bias, residuals, bounds, "relu" and slopes, so is y/out_scale,
+    clamp(round_half_even(y · (1/out_scale)) + out_zero_point).
+
+    With one a_scale and a_zero_point (or none), both numbers, and all scales within 2^±30, factors
+    come first: Σ · (s_n · a_scale), with a bias that comes first, is rounded once; and so is
+    y/out_scale where nothing follows but bias, residuals, bounds, "relu", slopes and a last "gelu",
     Σ · ((s_n · (1/out_scale)) · a_scale) + bias[n] · (1/out_scale). A "gelu" or "gelu_tanh" that
-    comes last is off by up to out_scale/14, if that is no less than 2^-8.
+    comes last before 8 bits is off by up to 2^-12.8, if out_scale is from 2^-8 to 2^8.
 
     The sum is an exact int32; every float operation rounds once, in the order written, so the
     result is the same bits on every instruction set and for any number of threads.

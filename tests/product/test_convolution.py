@@ -393,7 +393,9 @@ def test_what_follows_the_sums(out_dtype: Any, groups: int, isa: str) -> None:
     sums = convolution_sums(
         x.astype(np.int64) - 100, weight.values, (1, 1), ((1, 1), (1, 1)), (1, 1), groups
     )
-    y = sums.astype(np.float32) * np.float32(0.02) * weight.scale + bias
+    factor = weight.scale * np.float32(0.02)
+    y = sums.astype(np.float32).astype(np.float64) * factor + bias
+    y = y.astype(np.float32)
     y = np.maximum(y + (residual.astype(np.float32) - np.float32(7)) * np.float32(0.03), 0)
     if quantized:
         y = np.clip(np.rint(y * (np.float32(1) / np.float32(0.05))) - 4, -128, 127)

@@ -59,8 +59,9 @@ def scaled_error(total: Array, row_scale: Array, b_scale: Array) -> Array:
     Each float32 operation returns its exact result times (1 + d), |d| <= u = 2**-24, plus at most
     half the smallest subnormal, e = 2**-150, when it underflows (Higham, Accuracy and Stability
     of Numerical Algorithms, section 2.1 and 2.8). Three roundings reach the product p:
-    |error| <= ((1 + u)**3 - 1) |p| + e (b_scale + 1) (1 + u). The reference is itself rounded, to
-    float64: at most three roundings of 2**-53. Where a step overflows, anything may come out.
+    |error| <= ((1 + u)**3 - 1) |p| + e (b_scale + 1) (1 + u); no more where the scales are
+    multiplied first. The reference is itself rounded, to float64: at most three roundings of
+    2**-53. Where a step overflows, anything may come out.
     """
     rows = np.abs(total * row_scale[:, None])
     error = ((1 + FLOAT32_UNIT) ** 3 - 1 + 3 * _WIDE_UNIT) * rows * np.abs(b_scale)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from lowbit.isa import host
 from lowbit.isa.amx import ROWS, TILES, tdpbusd, tileloadd, tileloaddt1, tilestored, tilezero
 from lowbit.isa.generic import minimum, prefetch, prefetch_far, select
-from lowbit.isa.types import s32, u8
+from lowbit.isa.types import f32, s32, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.in_place import cycles_in_place
@@ -45,6 +45,7 @@ from lowbit.kernels.cpu.integer.vnni import Vnni
 from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
+from lowbit.kernels.cpu.shared.post_op import WAITING
 from lowbit.kernels.cpu.shared.tiles import configure, release, turns
 
 _TILE = ROWS * LINE  # bytes
@@ -59,7 +60,8 @@ _VECTORS = Vnni("avx512_vnni")  # which serves what tiles refuse
 _FETCHED = 1 << 13  # bytes ahead of products that lines of a panel are fetched
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _SHORT = 2  # times 64 k, whose products are made faster than their sums are written
-_MOST_INTERLEAVED = 8  # rows finished for each 64 k; more would outlast the products
+_MOST_IN_PASSING = 8  # rows finished for each 64 k; more would outlast the products
+_PACE = 1 << 16  # of a row, in which they are counted then
 
 
 @dataclass
@@ -86,7 +88,8 @@ class _Session:
 
     scratch: for each panel the rows of all blocks, one after another. leave: where the sums in
     tiles will go, scratch or the memory where they wait for the next span. done: rows that are
-    finished of those in scratch.
+    finished of those in scratch; due: those that should be, in parts of `_PACE`, and `pace`, how
+    many more for each 64 k. waiting: what is made of the numbers of their columns.
     """
 
     block_rows: Value
@@ -95,25 +98,37 @@ class _Session:
     in_tiles: _Part
     in_scratch: _Part
     done: Register
+    due: Register
+    pace: Register
+    waiting: Value
 
-    def hold(self, k: Builder, leave: Value, *part: Value) -> None:
-        """Tiles hold the sums of this part now, scratch those of the one before."""
+    def hold(
+        self, k: Builder, columns: Output, panels: int, leave: Value, blocks: Value, *part: Value
+    ) -> None:
+        """Tiles hold the sums of this part now, scratch those of the one before, whose rows, of so
+        many panels, are to be finished in the course of so many blocks of 64 k."""
         self.in_scratch.become(*self.in_tiles.values())
         self.in_tiles.become(*part)
-        self.leave.value, self.done.value = leave, k.index(0)
+        self.leave.value, self.done.value, self.due.value = leave, k.index(0), k.index(0)
+        even = (self.in_scratch.count.value * _PACE + (blocks - 1)) // blocks
+        self.pace.value = minimum(even, k.index(_MOST_IN_PASSING * _PACE))
+        columns.make(self.in_scratch.panel.value, panels, PANEL, self.waiting)
 
-    def finish(
-        self, k: Builder, shape: Shape, columns: Output, panels: int, rows: Value | int
-    ) -> None:
-        """Finish some rows more, as far as there are."""
+    def finish_due(self, k: Builder, shape: Shape, columns: Output, panels: int) -> None:
+        """Finish as many rows as are due after another 64 k."""
+        self.due.value = self.due.value + self.pace.value
+        rows, together = self.due.value // _PACE, self._together(shape, columns, panels)
+        self.finish(k, shape, columns, panels, (rows + (together - 1)) // together * together)
+
+    def finish(self, k: Builder, shape: Shape, columns: Output, panels: int, rows: Value) -> None:
+        """Finish rows until so many are, or all."""
         row, panel, count, all_columns = self.in_scratch.values()
-        end = minimum(self.done.value + rows, count)
+        end = minimum(rows, count)
         for _ in k.when(self.done.value < end):
-            gap = shape.gap[0] > shape.gap[1]
-            together = 1 if gap else columns.together(panels, PANEL)
-            for ends in False, True:
-                for _ in k.when(all_columns.equals(int(not ends))):
-                    store_rows = columns.whole(panel, panels, PANEL, ends)
+            together = self._together(shape, columns, panels)
+            for ends in (False, True) if shape.ragged else (False,):
+                for _ in k.when(all_columns.equals(int(not ends))) if shape.ragged else (None,):
+                    store_rows = columns.whole(panel, panels, PANEL, ends, self.waiting)
                     for first in k.range(self.done.value, end, together):
                         # What is behind the last row is that row again.
                         some = [first, *(minimum(first + i, end - 1) for i in range(1, together))]
@@ -122,6 +137,11 @@ class _Session:
                             sums = ([self._sums(shape, p, r) for p in range(panels)] for r in some)
                             store_rows(list(zip(outs, sums, strict=True)))
             self.done.value = end
+
+    @staticmethod
+    def _together(shape: Shape, columns: Output, panels: int) -> int:
+        """How many rows are finished at once."""
+        return 1 if shape.gap[0] > shape.gap[1] else columns.together(panels, PANEL)
 
     def _sums(self, shape: Shape, panel: int, row: Value) -> Value:
         return (self.scratch + panel * _panel_sums(shape) + row * PANEL).load(PANEL)
@@ -197,11 +217,10 @@ class Amx(MicroKernel):
         short = 0 < query.line <= ROWS and query.aligned  # lines of the output are blocks
         each = 1 if short else row_blocks
         rows = blocks(query.together, each * blocks(query.together, each * ROWS))
-        interleave = min(_MOST_INTERLEAVED, 2 * blocks(row_blocks * rows, 2 * k_blocks))
         nearest = k_blocks * LINE * (query.n + row_blocks * rows)
         nearest_cache = host.caches()["L1d"]
-        shape = Shape(0, row_blocks, panels, interleave, stays=nearest <= nearest_cache,
-                      ahead=_FETCHED * once)  # fmt: skip
+        shape = Shape(0, row_blocks, panels, ragged=query.n % (panels * PANEL) > 0,
+                      stays=nearest <= nearest_cache, ahead=_FETCHED * once)  # fmt: skip
         if query.line:
             return replace(shape, lines=row_blocks * short), rows
         # Rows that meet all panels in one step are not read again. Unpacked panels lie behind rows.
@@ -237,9 +256,10 @@ class Amx(MicroKernel):
         first_b = shape.row_blocks * shape.panels + _tiles_of_a(shape)
         configure(k, [(block_rows, LINE)] * first_b + [(ROWS, LINE)] * (TILES - first_b))
         scratch = k.local(s32, shape.panels * _panel_sums(shape))
-        none = [k.register(k.index(0)) for _ in range(9)]
+        none = [k.register(k.index(0)) for _ in range(11)]
         leave, parts = k.register(scratch), (_Part(*none[:4]), _Part(*none[4:8]))
-        return _Session(block_rows, scratch, leave, *parts, none[8])
+        waiting = k.local(f32, shape.panels * WAITING * PANEL)
+        return _Session(block_rows, scratch, leave, *parts, none[8], none[9], none[10], waiting)
 
     def end(self, k: Builder) -> None:
         release(k)
@@ -265,7 +285,7 @@ class Amx(MicroKernel):
             step.fetch_share(k, block)
             self._multiply(k, shape, step, panels, block)
             if whole:  # otherwise nothing is left of the step before
-                session.finish(k, shape, step.columns, panels, shape.interleave)
+                session.finish_due(k, shape, step.columns, panels)
         if whole:
             session.finish(k, shape, step.columns, panels, session.in_scratch.count.value)
         else:
@@ -317,20 +337,23 @@ class Amx(MicroKernel):
 
             self._multiply(k, shape, step, panels, block, renew)
 
+        part = step.row, step.panel, count, whole
+        how = step.columns, panels
         if span is None:
             begin(again=False)
-            session.hold(k, session.scratch, step.row, step.panel, count, whole)
+            session.hold(k, *how, session.scratch, step.k_blocks, *part)
         else:
             for _ in k.when(span.first.equals(0)):
                 begin(again=False)
             for _ in k.when(span.first > 0):
                 begin(again=True)
+            of_span = span.last - span.first
             for _ in k.when(span.last.equals(step.k_blocks)):
-                session.hold(k, session.scratch, step.row, step.panel, count, whole)
+                session.hold(k, *how, session.scratch, of_span, *part)
             for _ in k.when(span.last < step.k_blocks):
-                session.hold(k, span.sums, step.row, step.panel, none, whole)
+                session.hold(k, *how, span.sums, of_span, step.row, step.panel, none, whole)
         if panels == shape.panels:
-            session.finish(k, shape, step.columns, panels, shape.interleave)
+            session.finish_due(k, shape, step.columns, panels)
 
     def drain(
         self, k: Builder, session: _Session, shape: Shape, columns: Output, groups: Groups | None,
@@ -343,7 +366,7 @@ class Amx(MicroKernel):
         for d, p in turns(shape.row_blocks, panels):
             at = _sums_at(shape, session.block_rows, d, p)
             tilestored(k.tile(d * panels + p), session.leave.value + at, k.index(LINE))
-        session.hold(k, session.scratch, *(k.index(0),) * 4)
+        session.hold(k, columns, panels, session.scratch, k.index(1), *(k.index(0),) * 4)
         session.finish(k, shape, columns, panels, session.in_scratch.count.value)
 
     @staticmethod

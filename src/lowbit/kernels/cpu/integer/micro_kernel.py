@@ -141,9 +141,9 @@ class Shape:
 
     `rows` is the rows of a block as far as the code fixes them (0: told at run time), `row_blocks`
     the blocks of rows in a step, `panels` the panels in a step (a step of one serves what remains).
-    `interleave`: how many rows of the step before are finished in the course of 64 k, by a kernel
-    that does that. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks on
-    their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed
+    `ragged`: not all steps of so many panels have all their columns, which matters to a kernel that
+    finishes them together. `nibbles`: panels are of nibbles, "u4" or "s4", which the kernel unpacks
+    on their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all steps
     of an item are multiplied before the next span; 0: of all, step by step. `stays`: all panels fit
     into the nearest cache beside the rows of a step. `ring`: lines of rows are made in the course
@@ -167,7 +167,7 @@ class Shape:
     rows: int
     row_blocks: int
     panels: int
-    interleave: int = 0
+    ragged: bool = False
     nibbles: str = ""
     ahead: int = 0
     span: int = 0

@@ -38,8 +38,8 @@ from lowbit.kernels.cpu.shared.formats import (
     storing,
 )
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
-from lowbit.kernels.cpu.shared.packing import FOUR, in_turn, packs, quantized
-from lowbit.kernels.cpu.shared.post_op import Apply, Columns, Operands, post_ops
+from lowbit.kernels.cpu.shared.packing import FOUR, bfloat16_pair, in_turn, packs, quantized
+from lowbit.kernels.cpu.shared.post_op import WAITING, Apply, Columns, Operands, post_ops
 from lowbit.kernels.cpu.shared.tails import store_left
 
 # What the output can be, and the type that is stored.
@@ -71,10 +71,10 @@ class Epilogue(NamedTuple):
     `moderate`: the scales of rows, columns and a quantized output all are (numerics.float32).
 
     If `finite`, a sum with its scales is a finite number, to which nothing else is done; so it need
-    not be seen to that NaN is the same bits everywhere. If `folds`, what the scales of a quantized
-    output's sums make together is found once for some columns. That a sum is multiplied and a bias
-    that comes first is added is one operation then, rounded once. If `steps`, sums become steps of
-    the output at once, by the inverse of its scale, and bias and bounds are in steps.
+    not be seen to that NaN is the same bits everywhere. If `folds`, what the scales of sums make
+    together is found once for some columns. That a sum is multiplied and a bias that comes first is
+    added is one operation then, rounded once. If `steps`, sums become steps of a quantized output
+    at once, by the inverse of its scale, and bias and bounds are in steps.
     """
 
     a_zero: bool = False
@@ -98,11 +98,12 @@ class Epilogue(NamedTuple):
 
     @property
     def folds(self) -> bool:
-        return self.one_factor and self.out in LIMITS
+        return self.one_factor and self.out in (*LIMITS, "f32", "bf16")
 
     @property
     def steps(self) -> bool:
-        return self.folds and all(post_ops.get(name).proportional for name in self.post_ops)
+        proportional = (post_ops.get(name).proportional for name in self.post_ops)
+        return self.folds and self.out in LIMITS and all(proportional)
 
     @property
     def adds_bias(self) -> bool:
@@ -178,9 +179,28 @@ class Output:
         """Whether vectors of the output become bytes together."""
         return self.epilogue.out in LIMITS and packs(self.k, lanes)
 
-    def whole(self, panel: Value, vectors: int, lanes: int, ends: bool = False) -> StoreRows:
+    def _pairs(
+        self, lanes: int, two: list[tuple[Value, int, Value]], left: list[Value | None]
+    ) -> bool:
+        """Whether two vectors, of a row and a number each, become bfloat16 together."""
+        (row, i, _), (next_row, j, _) = two
+        whole = row is next_row and left[i] is None and left[j] is None
+        return whole and self.epilogue.out == "bf16" and packs(self.k, lanes)
+
+    def make(self, panel: Value, vectors: int, lanes: int, waiting: Value) -> None:
+        """Make once what `whole` wants of so many vectors of columns from a panel on."""
+        for i in range(vectors):
+            column, each = panel * PANEL + i * lanes, self.k.index(lanes)
+            place = Columns(self.k, self.operands, column, lanes, each)
+            waiting_there = waiting + i * WAITING * lanes
+            _finishing(self.epilogue, replace(place, waiting=waiting_there, making=True))
+
+    def whole(
+        self, panel: Value, vectors: int, lanes: int, ends: bool = False,
+        waiting: Value | None = None,
+    ) -> StoreRows:  # fmt: skip
         """The accumulators of so many neighbouring vectors of columns from a panel on, all of which
-        exist; if `ends`, but for columns of the last panel."""
+        exist; if `ends`, but for columns of the last panel. `waiting`: what `make` made."""
         k, epilogue, at = self.k, self.epilogue, self.operands
         starts = [panel * PANEL + i * lanes for i in range(vectors)]
         if epilogue.out in MAXIMA:
@@ -188,9 +208,10 @@ class Output:
         exist = vectors - PANEL // lanes if ends else vectors
         left = [at.columns - start if i >= exist else None for i, start in enumerate(starts)]
         places = [
-            Columns(k, at, start, lanes, k.index(lanes) if end is None else end)
-            for start, end in zip(starts, left, strict=True)
-        ]
+            Columns(k, at, start, lanes, k.index(lanes) if end is None else end,
+                    waiting=None if waiting is None else waiting + i * WAITING * lanes)
+            for i, (start, end) in enumerate(zip(starts, left, strict=True))
+        ]  # fmt: skip
         found = [_finishing(epilogue, place) for place in places]
         convert = _converting(epilogue, found[0][1])
         write, target = _writing(epilogue, lanes), at.out.cast(OUTPUTS[epilogue.out])
@@ -202,10 +223,11 @@ class Output:
 
         def put(value: Value, place: Value, which: int) -> None:
             end = left[which]
-            if end is None:
-                write(value, place)
-            else:
-                store_left(k, value, place, end)
+            write(value, place) if end is None else store_left(k, value, place, end)
+
+        def claim(place: Value, which: int) -> None:
+            if claims and which * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
+                prefetch_write(place + vectors * lanes)
 
         def store(rows: list[tuple[Value, list[Value]]]) -> None:
             every = [(row, i, value) for row, values in rows for i, value in enumerate(values)]
@@ -220,11 +242,15 @@ class Output:
                     several = range(first * lanes, (first + 1 + len(more)) * lanes)
                     bytes_of = shuffle(packed, packed, tuple(several))
                     put(bytes_of, places[first].cast(u8), some[first][1])
+            while len(every) > 1 and self._pairs(lanes, every[:2], left):
+                (row, i, value), following, *every = every
+                place, value = finished(row, i, value)
+                place.store(bfloat16_pair(value, finished(*following)[1]))
+                claim(place, i)
             for row, i, value in every:
                 place, value = finished(row, i, value)
                 put(convert(value), place, i)
-                if claims and i * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
-                    prefetch_write(place + vectors * lanes)
+                claim(place, i)
 
         return store
 
@@ -293,7 +319,9 @@ def _correcting(epilogue: Epilogue, place: Columns) -> Apply:
     """What zero points take from sums."""
     at = place.operands
     kind = f32 if epilogue.scales == "row" else s32
-    shared = _shift(place, kind) if epilogue.a_zero and epilogue.uniform else None
+    shared = None
+    if epilogue.a_zero and epilogue.uniform:
+        shared = place.once(0, kind, lambda: _shift(place, kind))
     own = epilogue.a_zero and not epilogue.uniform
     column_sum = place.of_columns(at.column_sum.cast(kind)) if own else None
     column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
@@ -320,10 +348,10 @@ def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
     if epilogue.folds:
         assert first is not None
         assert column_scale is not None
-        factor = place.scaled(column_scale) * first
+        factor = place.once(1, f32, lambda: place.scaled(column_scale) * first)
         if not epilogue.adds_bias:
             return lambda row, value: value.to(f32) * factor
-        bias = place.scaled(place.of_columns(at.bias))
+        bias = place.once(2, f32, lambda: place.scaled(place.of_columns(at.bias)))
         return lambda row, value: fma(value.to(f32), factor, bias)
 
     def scale(row: Value, value: Value) -> Value:

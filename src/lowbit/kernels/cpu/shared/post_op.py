@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from lowbit.isa.generic import fma, load_head, select, shuffle
-from lowbit.isa.types import Vector, element_of
+from lowbit.isa.types import Scalar, Vector, element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.registry import Registry
@@ -41,13 +41,18 @@ class Operands:
     columns: Value
 
 
+WAITING = 3
+"""Vectors that are made of columns' numbers: what zero points take, the factor, and the bias."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """`lanes` columns of the output from `column` on, of which the first `left` exist, and the
     numbers that a post-operation was given, each in every lane. With `rows`, a vector holds so many
     neighbouring rows of all columns, row by row, and all of them exist. `fours`: of each 16 columns
     there are four, and no operand of the output's shape. `factor`: what is added or compared is
-    multiplied by that first, since values are."""
+    multiplied by that first, since values are. `waiting`: where vectors wait that are made of the
+    columns' numbers, `WAITING` in all, so that they are made once; `making`: they are made now."""
 
     k: Builder
     operands: Operands
@@ -58,6 +63,17 @@ class Columns:
     rows: int = 1
     fours: bool = False
     factor: Value | None = None
+    waiting: Value | None = None
+    making: bool = False
+
+    def once(self, which: int, kind: Scalar, make: Callable[[], Value]) -> Value:
+        """Vector number `which` of those that wait, of such elements."""
+        if self.waiting is None:
+            return make()
+        place = (self.waiting + which * self.lanes).cast(kind)
+        if self.making:
+            place.store(make())
+        return place.load(self.lanes)
 
     def scaled(self, operand: Value) -> Value:
         """What is added to values, or compared with them."""
