@@ -64,7 +64,7 @@ class CoarseGelu(WithNumbers):
     operations and, of a value in steps of the output, gives the result in steps. Minimax fits: the
     result is off by 1.28e-4, and with the roundings of float32 by up to 1.36e-4.
 
-    `inverse`: of the scale of the output that follows.
+    It stands last, where `OutputSpec` puts it. `inverse`: of the scale of the output that follows.
     """
 
     name = "gelu_coarse"
