@@ -61,7 +61,7 @@ _FETCHED = 1 << 13  # bytes ahead of products that lines of a panel are fetched
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _SHORT = 2  # times 64 k, whose products are made faster than their sums are written
 _MOST_IN_PASSING = 8  # rows finished for each 64 k; more would outlast the products
-_PACE = 1 << 16  # of a row, in which they are counted then
+_PACE = 1 << 16  # parts of a row, in which those due are counted
 
 
 @dataclass
