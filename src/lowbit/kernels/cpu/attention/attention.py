@@ -53,10 +53,9 @@ from lowbit.kernels.cpu.shared.formats import (
     Convert,
     parameters_of,
     store_vector,
-    storing,
 )
 from lowbit.kernels.cpu.shared.functions import rounded
-from lowbit.kernels.cpu.shared.packing import FOUR, storing_four
+from lowbit.kernels.cpu.shared.packing import RowStore
 
 
 @kernel
@@ -140,8 +139,7 @@ class _Work:
         numbers = [(parameters + i).load() for i in range(5 + parameters_of(form.out))]
         self._value_scale, self._zeros = numbers[1], [rounded(zero) for zero in numbers[2:5]]
         last = [n.splat(self.lanes) for n in numbers[5:]]
-        self._stored = storing(form.out, last)
-        self._together = storing_four(k, form.out, last)
+        self._store_row = RowStore(k, form.out, last, self.lanes)
         edge = k.local(f32, 2 * self.lanes)
         edge.store(k.zeros(f32, self.lanes))
         (edge + self.lanes).store(k.constant(1.0, f32).splat(self.lanes))
@@ -230,24 +228,9 @@ class _Work:
 
     def _store(self, target: Value, i: Value) -> None:
         """Finish and store a row of the output."""
-        g, k, lanes = self._g, self._k, self.lanes
+        g, lanes = self._g, self.lanes
         sums, factor = self._sums + i * g.sum_stride, (self._factors + i).load().splat(lanes)
-
-        def write(at: Value, left: Value | None) -> None:
-            store_vector(self._stored((sums + at).load(lanes) * factor), target + at, left)
-
-        done = k.index(0)
-        if self._together is not None:
-            fours = FOUR * lanes
-            done = g.value_dim // fours * fours
-            for at in k.range(0, done, fours):
-                four = [(sums + at + v * lanes).load(lanes) * factor for v in range(FOUR)]
-                (target + at).store(self._together(four))
-        whole = g.value_dim // lanes * lanes
-        for at in k.range(done, whole, lanes):
-            write(at, None)
-        for _ in k.when(whole < g.value_dim):
-            write(whole, g.value_dim - whole)
+        self._store_row(g.value_dim, lambda at, left: (sums + at).load(lanes) * factor, target)
 
     def _units(self, keys: Value) -> Value:
         """Of so many keys along which weights and values are multiplied."""

@@ -46,6 +46,8 @@ from lowbit.kernels.cpu.shared.tails import store_left
 MAXIMA = ("max8", "max8_masked")
 OUTPUTS: dict[str, Scalar] = {**FORMATS, **dict.fromkeys(MAXIMA, f32)}
 OCTET = 8  # columns that share one maximum
+# Of the vectors that wait: what zero points take from sums, what sums are multiplied by, the bias.
+_SHIFT, _FACTOR, _BIAS = range(WAITING)
 
 # (row, vector of accumulators) -> None: finishes and stores part of one row of the output.
 Store = Callable[[Value, Value], None]
@@ -321,7 +323,7 @@ def _correcting(epilogue: Epilogue, place: Columns) -> Apply:
     kind = f32 if epilogue.scales == "row" else s32
     shared = None
     if epilogue.a_zero and epilogue.uniform:
-        shared = place.once(0, kind, lambda: _shift(place, kind))
+        shared = place.once(_SHIFT, kind, lambda: _shift(place, kind))
     own = epilogue.a_zero and not epilogue.uniform
     column_sum = place.of_columns(at.column_sum.cast(kind)) if own else None
     column_zero = place.of_columns(at.column_zero) if epilogue.b_zero else None
@@ -348,10 +350,10 @@ def _scaling(epilogue: Epilogue, place: Columns) -> Apply:
     if epilogue.folds:
         assert first is not None
         assert column_scale is not None
-        factor = place.once(1, f32, lambda: place.scaled(column_scale) * first)
+        factor = place.once(_FACTOR, f32, lambda: place.scaled(column_scale) * first)
         if not epilogue.adds_bias:
             return lambda row, value: value.to(f32) * factor
-        bias = place.once(2, f32, lambda: place.scaled(place.of_columns(at.bias)))
+        bias = place.once(_BIAS, f32, lambda: place.scaled(place.of_columns(at.bias)))
         return lambda row, value: fma(value.to(f32), factor, bias)
 
     def scale(row: Value, value: Value) -> Value:

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from lowbit.isa.avx2 import vcvtps2dq, vpackssdw, vpacksswb, vpackuswb
 from lowbit.isa.avx512 import vcvtps2dq_512, vpackssdw_512, vpacksswb_512, vpackuswb_512
-from lowbit.isa.generic import add_saturated, minimum, select, shuffle
+from lowbit.isa.generic import add_saturated, minimum, shuffle
 from lowbit.isa.instruction import Instruction
 from lowbit.isa.types import Vector, bf16, s32, u8, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.formats import FORMATS, LIMITS, quantizing
-from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.formats import FORMATS, LIMITS, quantizing, store_vector, storing
+from lowbit.kernels.cpu.shared.functions import canonical, rounded
 
 FOUR = 4
 
@@ -84,27 +84,46 @@ def bfloat16_pair(first: Value, second: Value) -> Value:
     """Two vectors of float32 as bfloat16, one behind another, to the bits of a conversion: rounded
     where they are, so that the upper halves of both are taken in one operation."""
     lanes = _lanes(first)
-    words = []
+    halves = []
     for value in first, second:
-        bits = value.bits(Vector(u32, lanes))
+        bits = canonical(value).bits(Vector(u32, lanes))
         rounded_bits = bits + (bits >> 16 & 1) + 0x7FFF
-        nan = value.machine.constant(0x7FC00000, bits.type)
-        number = select(value.equals(value), rounded_bits, nan)
-        words.append(number.bits(Vector(bf16, 2 * lanes)))
-    return shuffle(*words, tuple(range(1, 4 * lanes, 2)))
+        halves.append(rounded_bits.bits(Vector(bf16, 2 * lanes)))
+    return shuffle(*halves, tuple(range(1, 4 * lanes, 2)))
 
 
-def storing_four(
-    k: Builder, name: str, numbers: Sequence[Value]
-) -> Callable[[list[Value]], Value] | None:
-    """As `formats.storing`, to the same bits, for four vectors at once, one behind another; None
-    if that is no faster. `numbers`: 1 / scale and zero point in every lane."""
-    if name not in LIMITS or not packs(k, _lanes(numbers[0])):
-        return None
-    inverse, zero = numbers
-    return lambda four: in_turn(quantized(k, name, four, inverse, zero)).bits(
-        Vector(FORMATS[name], FOUR * _lanes(zero))
-    )
+class RowStore:
+    """How rows of float32 vectors are stored in a format, to the bits of `formats.storing`; those
+    of 8 bits four vectors at once, where that is faster. `numbers`: the format's, in every lane."""
+
+    def __init__(self, k: Builder, name: str, numbers: Sequence[Value], lanes: int) -> None:
+        self._k, self._name, self._numbers, self._lanes = k, name, numbers, lanes
+        self._convert = storing(name, numbers)
+        self._packs = name in LIMITS and packs(k, lanes)
+
+    def __call__(
+        self, width: Value, value: Callable[[Value, Value | None], Value], target: Value
+    ) -> None:
+        """Store a row of so many numbers. `value`: a vector of it, by where that begins and how
+        many of its lanes exist; None: all."""
+        k, lanes = self._k, self._lanes
+
+        def one(at: Value, left: Value | None = None) -> None:
+            store_vector(self._convert(value(at, left)), target + at, left)
+
+        fours, whole = (width // size * size for size in (FOUR * lanes, lanes))
+        for at in k.range(0, fours, FOUR * lanes):
+            places = [at + i * lanes for i in range(FOUR)]
+            if self._packs:
+                packed = quantized(k, self._name, [value(p, None) for p in places], *self._numbers)
+                (target + at).store(in_turn(packed).bits(Vector(FORMATS[self._name], FOUR * lanes)))
+            else:
+                for place in places:
+                    one(place)
+        for at in k.range(fours, whole, lanes):
+            one(at)
+        for _ in k.when(whole < width):
+            one(whole, width - whole)
 
 
 def _lanes(value: Value) -> int:

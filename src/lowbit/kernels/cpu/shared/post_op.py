@@ -41,8 +41,7 @@ class Operands:
     columns: Value
 
 
-WAITING = 3
-"""Vectors that are made of columns' numbers: what zero points take, the factor, and the bias."""
+WAITING = 3  # vectors that are made of some columns' numbers, and wait
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,12 @@ from lowbit.kernels.cpu.shared.formats import (
     dequantizing,
     load_vector,
     parameters_of,
-    store_vector,
-    storing,
 )
-from lowbit.kernels.cpu.shared.packing import FOUR, storing_four
+from lowbit.kernels.cpu.shared.packing import RowStore
 from lowbit.kernels.cpu.tensors.rows import (
     LANES,
     RowsPlan,
     each_rows,
-    each_vector,
     fold_rows,
     plan_rows,
 )
@@ -132,17 +129,16 @@ class _Rows:
         self._epsilon = parameters.load()
         x, out = parameters_of(form.x), parameters_of(form.out)
         numbers = [(parameters + (1 + i)).load().splat(LANES) for i in range(x + out)]
-        self._x, self._out = dequantizing(form.x, numbers[:x]), storing(form.out, numbers[x:])
-        self._four = storing_four(k, form.out, numbers[x:])
+        self._x = dequantizing(form.x, numbers[:x])
+        self._store_row = RowStore(k, form.out, numbers[x:], LANES)
 
     def fetch(self, sources: list[Value], apart: Value) -> list[tuple[Value, Value, Value]]:
         """Bring rows near, so far apart; of each where it waits, its mean, or 0, and the factor
         that normalizes it, in every lane."""
         k, width, form = self._k, self._width, self._form
         count = width.to(f32)
-        places = [self._scratch + apart * i for i in range(len(sources))]
-        if form.x == "f32":
-            places = sources
+        scratch = [self._scratch + apart * i for i in range(len(sources))]
+        places = sources if form.x == "f32" else scratch
 
         def taking(source: Value, place: Value) -> Vectors:
             def take(at: Value, left: Value | None) -> Value:
@@ -172,7 +168,7 @@ class _Rows:
         self, place: Value, mean: Value, inverse: Value, affine: tuple[Value, Value], target: Value
     ) -> None:
         """Normalize a row that waits, and store it."""
-        form, k = self._form, self._k
+        form = self._form
 
         def normalized(at: Value, left: Value | None) -> Value:
             value = load_vector(place + at, LANES, left)
@@ -185,16 +181,4 @@ class _Rows:
                 return value * weight if bias is None else fma(value, weight, bias)
             return value if bias is None else value + bias
 
-        done = k.index(0)
-        if self._four is not None:
-            fours = FOUR * LANES
-            done = self._width // fours * fours
-            for at in k.range(0, done, fours):
-                four = [normalized(at + v * LANES, None) for v in range(FOUR)]
-                (target + at).store(self._four(four))
-        each_vector(
-            k, self._width - done,
-            lambda at, left, part: store_vector(
-                self._out(normalized(at + done, left)), target + (at + done), left
-            ),
-        )  # fmt: skip
+        self._store_row(self._width, normalized, target)

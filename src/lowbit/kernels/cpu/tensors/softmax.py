@@ -26,15 +26,13 @@ from lowbit.kernels.cpu.shared.formats import (
     dequantizing,
     load_vector,
     parameters_of,
-    store_vector,
-    storing,
 )
 from lowbit.kernels.cpu.shared.functions import decay, log
+from lowbit.kernels.cpu.shared.packing import RowStore
 from lowbit.kernels.cpu.tensors.rows import (
     LANES,
     RowsPlan,
     each_row,
-    each_vector,
     fold,
     plan_rows,
 )
@@ -118,7 +116,7 @@ class _Row:
         count = 1 + first + parameters_of(form.out)
         self._scale, *numbers = ((parameters + i).load().splat(LANES) for i in range(count))
         self._loaded = dequantizing(form.x, numbers[:first])
-        self._stored = storing(form.out, numbers[first:])
+        self._store_row = RowStore(k, form.out, numbers[first:], LANES)
 
     def fetch(self, source: Value, mask: Value) -> Value:
         """Bring a row to scratch; the greatest of it, in every lane."""
@@ -148,9 +146,8 @@ class _Row:
         logarithm = self._form.logarithm
         last = (log(total) if logarithm else 1.0 / total).splat(LANES)
 
-        def write(at: Value, left: Value | None, part: int) -> None:
+        def finished(at: Value, left: Value | None) -> Value:
             value = (self._scratch + at).load(LANES)
-            value = value - last if logarithm else value * last
-            store_vector(self._stored(value), target + at, left)
+            return value - last if logarithm else value * last
 
-        each_vector(self._k, self._width, write)
+        self._store_row(self._width, finished, target)
