@@ -286,18 +286,35 @@ def test_tiles_leave_few_columns_to_rows_in_place(monkeypatch: pytest.MonkeyPatc
         assert micro.refuses(KernelQuery(m, n, k, in_place=True)) == ""
 
 
+def test_how_amx_cuts_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the caches of a machine that this one may not be."""
+    monkeypatch.setattr(host, "caches", lambda: {"L1d": 48 << 10, "L2": 2 << 20, "L3": 32 << 20})
+    micro = next(kernel for kernel in micro_kernels() if kernel.name == "amx")
+
+    def blocks_of(images: int) -> tuple[int, int]:
+        shape, _ = micro.shape(KernelQuery(49 * images, 512, 4608, line=56))
+        return shape.row_blocks, shape.panels
+
+    assert blocks_of(1) == blocks_of(3) == (4, 1)  # panels come from afar once
+    assert blocks_of(4) == blocks_of(16) == (2, 2)  # and stay near for most of the images
+    image = KernelQuery(3136, 64, 576, line=56)
+    assert micro.shape(image)[0].stays  # its windows have most bytes in common
+    assert not micro.shape(image._replace(line=0))[0].stays
+    assert not micro.shape(KernelQuery(784, 128, 1152, line=28))[0].stays
+
+
 def test_how_many_threads_are_useful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "max_threads", lambda: 6)
+    monkeypatch.setattr(threads, "max_threads", lambda: 20)
     most = dispatch.threads_key(None)
     assert dispatch.thread_count(1, 1, 1, most) == 1
     assert dispatch.thread_count(64, 64, 64, most) == 1
     counts = [dispatch.thread_count(m, 256, 256, most) for m in range(1, 1000, 3)]
     assert counts == sorted(counts)
-    assert set(counts) == {1, 5, 6}  # the square root of 32 at first
-    assert dispatch.thread_count(4096, 4096, 4096, most) == 6
+    assert set(counts) == {1, *range(8, 21)}
+    assert dispatch.thread_count(4096, 4096, 4096, most) == 20
     # A kernel that takes less time needs fewer; work that waits for memory does not.
     assert dispatch.thread_count(300, 300, 300, most, per_cycle=512) == 1
-    assert dispatch.thread_count(1, 4096, 4096, most, per_cycle=512) == 6
+    assert dispatch.thread_count(1, 4096, 4096, most, per_cycle=512) == 20
 
 
 def test_a_wanted_number_of_threads_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

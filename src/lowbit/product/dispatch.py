@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import isqrt
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import InstructionSet, host
@@ -24,9 +23,9 @@ from lowbit.product.cut import cut
 from lowbit.product.product import Product
 
 # Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the machines that
-# were tried. Each that is awake costs all of them some 2,000 cycles more, so that as many as the
-# square root of the work are best. Of work that waits for memory, a cycle is so many bytes.
-_ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 11, 16
+# were tried. Of more, each thread has so many: sixteen then took 0.5 to 0.9 of what fewer did, the
+# more so where some of the cores were slow. Of work that waits for memory, a cycle is so many bytes.
+_ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 13, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
 _ITEMS_PER_THREAD = 4  # so that one that lost its core does not hold up the others
@@ -106,7 +105,7 @@ def thread_count(
     if wanted > 0:
         return min(wanted, _MOST_THREADS)
     cycles = max(m * n * k // per_cycle, (m * k + k * n + m * n) // _BYTES_PER_CYCLE)
-    return 1 if cycles < alone else min(-wanted, isqrt(cycles // _CYCLES_FOR_THREAD))
+    return 1 if cycles < alone else min(-wanted, cycles // _CYCLES_FOR_THREAD)
 
 
 def plan(product: Product) -> Plan:

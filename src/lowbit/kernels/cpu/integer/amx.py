@@ -61,6 +61,7 @@ _FETCHED = 1 << 13  # bytes ahead of products that lines of a panel are fetched
 _AHEAD, _RING = 2, 8  # blocks of 64 k that lines are made ahead of their products; that are kept
 _SHORT = 2  # times 64 k, whose products are made faster than their sums are written
 _MOST_IN_PASSING = 8  # rows finished for each 64 k; more would outlast the products
+_FEW_IMAGES, _IN_COMMON = 3, 3  # for which panels come from afar; times that windows hold bytes
 _PACE = 1 << 16  # parts of a row, in which those due are counted
 
 
@@ -211,13 +212,16 @@ class Amx(MicroKernel):
         few |= plain and (wide == 3 or (wide == 4 and k_blocks <= _SHORT))
         row_blocks, panels = (1, min(4, wide)) if few else (2, min(2, wide))
         far = query.n * query.k_blocks * LINE > host.caches()["L2"] // 2
+        far &= query.m <= _FEW_IMAGES * query.line  # of more, all but the first meet near ones
         once = far and query.aligned and 2 * ROWS < query.line <= 4 * ROWS
         if once:
             row_blocks, panels = 4, 1
         short = 0 < query.line <= ROWS and query.aligned  # lines of the output are blocks
         each = 1 if short else row_blocks
         rows = blocks(query.together, each * blocks(query.together, each * ROWS))
-        nearest = k_blocks * LINE * (query.n + row_blocks * rows)
+        # Windows that are neighbours have most of their bytes in common.
+        own = row_blocks * rows // (_IN_COMMON if query.line and query.aligned else 1)
+        nearest = k_blocks * LINE * (query.n + own)
         nearest_cache = host.caches()["L1d"]
         shape = Shape(0, row_blocks, panels, ragged=query.n % (panels * PANEL) > 0,
                       stays=nearest <= nearest_cache, ahead=_FETCHED * once)  # fmt: skip
