@@ -23,8 +23,8 @@ from lowbit.product.cut import cut
 from lowbit.product.product import Product
 
 # Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the machines that
-# were tried. Of more, each thread has so many: sixteen then took 0.5 to 0.9 of what fewer did, the
-# more so where some of the cores were slow. Of work that waits for memory, a cycle is so many bytes.
+# were tried. Of more, each thread has so many: sixteen then took 0.5 to 0.9 of what fewer did, most
+# of all where some cores were slow. Of work that waits for memory, a cycle is so many bytes.
 _ALONE, _CYCLES_FOR_THREAD, _BYTES_PER_CYCLE = 1 << 16, 1 << 13, 16
 # Bytes of packed left operand that one call may hold; longer ones are served in chunks of rows.
 _WORKSPACE = 8 << 20
