@@ -271,26 +271,23 @@ class AmxGroups(MicroKernel):
         # All rows of the step before in the course of all groups but the first.
         all_rows = session.outputs * shape.row_blocks
         rows = all_rows // (maximum(groups.count - 1, k.index(1)) * panels) + 1
-        products = [
-            (at, ahead) for at in turns(shape.row_blocks, panels) for ahead in range(leading)
-        ]
+        products = [(at, nth) for nth in range(leading) for at in turns(shape.row_blocks, panels)]
 
-        def load(at: tuple[int, int], ahead: int) -> tuple[Value, Value]:
-            a, b = (_A + ahead, _B + ahead) if leading > 1 else (_A + at[0], _B + at[1] % 2)
-            a = operands.a(a, at[0], units[0], ahead)
-            return a, operands.b(b, at[1], units[0], ahead)
+        def load(at: tuple[int, int], nth: int) -> tuple[Value, Value]:
+            a = operands.a(_A + at[0], at[0], units[0], nth)
+            return a, operands.b(_B + at[1] % 2, at[1], units[0], nth)
 
         loaded = load(*products[0])
-        for number, (at, ahead) in enumerate(products):
-            if ahead == 0:
+        for number, (at, nth) in enumerate(products):
+            if nth == 0:
                 self._leave(k, session, at)
                 tilezero(k.tile(_number(shape, at)))
             dot(k.tile(_number(shape, at)), *loaded)
             if number + 1 < len(products):  # before other work, so that products need not wait
                 loaded = load(*products[number + 1])
-            part = range(*(session.most * i // leading for i in (ahead, ahead + 1)))
+            part = range(*(session.most * i // leading for i in (nth, nth + 1)))
             session.add(k, groups, at, part)
-            if at[0] == 0 and ahead == leading - 1 and panels == shape.panels:
+            if at[0] == 0 and nth == leading - 1 and panels == shape.panels:
                 session.store(k, step.columns, panels, rows)
         for _ in k.when(session.left.value.equals(0)):
             session.complete(k, step.columns, panels)
