@@ -35,9 +35,10 @@ _PLAIN_BLOCKS, _PLAIN_PART = 4, 8
 # the sums must be worth it).
 MOST_DOT_ROWS, _DOT_DEPTH = 64, 4
 _ROWS_BESIDE_TILES = 4  # rows up to which vectors do as well as tiles, of which most would be empty
-# Rows of the right operand read side by side where it comes from afar: few, so that the machine
-# follows them, but about twice those of the output, which is passed by once for so many.
-_LEAST_STREAMS, _MOST_STREAMS = 8, 32
+# Rows of the right operand read one after another, for which the output is passed by once: many;
+# fewer from afar, but about twice those of the output. So many are fetched ahead of them from
+# beyond that part of the last cache, where nothing else is.
+_MOST_STREAMS, _STREAMS_AFAR, _FETCHED_PART = 32, 16, 3 / 8
 _STREAM_BYTES = 1024  # of a row that an item should read at least, so that the machine can follow
 # Bytes of a row that are read before those of the next, where half of the last cache is too small:
 # a Zen 4 core read 4096 x 4096 1.3 times as fast as with three times as many.
@@ -46,7 +47,7 @@ _PIECE = 1024  # bytes of the output's rows that are worth being written one aft
 _PAGE = 4096  # bytes apart, at multiples of which rows fall into the same sets of caches
 _COPIED_FOR = 512  # columns beside which it costs little to copy such rows, for some threads too
 _GROUP_PANELS = 4  # panels from which it is worth copying rows for a group of them
-_FAR_CACHES = 4  # second-level caches full of one that is worth fetching ahead
+_AFAR, _ALONG = 8, 4  # second-level caches full of one that is afar; that is fetched along its rows
 _PANEL_PART, _GROUPED_PART = 16, 32  # parts of the second-level cache that a panel may take
 _SCRATCH_PART = 4  # the part of the third-level cache that packed operands may take: a quarter
 _K_UNIT = 32  # blocks of K are multiples of it: every quantum divides it
@@ -64,8 +65,9 @@ class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
 
     A call computes up to `chunk_rows` (whole blocks, but for the last) over up to `chunk_depth` of
-    K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: how far a
-    right operand that is not packed is fetched beforehand, in bytes of its rows; 0: not at all.
+    K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: what
+    is fetched beforehand of a right operand that is not packed: so many of its rows on, or so many
+    bytes along them.
     `group_panels`: panels that meet all rows of an item before the next do. `k_slice`: of K, that
     has sums of its own, and is an item with all rows; 0: K is not cut so.
     """
@@ -74,7 +76,7 @@ class FloatPlan:
     shape: FloatShape
     left: Operand
     right: Operand
-    ahead: int
+    ahead: tuple[int, int]
     k_block: int
     k_slice: int
     group_panels: int
@@ -172,7 +174,7 @@ class _Blocks(NamedTuple):
     `grouped`: whether rows are copied for the groups."""
 
     k_block: int
-    ahead: int = 0
+    ahead: tuple[int, int] = 0, 0
     group_panels: int = 1
     grouped: bool = False
 
@@ -254,17 +256,23 @@ def _streamed(product: FloatProduct, streams: int) -> _Blocks:
     """Blocks of K where the right operand is read where it is: from afar, so many rows at once."""
     if not streams:
         return _Blocks(blocks(product.k, _K_UNIT) * _K_UNIT)
-    far = product.k * product.n * product.item_bytes > _FAR_CACHES * host.caches()["L2"]
-    return _Blocks(streams, host.read_ahead() // 4 if far else 0)
+    size, caches = product.k * product.n * product.item_bytes, host.caches()
+    along = host.read_ahead() // 4
+    if along:
+        return _Blocks(streams, (0, along) if size > _ALONG * caches["L2"] else (0, 0))
+    return _Blocks(streams, (streams, 0) if size > _FETCHED_PART * caches["L3"] else (0, 0))
 
 
 def _streams(product: FloatProduct) -> int:
-    """Rows of a right operand that is read where it is that are read side by side, if it is from
-    beyond the second-level cache; else 0."""
-    if product.k * product.n * product.item_bytes <= host.caches()["L2"] // 2:
+    """Rows of a right operand that is read where it is that are read together, if it is from beyond
+    the second-level cache; else 0."""
+    size, near = product.k * product.n * product.item_bytes, host.caches()["L2"]
+    if size <= near // 2:
         return 0
+    if size <= _AFAR * near:
+        return _MOST_STREAMS
     twice = 1 << (2 * product.m).bit_length() - 1  # or less
-    return min(max(_LEAST_STREAMS, twice), _MOST_STREAMS)
+    return min(max(_STREAMS_AFAR, twice), _MOST_STREAMS)
 
 
 def _slice(product: FloatProduct) -> int:
@@ -295,8 +303,8 @@ def _packed(
         # As far as panels stay in the nearest cache, some meet all rows together: the output is
         # written in longer pieces.
         together = min(near // (k_block * width * element), _PIECE // (width * 4))
-        return _Blocks(k_block, 0, max(1, together))
-    return _Blocks(k_block, 0, max(1, caches["L2"] // 2 // (k_block * width * element)), True)
+        return _Blocks(k_block, (0, 0), max(1, together))
+    return _Blocks(k_block, (0, 0), max(1, caches["L2"] // 2 // (k_block * width * element)), True)
 
 
 def _even(k: int, most: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from lowbit.isa.generic import prefetch
+from lowbit.isa.generic import prefetch, prefetch_far
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.float.micro_kernel import PackedRight, PlainRight
 
@@ -20,17 +20,19 @@ class Ahead(Protocol):
 
 @dataclass(frozen=True)
 class Beside:
-    """What follows along the rows of a right operand that is read where it is."""
+    """Of a right operand that is read where it is, what follows along its rows; or what lies so
+    many units on, which is read so late that it waits in the second-level cache."""
 
     right: PlainRight
     vectors: int
+    units: int
     elements: int
 
     def fetch(self, unit: Value) -> None:
-        right = self.right
-        at = right.base + (unit * right.reader.depth * right.stride + self.elements)
+        right, bring = self.right, prefetch_far if self.units else prefetch
+        at = right.base + ((unit + self.units) * right.reader.depth * right.stride + self.elements)
         for which in range(self.vectors):
-            prefetch(at + which * right.lanes)
+            bring(at + which * right.lanes)
 
 
 @dataclass(frozen=True)

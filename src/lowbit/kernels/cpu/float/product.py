@@ -83,7 +83,7 @@ def float_product(
     left: Operand,
     right: Operand,
     out_kind: str,
-    ahead: int,
+    ahead: tuple[int, int],
     sliced: bool,
 ) -> None:
     """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
@@ -219,7 +219,7 @@ class _Work:
     shape: FloatShape
     left: Operand
     right: Operand
-    ahead: int
+    ahead: tuple[int, int]
     sources: tuple[Source, Source]
     packed: tuple[Value, Value]
     copied: Source
@@ -385,10 +385,12 @@ def _plain_right(
 
 
 def _ahead(work: _Work, right: Right, vectors: int) -> Ahead | None:
-    """What fetches, unit by unit, what is to be read later: of a packed panel, or further along the
-    rows of an operand that is read where it is."""
+    """What fetches, unit by unit, what is to be read later: of a packed panel, or of an operand
+    that is read where it is."""
     if isinstance(right, PackedRight):
         return Along(right, vectors, _UNITS_AHEAD)
     assert isinstance(right, PlainRight)
-    ahead = work.ahead // right.reader.bytes
-    return Beside(right, vectors, ahead) if ahead else None
+    rows, along = work.ahead
+    if not rows and not along:
+        return None
+    return Beside(right, vectors, rows // right.reader.depth, along // right.reader.bytes)
