@@ -213,6 +213,9 @@ def test_when_panels_stay_and_when_rows_are_packed_once(monkeypatch: pytest.Monk
     assert not stays(20, 48, 50_000)  # all panels are one step
     assert not fused(4096, 4096, 2048)
     assert fused(4096, 1024, 2048)
+    assert fused(700, 400, 5000)  # two items, each of which has few columns
+    assert not fused(200, 400, 5000)  # rows are near
+    assert not fused(700, 500, 5000)
     assert fused(512, 4096, 2048)  # rows are near
     assert fused(4096, 4096, 2048, isa="amx")
     get.cache_clear()
@@ -402,6 +405,6 @@ def test_spans_of_k_are_for_outputs_wider_than_what_a_cache_holds(
 def test_short_products_claim_the_lines_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [product("amx", 783, 78, k)._replace(output="f32") for k in (8, 512, 513)]
     for claims in (True, False):
-        monkeypatch.setattr(host, "claims_lines", lambda claims=claims: claims)
+        monkeypatch.setattr(host, "claims_lines", lambda size, claims=claims: claims)
         assert [one.epilogue.claims for one in asked] == [claims, claims, False]
         assert not asked[0]._replace(streams=True).epilogue.claims

@@ -166,10 +166,10 @@ def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> boo
     """Whether each step's rows are packed beside its products.
 
     Rows of bytes are packed as fast as they are copied, so they may be packed again for each item
-    beside, if that is wide; not by vectors, if rows come from afar and items are many (split
-    panels have one). Quantizing them again would take longer than a barrier. With spans of K they
-    are packed for a span, or beforehand, and read span by span; and panels that stay meet all rows
-    of an item.
+    beside, if that is wide; by vectors, if rows come from afar, always for two items, and not for
+    many (split panels have one). Quantizing them again would take longer than a barrier. With spans
+    of K they are packed for a span, or beforehand, and read span by span; and panels that stay meet
+    all rows of an item.
     """
     if shape.in_place or product.image is not None:
         return True
@@ -179,7 +179,8 @@ def _fused(product: Product, micro: MicroKernel, shape: Shape, ring: int) -> boo
     width = cache // 2 // (shape.span * LINE or product.row_bytes)
     far = product.m * product.row_bytes > cache and not micro.outruns_vectors
     again = far and not shape.summed and product.n > _PACKED_AGAIN * width
-    return width >= min(product.n, _FUSED_COLUMNS) and not again
+    wide = width >= min(product.n, _FUSED_COLUMNS) or (far and product.n <= 2 * width)
+    return wide and not again
 
 
 def _items_of_image(product: Product, shape: Shape, step_rows: int, count: int) -> tuple[int, int]:
