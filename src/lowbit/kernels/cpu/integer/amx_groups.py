@@ -4,14 +4,13 @@ A tile of sums is complete after every group, and is then stored to scratch. Tha
 of its products, and products of other tiles fill the time. So the tiles of sums take turns, in an
 order in which neighbours share an operand:
 
-    c 0   a0·b0, both blocks of 64 k           Before its first product of a group a tile of sums
+    c 0   a0·b0, over a block of 64 k          Before its first product of a group a tile of sums
     c 2   a1·b0                                is stored, that of the group before, and becomes
-    c 3   a1·b1                                zeros. Behind each of its first products, half of
-    c 1   a0·b1                                these rows are scaled and added to their totals.
+    c 3   a1·b1                                zeros. Behind each of its first two products, half of
+    c 1   a0·b1; then over the next block      these rows are scaled and added to their totals.
 
-What more of K a group has is multiplied by all tiles together. The last sums of a step are finished
-in the course of the next one, and its rows of the output stored then. Tiles take 64 k at once, or
-32 where groups are odd multiples of that.
+The last sums of a step are finished in the course of the next one, and its rows of the output
+stored then. Tiles take 64 k at once, or 32 where groups are odd multiples of that.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from lowbit.kernels.cpu.shared.tiles import configure, release, turns
 _HALF = LINE // 2  # the least k that tiles take at once
 _TILE = ROWS * PANEL  # sums
 _A, _B = 4, 6  # the first tile of each operand; those before are sums
-_LEADING = 2  # products by which tiles of sums take turns at the beginning of a group
+_LEADING = 2  # blocks of K of a group, in whose course the sums before are added
 
 
 def _width(grouping: Grouping) -> int:
@@ -262,8 +261,8 @@ class AmxGroups(MicroKernel):
         self, k: Builder, session: _Session, step: Step, panels: int, group: Value,
         units: tuple[Value, Value], leading: int,
     ) -> None:  # fmt: skip
-        """Multiply over some units of K, the first `leading` of them by one tile of sums after
-        another, and finish what came before."""
+        """Multiply over some units of K, and finish what came before in the course of the first
+        `leading` of them."""
         groups, shape = step.groups, session.shape
         assert groups is not None
         width, dot = _width(groups.grouping), tdpbssd if shape.centred else tdpbsud
