@@ -65,11 +65,10 @@ class FloatPlan:
     """The answer: what `float_product` is called with, and how often.
 
     A call computes up to `chunk_rows` (whole blocks, but for the last) over up to `chunk_depth` of
-    K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: what
-    is fetched beforehand of a right operand that is not packed: so many of its rows on, or so many
-    bytes along them.
-    `group_panels`: panels that meet all rows of an item before the next do. `k_slice`: of K, that
-    has sums of its own, and is an item with all rows; 0: K is not cut so.
+    K, with scratch of `shared_bytes`, and of `private_bytes` for each thread. `ahead`: what is
+    fetched beforehand of a right operand that is not packed: so many of its rows on, or so many
+    bytes along them. `group_panels`: panels that meet all rows of an item before the next do.
+    `k_slice`: of K, that has sums of its own, and is an item with all rows; 0: K is not cut so.
     """
 
     micro: FloatMicro
@@ -183,7 +182,7 @@ def plan(product: FloatProduct) -> FloatPlan:
     """The plan for a product, all sizes of which are at least 1."""
     m, n, k = product.m, product.n, product.k
     micro, plain_right, streams = _serving(product, "plain"), True, _streams(product)
-    beyond = k * n * product.item_bytes > host.caches()["L3"] // 2
+    beyond = product.right_bytes > host.caches()["L3"] // 2
     run = _RUN // (micro.lanes * product.item_bytes) if beyond else micro.isa.vector_registers
     rows, vectors = cut(micro, m, n, streams or k, max(1, run))
     packing = _serving(product, "packed")
@@ -245,7 +244,7 @@ def _reads_plainly(
         return False
     if not packing.plain:
         return product.m <= _ROWS_BESIDE_TILES
-    near = product.k * product.n * product.item_bytes <= host.caches()["L1d"] * 3 // 2
+    near = product.right_bytes <= host.caches()["L1d"] * 3 // 2
     most = plain.isa.vector_registers // _PLAIN_PART if far else _PLAIN_BLOCKS
     most *= 4 if product.n <= width else 1  # a single panel lies as if packed
     row_blocks = blocks(product.m, rows)
@@ -253,11 +252,11 @@ def _reads_plainly(
 
 
 def _streamed(product: FloatProduct, streams: int) -> _Blocks:
-    """Blocks of K where the right operand is read where it is: from afar, so many rows at once."""
+    """Blocks of K where the right operand is read where it is: if it is not near, so many rows
+    together, and what is fetched of those that follow."""
     if not streams:
         return _Blocks(blocks(product.k, _K_UNIT) * _K_UNIT)
-    size, caches = product.k * product.n * product.item_bytes, host.caches()
-    along = host.read_ahead() // 4
+    size, caches, along = product.right_bytes, host.caches(), host.read_ahead() // 4
     if along:
         return _Blocks(streams, (0, along) if size > _ALONG * caches["L2"] else (0, 0))
     return _Blocks(streams, (streams, 0) if size > _FETCHED_PART * caches["L3"] else (0, 0))
@@ -266,10 +265,10 @@ def _streamed(product: FloatProduct, streams: int) -> _Blocks:
 def _streams(product: FloatProduct) -> int:
     """Rows of a right operand that is read where it is that are read together, if it is from beyond
     the second-level cache; else 0."""
-    size, near = product.k * product.n * product.item_bytes, host.caches()["L2"]
-    if size <= near // 2:
+    near = host.caches()["L2"]
+    if product.right_bytes <= near // 2:
         return 0
-    if size <= _AFAR * near:
+    if product.right_bytes <= _AFAR * near:
         return _MOST_STREAMS
     twice = 1 << (2 * product.m).bit_length() - 1  # or less
     return min(max(_STREAMS_AFAR, twice), _MOST_STREAMS)
@@ -303,8 +302,9 @@ def _packed(
         # As far as panels stay in the nearest cache, some meet all rows together: the output is
         # written in longer pieces.
         together = min(near // (k_block * width * element), _PIECE // (width * 4))
-        return _Blocks(k_block, (0, 0), max(1, together))
-    return _Blocks(k_block, (0, 0), max(1, caches["L2"] // 2 // (k_block * width * element)), True)
+        return _Blocks(k_block, group_panels=max(1, together))
+    together = caches["L2"] // 2 // (k_block * width * element)
+    return _Blocks(k_block, group_panels=max(1, together), grouped=True)
 
 
 def _even(k: int, most: int) -> int:

@@ -77,6 +77,11 @@ class FloatProduct(NamedTuple):
         return self.a.dtype.itemsize
 
     @property
+    def right_bytes(self) -> int:
+        """Of the right operand."""
+        return self.k * self.n * self.item_bytes
+
+    @property
     def a_along(self) -> str:
         """The axis of a with stride 1: "k", "x" for its rows, or "" for neither."""
         return _along(self.a.steps[1], self.a.steps[0], "k")

@@ -171,18 +171,20 @@ class _Operands:
     width: int
     held: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def a(self, tile: int, which: int, unit: Value, ahead: int) -> Value:
-        """A block of rows; `ahead` units of K behind `unit`."""
+    def of(self, at: tuple[int, int], unit: Value, ahead: int = 0) -> tuple[Value, Value]:
+        """A block of rows and a panel, `ahead` units of K behind `unit`."""
+        return self._rows(at[0], unit, ahead), self._panel(at[1], unit, ahead)
+
+    def _rows(self, which: int, unit: Value, ahead: int) -> Value:
         at, step = (unit + ahead) * self.width, self.step
         place = step.a + step.block_bytes * which
         place = place + (at // LINE * (step.block_rows * LINE) + at % LINE)
-        return self._loaded(tile, (which, ahead), place, False)
+        return self._loaded(_A + which, (which, ahead), place, False)
 
-    def b(self, tile: int, which: int, unit: Value, ahead: int) -> Value:
-        """A panel."""
+    def _panel(self, which: int, unit: Value, ahead: int) -> Value:
         at = (unit + ahead) * (self.width * PANEL)
         place = self.step.b + self.step.panel_bytes * which + at
-        return self._loaded(tile, (which, ahead), place, not self.shape.stays)
+        return self._loaded(_B + which % 2, (which, ahead), place, not self.shape.stays)
 
     def _loaded(self, tile: int, what: tuple[int, int], place: Value, passing: bool) -> Value:
         if self.held.get(tile) != what:
@@ -271,19 +273,14 @@ class AmxGroups(MicroKernel):
         all_rows = session.outputs * shape.row_blocks
         rows = all_rows // (maximum(groups.count - 1, k.index(1)) * panels) + 1
         products = [(at, nth) for nth in range(leading) for at in turns(shape.row_blocks, panels)]
-
-        def load(at: tuple[int, int], nth: int) -> tuple[Value, Value]:
-            a = operands.a(_A + at[0], at[0], units[0], nth)
-            return a, operands.b(_B + at[1] % 2, at[1], units[0], nth)
-
-        loaded = load(*products[0])
-        for number, (at, nth) in enumerate(products):
+        loaded = operands.of(products[0][0], units[0])
+        for (at, nth), following in zip(products, [*products[1:], None], strict=True):
             if nth == 0:
                 self._leave(k, session, at)
                 tilezero(k.tile(_number(shape, at)))
             dot(k.tile(_number(shape, at)), *loaded)
-            if number + 1 < len(products):  # before other work, so that products need not wait
-                loaded = load(*products[number + 1])
+            if following:  # before other work, so that products need not wait
+                loaded = operands.of(following[0], units[0], following[1])
             part = range(*(session.most * i // leading for i in (nth, nth + 1)))
             session.add(k, groups, at, part)
             if at[0] == 0 and nth == leading - 1 and panels == shape.panels:
@@ -293,8 +290,7 @@ class AmxGroups(MicroKernel):
         for unit in k.range(units[0] + leading, units[1]):
             operands = _Operands(k, shape, step, width)
             for at in turns(shape.row_blocks, panels):
-                a = operands.a(_A + at[0], at[0], unit, 0)
-                dot(k.tile(_number(shape, at)), a, operands.b(_B + at[1] % 2, at[1], unit, 0))
+                dot(k.tile(_number(shape, at)), *operands.of(at, unit))
         session.row.value, session.panel.value = step.row, step.panel
         session.group.value, session.left.value = group, groups.count - 1 - group
         session.count.value = minimum(all_rows, step.rows - step.row)
