@@ -289,6 +289,18 @@ def test_tiles_leave_few_columns_to_rows_in_place(monkeypatch: pytest.MonkeyPatc
         assert micro.refuses(KernelQuery(m, n, k, in_place=True)) == ""
 
 
+def test_long_rows_meet_as_many_columns_as_there_are() -> None:
+    """In vectors of which few lanes are zeros, and of rows that are few, packed if that is less."""
+    micro = next(one for one in micro_kernels() if repr(one) == "vnni/avx512_vnni")
+    for n, room in ((3, 4), (4, 4), (9, 10), (12, 12), (20, 20), (24, 24), (33, 36)):
+        shape, rows = micro.shape(KernelQuery(43, n, 600, in_place=True))
+        assert shape.in_place
+        assert (shape.held, shape.panels) == (room, blocks(n, PANEL))
+        assert rows * shape.column_vectors <= 24
+    assert micro.shape(KernelQuery(5, 3, 2000, in_place=True))[0].in_place
+    assert not micro.shape(KernelQuery(5, 15, 100, in_place=True))[0].in_place
+
+
 def test_how_amx_cuts_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the caches of a machine that this one may not be."""
     monkeypatch.setattr(host, "caches", lambda: {"L1d": 48 << 10, "L2": 2 << 20, "L3": 32 << 20})

@@ -20,7 +20,7 @@ ROOMS = (
     "weights", "kernels", "jit", "isa", "spec", "numerics", "registry",
 )  # fmt: skip
 AT_THE_ROOT = {"__init__", "__main__", "api"}
-LINES_OF_A_FILE, LINES_OF_A_FUNCTION, LINES = 500, 60, 75_200
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION, LINES = 500, 60, 75_300
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 SET_ROOMS = {"isa", "kernels"}
 

@@ -19,7 +19,7 @@ from lowbit.kernels.cpu.integer.vectors import VectorKernel
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.numerics import QTensor, int_format, quantize, quantize_rows
 from lowbit.product import requests
@@ -185,6 +185,8 @@ def test_sums_wait_between_spans_of_k(
     [
         *((9, n, k) for n in (1, 4, 6) for k in (1, 3, 31, 130)),
         *((17, 1, 64), (8, 2, 97), (11, 7, 15), (12, 8, 64), (19, 13, 30), (8, 16, 32)),
+        *((9, 5, 201), (8, 9, 420), (9, 12, 198)),  # some of several vectors
+        *((5, 3, 300), (9, 20, 198), (8, 33, 404)),  # in place by some kernels only
     ],
 )
 def test_rows_are_multiplied_where_they_lie(
@@ -193,6 +195,8 @@ def test_rows_are_multiplied_where_they_lie(
     """Nothing is read between rows or behind them, whatever pieces they are cut into; rows of the
     output lie apart or not."""
     m, n, k = sizes
+    shape, _ = micro.shape(KernelQuery(m, n, k, in_place=True, signed=signed))
+    in_place = shape.in_place or n <= PANEL <= 2 * m
     rng = np.random.default_rng(m * n + k)
     whole = rng.integers(0, 256, (m, k + 3), dtype=np.uint8)
     most = 32 if micro.name == "split" else 64  # which takes what is small enough, or split to be
@@ -207,7 +211,7 @@ def test_rows_are_multiplied_where_they_lie(
     for gap in (0, 5):
         out = np.full((m, n + gap), 7, np.float32)
         interpreted(
-            micro, a, weight, out[:, :n], in_place=True, fused=True, a_format=Bytes(signed),
+            micro, a, weight, out[:, :n], in_place=in_place, fused=True, a_format=Bytes(signed),
             row_zero=zeros.astype(np.int32), row_scale=scales.astype(np.float32),
             epilogue=Epilogue(a_zero=True, out="f32"),
         )  # fmt: skip

@@ -10,10 +10,10 @@ from lowbit.kernels.cpu.shared.layout import blocks
 
 
 def columns(stored: npt.NDArray[np.int8], held: int, piece: int) -> npt.NDArray[np.uint8]:
-    """Columns [K, N] as vectors of `piece` k of each: uint8 [ceil(K / piece), held, piece].
+    """Columns [K, N] as pieces of `piece` k of each: uint8 [ceil(K / piece), held, piece].
 
-    `held`, no less than N, counts the columns of a vector; those behind N are zeros. The last
-    vector holds the last `piece` k, with zeros for those which the vectors before it hold
+    `held`, no less than N, counts the columns; those behind N are zeros. The last vectors hold the
+    last `piece` k, with zeros for those which the vectors before them hold
     (kernels/cpu/integer/in_place.py). `piece` is at most K.
     """
     k, n = stored.shape

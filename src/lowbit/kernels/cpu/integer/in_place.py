@@ -8,9 +8,10 @@ piece of each is broadcast and meets vectors of b.
     4 columns, pieces of 16 bytes:  | 16 k of column 0              | ... | 16 k of column 3    |
     1 column, pieces of 64 bytes:   | 64 k of column 0                                          |
 
-Panels are made of the first kind. With fewer columns most of it would be multiplied in vain, so the
-right operand is packed in vectors of another kind (weights/columns.py). Their lanes are summed, of
-several rows together, after the last product.
+Panels are made of the first kind. Of 9 columns nearly half of a panel would be multiplied in vain,
+so the right operand is packed in vectors of another kind (weights/columns.py): nine of the last
+one, or five that hold two columns each. Their lanes are summed after the last product, the longer
+the more there are. Which kind takes least is reckoned in `cycles_in_place`.
 
 Nothing behind the end of a row is read. The last piece ends where the row does, and has zeros in b
 for what came before; with pieces of 4 bytes it is two bytes, and one, as K may be less than 4.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lowbit.isa import host
 from lowbit.isa.generic import select, shuffle
 from lowbit.isa.types import Vector, s32, u8, u16, u32
 from lowbit.isa.value import Value
@@ -31,8 +33,9 @@ ROWS = 8  # in a step: each has a pointer of its own
 _HALF = 8  # columns, of the shortest vectors of b
 _FEWEST = 4  # lanes that a row is stored from
 # Cycles of a row: a line from the second-level cache, a piece's load and product, a product alone,
-# and for each panel what follows the sums.
-_LINE, _PIECE, _PRODUCT, _STORE = 1.5, 0.72, 0.5, 5
+# what follows the sums of a panel; two vectors of lanes made one, a row that is stored by itself; a
+# line that is packed.
+_LINE, _PIECE, _PRODUCT, _STORE, _SUM, _ROW, _PACK = 1.5, 0.72, 0.5, 5, 1.5, 12, 4
 
 Multiply = Callable[..., None]
 """`VectorKernel.multiply`."""
@@ -44,44 +47,77 @@ def shape_in_place(
     """How rows are cut by a kernel whose vectors have `lanes` columns, its steps so many panels and
     registers for so many vectors of sums; None: they are better packed. `odd`: pieces may begin
     anywhere; else at even k."""
-    wide, columns, piece = blocks(query.n, PANEL), query.n, QUAD
-    if not query.in_place or wide > panels:
+    if not query.in_place or query.weight != "s8" or query.grouping:
         return None
-    if query.weight != "s8" or query.grouping:
+    if blocks(query.n, PANEL) > panels:
         return None
-    if columns <= lanes:
-        held = _power(columns)
-        while lanes // held * QUAD > max(query.k, QUAD):
-            held *= 2
-        if odd or query.k % 2 == 0:
-            piece = lanes // held * QUAD
-    if piece == QUAD and query.m < ROWS:
-        return None  # the sums of few rows and short pieces would wait for each other
-    if piece == QUAD and columns <= _HALF:
-        lanes = _HALF
-    if query.signed and piece == QUAD and query.k > LINE // 2:
-        return None  # each piece is made unsigned, which would take longer than packing lines
-    rows = min(most_sums // (wide * blocks(min(columns, PANEL), lanes)), ROWS)
+    shapes = [_short_pieces(query, lanes, most_sums)]
+    if odd or query.k % 2 == 0:
+        columns = (1 << power for power in range(lanes.bit_length() - 1))
+        shapes += [_long_pieces(query, lanes, held, most_sums) for held in columns]
+    known = [(cycles_in_place(query, one), one) for one in shapes if one is not None]
+    cycles, best = min(known, key=lambda one: one[0], default=(0.0, None))
+    return None if query.m < ROWS and _cycles_packed(query) < cycles else best
+
+
+def _short_pieces(query: KernelQuery, lanes: int, most_sums: int) -> Shape | None:
+    """Of four bytes, which meet panels."""
+    wide, columns = blocks(query.n, PANEL), query.n
     if query.m < ROWS:
-        rows = _power(query.m // 2 + 1)  # whose sums can be joined in pairs
+        return None  # the sums of few rows and short pieces would wait for each other
+    if query.signed and query.k > LINE // 2:
+        return None  # each piece is made unsigned, which would take longer than packing lines
+    if columns <= _HALF:
+        lanes = _HALF
+    rows = min(most_sums // (wide * blocks(min(columns, PANEL), lanes)), ROWS)
     known = columns if wide == 1 else 0
-    return Shape(rows, 1, wide, in_place=True, lanes=lanes, columns=known, piece=piece)
+    return Shape(rows, 1, wide, in_place=True, lanes=lanes, columns=known, piece=QUAD)
+
+
+def _long_pieces(query: KernelQuery, lanes: int, held: int, most_sums: int) -> Shape | None:
+    """Of as many bytes as a vector of b has of each column, if it holds so many columns."""
+    vectors, piece = blocks(query.n, held), lanes // held * QUAD
+    rows = min(most_sums // vectors, ROWS, query.m)
+    if vectors == 1 and query.m < ROWS:
+        rows = min(_power(query.m // 2 + 1), most_sums)  # whose sums can be joined in pairs
+    if rows == 0 or piece > query.k:
+        return None
+    wide = blocks(query.n, PANEL)
+    return Shape(rows, 1, wide, in_place=True, lanes=lanes, columns=query.n, piece=piece)
+
+
+def _cycles_packed(query: KernelQuery) -> float:
+    """Of one row that is packed, but for what follows its sums."""
+    products = _PRODUCT * blocks(query.n, PANEL)
+    return blocks(query.k, QUAD) * max(_PIECE, products) + _PACK * query.k_blocks
 
 
 def cycles_in_place(query: KernelQuery, shape: Shape) -> float:
     """Of one row, in registers of 512 bits."""
-    products = shape.panels + query.signed  # what makes bytes unsigned takes as long as one
-    pieces = blocks(query.k, shape.piece) * max(_PIECE, _PRODUCT * products)
-    return max(pieces, query.k_blocks * _LINE) + _STORE * shape.panels
+    vectors, part = shape.column_vectors, shape.piece // QUAD
+    products = vectors + query.signed  # what makes bytes unsigned takes as long as one
+    shared = vectors / shape.rows  # of the loads of b
+    far = query.k * query.n > host.caches()["L1d"] * 3 // 4
+    piece = max(_PIECE, _PRODUCT * max(products, 1 + shared), _LINE * shared * far)
+    pieces = max(blocks(query.k, shape.piece) * piece, query.k_blocks * _LINE)
+    after = _STORE * shape.panels + _ROW * (part > 1 and vectors > 1)
+    while part > 1:
+        vectors, part = blocks(vectors, 2), part // 2
+        after += _SUM * vectors
+    again = blocks(query.m, shape.rows) * shape.rows / query.m  # the last rows, by two steps
+    return again * (pieces + after)
 
 
 def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) -> None:
-    """Emit the product of a block of rows with all panels, and what follows."""
+    """Emit the product of a block of rows with all columns, and what follows."""
     assert step.row_stride is not None
     lanes, zero = shape.lanes, k.zeros(s32, shape.lanes)
     rows = [step.a + step.row_stride * number for number in range(shape.rows)]
-    offsets = range(0, shape.columns or PANEL, lanes)
-    places = [(panel, at) for panel in range(shape.panels) for at in offsets]
+    if shape.piece > QUAD:
+        places = [(0, number * lanes) for number in range(shape.column_vectors)]
+    else:
+        offsets = range(0, shape.columns or PANEL, lanes)
+        places = [(panel, at) for panel in range(shape.panels) for at in offsets]
     held = len(rows) * len(places) * blocks(lanes * QUAD, k.isa.vector_bytes)
     with k.scope():
         parts = 2 if held <= k.isa.vector_registers // 3 else 1  # lest they wait for each other
@@ -95,17 +131,27 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
             if mask is not None:
                 columns = [one.bits(Vector(u32, lanes)) & mask for one in columns]
             pieces = (_broadcast(row + at, size, lanes) ^ step.flip for row in rows)
-            multiply(k, lanes, pieces, columns, sums[which % parts])
+            if len(columns) <= len(rows):
+                multiply(k, lanes, pieces, columns, sums[which % parts])
+                return
+            pieces = list(pieces)  # which are fewer, so they stay in registers
+            for number, column in enumerate(columns):
+                multiply(k, lanes, pieces, [column], [[row[number]] for row in sums[which % parts]])
 
         _add_all(k, shape, step, add)
         vectors = [[one.value for one in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(vectors, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
-    if shape.columns and shape.columns <= lanes:
+    if shape.piece > QUAD and shape.column_vectors > 1:
+        vectors = [_wide_enough(_summed(row, shape.piece // QUAD)) for row in vectors]
+        lanes = _lanes(vectors[0][0])
+        places = [divmod(at, PANEL) for at in range(0, shape.columns, lanes)]
+        vectors = [row[: len(places)] for row in vectors]
+    elif shape.columns and shape.columns <= lanes:
         _store_few(k, shape, step, [row[0] for row in vectors])
         return
-    if k.isa.vector_registers > 16:
+    if k.isa.vector_registers > 16 and lanes * len(places) % PANEL == 0:
         store_rows = step.columns.whole(step.panel, len(places), lanes, ends=True)
         store_rows([(step.row + number, row) for number, row in enumerate(vectors)])
         return
@@ -118,7 +164,9 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
 def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> None:
     """Add the products of all pieces. `add`: to which sums, the place of a vector of b, that of a
     piece, its bytes, and of a dword of b what counts."""
-    piece, size = shape.piece, shape.lanes * QUAD if shape.piece > QUAD else LINE
+    piece, size = shape.piece, LINE
+    if piece > QUAD:
+        size = shape.lanes * QUAD * shape.column_vectors
     whole = step.k_size // piece
     pairs = whole // 2 * 2
     for number in k.range(0, pairs, 2):
@@ -149,11 +197,25 @@ def _broadcast(source: Value, size: int, lanes: int) -> Value:
     return source.cast(element).load().splat(wide // size).bits(Vector(u8, wide))
 
 
+def _summed(sums: list[Value], part: int) -> list[Value]:
+    """The sums of each column, in order, whose products are in `part` lanes of the vectors."""
+    while part > 1:
+        odd = len(sums) % 2 and len(sums) > 1
+        sums, part = _halved([*sums, sums[-1]] if odd else sums, part), part // 2
+    return sums
+
+
+def _wide_enough(sums: list[Value]) -> list[Value]:
+    """Of vectors in order, with as many lanes as are stored from."""
+    lanes = _lanes(sums[0])
+    if lanes >= _FEWEST:
+        return sums
+    return [shuffle(one, one, tuple(i % lanes for i in range(_FEWEST))) for one in sums]
+
+
 def _store_few(k: Builder, shape: Shape, step: Step, sums: list[Value]) -> None:
     """Sum lanes that belong to one column, and store rows: where it can be, some in a vector."""
-    columns, part = shape.columns, shape.piece // QUAD
-    while part > 1:  # lanes of one column
-        sums, part = _halved(sums, part), part // 2
+    columns, sums = shape.columns, _summed(sums, shape.piece // QUAD)
     each = shape.lanes * QUAD // shape.piece  # lanes of one row
     if columns == _power(columns) and shape.rows > 1 and columns < shape.lanes:
         _store_joined(k, shape, step, sums, each)

@@ -152,10 +152,11 @@ class Shape:
     `in_place`: rows are not packed, and all panels are met in one step. Tiles read whole blocks of
     64 k, so rows are packed nevertheless where memory behind them may not be other rows, as in the
     last steps; with pieces that step begins earlier if rows are missing. `lanes`: columns in a
-    vector, where that is not the kernel's own number. `columns`: of the output, where they are one
-    panel and rows in place. `piece`: bytes of a row in place that are multiplied at once, of each
-    column. `summed`: panels are split, with lists behind them, so that so many products can be
-    summed in 16 bits (shared/corrections.py); 0: they are not. `chunk`: k that a list is for.
+    vector, where that is not the kernel's own number. `columns`: of the output, where rows are in
+    place and they are one panel or meet long pieces. `piece`: bytes of a row in place that are
+    multiplied at once, of each column. `summed`: panels are split, with lists behind them, so that
+    so many products can be summed in 16 bits (shared/corrections.py); 0: they are not. `chunk`: k
+    that a list is for.
     `pitch`: rows are of a strip (rows/strips.py), so many bytes apart; whole blocks can be read,
     and whole 64 k; 0: packed lines are read. `panels_stay`: the panels of a step, of one span if
     there are such, stay in the nearest cache while all rows of an item pass by; otherwise those of
@@ -197,9 +198,16 @@ class Shape:
         return block & (self.ring - 1)
 
     @property
+    def column_vectors(self) -> int:
+        """Vectors of b that a piece of a row in place meets; of short pieces, panels."""
+        if self.piece == QUAD:
+            return self.panels
+        return blocks(self.columns * self.piece, self.lanes * QUAD)
+
+    @property
     def held(self) -> int:
-        """Columns in a vector of pieces."""
-        return self.lanes * QUAD // self.piece
+        """Columns for which these vectors have room."""
+        return self.column_vectors * self.lanes * QUAD // self.piece
 
 
 def span(query: KernelQuery, rows: int) -> int:
