@@ -17,7 +17,7 @@ from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import threads
 from lowbit.jit.memory import Access
 from lowbit.kernels.cpu.integer import amx
-from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
+from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.quantized import Quantized
@@ -201,7 +201,8 @@ def test_when_panels_stay_and_when_rows_are_packed_once(monkeypatch: pytest.Monk
         return plan("amx", *sizes, threads=threads).shape.panels_stay
 
     def fused(*sizes: int, isa: str = "avx512_vnni") -> bool:
-        return plan(isa, *sizes).fused
+        signed = product(isa, *sizes)._replace(a=Bytes(True))  # which are not read where they lie
+        return dispatch.plan(signed).fused
 
     assert stays(256, 4096, 4096)
     assert stays(197, 768, 3072)
@@ -299,6 +300,20 @@ def test_long_rows_meet_as_many_columns_as_there_are() -> None:
         assert rows * shape.column_vectors <= 24
     assert micro.shape(KernelQuery(5, 3, 2000, in_place=True))[0].in_place
     assert not micro.shape(KernelQuery(5, 15, 100, in_place=True))[0].in_place
+
+
+def test_rows_are_read_again_where_packing_takes_longer() -> None:
+    micro = next(one for one in micro_kernels() if repr(one) == "vnni/avx512_vnni")
+
+    def shape(m: int, n: int, k: int, signed: bool = False) -> Shape:
+        return micro.shape(KernelQuery(m, n, k, in_place=True, signed=signed))[0]
+
+    for sizes in ((1478, 58, 13024), (3136, 64, 576), (784, 128, 64), (256, 256, 256)):
+        assert shape(*sizes).in_place
+        assert not shape(*sizes, signed=True).in_place  # to be made unsigned for each step
+    assert (shape(49, 512, 4608).rows, shape(64, 256, 512).rows) == (7, 8)
+    for sizes in ((9, 1000, 1000), (20, 1536, 384), (5, 60, 300), (512, 4096, 4096)):
+        assert not shape(*sizes).in_place
 
 
 def test_how_amx_cuts_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,11 @@ for what came before; with pieces of 4 bytes it is two bytes, and one, as K may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from lowbit.isa import host
-from lowbit.isa.generic import select, shuffle
+from lowbit.isa.generic import minimum, prefetch, prefetch_far, select, shuffle
 from lowbit.isa.types import Vector, s32, u8, u16, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -32,6 +33,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 ROWS = 8  # in a step: each has a pointer of its own
 _HALF = 8  # columns, of the shortest vectors of b
 _FEWEST = 4  # lanes that a row is stored from
+_QUADS = LINE // QUAD  # pieces of four bytes in 64 k
 # Cycles of a row: a line from the second-level cache, a piece's load and product, a product alone,
 # what follows the sums of a panel; two vectors of lanes made one, a row that is stored by itself; a
 # line that is packed.
@@ -47,9 +49,7 @@ def shape_in_place(
     """How rows are cut by a kernel whose vectors have `lanes` columns, its steps so many panels and
     registers for so many vectors of sums; None: they are better packed. `odd`: pieces may begin
     anywhere; else at even k."""
-    if not query.in_place or query.weight != "s8" or query.grouping:
-        return None
-    if blocks(query.n, PANEL) > panels:
+    if not _may_be(query) or blocks(query.n, PANEL) > panels:
         return None
     shapes = [_short_pieces(query, lanes, most_sums)]
     if odd or query.k % 2 == 0:
@@ -58,6 +58,22 @@ def shape_in_place(
     known = [(cycles_in_place(query, one), one) for one in shapes if one is not None]
     cycles, best = min(known, key=lambda one: one[0], default=(0.0, None))
     return None if query.m < ROWS and _cycles_packed(query) < cycles else best
+
+
+def read_again(query: KernelQuery, rows: int, panels: int, lanes: int) -> Shape:
+    """So many rows that are read by all steps of so many panels, in pieces of four bytes."""
+    near = 2 * rows * query.k <= host.caches()["L1d"]
+    return Shape(rows, 1, panels, stays=near, in_place=True, lanes=lanes, piece=QUAD)
+
+
+def may_be_read_again(query: KernelQuery) -> bool:
+    """Whether rows can be read where they lie however many columns there are. To make bytes
+    unsigned again for each step would take a third of the products' time."""
+    return _may_be(query) and not query.signed and query.m >= ROWS
+
+
+def _may_be(query: KernelQuery) -> bool:
+    return query.in_place and query.weight == "s8" and not query.grouping
 
 
 def _short_pieces(query: KernelQuery, lanes: int, most_sums: int) -> Shape | None:
@@ -70,8 +86,8 @@ def _short_pieces(query: KernelQuery, lanes: int, most_sums: int) -> Shape | Non
     if columns <= _HALF:
         lanes = _HALF
     rows = min(most_sums // (wide * blocks(min(columns, PANEL), lanes)), ROWS)
-    known = columns if wide == 1 else 0
-    return Shape(rows, 1, wide, in_place=True, lanes=lanes, columns=known, piece=QUAD)
+    shape = read_again(query, rows, wide, lanes)
+    return shape if wide > 1 else replace(shape, columns=columns)
 
 
 def _long_pieces(query: KernelQuery, lanes: int, held: int, most_sums: int) -> Shape | None:
@@ -94,13 +110,14 @@ def _cycles_packed(query: KernelQuery) -> float:
 
 def cycles_in_place(query: KernelQuery, shape: Shape) -> float:
     """Of one row, in registers of 512 bits."""
-    vectors, part = shape.column_vectors, shape.piece // QUAD
-    products = vectors + query.signed  # what makes bytes unsigned takes as long as one
+    part, wide = shape.piece // QUAD, blocks(query.n, PANEL)
+    vectors, steps = (shape.column_vectors, 1) if part > 1 else (wide, blocks(wide, shape.panels))
+    products = vectors + steps * query.signed  # what makes bytes unsigned takes as long as one
     shared = vectors / shape.rows  # of the loads of b
     far = query.k * query.n > host.caches()["L1d"] * 3 // 4
-    piece = max(_PIECE, _PRODUCT * max(products, 1 + shared), _LINE * shared * far)
+    piece = max(_PIECE * steps, _PRODUCT * max(products, steps + shared), _LINE * shared * far)
     pieces = max(blocks(query.k, shape.piece) * piece, query.k_blocks * _LINE)
-    after = _STORE * shape.panels + _ROW * (part > 1 and vectors > 1)
+    after = _STORE * wide + _ROW * (part > 1 and vectors > 1)
     while part > 1:
         vectors, part = blocks(vectors, 2), part // 2
         after += _SUM * vectors
@@ -108,8 +125,10 @@ def cycles_in_place(query: KernelQuery, shape: Shape) -> float:
     return again * (pieces + after)
 
 
-def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) -> None:
-    """Emit the product of a block of rows with all columns, and what follows."""
+def multiply_in_place(
+    k: Builder, multiply: Multiply, shape: Shape, step: Step, panels: int
+) -> None:
+    """Emit the product of a block of rows with so many panels, and what follows."""
     assert step.row_stride is not None
     lanes, zero = shape.lanes, k.zeros(s32, shape.lanes)
     rows = [step.a + step.row_stride * number for number in range(shape.rows)]
@@ -117,7 +136,7 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
         places = [(0, number * lanes) for number in range(shape.column_vectors)]
     else:
         offsets = range(0, shape.columns or PANEL, lanes)
-        places = [(panel, at) for panel in range(shape.panels) for at in offsets]
+        places = [(panel, at) for panel in range(panels) for at in offsets]
     held = len(rows) * len(places) * blocks(lanes * QUAD, k.isa.vector_bytes)
     with k.scope():
         parts = 2 if held <= k.isa.vector_registers // 3 else 1  # lest they wait for each other
@@ -138,7 +157,7 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
             for number, column in enumerate(columns):
                 multiply(k, lanes, pieces, [column], [[row[number]] for row in sums[which % parts]])
 
-        _add_all(k, shape, step, add)
+        _add_all(k, shape, step, rows, add)
         vectors = [[one.value for one in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(vectors, part, strict=True):
@@ -152,8 +171,11 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
         _store_few(k, shape, step, [row[0] for row in vectors])
         return
     if k.isa.vector_registers > 16 and lanes * len(places) % PANEL == 0:
-        store_rows = step.columns.whole(step.panel, len(places), lanes, ends=True)
-        store_rows([(step.row + number, row) for number, row in enumerate(vectors)])
+        numbered = [(step.row + number, row) for number, row in enumerate(vectors)]
+        all_columns = (step.panel + panels) * PANEL < step.n + 1
+        for ends in (False, True):
+            for _ in k.when(all_columns.equals(int(not ends))):
+                step.columns.whole(step.panel, len(places), lanes, ends)(numbered)
         return
     for (panel, at), column in zip(places, zip(*vectors, strict=True), strict=True):
         store = step.columns(step.panel + panel, at, lanes)  # what it loads stays in registers
@@ -161,7 +183,9 @@ def multiply_in_place(k: Builder, multiply: Multiply, shape: Shape, step: Step) 
             store(step.row + number, value)
 
 
-def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> None:
+def _add_all(
+    k: Builder, shape: Shape, step: Step, rows: list[Value], add: Callable[..., None]
+) -> None:
     """Add the products of all pieces. `add`: to which sums, the place of a vector of b, that of a
     piece, its bytes, and of a dword of b what counts."""
     piece, size = shape.piece, LINE
@@ -169,7 +193,7 @@ def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> 
         size = shape.lanes * QUAD * shape.column_vectors
     whole = step.k_size // piece
     pairs = whole // 2 * 2
-    for number in k.range(0, pairs, 2):
+    for number in _pairs(k, shape, step, rows, pairs):
         for which in range(2):
             add(which, (number + which) * size, (number + which) * piece, piece)
     for _ in k.when(pairs < whole):
@@ -185,6 +209,28 @@ def _add_all(k: Builder, shape: Shape, step: Step, add: Callable[..., None]) -> 
         # One byte is everywhere in a dword; the mask leaves its place in the column.
         first, third = (k.constant(0xFF << bits, u32) for bits in (0, 16))
         add(1, whole * size, step.k_size - 1, 1, select(two, third, first).splat(shape.lanes))
+
+
+def _pairs(
+    k: Builder, shape: Shape, step: Step, rows: list[Value], pairs: Value
+) -> Iterator[Value]:
+    """Every second piece. Of four bytes, with what is read next for each 64 k: panels of the next
+    item, and in the last panels' steps the next rows, which are too short for a core to follow.
+    """
+    assert step.row_stride is not None
+    if shape.columns:
+        yield from k.range(0, pairs, 2)
+        return
+    fetch = prefetch if shape.stays else prefetch_far
+    last = (step.panel + 2 * shape.panels) * PANEL > step.n
+    for block in k.range(0, (pairs + (_QUADS - 1)) // _QUADS):
+        step.fetch_share(k, block)
+        for _ in k.when(last):
+            for row in rows:
+                fetch(row + (step.row_stride * shape.rows + block * LINE))
+        begin = block * _QUADS
+        for quad in k.range(0, minimum(pairs - begin, k.index(_QUADS)), 2):
+            yield begin + quad
 
 
 def _broadcast(source: Value, size: int, lanes: int) -> Value:

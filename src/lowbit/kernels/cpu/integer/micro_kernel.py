@@ -146,19 +146,19 @@ class Shape:
     on their way into the registers; "": of bytes. `ahead`: how many bytes before they are needed
     panels are fetched, 0 to leave that to the machine. `span`: of how many blocks of 64 k all steps
     of an item are multiplied before the next span; 0: of all, step by step. `stays`: all panels fit
-    into the nearest cache beside the rows of a step. `ring`: lines of rows are made in the course
-    of their first products, where they can be, and of so many blocks of 64 k they are kept; 0: they
-    are made before. `centred`: nibbles that are unpacked beforehand lose 8 and become signed bytes.
-    `in_place`: rows are not packed, and all panels are met in one step. Tiles read whole blocks of
-    64 k, so rows are packed nevertheless where memory behind them may not be other rows, as in the
-    last steps; with pieces that step begins earlier if rows are missing. `lanes`: columns in a
-    vector, where that is not the kernel's own number. `columns`: of the output, where rows are in
-    place and they are one panel or meet long pieces. `piece`: bytes of a row in place that are
-    multiplied at once, of each column. `summed`: panels are split, with lists behind them, so that
-    so many products can be summed in 16 bits (shared/corrections.py); 0: they are not. `chunk`: k
-    that a list is for.
-    `pitch`: rows are of a strip (rows/strips.py), so many bytes apart; whole blocks can be read,
-    and whole 64 k; 0: packed lines are read. `panels_stay`: the panels of a step, of one span if
+    into the nearest cache beside the rows of a step; or, of rows in place, those of two steps do.
+    `ring`: lines of rows are made in the course of their first products, where they can be, and of
+    so many blocks of 64 k they are kept; 0: they are made before. `centred`: nibbles that are
+    unpacked beforehand lose 8 and become signed bytes. `in_place`: rows are not packed. Tiles meet
+    all panels in one step and read whole blocks of 64 k, so rows are packed nevertheless where
+    memory behind them may not be other rows, as in the last steps; with pieces that step begins
+    earlier if rows are missing. `lanes`: columns in a vector, where that is not the kernel's own
+    number. `columns`: of the output, where rows are in place and they are one panel or meet long
+    pieces. `piece`: bytes of a row in place that are multiplied at once, of each column. `summed`:
+    panels are split, with lists behind them, so that so many products can be summed in 16 bits
+    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
+    strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
+    lines are read. `panels_stay`: the panels of a step, of one span if
     there are such, stay in the nearest cache while all rows of an item pass by; otherwise those of
     an item stay near, and pass by the rows of a step. `lines`: blocks of a step are whole output
     lines, one each; 0: they are not. `quads`: K takes so many times 4, a few, without a loop; 0:

@@ -246,7 +246,7 @@ class _Items:
         whole = (last - first) // count * count + first
         for panel in k.range(first, whole, count):
             yield panel, count
-        if count > 1 and not self.shape.piece:
+        if count > 1 and not self.shape.columns:
             for panel in k.range(whole, last):
                 yield panel, 1
 
@@ -264,7 +264,7 @@ class _Items:
         """What a thread will probably read that has this `item` before it and was at `column`:
         other panels, or its part of another image; or, after its `last`, what follows all items.
         counts: of images, of items of one below and beside each other."""
-        if not self.micro.fetches or self.shape.piece:
+        if not self.micro.fetches or self.shape.columns:
             return None
         (item_steps, item_panels), rows = sizes, self.rows
         image, part, other = self._which(item, counts)

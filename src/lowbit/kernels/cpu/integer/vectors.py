@@ -19,7 +19,13 @@ from lowbit.isa.generic import minimum, prefetch
 from lowbit.isa.types import f32, s32, u32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.integer.in_place import multiply_in_place, shape_in_place
+from lowbit.kernels.cpu.integer.in_place import (
+    ROWS,
+    may_be_read_again,
+    multiply_in_place,
+    read_again,
+    shape_in_place,
+)
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, span
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
@@ -28,6 +34,8 @@ _QUADS = LINE // QUAD  # of 4 k, in 64
 _PAIRS = _QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _FEW_QUADS = 4  # that need no loop
+_PACKED = 1  # products that take as long as to pack 4 k of a row
+_FAR = 1.02  # times that products take in place, if panels of a step come from the second level
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
 
@@ -50,6 +58,7 @@ class VectorKernel(MicroKernel):
     fetches = 32
     shortest_line = 8
     quads = 1  # times 4 k that are multiplied in a turn of the loop: 1 or 2
+    reads_in_place = False  # whether rows need not be packed, however many columns there are
     any_pairs = True  # whether any two bytes may be neighbours; else b's, from an even k on
 
     def __init__(
@@ -92,7 +101,7 @@ class VectorKernel(MicroKernel):
             return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
         wide = blocks(query.n, PANEL)
 
-        def cost(cut: tuple[int, int]) -> tuple[int, int]:
+        def cost(cut: tuple[int, int]) -> tuple[float, int]:
             panels, rows = cut
             cycles = sum(
                 count * (max(rows * each, rows + each) + _STEP_OVERHEAD)
@@ -112,13 +121,20 @@ class VectorKernel(MicroKernel):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)
+        if self.reads_in_place and may_be_read_again(query):
+            few = min((cut for cut in cuts if cut[1] <= min(ROWS, query.m)), key=cost)
+            far = few[0] * PANEL * query.k > host.caches()["L1d"] // 2
+            more = _FAR if far else 1  # as fewer rows share what is read
+            if cost(few)[0] * more <= cost((panels, rows))[0] + _PACKED * query.m:
+                panels, rows = few
+                return read_again(query, rows, panels, self.lanes), rows
         quads = blocks(query.k, QUAD)
         short = quads * (quads <= _FEW_QUADS and query.grouping is None)
         return Shape(rows, 1, panels, span=span(query, rows), quads=short), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
         if shape.in_place:
-            multiply_in_place(k, self.multiply, shape, step)
+            multiply_in_place(k, self.multiply, shape, step, panels)
             return
         places = [(p, at) for p in range(panels) for at in self.offsets]
         parts = self._parts(shape, step, len(places))

@@ -37,6 +37,7 @@ class Vnni(VectorKernel):
 
     name = "vnni"
     quads = 2
+    reads_in_place = True
 
     def __init__(self, isa: str) -> None:
         self._dots, *sizes = _VARIANTS[isa]
