@@ -35,7 +35,6 @@ _PAIRS = _QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _FEW_QUADS = 4  # that need no loop
 _PACKED = 1  # products that take as long as to pack 4 k of a row
-_FAR = 1.02  # times that products take in place, if panels of a step come from the second level
 _STEP_OVERHEAD = 4  # loads and loop control of a step, in units of one product
 
 
@@ -101,7 +100,7 @@ class VectorKernel(MicroKernel):
             return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
         wide = blocks(query.n, PANEL)
 
-        def cost(cut: tuple[int, int]) -> tuple[float, int]:
+        def cost(cut: tuple[int, int]) -> tuple[int, int]:
             panels, rows = cut
             cycles = sum(
                 count * (max(rows * each, rows + each) + _STEP_OVERHEAD)
@@ -121,15 +120,14 @@ class VectorKernel(MicroKernel):
             most = self.most_rows * self.panels // panels  # in the registers that panels leave
             cuts += [(panels, rows) for rows in range(digits, max(most, digits) + 1, digits)]
         panels, rows = min(cuts, key=cost)
-        if self.reads_in_place and may_be_read_again(query):
+        quads = blocks(query.k, QUAD)
+        few_quads = quads <= _FEW_QUADS and query.grouping is None
+        if self.reads_in_place and not few_quads and may_be_read_again(query):
             few = min((cut for cut in cuts if cut[1] <= min(ROWS, query.m)), key=cost)
-            far = few[0] * PANEL * query.k > host.caches()["L1d"] // 2
-            more = _FAR if far else 1  # as fewer rows share what is read
-            if cost(few)[0] * more <= cost((panels, rows))[0] + _PACKED * query.m:
+            if cost(few)[0] <= cost((panels, rows))[0] + _PACKED * query.m:
                 panels, rows = few
                 return read_again(query, rows, panels, self.lanes), rows
-        quads = blocks(query.k, QUAD)
-        short = quads * (quads <= _FEW_QUADS and query.grouping is None)
+        short = quads if few_quads else 0
         return Shape(rows, 1, panels, span=span(query, rows), quads=short), rows
 
     def step(self, k: Builder, session: Any, shape: Shape, step: Step, panels: int) -> None:
