@@ -10,8 +10,11 @@ piece of each is broadcast and meets vectors of b.
 
 Panels are made of the first kind. Of 9 columns nearly half of a panel would be multiplied in vain,
 so the right operand is packed in vectors of another kind (weights/columns.py): nine of the last
-one, or five that hold two columns each. Their lanes are summed after the last product, the longer
-the more there are. Which kind takes least is reckoned in `cycles_in_place`.
+one, or five that hold two columns each. Their lanes are summed after the last product, which takes
+longer the more there are. Which kind takes least is reckoned in `cycles_in_place`.
+
+With more columns than one step meets, a kernel may let all steps read their rows again
+(`read_again`), eight rows at most: nothing is packed then either.
 
 Nothing behind the end of a row is read. The last piece ends where the row does, and has zeros in b
 for what came before; with pieces of 4 bytes it is two bytes, and one, as K may be less than 4.
