@@ -46,7 +46,7 @@ def found() -> Explanation:
         # The rate of memory is that of several times the last cache, which may be a gigabyte.
         caches = {"L1d": 1 << 15, "L2": 1 << 18, "L3": 1 << 20}
         patch.setattr(peak.host, "caches", lambda: caches)
-        return explain_gemm("70x100:100x72", "s8:s8:f32", 1)  # signed rows are always packed
+        return explain_gemm("70x100:100x72", "s8:s8:f32", 1)  # signed: packed on every set
 
 
 def test_it_tells_what_dispatch_chose(found: Explanation) -> None:
