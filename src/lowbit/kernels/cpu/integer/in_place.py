@@ -31,12 +31,11 @@ from lowbit.isa.types import Vector, s32, u8, u16, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, Shape, Step
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
 
 ROWS = 8  # in a step: each has a pointer of its own
 _HALF = 8  # columns, of the shortest vectors of b
 _FEWEST = 4  # lanes that a row is stored from
-_QUADS = LINE // QUAD  # pieces of four bytes in 64 k
 # Cycles of a row: a line from the second-level cache, a piece's load and product, a product alone,
 # what follows the sums of a panel; two vectors of lanes made one, a row that is stored by itself; a
 # line that is packed.
@@ -191,9 +190,8 @@ def _add_all(
 ) -> None:
     """Add the products of all pieces. `add`: to which sums, the place of a vector of b, that of a
     piece, its bytes, and of a dword of b what counts."""
-    piece, size = shape.piece, LINE
-    if piece > QUAD:
-        size = shape.lanes * QUAD * shape.column_vectors
+    piece = shape.piece
+    size = shape.held * piece if piece > QUAD else LINE
     whole = step.k_size // piece
     pairs = whole // 2 * 2
     for number in _pairs(k, shape, step, rows, pairs):
@@ -226,13 +224,13 @@ def _pairs(
         return
     fetch = prefetch if shape.stays else prefetch_far
     last = (step.panel + 2 * shape.panels) * PANEL > step.n
-    for block in k.range(0, (pairs + (_QUADS - 1)) // _QUADS):
+    for block in k.range(0, (pairs + (QUADS - 1)) // QUADS):
         step.fetch_share(k, block)
         for _ in k.when(last):
             for row in rows:
                 fetch(row + (step.row_stride * shape.rows + block * LINE))
-        begin = block * _QUADS
-        for quad in k.range(0, minimum(pairs - begin, k.index(_QUADS)), 2):
+        begin = block * QUADS
+        for quad in k.range(0, minimum(pairs - begin, k.index(QUADS)), 2):
             yield begin + quad
 
 

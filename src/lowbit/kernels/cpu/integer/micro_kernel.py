@@ -199,9 +199,7 @@ class Shape:
 
     @property
     def column_vectors(self) -> int:
-        """Vectors of b that a piece of a row in place meets; of short pieces, panels."""
-        if self.piece == QUAD:
-            return self.panels
+        """Vectors of b that a long piece of a row in place meets."""
         return blocks(self.columns * self.piece, self.lanes * QUAD)
 
     @property

@@ -20,7 +20,7 @@ from lowbit.isa.types import (
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.epilogue import OCTET
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD, QUADS
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
 _PER_PANEL = PANEL // OCTET
@@ -67,10 +67,10 @@ def _sum(k: Builder, a: Value, source: Value, k_blocks: Value, weight: str) -> V
             total.value = total.value + b * (a + (quad * QUAD + byte)).load().splat(OCTET)
 
     if weight == "s8":
-        for line in k.range(0, k_blocks * (LINE // QUAD)):
+        for line in k.range(0, k_blocks * QUADS):
             add(line, (source + line * LINE).load(_BYTES))
         return total.value
-    for line in k.range(0, k_blocks * (LINE // QUAD // 2)):
+    for line in k.range(0, k_blocks * (QUADS // 2)):
         for which, values in enumerate(unpacked((source + line * LINE).load(_BYTES), weight)):
             add(line * 2 + which, values)
     return total.value

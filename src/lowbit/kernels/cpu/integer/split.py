@@ -36,11 +36,10 @@ from lowbit.kernels.cpu.shared.corrections import (
     TAKEN,
     TOGETHER,
 )
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
 
 _ROWS, _STEP_ROWS = 4, 32  # of a block; of a step, which shares the reading of lists
 _ROW_LANES = 16
-_QUADS = LINE // QUAD
 # Cycles for 32 products by `narrow` and by `widening`.
 _NARROW, _WIDENING = 1.25, 2.05
 # Cycles to transpose 16 rows of a k; for 16 rows of a chunk of 16 columns.
@@ -223,7 +222,7 @@ class Split(Narrow):
         sums = self._begun(k, shape.rows, len(places), begin)
         self._resume(k, step, sums)
         for quad in k.range(span[0] * 2, span[1] * 2, 2):
-            a = step.a + (quad // _QUADS * (shape.rows * LINE) + quad % _QUADS * QUAD)
+            a = step.a + (quad // QUADS * (shape.rows * LINE) + quad % QUADS * QUAD)
             columns = [
                 [self._bytes(shape, step, quad, place, which) for place in places]
                 for which in range(2)

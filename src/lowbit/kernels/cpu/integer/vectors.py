@@ -27,11 +27,10 @@ from lowbit.kernels.cpu.integer.in_place import (
     shape_in_place,
 )
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, span
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
 from lowbit.kernels.cpu.shared.nibbles import unpacked
 
-_QUADS = LINE // QUAD  # of 4 k, in 64
-_PAIRS = _QUADS // 2
+_PAIRS = QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
 _FEW_QUADS = 4  # that need no loop
 _PACKED = 1  # products that take as long as to pack 4 k of a row
@@ -184,7 +183,7 @@ class VectorKernel(MicroKernel):
 
     def _parts(self, shape: Shape, step: Step, vectors: int) -> int:
         """Into how many partial sums each is cut, lest products wait for each other."""
-        quads = step.groups.grouping.size // QUAD if step.groups else _QUADS
+        quads = step.groups.grouping.size // QUAD if step.groups else QUADS
         if shape.quads:
             return 1
         fitting = self.chains // (shape.rows * vectors)
@@ -268,14 +267,14 @@ class VectorKernel(MicroKernel):
         lines = shape.rows * LINE
         if shape.nibbles or step.groups:
             for quad in k.range(first, last, together):
-                yield step.a + (quad // _QUADS * lines + quad % _QUADS * QUAD), quad
+                yield step.a + (quad // QUADS * lines + quad % QUADS * QUAD), quad
             return
         # Finding the place in each turn would take a fifth of what a core of four instructions a
         # cycle can start. Spans begin at a whole block.
-        for block in k.range(first // _QUADS, (last + (_QUADS - 1)) // _QUADS):
+        for block in k.range(first // QUADS, (last + (QUADS - 1)) // QUADS):
             step.fetch_share(k, block)
-            begin = block * _QUADS
-            for quad in k.range(0, minimum(last - begin, k.index(_QUADS)), together):
+            begin = block * QUADS
+            for quad in k.range(0, minimum(last - begin, k.index(QUADS)), together):
                 yield step.a + (step.at(block) + quad * QUAD), begin + quad
 
     def _bytes(

@@ -26,6 +26,7 @@ from __future__ import annotations
 PANEL = 16  # columns in a panel
 QUAD = 4  # consecutive k of one column that lie together
 LINE = PANEL * QUAD  # bytes in a line; also the k in a block of the left operand
+QUADS = LINE // QUAD  # of consecutive k, in a line's 64
 PANEL_LINE = PANEL * LINE  # bytes of a panel for 64 k; also those of 16 columns of int32, 16 rows
 FLIP = 128  # what changes a signed byte into an unsigned one and back
 NIBBLE_FLIP = 8  # what changes a signed nibble into an unsigned one and back

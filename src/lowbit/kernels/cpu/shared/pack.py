@@ -7,7 +7,7 @@ from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, QUADS
 
 
 @kernel
@@ -30,7 +30,7 @@ def pack(
     128 taken away, so that what is stored, and summed, is signed.
     """
     flip = FLIP if unsigned else 0
-    lines = (k_size + (LINE - 1)) // LINE * (LINE // QUAD)
+    lines = (k_size + (LINE - 1)) // LINE * QUADS
     whole_lines = k_size // QUAD
     for panel in k.parallel((n + (PANEL - 1)) // PANEL):
         first = panel * PANEL
