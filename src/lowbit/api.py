@@ -36,17 +36,17 @@ from lowbit.product.arguments import (
     real_dtype,
     zero_points,
 )
-from lowbit.product.dispatch import threads_key
-from lowbit.product.gemm import LITTLE, apart, learn, prepare_gemm, recognized
-from lowbit.product.output import AnyPostOp, post_ops_tuple
-from lowbit.product.recognized import (
-    Recognized,
+from lowbit.product.call_cache import (
+    CallCache,
     as_given,
     out_as_given,
     real,
     threads_as_given,
     zero_point,
 )
+from lowbit.product.dispatch import threads_key
+from lowbit.product.gemm import LITTLE, apart, cache, keep, prepare_gemm
+from lowbit.product.output import AnyPostOp, post_ops_tuple
 from lowbit.product.types import FloatDtype, FloatType, Kind, Numbers, Operand, OutDtype
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
@@ -59,7 +59,7 @@ _LINEAR_OUTPUTS = ("float32", "bfloat16")
 _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of bytes can overflow
 
 _exact, _scaled, _dynamic, _weight_only = map(
-    Recognized, ("matmul", "matmul_scaled", "linear_dynamic", "linear_weight_only")
+    CallCache, ("matmul", "matmul_scaled", "linear_dynamic", "linear_weight_only")
 )
 
 
@@ -99,14 +99,14 @@ def matmul(
     result, returned = output(a, out, prepared.shape, _INT32, read)
     zero = flips(left, 1)
     prepared.into(left, prepared.right(b), result, None, zero)
-    if packed and _exact.ripe(b, prepared):
+    if packed and _exact.is_hot(b, prepared):
         checks = {
             "a": as_given(a, left, "a"),
             "out": out_as_given(out, result),
             "threads": threads_as_given(threads, prepared),
-            "isa": Same(isa),
+            "isa": constant(isa),
         }
-        _exact.learn(b, prepared.right(b), prepared, checks, result, out is None, zero)
+        _exact.add(b, prepared.right(b), prepared, checks, result, out is None, zero)
     return returned
 
 
@@ -218,7 +218,7 @@ def _matmul_scaled(
     post_ops: Sequence[AnyPostOp] | None, out_dtype: str, out_scale: float | None,
     out_zero_point: int, out: Any, threads: int | None, isa: str | None,
 ) -> Any:  # fmt: skip
-    """`matmul_scaled` of a call that is not recognized, which may be from now on."""
+    """`matmul_scaled` of a call that is not known, which may be from now on."""
     left = a if type(a) is np.ndarray else array(a, "a")
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
@@ -247,21 +247,23 @@ def _matmul_scaled(
     if residual is not None:
         beside = per_element(residual, prepared.shape, "residual", spec.residual)
     prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
-    if _scaled.ripe(b, prepared):
+    if _scaled.is_hot(b, prepared):
         number = real(wanted_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
-        elsewhere = a_zero_point is not wanted_zero_point or not (uniform or a_zero_point is None)
+        dropped = a_zero_point is None and wanted_zero_point is not None
+        elsewhere = dropped or not (uniform or a_zero_point is None)
         checks = {
             "a": as_given(a, left, "a"), "a_scale": number,
-            "a_zero_point": None if elsewhere else zero_point(a_zero_point, left.dtype, prepared),
+            "a_zero_point":
+                None if elsewhere else zero_point(wanted_zero_point, left.dtype, prepared),
             "bias": as_given(bias, added, "bias"), "post_ops": constant(post_ops),
             "residual": as_given(residual, beside, "residual"),
-            "out_dtype": Same(out_dtype), "out_scale": constant(out_scale), "isa": Same(isa),
+            "out_dtype": constant(out_dtype), "out_scale": constant(out_scale),
             "out_zero_point": constant(out_zero_point), "out": out_as_given(out, result),
-            "threads": threads_as_given(threads, prepared),
+            "threads": threads_as_given(threads, prepared), "isa": constant(isa),
         }  # fmt: skip
         zero = zero if a_zero_point is None else None
-        _scaled.learn(b, prepared.right(b), prepared, checks, result, out is None, zero,
+        _scaled.add(b, prepared.right(b), prepared, checks, result, out is None, zero,
                       spec.parameters)  # fmt: skip
     return returned
 
@@ -336,7 +338,7 @@ def linear_weight_only(
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
-    known = _weight_only, b, {"out_dtype": Same(out_dtype)}
+    known = _weight_only, b, {"out_dtype": constant(out_dtype)}
     b = b.grouped
     return _linear(x, left, b, "float", bias, residual, post_ops, out_dtype, out, threads, isa,
                    known)  # fmt: skip
@@ -345,9 +347,9 @@ def linear_weight_only(
 def _linear(
     x: Any, left: npt.NDArray[Any], b: PackedMatrix, activations: str, bias: Any, residual: Any,
     post_ops: Sequence[AnyPostOp] | None, out_dtype: str, out: Any, threads: int | None,
-    isa: str | None, known: tuple[Recognized, PackedMatrix, Mapping[str, Check]],
+    isa: str | None, known: tuple[CallCache, PackedMatrix, Mapping[str, Check | None]],
 ) -> Any:  # fmt: skip
-    """A linear layer of rows of floats. `known`: where such calls are recognized, what the caller
+    """A linear layer of rows of floats. `known`: the cache of such calls, what the caller
     calls b, and the check of the argument that the other function does not have."""
     prepared, spec = requests.floats(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
@@ -362,8 +364,8 @@ def _linear(
     )
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(left, prepared.right(b), result, None, None, added, beside, spec.parameters)
-    recognized, given, own = known
-    if recognized.ripe(given, prepared):
+    calls, given, own = known
+    if calls.is_hot(given, prepared):
         checks = {
             "x": as_given(x, left, "a"),
             "bias": as_given(bias, added, "bias"),
@@ -371,15 +373,15 @@ def _linear(
             "post_ops": constant(post_ops),
             "out": out_as_given(out, result),
             "threads": threads_as_given(threads, prepared),
-            "isa": Same(isa),
+            "isa": constant(isa),
             **own,
         }
-        recognized.learn(given, prepared.right(b), prepared, checks, result, out is None, None,
-                         spec.parameters)  # fmt: skip
+        calls.add(given, prepared.right(b), prepared, checks, result, out is None, None,
+                  spec.parameters)  # fmt: skip
     return returned
 
 
-@recognized.builtin
+@cache.builtin
 def gemm(
     a: Kind,
     b: Kind,
@@ -433,5 +435,5 @@ def gemm(
     run = verbose.telling(prepared.run, prepared.told) if verbose.LEVEL else prepared.run
     run(left, right, added, result, scale, scale_c)
     most = -key if key < 0 else None
-    learn(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
+    keep(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
     return returned

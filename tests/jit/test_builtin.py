@@ -1,4 +1,4 @@
-"""Functions as builtins: what they are given reaches recognized calls, or Python's function."""
+"""Functions as builtins: what they are given reaches known calls, or Python's function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lowbit.isa import get
 from lowbit.isa.types import Int, S32Pointer, s32
 from lowbit.jit import builtin as module
 from lowbit.jit.builder import Builder
-from lowbit.jit.builtin import Finder, builtin
+from lowbit.jit.builtin import Finder, Table, builtin, table
 from lowbit.jit.kernel import kernel
 from lowbit.jit.recognize import Fresh, Same
 
@@ -37,7 +37,8 @@ def plain(x: Any, b: Any, y: Any = DEFAULT, *, z: Any, w: Any = None) -> Any:
     return x, b, y, z, w
 
 
-wrapped = builtin(plain, Finder("b", Operand, "calls", "plain"))
+FINDER = Finder("plain", "b", Operand, "calls", arrays=0)
+wrapped = builtin(plain, FINDER)
 NAMES = ("x", "b", "y", "z", "w")
 
 
@@ -55,6 +56,11 @@ def recognizing(*values: Any) -> Any:
     made = answer.program(get("generic")).recognizer({"items": 1}, {}, 0, checks, fresh)
     assert made is not None
     return made
+
+
+def tried(*calls: Any) -> Table:
+    """A table of one bucket, whose calls are tried in order."""
+    return (calls,)
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -76,7 +82,7 @@ def test_arguments_mean_what_they_mean_in_python(
     if foreign:
         names = {"".join(list(name)): value for name, value in names.items()}
     operand = Operand()
-    operand.calls["plain"] = (recognizing(-1, -1, -1, -1),)
+    operand.calls["plain"] = tried(recognizing(-1, -1, -1, -1))
     options: dict[str, Any] = dict(names)
     if "b" in options:
         options["b"] = operand
@@ -97,16 +103,18 @@ def test_arguments_mean_what_they_mean_in_python(
 )
 def test_a_recognized_call_is_made(call: Callable[[Any], Any]) -> None:
     operand = Operand()
-    operand.calls["plain"] = recognizing(3, DEFAULT, 2, None), recognizing(1, DEFAULT, 2, None)
+    operand.calls["plain"] = tried(
+        recognizing(3, DEFAULT, 2, None), recognizing(1, DEFAULT, 2, None)
+    )
     assert call(operand)[0] == ANSWER
     assert call(Operand())[0] == 1
-    operand.calls["plain"] = ()
+    operand.calls["plain"] = tried()
     assert call(operand)[0] == 1
 
 
 def test_what_differs_goes_to_python() -> None:
     operand = Operand()
-    operand.calls["plain"] = (recognizing(1, DEFAULT, 2, None),)
+    operand.calls["plain"] = tried(recognizing(1, DEFAULT, 2, None))
     assert wrapped(1, operand, z=2)[0] == ANSWER
     assert wrapped(1, operand, None, z=2) == (1, operand, None, 2, None)
 
@@ -123,22 +131,29 @@ def test_an_operand_without_calls() -> None:
     assert wrapped(1, operand, z=2) == (1, operand, DEFAULT, 2, None)
 
 
-def test_calls_by_the_shapes_of_two_arrays() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 64])
+def test_calls_by_the_shapes_of_two_arrays(count: int) -> None:
     def two(a: Any, b: Any, *, c: Any = None) -> Any:
         return "python"
 
-    a, b = np.zeros((2, 3)), np.zeros((3, 1))
-    calls: dict[Any, Any] = {}
-    function = builtin(two, Finder(calls=calls))
+    pairs = [(np.zeros((rows, 3)), np.zeros((3, rows % 5))) for rows in range(count)]
+    calls: dict[str, Table] = {}
+    function = builtin(two, Finder("two", calls=calls, arrays=2))
+    (a, b), others = pairs[0], np.zeros((count, 3))
     assert function(a, b) == "python"
-    calls[a.shape, b.shape] = (recognizing(a, b, None),)
-    assert function(a, b)[0] == function(b=b, a=a)[0] == ANSWER
-    assert function(b, a) == function(a, b, c=1) == function(a, [1]) == "python"
+    calls["two"] = table([((a.shape, b.shape), recognizing(a, b, None)) for a, b in pairs])
+    assert sum(map(len, calls["two"])) == count
+    for a, b in pairs:
+        assert function(a, b)[0] == function(b=b, a=a)[0] == ANSWER
+        assert function(others, b) == function(a, b, c=1) == function(a, [1]) == "python"
+    assert function(np.zeros(()), b) == function(np.zeros((1,) * 5), b) == "python"
 
 
 def test_no_reference_is_lost_or_kept() -> None:
     operand, x = Operand(), object()
-    operand.calls["plain"] = recognizing(3, DEFAULT, 2, None), recognizing(x, DEFAULT, 2, None)
+    operand.calls["plain"] = tried(
+        recognizing(3, DEFAULT, 2, None), recognizing(x, DEFAULT, 2, None)
+    )
     objects = x, operand, operand.calls, operand.calls["plain"], None, DEFAULT
     before = [*map(sys.getrefcount, objects)]
     for _ in range(1000):
@@ -164,4 +179,4 @@ def test_it_is_what_the_function_is_to_a_reader() -> None:
 
 def test_without_the_known_layout_it_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_builtins_are_known", lambda: False)
-    assert builtin(plain, Finder("b", Operand, "calls", "plain")) is plain
+    assert builtin(plain, FINDER) is plain

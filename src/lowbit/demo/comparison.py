@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
 from lowbit.product.dispatch import active_kernel
+from lowbit.registry.locks import cached_property
 from lowbit.torch import (
     CompiledModule,
     Int4DynamicConfig,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from time import perf_counter
@@ -23,6 +22,7 @@ from lowbit.jit.chain import Launch, chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
 from lowbit.product.arguments import output
+from lowbit.registry.locks import Lock
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Plan:
         self.arena = arranged(named, lowering.buffers, outside)
         self.told = self._described(graph.name, isa)
         self._idle: list[_Instance] = []
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def _described(self, name: str, isa: InstructionSet) -> str:
         dtypes = "+".join(one.dtype.name for one in self.inputs)

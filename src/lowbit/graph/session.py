@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,6 +18,7 @@ from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import described, facts
 from lowbit.graph.plan import Plan
 from lowbit.jit.threads import checked, max_threads
+from lowbit.registry.locks import Lock
 
 Array = npt.NDArray[Any]
 # Plans are kept for combinations of shapes and threads: so many, with so many bytes of memory.
@@ -55,7 +55,7 @@ class Session:
         self._threads = None if threads is None else checked(threads)
         self._plans: dict[Any, Plan] = {}  # the one used last is the last
         self._weights = Packed(graph)
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles make plans of their own."""

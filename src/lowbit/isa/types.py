@@ -8,12 +8,13 @@ comparing and converting depend on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from llvmlite import ir
 from ml_dtypes import bfloat16
+
+from lowbit.registry.locks import cached_property
 
 if TYPE_CHECKING:
     from lowbit.isa.value import Value

@@ -31,6 +31,7 @@ from lowbit.isa.instruction import Instruction
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Pointer, Scalar, Type, Vector, element_of, s64
 from lowbit.isa.value import Register, Value
+from lowbit.jit.compile import immortal
 
 # A kernel's arguments are followed in memory by 64-bit words: how many threads there are, where
 # processors' last numbers stand, which are only read; counters; and which numbers threads have, a
@@ -55,7 +56,8 @@ def _last_numbers(threads: int) -> ctypes.Array[ctypes.c_uint8]:
     """Of each processor, the number that the thread on it had in the last call of so many threads.
     They begin apart as far as they can, and stay so, since who finds a number taken notes the one
     that was free."""
-    return (ctypes.c_uint8 * PROCESSORS)(*(i % threads % PROCESSORS for i in range(PROCESSORS)))
+    first = (i % threads % PROCESSORS for i in range(PROCESSORS))
+    return immortal((ctypes.c_uint8 * PROCESSORS)(*first))
 
 
 class RegisterPressureError(Exception):

@@ -16,6 +16,7 @@ Sources: Python's C API reference, "Common Object Structures", "Vectorcall".
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,37 +27,60 @@ import numpy as np
 
 from lowbit.isa import get
 from lowbit.jit.cache import load
-from lowbit.jit.compile import Loaded
+from lowbit.jit.compile import Loaded, immortal
 from lowbit.jit.entry import HEADER, TUPLE_AT, Method, new_function
 from lowbit.jit.recognize import arrays_are_known
-from lowbit.jit.recognizing import READING
+from lowbit.jit.recognizing import DIMENSIONS, NDIM, READING
 
 _NAME = "lowbit_builtin"
 _FLAGS = 0x80 | 0x02  # METH_FASTCALL | METH_KEYWORDS
-_FACTS = 9  # words of a record before names
+_FACTS = 12  # words of a record before names
 _INSTALL = -1  # in place of a number of arguments
 _METHOD, _SELF = HEADER, HEADER + 8  # of a builtin (PyCFunctionObject)
 _COUNT = HEADER  # of a tuple
+_ENDING = "the function is gone, since Python ends"
+_MIX = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: Knuth, vol. 3, 6.4
 
 F = TypeVar("F", bound=Callable[..., Any])
+Shapes = Sequence[tuple[int, ...]]
 
 
 class Finder(NamedTuple):
-    """Where recognized calls are kept: in the dictionary `attribute` of the operand, of type
-    `kind`, under `key`; or, without an operand, in `calls`, under the shapes of the first two
-    arguments, which are arrays. Each a tuple of what `jit.recognize` makes. They take all arguments
-    but the operand, in order."""
+    """Where the calls are that machine code knows: a `Table`, under `key` in the dictionary
+    `attribute` of the operand, of type `kind`; or, without an operand, in the dictionary `calls`.
+    The first `arrays` arguments, but for the operand, are the arrays whose shapes a table goes by.
+    """
 
+    key: str
     operand: str = ""
     kind: type = np.ndarray
-    attribute: str = "shape"
-    key: str = ""
-    calls: dict[Any, tuple[Callable[..., Any], ...]] | None = None
+    attribute: str = ""
+    calls: dict[str, Table] | None = None
+    arrays: int = 1
+
+
+Known = Callable[..., Any]
+"""What `jit.recognize` makes: it takes all arguments but the operand, in order."""
+
+Table = tuple[tuple[Known, ...], ...]
+"""Buckets of known calls, as many as a power of two: see `table`."""
+
+
+def table(calls: Sequence[tuple[Shapes, Known]]) -> Table:
+    """These calls, by the shapes of their first arrays: as many buckets as calls, or up to twice
+    that."""
+    buckets: list[list[Known]] = [[] for _ in range(1 << (len(calls) - 1).bit_length())]
+    for shapes, call in calls:
+        mixed = 0
+        for size in itertools.chain.from_iterable(shapes):
+            mixed = (mixed ^ size) * _MIX % (1 << 64)
+        buckets[(mixed >> 32) % len(buckets)].append(call)
+    return tuple(map(tuple, buckets))
 
 
 def builtin(function: F, find: Finder) -> F:
-    """`function` as a builtin that tries recognized calls first; itself where Python keeps its
-    objects in a way that is not known. It may have no parameters with stars."""
+    """`function` as a builtin that tries known calls first; itself where Python keeps its objects
+    in a way that is not known. It may have no parameters with stars."""
     if not arrays_are_known() or not _builtins_are_known():
         return function
     assert isinstance(function, FunctionType)
@@ -66,11 +90,13 @@ def builtin(function: F, find: Finder) -> F:
     values = [id(defaults[name]) if name in defaults else 0 for name in order]
     positional = names[: function.__code__.co_argcount]
     module = ModuleType(function.__name__)  # bound to one, a builtin is pickled by its name
-    module.__dict__["__wrapped__"] = function
+    # These live as long as the builtin, but for the time when Python takes cycles apart.
+    module.__dict__.update({_FUNCTION: function, _CALLS: find.calls})
     loaded = _loaded()
     words = (
-        0, id(module), id(function), len(order), len(positional), id(find.kind),
-        id(find.attribute), id(find.key), id(find.calls) if find.calls is not None else 0,
+        0, id(module), id(_FUNCTION), len(order), len(positional), id(find.kind),
+        id(find.attribute), id(find.key), id(_CALLS) if find.calls is not None else 0,
+        find.arrays, id(np.ndarray), id(RuntimeError),
         *map(id, order), *values, *map(order.index, positional),
     )  # fmt: skip
     assert len(words) == _FACTS + 2 * len(order) + len(positional)
@@ -81,11 +107,12 @@ def builtin(function: F, find: Finder) -> F:
     text = f"{function.__name__}({_signature(names, defaults, positional)})\n--\n\n"
     doc = text + (function.__doc__ or "")
     method = Method(function.__name__.encode(), loaded.address, _FLAGS, doc.encode())
-    _kept.append((loaded, record, method, function, find, order, defaults))
+    immortal((record, method, find.attribute, find.key, order, defaults))
     return cast(F, new_function()(ctypes.addressof(method), module, function.__module__))
 
 
-_kept: list[Any] = []  # code and what it reads must live as long as the process
+# Under which the module that a builtin is bound to holds Python's function and the known calls.
+_FUNCTION, _CALLS = "__wrapped__", "__calls__"
 
 
 def _parameters(function: FunctionType) -> tuple[list[str], dict[str, Any]]:
@@ -119,17 +146,20 @@ def _builtins_are_known() -> bool:
 
 
 # Records are in a list: the next one; what the builtin is bound to, by which its record is found;
-# Python's function; how many parameters, and how many of them may be given by position; the type of
-# the operand, the name of its dictionary, the key there; or the dictionary of all. Then for each
-# parameter, the operand last, its name and its default, or 0, and for those that may be given by
-# position which one it is. Names in a call are the objects of the function's own, as a rule;
+# the name there of Python's function; how many parameters, and how many of them may be given by
+# position; the type of the operand, the name of its dictionary, the key there; or the name of the
+# dictionary of all; how many arrays a table goes by; the types of arrays and of an error. Then for
+# each parameter, the operand last, its name and its default, or 0, and for those that may be given
+# by position which one it is. Names in a call are the objects of the function's own, as a rule;
 # where one is another object, Python's function compares it.
 _IR = f"""{READING}
 @records = private global ptr null
+@message = private constant [{len(_ENDING) + 1} x i8] c"{_ENDING}\\00"
+declare ptr @PyModule_GetDict(ptr)
+declare void @PyErr_SetString(ptr, ptr)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 declare ptr @PyObject_GetAttr(ptr, ptr)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
-declare ptr @PyTuple_Pack(i64, ...)
 declare void @PyErr_Clear()
 declare void @Py_DecRef(ptr)
 
@@ -145,47 +175,76 @@ define private ptr @type_of(ptr %object) alwaysinline {{
   ret ptr %type
 }}
 
-; The key of the calls of two arrays, a new reference: their shapes. null: there is none.
-define private ptr @shapes(ptr %record, ptr %values) {{
-  %array = call ptr @object(ptr %record, i64 5)
-  %name = call ptr @object(ptr %record, i64 6)
-  %first = call ptr @object(ptr %values, i64 0)
-  %second = call ptr @object(ptr %values, i64 1)
-  %first_type = call ptr @type_of(ptr %first)
-  %second_type = call ptr @type_of(ptr %second)
-  %first_fits = icmp eq ptr %first_type, %array
-  %second_fits = icmp eq ptr %second_type, %array
-  %fit = and i1 %first_fits, %second_fits
-  br i1 %fit, label %ask, label %no
-ask:
-  %shape = call ptr @PyObject_GetAttr(ptr %first, ptr %name)
-  %has = icmp ne ptr %shape, null
-  br i1 %has, label %ask_other, label %no
-ask_other:
-  %other = call ptr @PyObject_GetAttr(ptr %second, ptr %name)
-  %has_other = icmp ne ptr %other, null
-  br i1 %has_other, label %pack, label %drop
-drop:
-  call void @Py_DecRef(ptr %shape)
-  br label %no
-pack:
-  %key = call ptr (i64, ...) @PyTuple_Pack(i64 2, ptr %shape, ptr %other)
-  call void @Py_DecRef(ptr %shape)
-  call void @Py_DecRef(ptr %other)
-  ret ptr %key
+; What the builtin is bound to holds by this name, a new reference. null: Python takes it apart.
+define private ptr @bound(ptr %record, ptr %name) {{
+  %module = call ptr @object(ptr %record, i64 1)
+  %names = call ptr @PyModule_GetDict(ptr %module)
+  %is_whole = icmp ne ptr %names, null
+  br i1 %is_whole, label %look, label %no
+look:
+  %value = call ptr @PyDict_GetItemWithError(ptr %names, ptr %name)
+  %is_there = icmp ne ptr %value, null
+  br i1 %is_there, label %yes, label %no
+yes:
+  call void @Py_IncRef(ptr %value)
+  ret ptr %value
 no:
   ret ptr null
+}}
+
+; Which bucket of a table of so many holds the calls with such first arrays; -1: they are none.
+define private i64 @bucket(ptr %record, ptr %values, i64 %buckets) {{
+entry:
+  %arrays = call i64 @word(ptr %record, i64 9)
+  br label %next
+next:
+  %i = phi i64 [ 0, %entry ], [ %next_i, %axis ]
+  %mixed = phi i64 [ 0, %entry ], [ %mixed_so_far, %axis ]
+  %more = icmp slt i64 %i, %arrays
+  br i1 %more, label %look, label %done
+look:
+  %next_i = add i64 %i, 1
+  %value = call ptr @object(ptr %values, i64 %i)
+  %type = call ptr @type_of(ptr %value)
+  %array = call ptr @object(ptr %record, i64 10)
+  %is_array = icmp eq ptr %type, %array
+  br i1 %is_array, label %measure, label %no
+measure:
+  %ndim_at = getelementptr i8, ptr %value, i64 {NDIM}
+  %ndim = load i32, ptr %ndim_at
+  %axes = sext i32 %ndim to i64
+  %dimensions_word = call i64 @member(ptr %value, i64 {DIMENSIONS})
+  %dimensions = inttoptr i64 %dimensions_word to ptr
+  br label %axis
+axis:
+  %j = phi i64 [ 0, %measure ], [ %next_j, %mix ]
+  %mixed_so_far = phi i64 [ %mixed, %measure ], [ %mixed_on, %mix ]
+  %more_axes = icmp slt i64 %j, %axes
+  br i1 %more_axes, label %mix, label %next
+mix:
+  %size = call i64 @word(ptr %dimensions, i64 %j)
+  %differing = xor i64 %mixed_so_far, %size
+  %mixed_on = mul i64 %differing, {_MIX}
+  %next_j = add i64 %j, 1
+  br label %axis
+done:
+  %high = lshr i64 %mixed, 32
+  %mask = sub i64 %buckets, 1
+  %number = and i64 %high, %mask
+  ret i64 %number
+no:
+  ret i64 -1
 }}
 
 ; The tuple of calls to try, a new reference. null: there is none, or an error.
 define private ptr @known(ptr %record, ptr %values, i64 %last) {{
   %calls = call ptr @object(ptr %record, i64 8)
   %for_all = icmp ne ptr %calls, null
-  br i1 %for_all, label %by_shapes, label %by_operand
-by_shapes:
-  %shapes = call ptr @shapes(ptr %record, ptr %values)
-  %has_shapes = icmp ne ptr %shapes, null
-  br i1 %has_shapes, label %look, label %no
+  br i1 %for_all, label %find_all, label %by_operand
+find_all:
+  %all = call ptr @bound(ptr %record, ptr %calls)
+  %has_all = icmp ne ptr %all, null
+  br i1 %has_all, label %look, label %no
 by_operand:
   %operand = call ptr @object(ptr %values, i64 %last)
   %type = call ptr @type_of(ptr %operand)
@@ -196,22 +255,26 @@ ask:
   %name = call ptr @object(ptr %record, i64 6)
   %own = call ptr @PyObject_GetAttr(ptr %operand, ptr %name)
   %has_own = icmp ne ptr %own, null
-  br i1 %has_own, label %own_key, label %no
-own_key:
-  %key = call ptr @object(ptr %record, i64 7)
-  br label %look
+  br i1 %has_own, label %look, label %no
 look:
-  %in = phi ptr [ %calls, %by_shapes ], [ %own, %own_key ]
-  %of = phi ptr [ %shapes, %by_shapes ], [ %key, %own_key ]
-  %new = phi ptr [ %shapes, %by_shapes ], [ %own, %own_key ]
-  %found = call ptr @PyDict_GetItemWithError(ptr %in, ptr %of)
-  %is_found = icmp ne ptr %found, null
-  br i1 %is_found, label %hold, label %drop
+  %in = phi ptr [ %all, %find_all ], [ %own, %ask ]
+  %key = call ptr @object(ptr %record, i64 7)
+  %table = call ptr @PyDict_GetItemWithError(ptr %in, ptr %key)
+  %has_table = icmp ne ptr %table, null
+  br i1 %has_table, label %choose, label %drop
+choose:
+  %buckets = call i64 @member(ptr %table, i64 {_COUNT})
+  %number = call i64 @bucket(ptr %record, ptr %values, i64 %buckets)
+  %is_bucket = icmp sge i64 %number, 0
+  br i1 %is_bucket, label %hold, label %drop
 hold:
-  call void @Py_IncRef(ptr %found)
+  %items = getelementptr i8, ptr %table, i64 {TUPLE_AT}
+  %bucket = call ptr @object(ptr %items, i64 %number)
+  call void @Py_IncRef(ptr %bucket)
   br label %drop
 drop:
-  call void @Py_DecRef(ptr %new)
+  %found = phi ptr [ null, %look ], [ null, %choose ], [ %bucket, %hold ]
+  call void @Py_DecRef(ptr %in)
   ret ptr %found
 no:
   ret ptr null
@@ -236,7 +299,6 @@ compare:
   %is_this = icmp eq ptr %bound, %self
   br i1 %is_this, label %this, label %compare
 this:
-  %function = call ptr @object(ptr %record, i64 2)
   %count = call i64 @word(ptr %record, i64 3)
   %most = call i64 @word(ptr %record, i64 4)
   %names = getelementptr ptr, ptr %record, i64 {_FACTS}
@@ -348,7 +410,17 @@ none:
   call void @Py_DecRef(ptr %calls)
   br label %python
 python:
+  %function_name = call ptr @object(ptr %record, i64 2)
+  %function = call ptr @bound(ptr %record, ptr %function_name)
+  %is_there_still = icmp ne ptr %function, null
+  br i1 %is_there_still, label %enter, label %ending
+enter:
   %answer = call ptr @PyObject_Vectorcall(ptr %function, ptr %args, i64 %given, ptr %keywords)
+  call void @Py_DecRef(ptr %function)
   ret ptr %answer
+ending:
+  %error = call ptr @object(ptr %record, i64 11)
+  call void @PyErr_SetString(ptr %error, ptr @message)
+  ret ptr null
 }}
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import sys
 import threading
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ import llvmlite.binding as llvm
 from llvmlite.binding import ffi
 
 from lowbit.isa.instruction_set import InstructionSet
+from lowbit.registry.locks import waited_for
 
 VERSION = f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
 
@@ -30,22 +30,9 @@ LOCK = threading.RLock()
 # Not lowbit alone calls LLVM. In a compilation, too, it is taken after the one above.
 _LLVMLITE_LOCK = getattr(ffi.lib, "_lock", nullcontext())
 
-
-def _before_fork() -> None:
-    """Wait until no thread is inside of LLVM: the child would find locks that nobody opens."""
-    LOCK.acquire()
-    _LLVMLITE_LOCK.__enter__()
-
-
-def _after_fork() -> None:
-    _LLVMLITE_LOCK.__exit__(None, None, None)
-    LOCK.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
-    )
+# A child would find LLVM as another thread left it, half way.
+waited_for(LOCK)
+waited_for(_LLVMLITE_LOCK)
 
 
 @cache
@@ -103,21 +90,26 @@ def assembly(ir_text: str, isa: InstructionSet) -> str:
     return _target_machine(isa).emit_assembly(optimized(ir_text, isa))
 
 
+_T = TypeVar("_T")
+
+
+def immortal(thing: _T) -> _T:
+    """`thing`, which stays for as long as the process lives, with all that it refers to.
+
+    Python clears the globals of modules when it ends; machine code, and CPython itself, may still
+    read what a global held."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
 @cache
 def _linker() -> llvm.LLJIT:
     """What puts object files into memory: one for all, as making it takes longer than using it."""
     _initialize()
-    return _kept(llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True))
+    return immortal(llvm.create_lljit_compiler(use_jit_link=True, suppress_errors=True))
 
 
-_T = TypeVar("_T")
 _libraries = itertools.count()
-
-
-def _kept(thing: _T) -> _T:
-    """`thing`, which stays for as long as the process lives."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    return thing
 
 
 class Loaded:
@@ -137,4 +129,4 @@ class Loaded:
             linked = library.export_symbol(name).link(_linker(), f"{name} {next(_libraries)}")
         except RuntimeError as error:
             raise ValueError(f"the object file holds no function {name!r}: {error}") from error
-        self.address = _kept(linked)[name]
+        self.address = immortal(linked)[name]

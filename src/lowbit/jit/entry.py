@@ -26,7 +26,7 @@ import numpy as np
 from lowbit.isa import get
 from lowbit.jit.builder import counters
 from lowbit.jit.cache import load
-from lowbit.jit.compile import Loaded
+from lowbit.jit.compile import Loaded, immortal
 
 _NAME = "lowbit_enter"
 _FASTCALL = 0x80
@@ -87,8 +87,7 @@ def _entry() -> tuple[Callable[..., Any], int]:
 def method_of(name: str, loaded: Loaded) -> tuple[Callable[..., Any], int]:
     """PyCFunction_NewEx, and the address of the description of a compiled function."""
     method = Method(name.encode(), loaded.address, _FASTCALL, None)
-    _kept.extend((loaded, method))
-    return new_function(), ctypes.addressof(method)
+    return new_function(), ctypes.addressof(immortal(method))
 
 
 def new_function() -> Callable[..., Any]:
@@ -98,8 +97,6 @@ def new_function() -> Callable[..., Any]:
     make.restype = ctypes.py_object
     return make
 
-
-_kept: list[Any] = []  # code and its description must live as long as the process
 
 BYTES_AT, TUPLE_AT = bytes.__basicsize__ - 1, tuple.__basicsize__
 

@@ -31,7 +31,7 @@ from lowbit.isa import get
 from lowbit.jit import threads
 from lowbit.jit.builder import COUNTERS, counters
 from lowbit.jit.cache import load
-from lowbit.jit.compile import Loaded
+from lowbit.jit.compile import Loaded, immortal
 from lowbit.jit.entry import HEADER, method_of
 from lowbit.jit.recognizing import (
     ARRAY,
@@ -39,6 +39,8 @@ from lowbit.jit.recognizing import (
     COUNT,
     DESCR,
     DIMENSIONS,
+    DTYPE,
+    DTYPE_BITS,
     FLAGS,
     INTEGER,
     IR,
@@ -60,12 +62,19 @@ MOST_SCRATCH = 1 << 20  # bytes that it may take in all: more than that, from on
 
 
 class Same(NamedTuple):
-    """The argument must be this very object."""
+    """The argument must be this very object, or, `by_value`, of its type and equal to it."""
 
     value: Any
+    by_value: bool = False
 
     def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return SAME, id(self.value)
+        return SAME, id(self.value), id(type(self.value)) if self.by_value else 0
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What it tells apart."""
+        kind = type(self.value)
+        return (kind, *self.value) if kind is list else (kind, self.value)
 
 
 class Array(NamedTuple):
@@ -85,31 +94,36 @@ class Array(NamedTuple):
         low = sum(span for span in spans if span < 0)
         high = sum(span for span in spans if span > 0) + like.itemsize
         kind = OUTPUT if self.written else ARRAY
-        return (kind, places[self.slot], like.ndim, *shape, *strides, id(like.dtype), low, high)
+        dtype = _dtype_word(like.dtype)
+        return (kind, places[self.slot], like.ndim, *shape, *strides, dtype, low, high)
 
 
 class Real(NamedTuple):
-    """A Python float of a magnitude from `least` to below `most`, within float32, which is put
-    there into the scratch."""
+    """A number of type `kind`, one of REALS, of a magnitude from `least` to below `most`, within
+    float32, which is put there into the scratch."""
 
     offset: int
     least: float = 0.0
     most: float = BEYOND
+    kind: type = float
 
     def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return REAL, self.offset, *struct.unpack("2q", struct.pack("2d", self.least, self.most))
+        limits = struct.unpack("2q", struct.pack("2d", self.least, self.most))
+        return REAL, self.offset, *limits, id(self.kind), int(self.kind is np.float32)
 
 
 class Integer(NamedTuple):
-    """A Python int from `low` to `high`, which is put there into the scratch, `shift` added."""
+    """An integer of type `kind`, Python's or one of NumPy's, from `low` to `high`, which is put
+    there into the scratch, `shift` added."""
 
     offset: int
     low: int
     high: int
     shift: int = 0
+    kind: type = int
 
     def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return INTEGER, self.offset, self.low, self.high, self.shift
+        return INTEGER, self.offset, self.low, self.high, self.shift, id(self.kind)
 
 
 class Count(NamedTuple):
@@ -126,24 +140,35 @@ class Count(NamedTuple):
 Check = Same | Array | Real | Integer | Count
 
 
+REALS = float, np.float64, np.float32
+
+
 def constant(value: Any) -> Same | None:
-    """The check of an argument that counts as it is: a number, a name, a tuple; None if it can
-    change, as the number in an array can."""
-    return Same(value) if type(value) in _CONSTANT else None
+    """The check of an argument that counts by its value: a number, a name, some of these. None: it
+    is something else, as an array, whose numbers can change.
 
-
-_CONSTANT = {type(None), int, float, str, tuple}
+    What is equal and of one type must mean the same. Of a list a copy is compared."""
+    if value is None:
+        return Same(None)
+    known = type(value) in (int, float, str, tuple) or isinstance(value, np.number)
+    if type(value) is list:
+        return Same(list(value), by_value=True)
+    return Same(value, by_value=True) if known else None
 
 
 def thread_check(wanted: int | None, most: int | None) -> Check:
     """The check of a number of threads that was `wanted`. most: how many threads there were, where
     that had a part in what was chosen."""
-    return Same(wanted) if most is None else Count(threads.counter(), most)
+    if most is not None:
+        return Count(threads.counter(), most)
+    return constant(wanted) or Same(wanted)
 
 
 def signature(checks: Sequence[Check]) -> tuple[Any, ...]:
     """What these checks tell apart, which is the same for calls that are alike."""
-    return tuple(check.words(defaultdict(int)) for check in checks)
+    return tuple(
+        check.key if isinstance(check, Same) else check.words(defaultdict(int)) for check in checks
+    )
 
 
 @dataclass(frozen=True)
@@ -195,7 +220,7 @@ def recognizer(
     places = {name: place for place, name in enumerate(names)}
     made = fresh.words(places) if fresh else (0,) * 8
     facts = (loaded.address, len(names) + COUNTERS, len(checks), scratch_bytes, len(scratch),
-             id(np.ndarray), id(float), id(int), *made, brief, thread_count, threads.starter_at(),
+             id(np.ndarray), *made, brief, thread_count, threads.starter_at(),
              _shared_scratch() if scratch_bytes > _MOST_OF_STACK else 0)  # fmt: skip
     slots = [words.get(name, 0) for name in names] + [*counters(thread_count)]
     moved = [word for name, offset in scratch.items() for word in (places[name], offset)]
@@ -203,25 +228,24 @@ def recognizer(
     record = [*facts, *slots, *moved, *(word for check in checked for word in check)]
     make, method = _entry()
     known = [check.value for check in checks if isinstance(check, Same)]
-    known += [one.dtype for one in arrays]
     packed = struct.pack(f"{len(record)}q", *record)
     return make(method, (packed, loaded, fresh, kept, known), __name__)
 
 
-_taken = (ctypes.c_int64 * 2)()  # whether a call has the shared scratch, and its address
+_taken = immortal((ctypes.c_int64 * 2)())  # whether a call has the shared scratch, and its address
 if hasattr(os, "register_at_fork"):  # the thread that has it is not in the child
     os.register_at_fork(after_in_child=partial(_taken.__setitem__, 0, 0))
 
 
 @cache
 def _shared_scratch() -> int:
-    memory = aligned_empty((MOST_SCRATCH,), np.uint8)
-    _taken[1] = memory.ctypes.data
-    _kept.append(memory)
+    _taken[1] = immortal(aligned_empty((MOST_SCRATCH,), np.uint8)).ctypes.data
     return ctypes.addressof(_taken)
 
 
-_kept: list[npt.NDArray[Any]] = []
+def _dtype_word(dtype: np.dtype[Any]) -> int:
+    """What two equal dtypes of numbers have in common, as the compiled function reads it."""
+    return ctypes.c_int64.from_address(id(dtype) + DTYPE).value & DTYPE_BITS
 
 
 @cache
@@ -248,13 +272,27 @@ def arrays_are_known() -> bool:
             and bool(half(at + FLAGS).value & WRITEABLE) == view.flags.writeable
         )
 
+    def known_dtype(dtype: np.dtype[Any]) -> bool:
+        letters = ctypes.string_at(id(dtype) + DTYPE, 3)
+        number = half(id(dtype) + DTYPE + 4).value
+        return (letters.decode(), number) == (
+            f"{dtype.kind}{dtype.char}{dtype.byteorder}", dtype.num
+        )  # fmt: skip
+
     memory, frozen = np.zeros((4, 6), np.uint8), np.zeros(3, np.float32)
     frozen.flags.writeable = False
-    number = 1 / 3
     views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], frozen
-    return all(map(known, views)) and (
-        ctypes.c_double.from_address(id(number) + HEADER).value == number
-    )
+    number, wide, single = 1 / 3, np.float64(1 / 3), np.float32(1 / 3)
+    return (
+        all(map(known, views))
+        and all(known_dtype(np.dtype(name)) for name in ("uint8", "int8", "<f4", ">f4"))
+        and all(
+            ctype.from_address(id(real) + HEADER).value == real
+            for ctype, real in (
+                (ctypes.c_double, number), (ctypes.c_double, wide), (ctypes.c_float, single)
+            )
+        )
+    )  # fmt: skip
 
 
 @cache

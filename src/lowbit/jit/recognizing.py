@@ -8,7 +8,7 @@ from lowbit.jit import threads
 from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT
 
 NAME = "lowbit_recognize"
-FACTS, CHECK = 20, 10  # words of a record before the slots, and of a check
+FACTS, CHECK = 18, 10  # words of a record before the slots, and of a check
 SAME, ARRAY, OUTPUT, REAL, INTEGER, COUNT = range(6)
 MOST_AXES = 2
 WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
@@ -17,6 +17,10 @@ _CLOCK, _STALL = time.CLOCK_MONOTONIC, int(threads.STALL * 1e9)  # nanoseconds
 
 DATA, NDIM, DIMENSIONS, STRIDES = (HEADER + 8 * i for i in range(4))
 DESCR, FLAGS = HEADER + 40, HEADER + 48
+# Of a dtype: its type's number, its byte order, and two letters that follow from the number. A byte
+# of flags between them does not count.
+DTYPE, DTYPE_BITS = HEADER + 8, -1 << 32 | 0xFFFFFF
+_EQUAL = 2  # Py_EQ
 
 # What is read of objects and records.
 READING = """
@@ -36,12 +40,14 @@ define private i64 @member(ptr %object, i64 %offset) alwaysinline {
 }
 """
 
-# `self` is a tuple that begins with the record: twenty facts, slots, pairs of a slot and its offset
-# in the scratch, checks. An output's memory is compared with that of each array before it. The last
+# `self` is a tuple that begins with the record: facts, slots, pairs of a slot and its offset in the
+# scratch, checks. An output's memory is compared with that of each array before it. The last
 # facts: the GIL is kept; threads; where the address stands of what starts them; the scratch that
 # calls share, a word that says whether it is taken and then its address, or 0 for the stack.
 IR = f"""{READING}
 declare i64 @PyLong_AsLongLongAndOverflow(ptr, ptr)
+declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
+declare void @PyErr_Clear()
 declare ptr @PyObject_CallObject(ptr, ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
@@ -53,9 +59,12 @@ define private i1 @fits(ptr %value, ptr %check, i64 %array) {{
   %is_array = icmp eq i64 %type, %array
   br i1 %is_array, label %type_fits, label %no
 type_fits:
-  %descr = call i64 @member(ptr %value, i64 {DESCR})
-  %descr_wanted = call i64 @word(ptr %check, i64 7)
-  %same_descr = icmp eq i64 %descr, %descr_wanted
+  %descr_word = call i64 @member(ptr %value, i64 {DESCR})
+  %descr = inttoptr i64 %descr_word to ptr
+  %dtype_word = call i64 @member(ptr %descr, i64 {DTYPE})
+  %dtype = and i64 %dtype_word, {DTYPE_BITS}
+  %dtype_wanted = call i64 @word(ptr %check, i64 7)
+  %same_dtype = icmp eq i64 %dtype, %dtype_wanted
   %ndim_at = getelementptr i8, ptr %value, i64 {NDIM}
   %ndim_half = load i32, ptr %ndim_at
   %ndim = sext i32 %ndim_half to i64
@@ -68,7 +77,7 @@ type_fits:
   %kind = call i64 @word(ptr %check, i64 0)
   %is_input = icmp eq i64 %kind, {ARRAY}
   %may = or i1 %may_be_written, %is_input
-  %both = and i1 %same_descr, %same_ndim
+  %both = and i1 %same_dtype, %same_ndim
   %all = and i1 %both, %may
   br i1 %all, label %axes, label %no
 axes:
@@ -155,10 +164,10 @@ entry:
   store i64 %words, ptr %words_at        ; before the slots, for jit.team
   %size = shl i64 %words, 3
   call void @llvm.memcpy.p0.p0.i64(ptr %slots, ptr %template, i64 %size, i1 false)
-  %threads_word = call i64 @word(ptr %record, i64 17)
+  %threads_word = call i64 @word(ptr %record, i64 15)
   %threads = trunc i64 %threads_word to i32
   %several = icmp sgt i32 %threads, 1
-  %starter_word = call i64 @word(ptr %record, i64 18)
+  %starter_word = call i64 @word(ptr %record, i64 16)
   %starter_at = inttoptr i64 %starter_word to ptr
   %right = icmp eq i64 %given, %count
   br i1 %right, label %ask_starter, label %not
@@ -175,7 +184,7 @@ starting:
 begin:
   %start_word = phi i64 [ %starter, %starting ], [ 0, %ask_starter ]
   %begun = phi i64 [ %started, %starting ], [ 0, %ask_starter ]
-  %shared_word = call i64 @word(ptr %record, i64 19)
+  %shared_word = call i64 @word(ptr %record, i64 17)
   %shared = inttoptr i64 %shared_word to ptr
   %on_stack = icmp eq i64 %shared_word, 0
   br i1 %on_stack, label %take_stack, label %take_shared
@@ -224,7 +233,20 @@ look:
 same:
   %identity = ptrtoint ptr %value to i64
   %is_same = icmp eq i64 %identity, %first
-  br i1 %is_same, label %passed, label %miss
+  br i1 %is_same, label %passed, label %other_object
+other_object:                              ; it may be an equal value, of that type
+  %value_type = call i64 @member(ptr %value, i64 {HEADER - 8})
+  %type_wanted = call i64 @word(ptr %check, i64 2)
+  %same_type = icmp eq i64 %value_type, %type_wanted
+  br i1 %same_type, label %ask_equal, label %miss
+ask_equal:
+  %expected = inttoptr i64 %first to ptr
+  %equal = call i32 @PyObject_RichCompareBool(ptr %value, ptr %expected, i32 {_EQUAL})
+  %is_equal = icmp sgt i32 %equal, 0
+  br i1 %is_equal, label %passed, label %unequal
+unequal:
+  call void @PyErr_Clear()
+  br label %miss
 count_none:
   %argument = ptrtoint ptr %value to i64
   %is_none = icmp eq i64 %argument, %first
@@ -271,12 +293,23 @@ is_apart:
   br label %compare
 real:
   %real_type = call i64 @member(ptr %value, i64 {HEADER - 8})
-  %float_type = call i64 @word(ptr %record, i64 6)
-  %is_float = icmp eq i64 %real_type, %float_type
+  %real_wanted = call i64 @word(ptr %check, i64 4)
+  %is_float = icmp eq i64 %real_type, %real_wanted
   br i1 %is_float, label %float, label %miss
 float:
   %number_at = getelementptr i8, ptr %value, i64 {HEADER}
-  %number = load double, ptr %number_at
+  %single_word = call i64 @word(ptr %check, i64 5)
+  %is_single = icmp ne i64 %single_word, 0
+  br i1 %is_single, label %single, label %double
+single:
+  %single_number = load float, ptr %number_at
+  %widened = fpext float %single_number to double
+  br label %magnitudes
+double:
+  %double_number = load double, ptr %number_at
+  br label %magnitudes
+magnitudes:
+  %number = phi double [ %widened, %single ], [ %double_number, %double ]
   %magnitude = call double @llvm.fabs.f64(double %number)
   %least_bits = call i64 @word(ptr %check, i64 2)
   %least = bitcast i64 %least_bits to double
@@ -293,8 +326,8 @@ rounded:
   br label %passed
 integer:
   %int_type = call i64 @member(ptr %value, i64 {HEADER - 8})
-  %long_type = call i64 @word(ptr %record, i64 7)
-  %is_int = icmp eq i64 %int_type, %long_type
+  %int_wanted = call i64 @word(ptr %check, i64 5)
+  %is_int = icmp eq i64 %int_type, %int_wanted
   br i1 %is_int, label %int, label %miss
 int:
   %whole = call i64 @PyLong_AsLongLongAndOverflow(ptr %value, ptr %overflow)
@@ -315,8 +348,9 @@ shifted:
   store i32 %short, ptr %int_at
   br label %passed
 passed:
-  %result_so_far = phi ptr [ %result, %same ], [ %result, %told ], [ %result, %fitting ],
-                           [ %value, %compare ], [ %result, %rounded ], [ %result, %shifted ]
+  %result_so_far = phi ptr [ %result, %same ], [ %result, %ask_equal ], [ %result, %told ],
+                           [ %result, %fitting ], [ %value, %compare ], [ %result, %rounded ],
+                           [ %result, %shifted ]
   %following = add i64 %i, 1
   br label %next
 done_checks:
@@ -326,25 +360,25 @@ keep:
   call void @Py_IncRef(ptr %result)
   br label %run
 create:
-  %maker_word = call i64 @word(ptr %record, i64 11)
-  %fresh_place = call i64 @word(ptr %record, i64 10)
+  %maker_word = call i64 @word(ptr %record, i64 9)
+  %fresh_place = call i64 @word(ptr %record, i64 8)
   %is_direct = icmp ne i64 %maker_word, 0
   br i1 %is_direct, label %direct, label %general
 direct:
   %maker = inttoptr i64 %maker_word to ptr
   %array_type = inttoptr i64 %array to ptr
-  %descr_word = call i64 @word(ptr %record, i64 12)
+  %descr_word = call i64 @word(ptr %record, i64 10)
   %descr = inttoptr i64 %descr_word to ptr
-  %axes_word = call i64 @word(ptr %record, i64 13)
+  %axes_word = call i64 @word(ptr %record, i64 11)
   %axes = trunc i64 %axes_word to i32
-  %shape = getelementptr i64, ptr %record, i64 14
+  %shape = getelementptr i64, ptr %record, i64 12
   call void @Py_IncRef(ptr %descr)
   %directly = call ptr %maker(ptr %array_type, ptr %descr, i32 %axes, ptr %shape, ptr null,
                               ptr null, i32 0, ptr null)
   br label %made
 general:
-  %make_word = call i64 @word(ptr %record, i64 8)
-  %arguments_word = call i64 @word(ptr %record, i64 9)
+  %make_word = call i64 @word(ptr %record, i64 6)
+  %arguments_word = call i64 @word(ptr %record, i64 7)
   %make = inttoptr i64 %make_word to ptr
   %arguments = inttoptr i64 %arguments_word to ptr
   %generally = call ptr @PyObject_CallObject(ptr %make, ptr %arguments)
@@ -362,7 +396,7 @@ run:
   %output = phi ptr [ %result, %keep ], [ %fresh, %created ]
   %kernel_word = call i64 @word(ptr %record, i64 0)
   %kernel = inttoptr i64 %kernel_word to ptr
-  %brief_word = call i64 @word(ptr %record, i64 16)
+  %brief_word = call i64 @word(ptr %record, i64 14)
   %brief = icmp ne i64 %brief_word, 0
   br i1 %brief, label %run_at_once, label %give_back
 run_at_once:

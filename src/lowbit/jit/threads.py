@@ -28,6 +28,7 @@ from time import monotonic
 from typing import Any
 
 from lowbit.jit import openmp, team
+from lowbit.jit.compile import immortal
 
 OWN = "threads of its own"
 
@@ -102,7 +103,7 @@ _pause = _SOON
 # What starts the threads of calls that machine code recognizes (jit.recognize): its address, until
 # when, in nanoseconds, and `max_threads`. 0: the next call comes to Python, because there was none
 # yet, or one took as long as STALL.
-_starter = (ctypes.c_int64 * 3)()
+_starter = immortal((ctypes.c_int64 * 3)())
 
 
 def starter_at() -> int:

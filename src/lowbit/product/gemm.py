@@ -23,18 +23,18 @@ from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
 from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap
+from lowbit.product.call_cache import GemmCache, OneCall
 from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
-from lowbit.product.float_recognized import OneCall, RecognizedGemms
 from lowbit.product.prepare import KEPT
 
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
 LITTLE = 1 << 19  # multiply-adds below which one thread does it all
-_RECOGNIZED = 1 << 28  # those beside which what Python does for a call is nothing
+_KNOWN = 1 << 28  # those beside which what Python does for a call is nothing
 _MOST_SUMS = 64 << 20  # bytes of sums that wait in scratch, which is kept from call to call
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _PER_CYCLE = 32  # multiply-adds of float32, about
@@ -76,10 +76,10 @@ class Launched(Protocol):
     ) -> Iterator[Launch]: ...
 
 
-recognized = RecognizedGemms()
+cache = GemmCache()
 
 
-def learn(
+def keep(
     prepared: PreparedGemm,
     a: Any,
     b: Any,
@@ -91,7 +91,7 @@ def learn(
     most: int | None,
     *options: Any,
 ) -> None:
-    """Let a call be recognized from now on, if it was so little work that this is worth it.
+    """Let a call be known from now on, if it is hot, and so little work that this is worth it.
 
     out: None if `result` was made for it. most: see jit.recognize.thread_check. options: the
     arguments after `out`.
@@ -100,8 +100,8 @@ def learn(
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
     if one is None or c is not None or beta or not arrays or verbose.LEVEL:
         return
-    if a.size * b.shape[1] < _RECOGNIZED:
-        recognized.learn(one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options), most)
+    if a.size * b.shape[1] < _KNOWN and cache.ways.is_hot(prepared):
+        cache.add(prepared, one, a, b, out, result, _bits(alpha), (c, alpha, beta, *options), most)
 
 
 def apart(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
+from lowbit.registry.locks import cached_property
 from lowbit.search.groups import Chunk, Floats, Ids
 from lowbit.search.storage import Coded, Part, taken
 

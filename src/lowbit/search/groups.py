@@ -8,7 +8,6 @@ the 8 of such a group scored is computed again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
 from lowbit.numerics import quantize_rows
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key
+from lowbit.registry.locks import cached_property
 from lowbit.weights.panels import PackedMatrix
 
 Floats = npt.NDArray[np.float32]

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
@@ -19,6 +17,7 @@ import numpy as np
 
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import array
+from lowbit.registry.locks import Lock
 from lowbit.search import files
 from lowbit.search.codec import FORMATS, Bits, Codec, Metric, Scale, floats
 from lowbit.search.content import LARGEST_ID, Content
@@ -71,13 +70,12 @@ class VectorIndex:
         self.dim, self.bits, self.scale, self.metric = int(dim), int(bits), scale, metric
         self._codec = Codec(self.dim, self.bits, scale, metric)
         self._content = Content(self.dim, FORMATS[self.bits], metric == "l2")
-        self._new_lock()
+        self._begin()
 
-    def _new_lock(self) -> None:
-        self._lock = threading.Lock()  # of who puts another content in place
-        # Ids that there are, where somebody had to know; else None.
+    def _begin(self) -> None:
+        self._lock = Lock()  # of who puts another content in place
+        # All ids, where somebody had to know; None while they change.
         self._known: set[int] | None = None
-        _indices.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -86,7 +84,7 @@ class VectorIndex:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._new_lock()
+        self._begin()
 
     def __len__(self) -> int:
         """How many vectors there are."""
@@ -157,8 +155,9 @@ class VectorIndex:
             with self._lock:
                 added = self._content.dimension_scale is before  # or all is coded once more
                 if added:
-                    self._check_new(names)
+                    known = self._with_new(names)
                     self._content = self._content.extended(made, names, scale)
+                    self._known = known
 
     @staticmethod
     def _names(ids: Any, count: int) -> Ids:
@@ -176,22 +175,20 @@ class VectorIndex:
             raise ValueError(f"id {twice[0]} is given twice")
         return names
 
-    def _check_new(self, names: Ids | None) -> None:
-        """ValueError: one of them is there already. The caller holds the lock."""
-        content = self._content
-        if names is None or int(names.min()) >= content.next_id:
-            if names is None:
-                self._known = None
-            elif self._known is not None:
-                self._known.update(names.tolist())
-            return
-        if self._known is None:
-            self._known = set(content.ids.tolist())
-        given = names.tolist()
-        if not self._known.isdisjoint(given):
-            there = next(one for one in given if one in self._known)
-            raise ValueError(f"id {there} is there already; remove([{there}]) first")
-        self._known.update(given)
+    def _with_new(self, names: Ids | None) -> set[int] | None:
+        """All ids and these, if somebody had to know; from now on nobody knows. The caller holds
+        the lock. ValueError: the index holds a vector of such an id."""
+        content, known = self._content, self._known
+        if names is not None and int(names.min()) < content.next_id:
+            known = self._known = set(content.ids.tolist()) if known is None else known
+            there = next((name for name in names.tolist() if name in known), None)
+            if there is not None:
+                raise ValueError(f"id {there} is there already; remove([{there}]) first")
+        self._known = None
+        if names is None or known is None:
+            return None
+        known.update(names.tolist())
+        return known
 
     def remove(self, ids: Any) -> int:
         """Remove the vectors of these ids, integers [n] or one; return how many there were.
@@ -205,8 +202,8 @@ class VectorIndex:
             found = np.unique(self._content.positions(wanted))
             found = found[found >= 0]
             if len(found):
-                self._content = self._content.without(found)
                 self._known = None
+                self._content = self._content.without(found)
         return len(found)
 
     def reconstruct(self, ids: Any) -> Floats:
@@ -372,8 +369,3 @@ class VectorIndex:
             )
         floats(given[:0], "rescore")
         return given
-
-
-# A child of a fork has copies of locks that other threads held, and not these threads.
-_indices: weakref.WeakSet[VectorIndex] = weakref.WeakSet()
-os.register_at_fork(after_in_child=lambda: [index._new_lock() for index in list(_indices)])

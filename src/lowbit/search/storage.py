@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.shared.columns import take_columns
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
+from lowbit.registry.locks import cached_property
 from lowbit.search.groups import Chunk, Floats, Ids
 from lowbit.weights.panels import STORED, PackedMatrix, packed_panels
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.registry.locks import cached_property
 from lowbit.spec.dtypes import Array, DType
 
 

@@ -7,12 +7,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowbit.numerics.sums import longest_sum
+from lowbit.registry.locks import cached_property
 from lowbit.spec.data import Draw
 from lowbit.spec.dtypes import DTYPES, Array, DType
 from lowbit.spec.post_ops import OPERANDS, applied

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
+from lowbit.registry.locks import cached_property
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
+from lowbit.jit.builtin import Table
 from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import Shape as KernelShape
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
@@ -21,6 +20,7 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
+from lowbit.registry.locks import cached_property
 from lowbit.weights.columns import columns
 from lowbit.weights.split import Split, split, sums_and_sizes
 
@@ -145,8 +145,8 @@ class PackedMatrix:
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
     addresses: Addresses = field(init=False)
     _columns: dict[tuple[int, int], npt.NDArray[np.uint8]] = field(default_factory=dict, init=False)
-    # By public functions, the calls with this on the right that are recognized (jit/builtin.py).
-    _calls: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict, init=False)
+    # By public functions, the known calls with this on the right (product/call_cache.py).
+    _calls: dict[str, Table] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.dtype not in STORED:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import metadata
 from typing import Any, ClassVar, TypeVar
 
@@ -14,6 +13,7 @@ import numpy as np
 import lowbit
 from lowbit.registry import Registry
 from lowbit.registry.extras import absent
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 
 Call = Callable[[], Any]

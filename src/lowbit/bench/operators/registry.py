@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Generator, Tensor
 
 from lowbit.bench.core.case import Case, Implementation, Problem
 from lowbit.registry import Registry
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Operation
 
 Call = Callable[[], Tensor]

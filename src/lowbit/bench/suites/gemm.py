@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.summary import summaries, summary_table
 from lowbit.bench.suites.matmul.problem import parse_shape
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
 from lowbit.spec.operations.products import gemm

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +28,7 @@ from lowbit.bench.networks.engine import REFERENCE, Engine, Work, engines
 from lowbit.bench.networks.prepare import Facts, Task
 from lowbit.bench.networks.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
+from lowbit.registry.locks import cached_property
 
 _SAMPLES = 16  # by which outputs are judged
 _DEFAULT = ("resnet34", "vit_b_16")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from lowbit.bench.core.case import Case, Implementation, Problem, Ready
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
+from lowbit.registry.locks import cached_property
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

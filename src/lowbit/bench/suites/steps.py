@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from rich.console import RenderableType
@@ -20,6 +19,7 @@ from lowbit.bench.suites import gemm
 from lowbit.bench.suites.matmul import problem
 from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.registry.extras import require
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
 from lowbit.spec.operations.steps import product_of_floats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from lowbit.bench.core.record import Row
 from lowbit.bench.core.suite import option, suite
 from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.bench.suites.steps import StepSuite
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec.operations.products import integer_product
 from lowbit.spec.operations.steps import product_of_rows

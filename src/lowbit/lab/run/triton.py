@@ -13,7 +13,6 @@ import inspect
 import operator
 import re
 import sys
-import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,10 +30,11 @@ from lowbit.lab.run.tensor import poison
 from lowbit.lab.run.trace import Block, Kind, Step
 from lowbit.lab.run.unsupported import refusals
 from lowbit.registry.extras import install
+from lowbit.registry.locks import Lock
 
 # Each tensor gets a terabyte of addresses, and starts in the middle of it.
 SPAN, START = 1 << 40, 1 << 39
-_LOCK = threading.Lock()
+_LOCK = Lock()
 RUNNER = "Triton's interpreter"
 _EXTRA = "triton.language.extra"
 

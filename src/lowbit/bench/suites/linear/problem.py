@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 import lowbit
 from lowbit.bench.core.case import OURS, Case, Implementation, Problem
 from lowbit.numerics import QTensor, int_format
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
 from lowbit.spec.operations.grouped import linear_groups, linear_weight_only

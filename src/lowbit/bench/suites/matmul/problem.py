@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from lowbit.bench.core import case as cases
 from lowbit.bench.core.case import Implementation
 from lowbit.numerics import affine_parameters, int_format, quantize_affine
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Expected, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 

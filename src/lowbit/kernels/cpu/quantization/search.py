@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.numerics import IntFormat
 from lowbit.numerics.affine import SMALLEST_SCALE
 from lowbit.numerics.ranges import FACTORS, TURNS
+from lowbit.registry.locks import cached_property
 
 _PLAIN = 2.0**100  # scales below, and above its inverse, with which nothing over- or underflows
 _CLEAR = 1 / 256  # of a mean square, in units of the scale

@@ -31,11 +31,12 @@ from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.program import Grid, Program
 from lowbit.lab.run.tensor import CheckedTensor, poison, tensor_of
 from lowbit.lab.run.unsupported import UnsupportedError, refusals
+from lowbit.registry.locks import Lock
 from lowbit.spec import TensorType
 
 _RUNNER = "Numba's CUDA simulator"
 # The simulator runs one kernel at a time.
-_LOCK = threading.Lock()
+_LOCK = Lock()
 _TURN = 1e-5  # seconds that a thread keeps the interpreter while others wait
 _THREADS = {"threads": 32, "threads_y": 1, "threads_z": 1}
 

@@ -1,8 +1,9 @@
-"""Calls that were made before in the same way: recognized, the same results, and never wrongly."""
+"""Calls that are known: the same results, and never for another call."""
 
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from lowbit.jit import entry, recognize, threads
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.jit.recognize import Array, Fresh, Same
+from lowbit.product import call_cache
 
 RNG = np.random.default_rng(5)
 M, K, N = 5, 70, 32
@@ -38,8 +40,8 @@ RESIDUAL = RNG.standard_normal((M, N)).astype(np.float32)
 Call = Callable[..., Any]
 
 
-def learned(table: api.Recognized, b: lowbit.PackedMatrix) -> int:
-    return len(table.known(b))
+def learned(cache: api.CallCache, b: lowbit.PackedMatrix) -> int:
+    return cache.count(b)
 
 
 def int8() -> lowbit.PackedMatrix:
@@ -251,12 +253,12 @@ def test_scales_beyond_what_a_product_is_prepared_for(columns: float) -> None:
             assert made.tobytes() == expected.tobytes()
 
 
-def test_post_operations_that_can_change_are_not_recognized() -> None:
+def test_lists_are_compared_by_what_is_in_them() -> None:
     b = int8()
     steps = ["relu"]
     for _ in range(4):
         lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps)
-    assert learned(api._scaled, b) == 0
+    assert learned(api._scaled, b) == 1
     steps.clear()
     assert lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps).min() < 0
 
@@ -297,11 +299,11 @@ def test_a_zero_point_that_K_is_too_long_for_is_not_recognized() -> None:
 
 def test_what_is_known_goes_with_the_operand() -> None:
     b, call = prepared_twice()
-    held, known = weakref.ref(b), len(api._scaled._seen)
+    held, known = weakref.ref(b), len(api._scaled._ways)
     del b, call
     gc.collect()
     assert held() is None
-    assert len(api._scaled._seen) == known - 1
+    assert len(api._scaled._ways) == known - 1
 
 
 def test_operands_of_another_class_are_not_recognized() -> None:
@@ -316,12 +318,110 @@ def test_operands_of_another_class_are_not_recognized() -> None:
     assert learned(api._exact, other) == 0
 
 
-def test_no_more_than_some_ways_are_learned() -> None:
+def in_python(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is put for each call that comes to Python's function."""
+    calls: list[Any] = []
+    checked = api.output
+    monkeypatch.setattr(api, "output", lambda *args: calls.append(None) or checked(*args))
+    return calls
+
+
+def test_sizes_that_vary_all_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
     b = int8()
-    for rows in range(1, 30):
-        for _ in range(3):
-            lowbit.matmul(np.ones((rows, K), np.uint8), b)
-    assert 0 < learned(api._exact, b) <= 8
+    rows = [np.full((count, K), count, np.uint8) for count in range(1, 65)]
+    sums = lowbit.matmul(np.ones((1, K), np.uint8), b).astype(np.int64)
+    order = RNG.permutation(np.repeat(np.arange(64), 2))
+    for i in order:
+        lowbit.matmul(rows[i], b)
+    assert learned(api._exact, b) == 64
+    calls = in_python(monkeypatch)
+    for i in RNG.permutation(order):
+        result = lowbit.matmul(rows[i], b)
+        assert result.shape == (i + 1, N)
+        assert (result == (i + 1) * sums).all()
+    assert not calls
+
+
+def test_two_sizes_that_take_turns_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, calls = int8(), in_python(monkeypatch)
+    for _ in range(5):
+        for x in (FLOATS, FLOATS[:3]):
+            lowbit.linear_dynamic(x, b)
+    assert len(calls) == 4
+    left, right = np.ones((3, 41), np.float32), np.ones((41, 77), np.float32)
+    for _ in range(5):
+        for x in (left, left[:2]):
+            lowbit.gemm(x, right)
+    assert len(calls) == 8
+
+
+def test_the_oldest_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_cache, "_WAYS", 8)
+    b = int8()
+    rows = [np.ones((count, K), np.uint8) for count in range(1, 30)]
+    for x in rows:
+        for _ in range(2):
+            lowbit.matmul(x, b)
+    assert learned(api._exact, b) == 8
+    calls = in_python(monkeypatch)
+    for x in rows[-8:]:
+        lowbit.matmul(x, b)
+    assert not calls
+    lowbit.matmul(rows[0], b)
+    assert calls
+
+
+def test_what_cannot_become_known_is_tried_less_and_less() -> None:
+    ways = call_cache.Ways()
+    assert [count for count in range(1, 70) if ways.is_hot("way")] == [2, 4, 8, 16, 32, 64]
+
+
+OTHER_OBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "a float": lambda: {"out_scale": float("0.1"), "out_dtype": "uint8"},
+    "a float of NumPy": lambda: {"out_scale": np.float64(0.1), "out_dtype": "uint8"},
+    "a zero point of 8 bits": lambda: {
+        "out_scale": 0.1, "out_dtype": "int8", "out_zero_point": np.int16(45)
+    },
+    "a name": lambda: {"out_dtype": "".join(["bfloat", "16"])},
+    "post-operations": lambda: {"post_ops": (lowbit.Clamp(0, 6), "".join(["re", "lu"]))},
+    "a scale of NumPy": lambda: {"a_scale": np.float32(0.25)},
+    "a wide scale of NumPy": lambda: {"a_scale": np.float64(0.25)},
+    "a zero point of NumPy": lambda: {"a_zero_point": np.uint8(200)},
+    "a set": lambda: {"isa": "".join(["gene", "ric"])},
+    "threads": lambda: {"threads": int("1")},
+    "the operand's dtype": lambda: {"a": pickle.loads(pickle.dumps(BYTES["uint8"], protocol=4))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHER_OBJECTS)
+def test_equal_values_of_other_objects_are_one_way(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, make = int8(), OTHER_OBJECTS[what]
+    call = partial(lowbit.matmul_scaled, b=b)
+    usual: dict[str, Any] = {"a": BYTES["uint8"], "a_scale": 0.5}
+    expected = lowbit.matmul_scaled(b=int8(), **usual | make())
+    for _ in range(2):
+        call(**usual | make())
+    calls = in_python(monkeypatch)
+    for _ in range(3):
+        assert call(**usual | make()).tobytes() == expected.tobytes()
+    assert not calls
+    assert learned(api._scaled, b) == 1
+
+
+def test_numbers_of_numpy_are_read_anew() -> None:
+    b = int8()
+    for kind in (np.float32, np.float64, float):
+        for zero in (int, np.int64, np.uint8):
+            for scale, point in ((0.5, 3), (0.5, 3), (0.25, 200), (-1.5, 0)):
+                options: Any = {"a_scale": kind(scale), "a_zero_point": zero(point)}
+                result = lowbit.matmul_scaled(BYTES["uint8"], b, **options)
+                other = lowbit.matmul_scaled(
+                    BYTES["uint8"], int8(), a_scale=scale, a_zero_point=point
+                )
+                assert result.tobytes() == other.tobytes()
+    assert learned(api._scaled, b) == 9
 
 
 def test_outputs_that_outgrow_caches_are_not_recognized() -> None:
@@ -468,7 +568,7 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         for _ in range(3):
             assert (lowbit.matmul(a, b) == 4000).all()
         assert learned(api._exact, b) == 1
-        known = api._exact.known(b)[0]
+        ((known,),) = b._calls["matmul"]
         assert known(a, None, None, None) is not None
         assert known(a, None, 1, None) is None
         torch.set_num_threads(2)

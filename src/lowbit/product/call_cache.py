@@ -1,0 +1,244 @@
+"""Calls that are known: machine code checks and runs them, without Python (see jit.recognize).
+
+Checking a call and preparing it in Python takes longer than a small product. So a call that is made
+a second time is kept: what it compares, and what it runs. A cache keeps the last ways to call a
+public function, for each right operand its own; a server whose batches have many sizes has as many
+ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.jit import verbose
+from lowbit.jit.builtin import Finder, Known, Shapes, Table, builtin, table
+from lowbit.jit.kernel import Program
+from lowbit.jit.recognize import (
+    REALS,
+    Array,
+    Check,
+    Fresh,
+    Integer,
+    Real,
+    Same,
+    constant,
+    signature,
+    thread_check,
+)
+from lowbit.kernels.cpu.shared.layout import FLIP
+from lowbit.numerics import int_format
+from lowbit.numerics.float32 import BEYOND, LEAST, MOST
+from lowbit.product.arguments import allocation
+from lowbit.product.prepare import PreparedProduct
+from lowbit.weights.panels import PackedMatrix
+
+_WAYS = 256  # to call with one right operand that are kept; each takes some 2 KB
+_SEEN = 4 * _WAYS  # prepared products whose calls are counted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Ways:
+    """The ways to call a function that are known: the last `_WAYS`, by what tells them apart."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, tuple[Shapes, Known]] = {}
+        self._seen: dict[Any, int] = {}
+        self.logged = False
+
+    def is_hot(self, prepared: Any) -> bool:
+        """Whether a call that comes to Python should become known: the second one of what was
+        prepared, the fourth, the eighth. Then one that cannot, or is given up again and again,
+        costs little."""
+        count = self._seen.pop(prepared, 0) + 1
+        if len(self._seen) >= _SEEN:
+            del self._seen[next(iter(self._seen))]  # the one that was met least recently
+        self._seen[prepared] = count
+        return count > 1 and not count & (count - 1)
+
+    def __contains__(self, way: Any) -> bool:
+        return way in self._calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, prepared: Any, way: Any, shapes: Shapes, call: Known) -> Table:
+        """All of them with this one, as machine code finds them. The oldest makes room."""
+        if len(self._calls) >= _WAYS:
+            del self._calls[next(iter(self._calls))]
+        else:
+            self._seen.pop(prepared, None)  # another way to call it is as good as new
+        self._calls[way] = shapes, call
+        return table(list(self._calls.values()))
+
+
+class CallCache:
+    """The known calls of one public function, by its right operand, which is called b.
+
+    An operand keeps them in its dictionary `_calls`, by the name of the function.
+    """
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self._arguments: tuple[str, ...] = ()
+        self._ways: WeakKeyDictionary[PackedMatrix, Ways] = WeakKeyDictionary()
+
+    def builtin(self, function: F) -> F:
+        """The function as machine code enters it, which tries known calls first."""
+        code = function.__code__  # type: ignore[attr-defined]
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        self._arguments = tuple(name for name in names if name != "b")
+        return builtin(function, Finder(self.operation, "b", PackedMatrix, "_calls"))
+
+    def count(self, b: PackedMatrix) -> int:
+        """How many ways to call with this right operand are known."""
+        return len(self._ways.get(b, ()))
+
+    def is_hot(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
+        """Whether this call should be added."""
+        if not prepared.small or type(b) is not PackedMatrix:
+            return False
+        return self._ways.setdefault(b, Ways()).is_hot(prepared)
+
+    def add(
+        self,
+        b: PackedMatrix,
+        right: tuple[int, int, int, int],
+        prepared: PreparedProduct,
+        checks: Mapping[str, Check | None],
+        result: npt.NDArray[Any],
+        fresh: bool,
+        zero: npt.NDArray[np.int32] | None = None,
+        parameters: npt.NDArray[np.float32] | None = None,
+    ) -> None:
+        """Let such a call be known, if it can be: with a check for each argument but b, by its
+        name, and none that is None. `right`, `zero`, `parameters`: what the product was given;
+        `result`: where it wrote; `fresh`: it made that itself."""
+        ways = self._ways[b]
+        wanted = [(name, checks[name]) for name in self._arguments]
+        known = [check for _, check in wanted if check is not None]
+        if len(known) < len(wanted):
+            others = ", ".join(name for name, check in wanted if check is None)
+            if not ways.logged:
+                ways.logged = True
+                verbose.log.info(
+                    "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
+                    "or taken as given", self.operation, others,
+                )  # fmt: skip
+            return
+        way = prepared.product, fresh, signature(known)
+        if way in ways:  # but machine code could not serve this one
+            return
+        made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
+        stride = result.strides[0] // result.itemsize
+        call = prepared.recognizer(right, known, made, stride, zero, parameters)
+        left = known[0]
+        if call is not None and isinstance(left, Array):
+            b._calls[self.operation] = ways.add(prepared, way, (left.like.shape,), call)
+
+
+class OneCall(NamedTuple):
+    """A product that is one call: what fills the slots of its program, but for a, b and out.
+    `swapped`: it is computed transposed. `scratch`: offsets of so many bytes."""
+
+    program: Program
+    words: Mapping[str, int]
+    scratch: Mapping[str, int]
+    scratch_bytes: int
+    swapped: bool
+    threads: int
+
+
+@dataclass
+class GemmCache:
+    """The known calls of a function of two matrices of floats."""
+
+    calls: dict[str, Table] = field(default_factory=dict)
+    ways: Ways = field(default_factory=Ways)
+
+    def builtin(self, function: F) -> F:
+        """The function as machine code enters it, which tries known calls first."""
+        return builtin(function, Finder("gemm", calls=self.calls, arrays=2))
+
+    def add(
+        self,
+        prepared: Any,
+        product: OneCall,
+        a: npt.NDArray[Any],
+        b: npt.NDArray[Any],
+        out: npt.NDArray[Any] | None,
+        result: npt.NDArray[Any],
+        bits: int,
+        others: tuple[Any, ...],
+        most: int | None,
+    ) -> None:
+        """Let such a call be known, of what was prepared, which is `product`.
+
+        bits: of alpha. others: c and the factors, then the output's type, the number of threads and
+        the instruction set. most: as `thread_check` has it.
+        """
+        *before, dtype, threads, isa = others
+        fixed = [check for check in map(constant, before) if check is not None]
+        if len(fixed) < len(before):
+            return
+        left, right = ("b", "a") if product.swapped else ("a", "b")
+        target = Same(None) if out is None else Array(out, "out", written=True)
+        checks = [Array(a, left), Array(b, right), *fixed, target, constant(dtype) or Same(dtype),
+                  thread_check(threads, most), constant(isa) or Same(isa)]  # fmt: skip
+        way = product.program, product.threads, bits, signature(checks)
+        if way in self.ways:  # but machine code could not serve this one
+            return
+        fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
+        call = product.program.recognizer(
+            {**product.words, "alpha": bits}, product.scratch, product.scratch_bytes, checks, fresh,
+            thread_count=product.threads,
+        )  # fmt: skip
+        if call is not None:
+            self.calls["gemm"] = self.ways.add(prepared, way, (a.shape, b.shape), call)
+
+
+def as_given(value: Any, used: Any, slot: str) -> Check | None:
+    """The check of an operand that is absent, or an array whose memory the kernel reads itself."""
+    if value is None:
+        return Same(None)
+    return Array(value, slot) if used is value else None
+
+
+def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
+    """The check of an output whose memory the kernel writes itself, or that is made anew."""
+    if out is None:
+        return Same(None)
+    in_rows = result.shape[1] == 1 or result.strides[1] == result.itemsize
+    whole = result.strides[0] % result.itemsize == 0
+    return Array(out, "out", written=True) if out is result and in_rows and whole else None
+
+
+def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check:
+    """The check of a number of threads: that one still serves, where more might be useful."""
+    assert prepared.plan is not None
+    fixed = wanted is not None or prepared.plan.alone
+    return thread_check(wanted, None if fixed else -prepared.product.threads)
+
+
+def real(value: Any, prepared: PreparedProduct) -> Check | None:
+    """The check of a scale that is a number, of a magnitude that the product is prepared for."""
+    within = (LEAST, MOST) if prepared.product.moderate else (0.0, BEYOND)
+    kind = type(value)
+    return Real(prepared.scale_at, *within, kind) if kind in REALS else None
+
+
+def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> Check | None:
+    """The check of a zero point that is a number, of bytes of this type, or absent."""
+    if value is None:
+        return Same(None)
+    if type(value) is not int and not isinstance(value, np.integer):
+        return None
+    limits = int_format(dtype.name)
+    shift = FLIP if limits.signed else 0
+    return Integer(prepared.zero_at, limits.qmin, limits.qmax, shift, type(value))
