@@ -77,7 +77,9 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    locks = importlib.import_module("lowbit.registry.locks")
+    with locks.importing():
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return value
 
 

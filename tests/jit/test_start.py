@@ -119,3 +119,43 @@ def many(n):
 many(20000); before = many(20000); print(many(200000) - before)
 """
     assert int(words(code)[0]) < 1024  # KiB
+
+
+def test_compiling_gives_its_memory_back(words: Words) -> None:
+    """Of what LLVM allocates for a program nothing is left, but for its machine code."""
+    code = """
+import ctypes, gc
+from lowbit.isa import get
+from lowbit.jit import compile as compiler
+from lowbit.jit.kernel import kernel
+from lowbit.isa.types import F32Pointer, Int
+
+@kernel
+def polynomial(k, x: F32Pointer, n: Int):
+    for i in k.range(0, n):
+        value = (x + i).load()
+        for power in range(200):
+            value = value * value + float(power)
+        (x + i).store(value)
+
+class Heap(ctypes.Structure):  # mallinfo2
+    _fields_ = [(f"word{i}", ctypes.c_size_t) for i in range(10)]
+    used = property(lambda self: self.word4 + self.word7)
+
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "mallinfo2"):
+    print(0)
+    raise SystemExit
+libc.mallinfo2.restype = Heap
+text = polynomial.ir(get("generic"))
+
+def used_after(times):
+    for _ in range(times):
+        compiler.object_code(text, get("generic"))
+    gc.collect()
+    return libc.mallinfo2().used
+
+used_after(5)
+print((used_after(5) - used_after(25)) // -20)
+"""
+    assert int(words(code)[0]) < 8192  # bytes a program; 100,000 if LLVM's passes are kept

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lowbit.graph.files import load, save
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.session import NodeTime, Session
+from lowbit.registry.locks import importing
 
 if TYPE_CHECKING:
     from lowbit.graph.onnx import from_onnx
@@ -25,6 +26,7 @@ def __getattr__(name: str) -> Any:
     """What reads ONNX is imported when it is first used."""
     if name != "from_onnx":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lowbit.graph.onnx import from_onnx
+    with importing():
+        from lowbit.graph.onnx import from_onnx
 
     return from_onnx

@@ -68,12 +68,18 @@ def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
 def optimized(ir_text: str, isa: InstructionSet) -> llvm.ModuleRef:
     """Parse, verify and optimize a module. The kernels unroll and vectorize themselves."""
     machine = _target_machine(isa)
-    module = llvm.parse_assembly(ir_text)
+    # A context of its own, since what one has met, it keeps.
+    module = llvm.parse_assembly(ir_text, llvm.create_context())
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=1)
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    passes = builder.getModulePassManager()
+    passes.run(module, builder)
+    if type(passes)._dispose is ffi.ObjectRef._dispose:
+        # It does nothing, and hides what frees the passes (llvmlite 0.50: a megabyte a program).
+        super(ffi.ObjectRef, passes)._dispose()
+        passes.detach()
     return module
 
 

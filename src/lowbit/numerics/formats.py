@@ -73,8 +73,8 @@ def int_format(name: str | IntFormat) -> IntFormat:
 
 def is_masked(value: Any) -> bool:
     """Whether it is a MaskedArray, without the import of numpy.ma, which takes a while."""
-    masked = sys.modules.get("numpy.ma")
-    return masked is not None and isinstance(value, masked.MaskedArray)
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)  # it may come just now
+    return masked is not None and isinstance(value, masked)
 
 
 def first_index(found: npt.NDArray[np.bool_]) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
+from lowbit.registry.locks import importing
+
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -48,10 +50,11 @@ class Registry(Generic[T]):
     def load(self) -> dict[str, T]:
         """All of them by name, after every module of the packages has been imported."""
         if not self._loaded:
-            for package in self._packages:
-                module = importlib.import_module(package)
-                for found in pkgutil.walk_packages(module.__path__, f"{package}."):
-                    importlib.import_module(found.name)
+            with importing():
+                for package in self._packages:
+                    module = importlib.import_module(package)
+                    for found in pkgutil.walk_packages(module.__path__, f"{package}."):
+                        importlib.import_module(found.name)
             self._loaded = True
         return self._things
 

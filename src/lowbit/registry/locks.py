@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
 from typing import Any, Generic, TypeVar, overload
 from weakref import WeakSet
 
@@ -55,18 +57,69 @@ def waited_for(lock: AbstractContextManager[Any]) -> None:
     _waited_for.append(lock)
 
 
+class _Imports:
+    """The threads that import modules in a call: a fork waits until they are done, since the locks
+    of modules are Python's own, and stay locked in a child.
+
+    Around such an import no lock is held, as modules wait for each other in any order.
+    """
+
+    def __init__(self) -> None:
+        self._begun: Counter[int] = Counter()  # by thread
+        self.change = threading.Condition(threading.Lock())
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        with self.change:
+            self._begun[thread] += 1
+        try:
+            yield
+        finally:
+            with self.change:
+                self._begun[thread] -= 1
+                self.change.notify_all()
+
+    def none(self) -> bool:
+        """Whether no other thread imports. The caller holds `change`."""
+        own = self._begun[threading.get_ident()]
+        return self._begun.total() == own
+
+    def renew(self) -> None:
+        thread = threading.get_ident()
+        self._begun = Counter({thread: self._begun[thread]})
+        self.change = threading.Condition(threading.Lock())
+
+
+importing = _Imports()
+"""Around imports that happen in a call."""
+
+_PATIENCE = 30.0  # seconds; an import may wait for what the thread that forks has
+
+
 def _before_fork() -> None:
-    for lock in _waited_for:
-        lock.__enter__()
+    """Take all locks at a time when nobody imports, who may need one of them."""
+    until = monotonic() + _PATIENCE
+    while True:
+        with importing.change:
+            importing.change.wait_for(importing.none, until - monotonic())
+        for lock in _waited_for:
+            lock.__enter__()
+        importing.change.acquire()
+        if importing.none() or monotonic() > until:
+            return
+        _after_fork()
 
 
 def _after_fork() -> None:
+    importing.change.release()
     for lock in reversed(_waited_for):
         lock.__exit__(None, None, None)
 
 
 def _in_child() -> None:
     _after_fork()
+    importing.renew()
     for lock in tuple(_locks):
         lock._renew()
 
