@@ -404,7 +404,8 @@ def gemm(
 
     With beta = 0, c is not read, whatever is in it; with alpha = 0 or K = 0, a and b are not.
     The result does not depend on the number of threads. It does, in the last bits, on the
-    instruction set: `isa` forces one, `threads` limits the threads, for this call.
+    instruction set and on the strides of a, b, c and `out`. `isa` forces a set, `threads` limits
+    the threads, for this call.
 
     TypeError: an operand is of another type. ValueError: shapes do not match, beta is given
     without c, or `out` shares memory with a, b or itself. RuntimeError: the machine lacks the set.
