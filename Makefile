@@ -36,12 +36,13 @@ define install
 	@touch $(2)
 endef
 
-.PHONY: help venv demo test test-fast lint docs clean
+.PHONY: help venv demo test test-fast memcheck lint docs clean
 
 help:
 	@echo "make demo       quantize a real sentence encoder and compare it with fp32 and others' int8"
 	@echo "make test       run the whole test suite, with $(WORKERS) workers (WORKERS=N)"
 	@echo "make test-fast  run what takes less than two minutes of it"
+	@echo "make memcheck   run the core's tests under valgrind, with the generic set"
 	@echo "make lint       run ruff and pyright"
 	@echo "make docs       make the site of docs/ and the docstrings, in build/site"
 	@echo "make venv       only set up $(VENV) (the others do it when needed)"
@@ -60,6 +61,15 @@ test: $(FOR_ALL)
 
 test-fast: $(FOR_ALL)
 	@$(BIN)/python -m pytest $(TOGETHER) -m "not slow"
+
+# Half an hour. NumPy's memory comes from malloc, so that valgrind sees the end of each array.
+memcheck: export PYTHONMALLOC := malloc
+memcheck: export LOWBIT_ISA := generic
+memcheck: $(FOR_ALL)
+	@valgrind --quiet --error-exitcode=3 --undef-value-errors=no --trace-children=yes \
+	  --suppressions=tools/valgrind.supp \
+	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 -m "not slow" \
+	  tests/jit tests/test_call_cache.py tests/test_gemm.py tests/test_locks.py
 
 lint: $(FOR_ALL)
 	@$(BIN)/ruff check .

@@ -116,23 +116,26 @@ def test_plans_and_misses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     packed = lowbit.pack(weight)
     with caplog.at_level(logging.INFO, "lowbit"):
         for _ in range(4):
-            lowbit.matmul_scaled(a, packed, a_scale=0.5, post_ops=["relu"])
+            lowbit.matmul_scaled(a, packed, a_scale=0.5, bias=[1] * 7)
         lowbit.gemm(np.ones((5, 61), np.float32), np.ones((61, 7), np.float32), threads=1)
     messages = [record.getMessage() for record in caplog.records]
     assert any(one.startswith("plan,matmul_scaled,u8:s8:f32,5x61:61x7,") for one in messages)
     assert any(one.startswith("plan,gemm,f32:f32:f32,5x61:61x7,") for one in messages)
     assert next(one for one in messages if "prepared in Python" in one) == (
-        "miss,matmul_scaled: calls are prepared in Python each time, since post_ops cannot be "
+        "miss,matmul_scaled: calls are prepared in Python each time, since bias cannot be "
         "compared or taken as given"
     )
     assert not any(one.startswith("exec") for one in messages)  # those cost something
-    assert not api._scaled.known(packed)
+    assert not api._scaled.count(packed)
     for _ in range(4):
-        lowbit.matmul_scaled(a, packed, a_scale=0.5, post_ops=("relu",))
-    assert api._scaled.known(packed)
+        lowbit.matmul_scaled(a, packed, a_scale=0.5, bias=np.ones(7, np.float32))
+    assert not api._scaled.count(packed)  # it is padded
+    for _ in range(4):
+        lowbit.matmul_scaled(a, packed, a_scale=0.5, post_ops=["relu"])
+    assert api._scaled.count(packed)
 
 
-def test_what_keeps_a_call_from_being_recognized_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_keeps_a_call_from_being_known_is_named(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(1)
     a = rng.integers(0, 256, (4, 96), dtype=np.uint8)
     x = rng.standard_normal((4, 96), dtype=np.float32)
@@ -145,9 +148,9 @@ def test_what_keeps_a_call_from_being_recognized_is_named(caplog: pytest.LogCapt
         for _ in range(3):
             lowbit.matmul(a, bytes_, out=wide)
             lowbit.linear_dynamic(x, scaled, residual=residual)
-            lowbit.linear_weight_only(x, nibbles, residual=residual, post_ops=["residual"])
+            lowbit.linear_weight_only(x, nibbles, residual=residual, bias=[1] * 7)
     told = [record.getMessage() for record in caplog.records]
     misses = {one.split(":")[0]: one for one in told if "prepared in Python" in one}
     assert "since out cannot" in misses["miss,matmul"]
     assert "since residual cannot" in misses["miss,linear_dynamic"]
-    assert "since residual, post_ops cannot" in misses["miss,linear_weight_only"]
+    assert "since bias, residual cannot" in misses["miss,linear_weight_only"]
