@@ -410,6 +410,25 @@ def test_equal_values_of_other_objects_are_one_way(
     assert learned(api._scaled, b) == 1
 
 
+@pytest.mark.parametrize("columns", [1, 7, 16, 17, 33, 1000])
+def test_a_bias_of_any_length_becomes_known(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = lowbit.pack(lowbit.quantize(RNG.standard_normal((K, columns), np.float32), axis=1))
+    biases = RNG.standard_normal((3, columns)).astype(np.float32)
+    expected = [lowbit.linear_dynamic(FLOATS, b, bias) for bias in biases]
+    for bias in biases[:2]:
+        lowbit.linear_dynamic(FLOATS, b, bias)
+    calls = in_python(monkeypatch)
+    for bias, right in zip(biases, expected, strict=True):
+        assert lowbit.linear_dynamic(FLOATS, b, bias).tobytes() == right.tobytes()
+    assert not calls
+    memory = np.zeros((M, columns), np.float32)
+    for _ in range(3):
+        lowbit.linear_dynamic(FLOATS, b, biases[0], out=memory)
+        refused(
+            lambda: lowbit.linear_dynamic(FLOATS, b, memory[1], out=memory), ValueError, "shares"
+        )
+
+
 def test_numbers_of_numpy_are_read_anew() -> None:
     b = int8()
     for kind in (np.float32, np.float64, float):

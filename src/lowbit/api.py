@@ -39,6 +39,7 @@ from lowbit.product.arguments import (
 from lowbit.product.call_cache import (
     CallCache,
     as_given,
+    bias_as_given,
     out_as_given,
     real,
     threads_as_given,
@@ -256,7 +257,7 @@ def _matmul_scaled(
             "a": as_given(a, left, "a"), "a_scale": number,
             "a_zero_point":
                 None if elsewhere else zero_point(wanted_zero_point, left.dtype, prepared),
-            "bias": as_given(bias, added, "bias"), "post_ops": constant(post_ops),
+            "bias": bias_as_given(bias, added, prepared), "post_ops": constant(post_ops),
             "residual": as_given(residual, beside, "residual"),
             "out_dtype": constant(out_dtype), "out_scale": constant(out_scale),
             "out_zero_point": constant(out_zero_point), "out": out_as_given(out, result),
@@ -368,7 +369,7 @@ def _linear(
     if calls.is_hot(given, prepared):
         checks = {
             "x": as_given(x, left, "a"),
-            "bias": as_given(bias, added, "bias"),
+            "bias": bias_as_given(bias, added, prepared),
             "residual": as_given(residual, beside, "residual"),
             "post_ops": constant(post_ops),
             "out": out_as_given(out, result),

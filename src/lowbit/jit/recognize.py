@@ -36,6 +36,7 @@ from lowbit.jit.entry import HEADER, method_of
 from lowbit.jit.recognizing import (
     ARRAY,
     CHECK,
+    COPIED,
     COUNT,
     DESCR,
     DIMENSIONS,
@@ -98,6 +99,18 @@ class Array(NamedTuple):
         return (kind, places[self.slot], like.ndim, *shape, *strides, dtype, low, high)
 
 
+class Copied(NamedTuple):
+    """An array like this one, contiguous, which is copied there into the scratch, so that what
+    lies behind it may be read."""
+
+    like: npt.NDArray[Any]
+    offset: int
+
+    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
+        _, _, *others = Array(self.like, "").words(defaultdict(int))
+        return COPIED, self.offset, *others
+
+
 class Real(NamedTuple):
     """A number of type `kind`, one of REALS, of a magnitude from `least` to below `most`, within
     float32, which is put there into the scratch."""
@@ -137,7 +150,7 @@ class Count(NamedTuple):
         return COUNT, id(None), self.function, self.expected
 
 
-Check = Same | Array | Real | Integer | Count
+Check = Same | Array | Copied | Real | Integer | Count
 
 
 REALS = float, np.float64, np.float32
@@ -212,7 +225,7 @@ def recognizer(
     a function, where Python's objects are of unknown layout, the scratch is too large, or an array
     has too many axes.
     """
-    arrays = [check.like for check in checks if isinstance(check, Array)]
+    arrays = [check.like for check in checks if isinstance(check, Array | Copied)]
     if scratch_bytes > MOST_SCRATCH or any(one.ndim > MOST_AXES for one in arrays):
         return None
     if not arrays_are_known():

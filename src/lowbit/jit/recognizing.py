@@ -9,7 +9,7 @@ from lowbit.jit.entry import BYTES_AT, HEADER, TUPLE_AT
 
 NAME = "lowbit_recognize"
 FACTS, CHECK = 18, 10  # words of a record before the slots, and of a check
-SAME, ARRAY, OUTPUT, REAL, INTEGER, COUNT = range(6)
+SAME, ARRAY, OUTPUT, REAL, INTEGER, COUNT, COPIED = range(7)
 MOST_AXES = 2
 WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE
 
@@ -75,7 +75,7 @@ type_fits:
   %writeable = and i32 %flags, {WRITEABLE}
   %may_be_written = icmp ne i32 %writeable, 0
   %kind = call i64 @word(ptr %check, i64 0)
-  %is_input = icmp eq i64 %kind, {ARRAY}
+  %is_input = icmp ne i64 %kind, {OUTPUT}
   %may = or i1 %may_be_written, %is_input
   %both = and i1 %same_dtype, %same_ndim
   %all = and i1 %both, %may
@@ -111,7 +111,9 @@ no:
 }}
 define private i1 @apart(ptr %output, ptr %check, ptr %value, ptr %other) {{
   %kind = call i64 @word(ptr %other, i64 0)
-  %is_array = icmp eq i64 %kind, {ARRAY}
+  %is_read = icmp eq i64 %kind, {ARRAY}
+  %is_copied = icmp eq i64 %kind, {COPIED}
+  %is_array = or i1 %is_read, %is_copied
   br i1 %is_array, label %compare, label %yes
 compare:
   %a = call i64 @member(ptr %output, i64 {DATA})
@@ -226,6 +228,7 @@ look:
   %kind = call i64 @word(ptr %check, i64 0)
   %first = call i64 @word(ptr %check, i64 1)
   switch i64 %kind, label %same [ i64 {ARRAY}, label %matrix
+                                  i64 {COPIED}, label %matrix
                                   i64 {OUTPUT}, label %matrix
                                   i64 {REAL}, label %real
                                   i64 {INTEGER}, label %integer
@@ -273,12 +276,21 @@ matrix:
   br i1 %fits, label %fitting, label %miss
 fitting:
   %data = call i64 @member(ptr %value, i64 {DATA})
+  %is_copied = icmp eq i64 %kind, {COPIED}
+  br i1 %is_copied, label %copy, label %address
+copy:
+  %source = inttoptr i64 %data to ptr
+  %target = getelementptr i8, ptr %scratch, i64 %first
+  %bytes_copied = call i64 @word(ptr %check, i64 9)
+  call void @llvm.memcpy.p0.p0.i64(ptr %target, ptr %source, i64 %bytes_copied, i1 false)
+  br label %passed
+address:
   %slot = getelementptr i64, ptr %slots, i64 %first
   store i64 %data, ptr %slot
   %is_output = icmp eq i64 %kind, {OUTPUT}
   br i1 %is_output, label %compare, label %passed
 compare:
-  %j = phi i64 [ 0, %fitting ], [ %next_j, %is_apart ]
+  %j = phi i64 [ 0, %address ], [ %next_j, %is_apart ]
   %others = icmp slt i64 %j, %i
   br i1 %others, label %other, label %passed
 other:
@@ -349,8 +361,8 @@ shifted:
   br label %passed
 passed:
   %result_so_far = phi ptr [ %result, %same ], [ %result, %ask_equal ], [ %result, %told ],
-                           [ %result, %fitting ], [ %value, %compare ], [ %result, %rounded ],
-                           [ %result, %shifted ]
+                           [ %result, %address ], [ %result, %copy ], [ %value, %compare ],
+                           [ %result, %rounded ], [ %result, %shifted ]
   %following = add i64 %i, 1
   br label %next
 done_checks:

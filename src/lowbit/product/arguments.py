@@ -113,7 +113,7 @@ def bytes_array(value: Any, name: str) -> Array:
 
 def float_matrix(value: Any, name: str, dtypes: Dtypes = (_FLOAT32,)) -> Array:
     """As `matrix`, for these types only."""
-    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.ndim == 2:
+    if type(value) is np.ndarray and value.dtype == _FLOAT32 and value.ndim == 2:
         return value
     given = matrix(value, name)
     if given.dtype not in dtypes:
@@ -257,7 +257,7 @@ def moderate_number(value: Any) -> bool:
 
 def per_row(value: Any, rows: int, name: str) -> Array:
     """One real number, or one for each row, as float32 [rows], C-contiguous."""
-    if type(value) is np.ndarray and value.dtype is _FLOAT32 and value.shape == (rows,):
+    if type(value) is np.ndarray and value.dtype == _FLOAT32 and value.shape == (rows,):
         return np.ascontiguousarray(value)
     each = np.empty(rows, _FLOAT32)
     if type(value) is float and -BEYOND < value < BEYOND:
@@ -316,7 +316,7 @@ def per_column(value: Any, columns: int, name: str) -> Array:
     given = _plain(value, name, "iuf")
     if given.shape != (columns,):
         raise ValueError(f"{name} must have shape ({columns},), got {given.shape}")
-    if columns % PANEL == 0 and given.dtype is _FLOAT32 and given.flags.c_contiguous:
+    if columns % PANEL == 0 and given.dtype == _FLOAT32 and given.flags.c_contiguous:
         return given
     return padded(float32_array(given, name))
 

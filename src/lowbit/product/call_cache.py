@@ -23,6 +23,7 @@ from lowbit.jit.recognize import (
     REALS,
     Array,
     Check,
+    Copied,
     Fresh,
     Integer,
     Real,
@@ -208,6 +209,14 @@ def as_given(value: Any, used: Any, slot: str) -> Check | None:
     if value is None:
         return Same(None)
     return Array(value, slot) if used is value else None
+
+
+def bias_as_given(bias: Any, used: Any, prepared: PreparedProduct) -> Check | None:
+    """The check of a bias that is absent, or of float32, and padded to whole panels if need be."""
+    plain = type(bias) is np.ndarray and bias.dtype == np.float32 and bias.flags.c_contiguous
+    if plain and used is not bias:
+        return Copied(bias, prepared.bias_at)
+    return as_given(bias, used, "bias")
 
 
 def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:

@@ -16,7 +16,7 @@ from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import MOST_SCRATCH, Check, Fresh
+from lowbit.jit.recognize import MOST_SCRATCH, Check, Copied, Fresh
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
@@ -114,7 +114,7 @@ class PreparedProduct:
         self.zero_at = self._private + plan.threads * plan.private_bytes
         self._sum = self.zero_at + 4 * plan.chunk_rows
         self.scale_at = self._sum + 4 * plan.chunk_rows * entries
-        self.scratch = self.scale_at + 4 * plan.chunk_rows * entries
+        self.scratch = self.bias_at = self.scale_at + 4 * plan.chunk_rows * entries
         lines = blocks(product.n, PANEL) * blocks(product.k, LINE)
         self._panel_bytes = lines * (PANEL_LINE if product.b.stored == "s8" else PANEL_LINE // 2)
         self._makes_rows = product.a.made
@@ -213,7 +213,8 @@ class PreparedProduct:
         """What recognizes calls like one that was run, and runs them: see jit.recognize.
 
         Only for `small` products. right, out_stride, zero, parameters: as given to `run`. Numbers
-        that are the scale and zero point of all rows belong at `scale_at` and `zero_at`.
+        that are the scale and zero point of all rows belong at `scale_at` and `zero_at`, a bias
+        that has to be padded at `bias_at`, behind the rest.
         """
         panels, sums, zeros, scales = right
         words = dict(
@@ -225,13 +226,15 @@ class PreparedProduct:
         if zero is not None:
             words["row_zero"] = word(zero)
             del scratch["row_zero"]
+        size = self.scratch
+        if any(isinstance(check, Copied) for check in checks):
+            scratch["bias"] = self.bias_at
+            size += 4 * PANEL * blocks(self.product.n, PANEL)
         kept = parameters, zero
         assert self.plan is not None
         count = self.plan.threads
         brief = count == 1 and self.shape[0] * self.shape[1] * self.product.k <= _BRIEF
-        return self.program.recognizer(
-            words, scratch, self.scratch, checks, fresh, kept, brief, count
-        )
+        return self.program.recognizer(words, scratch, size, checks, fresh, kept, brief, count)
 
     def into(
         self,
