@@ -30,6 +30,7 @@ from typing import Any
 from lowbit.lab.backends.backend import Request, backend_of, backends
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
+from lowbit.registry.conflicts import conflict
 from lowbit.spec import Operation
 
 PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
@@ -125,8 +126,8 @@ def blamed(path: Path) -> Iterator[None]:
         lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
         if not lines:
             raise
-        message = f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
-        raise ValueError(message) from error
+        said = conflict(error) or f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}, line {lines[-1]}: {said}") from error
 
 
 def request_named(name: str) -> Request:

@@ -1,4 +1,4 @@
-"""The types that Numba inferred for the variables of a function."""
+"""What Numba says of a function: the types of its variables, and its errors."""
 
 from __future__ import annotations
 
@@ -73,3 +73,9 @@ def _numbers(value: ast.expr) -> list[object]:
         for one in ast.walk(value)
         if isinstance(one, ast.Constant) and id(one) not in converted
     ]
+
+
+def words(error: Exception) -> str:
+    """An error of Numba's from its substance on: the passes that failed say nothing of a text."""
+    rows = [row.rstrip() for row in str(error).splitlines() if row.strip()]
+    return "\n".join(row for row in rows if not row.startswith(("Failed in", "During: Pass")))

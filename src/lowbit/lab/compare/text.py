@@ -72,7 +72,7 @@ def _count(number: float) -> str:
 def _variant(one: Explained, notes: bool) -> Text:
     text = Text(f"{one.name} ({one.kind}", "bold")
     text.append(f", {one.built.made_by})" if one.built.made_by else ")")
-    lines = [f"check: {_checked(one)}"]
+    lines = [f"check: {one.checked}"]
     if one.types:
         lines.append("types: " + ", ".join(f"{t.name} {t.type}" for t in one.types))
     for access in one.accesses:
@@ -90,16 +90,8 @@ def _variant(one: Explained, notes: bool) -> Text:
     if hidden:
         text.append(f"\n  {hidden} more notes: --notes", "dim")
     for note in one.notes:
-        text.append(f"\n  note: {note}", "dim")
+        text.append("\n  note: " + note.replace("\n", "\n    "), "dim")
     return text
-
-
-def _checked(one: Explained) -> str:
-    checked = one.checked
-    if checked.ok is None:
-        return checked.message
-    verdict = "right" if checked.ok else "WRONG"
-    return f"{verdict} against {checked.against}, by {checked.how}: {checked.message}"
 
 
 def _access(one: AccessCost) -> str:

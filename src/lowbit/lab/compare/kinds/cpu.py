@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lowbit import isa as instruction_sets
@@ -15,8 +16,8 @@ from lowbit.lab.check.cases import check_request
 from lowbit.lab.compare import assembly
 from lowbit.lab.compare.gpu import arguments
 from lowbit.lab.compare.kind import Built, Kind, kinds
-from lowbit.lab.compare.numba_types import typed
-from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.numba_types import typed, words
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.variant import Variant, source_of
 from lowbit.spec import Array
 
@@ -36,6 +37,10 @@ class NumbaCpu(Kind):
     def name_of(cls, kernel: Any) -> str:
         return kernel.py_func.__name__
 
+    @classmethod
+    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
+        return source_of(kernel.py_func)
+
     def _arguments(
         self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
     ) -> list[Any]:
@@ -44,20 +49,16 @@ class NumbaCpu(Kind):
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         import numba
-        from numba.core.errors import NumbaError
 
         kernel = variant.kernel
-        lines, first, file = source_of(kernel.py_func)
+        lines, first, file = self.text(kernel)
         given = self._arguments(variant, problem, problem.arrays())
         signature = tuple(numba.typeof(one) for one in given)
-        try:
-            kernel.compile(signature)
-        except NumbaError as error:
-            raise ValueError(str(error).strip().splitlines()[0]) from None
+        kernel.compile(signature)
         made = kernel.overloads[signature]
         code = assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file)
         return Built(
-            lines=tuple(lines),
+            lines=lines,
             first_line=first,
             file=file,
             types=typed(made.type_annotation, lines, first),
@@ -66,7 +67,7 @@ class NumbaCpu(Kind):
         )
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         arrays = problem.arrays()
         self.call(variant, built, problem, arrays)()
@@ -78,6 +79,9 @@ class NumbaCpu(Kind):
     ) -> Callable[[], object]:
         given = self._arguments(variant, problem, arrays)
         return lambda: variant.kernel(*given)
+
+    def words(self, error: Exception, file: Path) -> str:
+        return words(error)
 
 
 @kinds.register("lowbit")
@@ -93,6 +97,10 @@ class LowbitCpu(Kind):
     @classmethod
     def name_of(cls, kernel: Any) -> str:
         return kernel.kernel.name if isinstance(kernel, CpuKernel) else kernel.name
+
+    @classmethod
+    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
+        return source_of((kernel.kernel if isinstance(kernel, CpuKernel) else kernel).text)
 
     def _asked(
         self, variant: Variant, given: Mapping[str, Any]
@@ -113,17 +121,14 @@ class LowbitCpu(Kind):
         given = self._arguments(variant, problem, arrays)
         asked, static = self._asked(variant, given)
         isa = instruction_sets.named(asked.isa)
-        lines, first, file = source_of(asked.kernel.text)
         return Built(
-            lines=tuple(lines),
-            first_line=first,
-            file=file,
+            *self.text(variant.kernel),
             made_by=f"lowbit for {isa.name}",
             code=assembly.parse(asked.kernel.assembly(isa, **static)),
         )
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         if problem.operation is None:
             arrays = problem.arrays()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lowbit.lab.compare.code import Code, Instruction, Kind
+from lowbit.lab.compare.ptx.locations import Lines, settled
 
 _INSTRUCTION = re.compile(r"(?:@(!?%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _LABEL = re.compile(r"([\w$]+):")
-_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _DECLARED = re.compile(
     r"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.b(\d+)\s+([\w$]+)(?:\[(\d*)\])?"
@@ -54,7 +54,7 @@ class Ptx:
 def parse(text: str, file: str | None = None, entry: str | None = None) -> Ptx:
     """The kernel `entry`, or the only one, with lines of `file`: of what is inlined from another
     file, the line that it is inlined at. ValueError if there is no such kernel."""
-    text = _COMMENT.sub(" ", text)
+    text = _COMMENT.sub(" ", settled(text))
     found = re.finditer(r"\.entry\s+([\w$]+)\s*(\([^)]*\))?", text)
     starts = {one[1]: one for one in found}
     name = entry if entry in starts else next(iter(starts), None)
@@ -117,27 +117,28 @@ def _statements(body: str) -> Iterator[str]:
 def _code(body: str, own: set[int]) -> Code:
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    line: int | None = None
+    lines = Lines(own)
     for statement in _statements(body):
         statement = re.sub(r"^[{}]\s*(?=[@a-z.])", "", statement)
         if label := _LABEL.fullmatch(statement):
             labels[label[1]] = len(instructions)
-        elif place := _LOCATION.match(statement):
-            pairs = ((place[1], place[2]), (place[3], place[4]))
-            lines = [int(at) for number, at in pairs if number and int(number) in own and at != "0"]
-            line = lines[0] if lines else 0 if place[2] == "0" else line
+        elif statement.startswith(".loc"):
+            lines.enter(statement)
         elif statement and not statement.startswith("."):
-            instructions.append(_instruction(statement, line))
+            instructions.append(_instruction(statement, lines.now))
     return Code(tuple(_placed(instructions)), labels)
 
 
 def _placed(given: list[Instruction]) -> list[Instruction]:
     """What a compiler made of line 0, which is nobody's, belongs to the line that uses it first; or
-    where nothing does, to the line before."""
+    where nothing does, to the line before. An access to memory of line 0, which a compiler may have
+    merged of several, belongs to none."""
     used: dict[str, int] = {}
     made: list[Instruction] = []
     for one in reversed(given):
-        if one.line == 0:
+        if one.line == 0 and one.kind == "memory":
+            one = replace(one, line=None)
+        elif one.line == 0:
             uses = [used[name] for name in sorted(one.writes) if name in used]
             one = replace(one, line=uses[0] if uses else 0)
         if one.line:
@@ -148,7 +149,7 @@ def _placed(given: list[Instruction]) -> list[Instruction]:
     for at, one in enumerate(made):
         if one.line == 0:
             made[at] = replace(one, line=last)
-        last = made[at].line
+        last = made[at].line or last
     return made
 
 
