@@ -67,6 +67,14 @@ class Launch:
             ends[space] = start + size
         return found
 
+    @cached_property
+    def addresses(self) -> dict[str, int]:
+        """Where the variables of the module lie."""
+        return {
+            name: self.memory.place(name, np.frombuffer(held, np.uint8).copy())
+            for name, held in self.ptx.constants.items()
+        }
+
     def bytes_of(self, space: str) -> int:
         """How much a block has of shared, a thread of local memory."""
         sizes = self.ptx.memory

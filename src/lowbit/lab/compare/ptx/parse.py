@@ -16,6 +16,10 @@ _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _DECLARED = re.compile(
     r"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.b(\d+)\s+([\w$]+)(?:\[(\d*)\])?"
 )
+_GLOBAL = re.compile(
+    r"\.(?:global|const)\s+(?:\.align\s+\d+\s+)?\.[bsuf](\d+)\s+([\w$]+)(?:\[(\d+)\])?"
+    r"(?:\s*=\s*\{?([^};]*)\}?)?;"
+)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+(?:\.ptr[^,)]*?\s)?([\w$]+)(?:\[(\d+)\])?\s*(?:,|$)"
 )
@@ -43,12 +47,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Ptx:
-    """A kernel. memory: the space, alignment and bytes of each variable."""
+    """A kernel. memory: the space, alignment and bytes of each variable of a block or thread;
+    constants: the bytes of each of the module."""
 
     name: str
     parameters: tuple[Parameter, ...]
     code: Code
     memory: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def parse(text: str, file: str | None = None, entry: str | None = None) -> Ptx:
@@ -84,7 +90,21 @@ def parse(text: str, file: str | None = None, entry: str | None = None) -> Ptx:
         if one[1] == "shared":
             count = int(one[5]) if one[5] else (0 if one[5] == "" else 1)
             memory.setdefault(one[4], (one[1], int(one[2] or 1), int(one[3]) // 8 * count))
-    return Ptx(name, parameters, _code(body, own), memory)
+    constants = {one[2]: _initial(*one.groups()) for one in _GLOBAL.finditer(text)}
+    return Ptx(name, parameters, _code(body, own), memory, constants)
+
+
+def _initial(bits: str, name: str, count: str | None, values: str | None) -> bytes:
+    """What a variable of the module holds at first: its values, then zeros."""
+    size = int(bits) // 8
+    given = [one.strip() for one in (values or "").split(",") if one.strip()]
+    # Floats are their bits in base 16, behind 0f or 0d; addresses of other variables are not known.
+    held = b"".join(
+        int(re.sub(r"^0[fFdD]", "0x", one), 0).to_bytes(size, "little", signed=one[0] == "-")
+        for one in given
+        if one[0] in "-0123456789"
+    )
+    return held.ljust(size * int(count or 1), b"\0")
 
 
 def _braced(text: str, start: int) -> str:
