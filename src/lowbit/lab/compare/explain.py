@@ -145,6 +145,7 @@ def _explain_ptx(
         found.moved = None if passed is None else passed / unrolled
     found.accesses = costs(ptx.code, trace)
     found.faults += faults.of_ptx(ptx.code, body, problem)
+    found.faults += faults.of_threads(built, trace)
     found.faults += faults.of_accesses(found.accesses)
     try:
         machine = assemble(built.ptx, sm, built.file, built.most_registers)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 from lowbit.lab.compare.code import Code
@@ -75,23 +77,33 @@ class Kind(ABC):
 
     @classmethod
     @abstractmethod
-    def name_of(cls, kernel: Any) -> str:
-        """What the kernel calls itself."""
+    def function(cls, kernel: Any) -> FunctionType | None:
+        """Its text as a function of Python; None if it is another language's."""
 
     @classmethod
-    @abstractmethod
+    def name_of(cls, kernel: Any) -> str:
+        """What the kernel calls itself."""
+        function = cls.function(kernel)
+        assert function is not None
+        return function.__name__
+
+    @classmethod
     def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
         """The lines of its text, the number of the first, and the file."""
+        function = cls.function(kernel)
+        assert function is not None
+        lines, first = inspect.getsourcelines(function)
+        return [line.rstrip("\n") for line in lines], first, function.__code__.co_filename
 
     @abstractmethod
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         """Compile it for the sizes of a problem; for a GPU, for a compute capability. Raises what
         its compiler raises."""
 
-    def words(self, error: Exception, file: Path) -> str:
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
         """What its compiler says with an error, whole, and where it can with the line of the
         file."""
-        return str(error)
+        return plain(str(error))
 
     def launch(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
@@ -133,5 +145,10 @@ def build(variant: Variant, problem: Problem, sm: int, file: Path) -> Built:
         with blamed(file):
             return kind.build(variant, problem, sm)
     except Exception as error:  # compilers fail in many ways
-        said = conflict(error) or kind.words(error, file)
-        raise ValueError(_ESCAPE.sub("", said).strip() or type(error).__name__) from error
+        said = conflict(error) or kind.words(error, variant.kernel, file).strip()
+        raise ValueError(said or type(error).__name__) from error
+
+
+def plain(text: str) -> str:
+    """Without a terminal's escape codes."""
+    return _ESCAPE.sub("", text)

@@ -21,6 +21,8 @@ def render(one: Result, notes: bool = False) -> RenderableType:
     neighbours. notes: also what costs little."""
     sizes = ", ".join(f"{name}={size}" for name, size in one.sizes.items())
     where = f"timed on {one.device}" if one.device else "no GPU here"
+    small = ", ".join(f"{name}={size}" for name, size in one.small.items())
+    sizes += f"; checked at {small}" if small != sizes else ""
     head = f"{one.file}: {sizes}; compiled for sm_{one.sm}; {where}"
     parts: list[RenderableType] = [Text(head, "bold"), Text(""), _table(one)]
     parts += [Text(f"note: {note}", "dim") for note in one.notes]

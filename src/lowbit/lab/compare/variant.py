@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
 import textwrap
@@ -92,12 +91,6 @@ def _line_of(source: str, file: str) -> int:
         return 1
     at = whole.find(source)
     return whole.count("\n", 0, at) + 1 if at >= 0 else 1
-
-
-def source_of(function: Any) -> tuple[Sequence[str], int, str]:
-    """The lines of a function, the number of the first, and the file."""
-    lines, first = inspect.getsourcelines(function)
-    return [line.rstrip("\n") for line in lines], first, function.__code__.co_filename
 
 
 def without_name(lines: Sequence[str]) -> list[str]:

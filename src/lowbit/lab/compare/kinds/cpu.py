@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from lowbit import isa as instruction_sets
@@ -18,7 +19,7 @@ from lowbit.lab.compare.gpu import arguments
 from lowbit.lab.compare.kind import Built, Kind, kinds
 from lowbit.lab.compare.numba_types import typed, words
 from lowbit.lab.compare.problem import Baseline, Checked, Problem
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.variant import Variant
 from lowbit.spec import Array
 
 
@@ -34,12 +35,8 @@ class NumbaCpu(Kind):
         return home.startswith("numba.core.") and hasattr(kernel, "py_func")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.py_func.__name__
-
-    @classmethod
-    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
-        return source_of(kernel.py_func)
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel.py_func
 
     def _arguments(
         self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
@@ -80,8 +77,8 @@ class NumbaCpu(Kind):
         given = self._arguments(variant, problem, arrays)
         return lambda: variant.kernel(*given)
 
-    def words(self, error: Exception, file: Path) -> str:
-        return words(error)
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        return words(error, *self.text(kernel))
 
 
 @kinds.register("lowbit")
@@ -95,12 +92,8 @@ class LowbitCpu(Kind):
         return isinstance(kernel, (Kernel, CpuKernel))
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.kernel.name if isinstance(kernel, CpuKernel) else kernel.name
-
-    @classmethod
-    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
-        return source_of((kernel.kernel if isinstance(kernel, CpuKernel) else kernel).text)
+    def function(cls, kernel: Any) -> FunctionType:
+        return (kernel.kernel if isinstance(kernel, CpuKernel) else kernel).text
 
     def _asked(
         self, variant: Variant, given: Mapping[str, Any]

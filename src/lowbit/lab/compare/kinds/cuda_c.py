@@ -25,6 +25,10 @@ class CudaCKind(PtxKind):
         return isinstance(kernel, CudaC)
 
     @classmethod
+    def function(cls, kernel: Any) -> None:
+        return None
+
+    @classmethod
     def name_of(cls, kernel: Any) -> str:
         return kernel.name
 

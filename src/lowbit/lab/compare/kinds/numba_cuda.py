@@ -19,7 +19,7 @@ from lowbit.lab.compare.kind import Built, kinds
 from lowbit.lab.compare.numba_types import typed, words
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.toolchain import MissingToolError, find_nvvm
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.variant import Variant
 
 _SIGNATURES = "lowbit_signatures"
 
@@ -59,15 +59,11 @@ class NumbaCuda(PtxKind):
         return home.startswith(("numba.cuda.", "numba_cuda.")) and hasattr(kernel, "py_func")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.py_func.__name__
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel.py_func
 
-    @classmethod
-    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
-        return source_of(kernel.py_func)
-
-    def words(self, error: Exception, file: Path) -> str:
-        return words(error)
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        return words(error, *self.text(kernel))
 
     def parameters(self, kernel: Any) -> Sequence[str]:
         return [*inspect.signature(kernel.py_func).parameters]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from types import FunctionType
@@ -19,7 +19,7 @@ from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.ptx.execute import Launch
 from lowbit.lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.variant import Variant
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.spec import Array
 
@@ -46,14 +46,12 @@ class TritonKind(Kind):
         return type(kernel).__module__.startswith("triton.")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return _function(kernel).__name__
+    def function(cls, kernel: Any) -> FunctionType:
+        while not isinstance(kernel, FunctionType):
+            kernel = kernel.fn
+        return kernel
 
-    @classmethod
-    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
-        return source_of(_function(kernel))
-
-    def words(self, error: Exception, file: Path) -> str:
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
         """Of functions that call each other the innermost one's error, and the innermost line of
         the file."""
         from triton.compiler.errors import CompilationError
@@ -159,13 +157,6 @@ class TritonKind(Kind):
         options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
         grid = subject.grid_at(problem.sizes)
         return lambda: kernel.jitted[grid](**values, **options)
-
-
-def _function(kernel: Any) -> FunctionType:
-    """What is under triton.jit and whatever else decorates it."""
-    while not isinstance(kernel, FunctionType):
-        kernel = kernel.fn
-    return kernel
 
 
 def _strides(problem: Problem) -> dict[str, list[int]]:
