@@ -197,7 +197,7 @@ def _loop(language: str, code: Code, at: range, unrolled: float) -> Loop:
         uniform=sum(one.uniform for one in body) / unrolled,
         lines=(min(lines), max(lines)) if lines else None,
         opcodes=dict(sorted(counts.items(), key=lambda item: -item[1])),
-        text=tuple(f"{one.guard and '@' + one.guard + ' '}{one.text}" for one in body),
+        text=tuple(map(str, body)),
     )
 
 

@@ -33,16 +33,21 @@ from lowbit.spec import Operation, from_function
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a file holds. small: where variants are checked; large: where they are timed."""
+    """What a file holds. small: where variants are checked; large: where they are timed. kernel:
+    the name of the variant that the file calls `kernel`, if one."""
 
     path: Path
     variants: tuple[Variant, ...]
     small: Problem
     large: Problem
+    kernel: str | None = None
 
 
-def read(path: Path, sizes: Mapping[str, int] | None = None) -> Comparison:
-    """Run a file and look up what it says; `sizes` are instead of its own.
+def read(
+    path: Path, sizes: Mapping[str, int] | None = None, default: int | None = None
+) -> Comparison:
+    """Run a file and look up what it says; `sizes` are instead of its own. default: about what
+    sizes are that nobody gives.
 
     FileNotFoundError if there is no such file; ValueError if it cannot be run, with the line, or
     does not define what is needed; TypeError if it defines something else under a name.
@@ -54,14 +59,17 @@ def read(path: Path, sizes: Mapping[str, int] | None = None) -> Comparison:
     names = vars(module)
     variants = _variants(module, path)
     with blamed(path):
-        small, large = _problems(names, path, sizes or {})
-    return Comparison(path, tuple(_complete(one, names, path) for one in variants), small, large)
+        small, large = _problems(names, path, sizes or {}, default)
+    kernel = next((one.name for one in variants if one.kernel is names.get("kernel")), None)
+    complete = tuple(_complete(one, names, path) for one in variants)
+    return Comparison(path, complete, small, large, kernel)
 
 
 def _problems(
-    names: Mapping[str, Any], path: Path, given: Mapping[str, int]
+    names: Mapping[str, Any], path: Path, given: Mapping[str, int], default: int | None
 ) -> tuple[Problem, Problem]:
-    spec, make, output = names.get("spec"), names.get("inputs"), names.get("output")
+    spec: Any = names.get("spec")
+    make, output = names.get("inputs"), names.get("output")
     stated = {**_sizes(names, "sizes", path), **given}
     small = _sizes(names, "small", path)
     if spec is None:
@@ -76,11 +84,13 @@ def _problems(
         raise TypeError(
             f"{path}: spec is {spec!r}; it must be an Operation, or a function with annotations"
         )
-    operation = spec if isinstance(spec, Operation) else from_function(spec)
+    operation: Operation = spec if isinstance(spec, Operation) else from_function(names["spec"])
     exercise = dict(operation.exercise)
-    missing = set(operation.names) - {*exercise, *stated, *small}
-    if missing:
-        listed = ", ".join(name for name in operation.names if name in missing)
+    missing = [n for n in operation.names if n not in {*exercise, *stated, *small}]
+    if default is not None:
+        stated |= operation.fitted(dict.fromkeys(missing, default))
+    elif missing:
+        listed = ", ".join(missing)
         raise ValueError(
             f"{path} gives no size {listed}; write sizes = {{...}}, at which variants are timed, "
             "and small = {...}, at which they are checked, or --shape"
@@ -122,7 +132,9 @@ def _variants(module: ModuleType, path: Path) -> list[Variant]:
             if (function := kind_of(one).function(one)) is not None
             for used in _globals_of(function) - {name}
         }
-        found = [_variant(one, name) for name, one in kernels.items() if name not in called]
+        # A kernel with two names in the file is one.
+        own = {id(one): _variant(one, "") for name, one in kernels.items() if name not in called}
+        found = [*own.values()]
     if not found:
         raise ValueError(
             f"{path} defines no kernel; write functions under numba.cuda.jit, triton.jit or "
@@ -146,15 +158,16 @@ def _variant(one: Any, name: str) -> Variant:
 def _complete(one: Variant, names: Mapping[str, Any], path: Path) -> Variant:
     kind = kind_of(one.kernel)
     grid: GridLike | None = names.get("grid") if one.grid is None else one.grid
+    constants = {**names.get("constants", {}), **one.constants}
     block = names.get("block") if one.block is None else one.block
+    if block is None and "threads" in constants:
+        block = tuple(constants.get(name, 1) for name in ("threads", "threads_y", "threads_z"))
     if kind.needs_grid and grid is None:
         raise ValueError(f"{path}: {one.name} has no grid; define grid, or variant(..., grid=...)")
     if kind.needs_block and block is None:
         raise ValueError(f"{path}: {one.name} has no block; define block = (32, 32), the threads")
     block = (block,) if isinstance(block, int) else block
-    return replace(
-        one, grid=grid, block=block, constants={**names.get("constants", {}), **one.constants}
-    )
+    return replace(one, grid=grid, block=block, constants=constants)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.lab.check.cases import check_request
-from lowbit.lab.compare import assembly
-from lowbit.lab.compare.gpu import arguments
+from lowbit.lab.compare import assembly, gpu
 from lowbit.lab.compare.kind import Built, Kind, kinds
 from lowbit.lab.compare.numba_types import typed, words
 from lowbit.lab.compare.problem import Baseline, Checked, Problem
@@ -38,19 +37,24 @@ class NumbaCpu(Kind):
     def function(cls, kernel: Any) -> FunctionType:
         return kernel.py_func
 
-    def _arguments(
-        self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
-    ) -> list[Any]:
+    def arguments(self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]) -> list[Any]:
+        """What it is called with."""
         names = [*inspect.signature(variant.kernel.py_func).parameters]
-        return arguments(variant, names, problem, arrays)
+        return gpu.arguments(variant, names, problem, arrays)
+
+    def signature(self, variant: Variant, problem: Problem) -> tuple[Any, ...]:
+        """The types of its arguments."""
+        import numba
+
+        given = self.arguments(variant, problem, problem.arrays())
+        return tuple(numba.typeof(one) for one in given)
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         import numba
 
         kernel = variant.kernel
         lines, first, file = self.text(kernel)
-        given = self._arguments(variant, problem, problem.arrays())
-        signature = tuple(numba.typeof(one) for one in given)
+        signature = self.signature(variant, problem)
         kernel.compile(signature)
         made = kernel.overloads[signature]
         code = assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file)
@@ -74,7 +78,7 @@ class NumbaCpu(Kind):
     def call(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
-        given = self._arguments(variant, problem, arrays)
+        given = self.arguments(variant, problem, arrays)
         return lambda: variant.kernel(*given)
 
     def words(self, error: Exception, kernel: Any, file: Path) -> str:
@@ -95,24 +99,27 @@ class LowbitCpu(Kind):
     def function(cls, kernel: Any) -> FunctionType:
         return (kernel.kernel if isinstance(kernel, CpuKernel) else kernel).text
 
-    def _asked(
-        self, variant: Variant, given: Mapping[str, Any]
-    ) -> tuple[CpuKernel, dict[str, Any]]:
+    def asked(self, variant: Variant) -> CpuKernel:
+        """The kernel with its instruction set."""
         kernel: Any = variant.kernel
-        asked: CpuKernel = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
-        static = asked.static
-        return asked, dict(static(given) if callable(static) else static)
+        return CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
 
-    def _arguments(
+    def static(self, variant: Variant, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Its static arguments for these arguments."""
+        static = self.asked(variant).static
+        return dict(static(given) if callable(static) else static)
+
+    def arguments(
         self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
     ) -> dict[str, Any]:
-        asked, _ = self._asked(variant, {})
-        return problem.arguments([*asked.kernel.types], arrays, variant.constants)
+        """The arguments of its parameters."""
+        names = [*self.asked(variant).kernel.types]
+        return problem.arguments(names, arrays, variant.constants)
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         arrays = problem.arrays()
-        given = self._arguments(variant, problem, arrays)
-        asked, static = self._asked(variant, given)
+        given = self.arguments(variant, problem, arrays)
+        asked, static = self.asked(variant), self.static(variant, given)
         isa = instruction_sets.named(asked.isa)
         return Built(
             *self.text(variant.kernel),
@@ -127,7 +134,7 @@ class LowbitCpu(Kind):
             arrays = problem.arrays()
             self.call(variant, built, problem, arrays)()
             return problem.judge(arrays[problem.result], first, "a call"), arrays[problem.result]
-        asked, _ = self._asked(variant, {})
+        asked = self.asked(variant)
         given = {n: v for n, v in variant.constants.items() if n in asked.kernel.types}
         request = Request(asked, problem.operation, output=problem.output, given=given)
         found = check_request(request, "cpu", few=True, stop=True)
@@ -139,8 +146,8 @@ class LowbitCpu(Kind):
     def call(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
-        given = self._arguments(variant, problem, arrays)
-        asked, static = self._asked(variant, given)
+        given = self.arguments(variant, problem, arrays)
+        asked, static = self.asked(variant), self.static(variant, given)
         program = asked.kernel.program(instruction_sets.named(asked.isa), **static)
         values: Sequence[Any] = [*given.values()]
         return lambda: program(max_threads(), *values)

@@ -60,13 +60,13 @@ class TritonKind(Kind):
         whole = file.read_text("utf-8")
         cause: BaseException | None = error
         while isinstance(cause, CompilationError):
+            node: Any = cause.node
             # Its lines are counted from the `def`.
             at = whole.find(cause.src) if cause.src else -1
-            if at >= 0 and hasattr(cause.node, "lineno"):
-                row = cause.node.lineno - 1
-                line = whole.count("\n", 0, at) + cause.node.lineno
-                text = cause.src.splitlines()[row]
-                place = f"{file}, line {line}: {text.strip()}\n"
+            if cause.src and at >= 0 and hasattr(node, "lineno"):
+                line = whole.count("\n", 0, at) + node.lineno
+                text = cause.src.splitlines()[node.lineno - 1].strip()
+                place = f"{file}, line {line}: {text}\n"
             said = cause.error_message or said
             cause = cause.__cause__
         return place + said

@@ -227,8 +227,8 @@ class Block:
             given = [self.value(o, np.dtype("u4")) for o in operands]
             self.put(target, dot_product(one.opcode, *given), active)
         elif base == "shf":
-            given = [self.value(o, np.dtype("u4")) for o in operands]
-            self.put(target, funnel(*given, "l" in rest, "wrap" in rest), active)
+            low, high, by = (self.value(o, np.dtype("u4")) for o in operands)
+            self.put(target, funnel(low, high, by, "l" in rest, "wrap" in rest), active)
         elif base in ("fma", "mad") and types[-1].kind == "f":
             self.put(target, fused(*(self.value(o, types[-1]) for o in operands)), active)
         else:

@@ -196,7 +196,7 @@ def _instruction(statement: str, line: int | None) -> Instruction:
     if base in ("ldmatrix", "stmatrix"):
         space = "shared"
     return Instruction(
-        text=statement,
+        text=" ".join(f"{opcode} {rest}".split()),
         opcode=opcode,
         line=line,
         operands=operands,
