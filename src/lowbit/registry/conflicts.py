@@ -42,11 +42,12 @@ def conflict(error: BaseException) -> str | None:
 
 def _package(file: str) -> str | None:
     """The package, as a folder of sys.path, that holds a file."""
-    for folder in sys.path:
-        if folder and Path(file).is_relative_to(folder):
-            parts = Path(file).relative_to(folder).parts
-            return parts[0] if len(parts) > 1 else None
-    return None
+    path = Path(file)
+    folders = [folder for folder in sys.path if folder and path.is_relative_to(folder)]
+    if not folders:
+        return None
+    parts = path.relative_to(max(folders, key=len)).parts
+    return parts[0] if len(parts) > 1 else None
 
 
 def _version(package: str) -> tuple[str, str] | None:

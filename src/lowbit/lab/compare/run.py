@@ -140,8 +140,8 @@ def _explained(
         with blamed(comparison.path):
             checked, result = kind.check(one, built, comparison.small, first)
     except Exception as error:  # a kernel that is called may raise anything
-        message = f"it raises {type(error).__name__}: {error}"
-        checked, result = Checked(False, None, "a call", message), None
+        said = error if error.__cause__ else f"{type(error).__name__}: {error}"
+        checked, result = Checked(False, None, "a call", f"it raises an error: {said}"), None
     return explain(one, built, checked, comparison.large, sm), result
 
 
