@@ -279,15 +279,27 @@ def test_errors_of_numba_are_whole_and_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "ok", "words"),
     [
-        (np.float32([1, 2]), True, "right against the first result, of wide, by a call: the same"),
-        (np.float32([1, 3]), None, "not judged against the first result, of wide, by a call: "),
-        (np.float64([1, 2]), False, "WRONG against the first result, of wide, by a call: float64"),
-        (np.float32([1, np.inf]), False, "WRONG against the first result, of wide, by a call"),
+        (
+            np.array([1, 2], np.float32),
+            True,
+            "right against the first result, of wide, by a call: the same",
+        ),
+        (
+            np.array([1, 3], np.float32),
+            None,
+            "not judged against the first result, of wide, by a call: ",
+        ),
+        (np.array([1.0, 2]), False, "WRONG against the first result, of wide, by a call: float64"),
+        (
+            np.array([1, np.inf], np.float32),
+            False,
+            "WRONG against the first result, of wide, by a call",
+        ),
     ],
 )
 def test_a_verdict_names_what_was_compared(result: np.ndarray, ok: bool | None, words: str) -> None:
     problem = Problem({"N": 2}, None, lambda sizes: {"z": np.zeros(2, np.float32)}, "z")
-    judged = problem.judge(result, Baseline("wide", np.float32([1, 2])), "a call")
+    judged = problem.judge(result, Baseline("wide", np.array([1, 2], np.float32)), "a call")
     assert judged.ok is ok
     assert str(judged).startswith(words)
     alone = str(problem.judge(result, None, "a call"))
