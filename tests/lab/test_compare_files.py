@@ -16,6 +16,7 @@ from lowbit.lab.compare.run import Result, compare
 from lowbit.lab.compare.text import render
 from lowbit.lab.compare.toolchain import MissingToolError, library
 from lowbit.lab.compare.variant import without_name
+from lowbit.lab.source import request_of_file
 from lowbit.registry.conflicts import conflict
 
 HEAD = """
@@ -146,6 +147,27 @@ def test_a_change_quotes_the_text(tmp_path: Path) -> None:
     (changed,) = compare(file, time=False).changes
     assert "+     z[:] = np.float64(2) * x" in changed.text
     assert not any("def" in row for row in changed.text)
+
+
+def test_a_declared_signature_is_what_is_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    file = tmp_path / "variants.py"
+    text = NUMBA.format(sizes="sizes = {'N': 9, 'K': 11}")
+    file.write_text(text.replace("@njit", '@njit("void(float32[:, :], float32[:, :])")'))
+    (twice,) = compare(file, time=False).variants
+    assert twice.checked.ok
+    assert [one.type for one in twice.types][:2] == ["array(float32, 2d, A)"] * 2
+
+
+def test_an_error_has_its_line_in_a_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("size = 0\n1 / size\n")
+    with pytest.raises(ValueError, match=r"^broken\.py, line 2: ZeroDivisionError"):
+        read(Path("broken.py"))
+    with pytest.raises(ValueError, match=r"^broken\.py, line 2: ZeroDivisionError"):
+        request_of_file(Path("broken.py"))
 
 
 TRITON = (
@@ -379,6 +401,20 @@ def fetch(x, i):
     return x[i]
 
 
+@cuda.jit(device=True)
+def unused(x):
+    return x
+
+
+@cuda.jit
+def half_of_them(x, z):
+    i = cuda.blockIdx.x * 64 + cuda.threadIdx.x * 2
+    if cuda.threadIdx.x < 32 and i < x.size:
+        z[i] = x[i] + x[i]
+        if i + 1 < x.size:
+            z[i + 1] = x[i + 1] + x[i + 1]
+
+
 @cuda.jit
 def shuffled(x, z):
     i = cuda.grid(1)
@@ -476,7 +512,12 @@ def test_numba_runs_warp_functions_without_a_gpu(tmp_path: Path) -> None:
     file = tmp_path / "variants.py"
     file.write_text(WARPS)
     found = {one.name: one for one in compare(file, time=False).variants}
-    assert "fetch" not in found
+    assert not {"fetch", "unused"} & {*found}
+    idle = {
+        name: [f.message for f in one.faults if "idle" in f.kind] for name, one in found.items()
+    }
+    assert idle.pop("half_of_them") == ["32 of the 64 threads of the first block access no memory"]
+    assert not any(idle.values())
     said = found.pop("printed").checked
     assert said.ok is None
     assert "a call of a function that is not inlined; the kernel calls vprintf" in said.message

@@ -80,7 +80,8 @@ def load(path: Path) -> ModuleType:
     name = f"lowbit_checked_{path.stem}"
     if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file")
-    found = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    file = str(path.absolute())
+    found = importlib.util.spec_from_file_location(name, file, loader=_Source(name, file))
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,8 +62,8 @@ def lowbit_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
 
 
 def numba_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
-    """That of a function under numba.njit. Numba writes lines for a debugger only: it is compiled a
-    second time with them, and what differs is said."""
+    """That of a function under numba.njit that is compiled. Numba writes lines for a debugger only:
+    it is compiled a second time with them, and what differs is said."""
     import numba
 
     kind, places = NumbaCpu(), Places()
@@ -70,9 +71,10 @@ def numba_anatomy(variant: Variant, problem: Problem, about: str) -> Anatomy:
     file = function.__code__.co_filename
     options = {**variant.kernel.targetoptions, "debug": True, "_dbg_extend_lifetimes": False}
     lined = numba.njit(**{n: v for n, v in options.items() if n != "nopython"})(function)
+    with warnings.catch_warnings(category=numba.NumbaDebugInfoWarning, action="ignore"):
+        lined.compile(signature)
     codes: list[Code] = []
     for one in (variant.kernel, lined):
-        one.compile(signature)
         made = one.overloads[signature]
         codes.append(assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file))
     made = lined.overloads[signature]

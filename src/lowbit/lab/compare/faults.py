@@ -185,7 +185,7 @@ def of_threads(built: Built, trace: Trace) -> list[Fault]:
         )
         return [Fault("idle-threads", message)] if idle > 0 and warps > 1 else []
     masks = [each.active for seen in trace.accesses.values() for each in seen]
-    idle = int((~np.logical_or.reduce(masks)).sum()) if masks else 0
+    idle = int((~np.logical_or.reduce(masks)).sum()) if masks and trace.ended else 0
     message = f"{idle} of the {built.threads} threads of the first block access no memory"
     return [Fault("idle-threads", message)] if idle else []
 

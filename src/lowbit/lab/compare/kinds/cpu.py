@@ -43,11 +43,13 @@ class NumbaCpu(Kind):
         return gpu.arguments(variant, names, problem, arrays)
 
     def signature(self, variant: Variant, problem: Problem) -> tuple[Any, ...]:
-        """The types of its arguments."""
+        """The types of its arguments: those that it is declared with, if it is."""
         import numba
 
         given = self.arguments(variant, problem, problem.arrays())
-        return tuple(numba.typeof(one) for one in given)
+        types = tuple(numba.typeof(one) for one in given)
+        stated = [one.args for one in variant.kernel.nopython_signatures]
+        return types if types in stated or not stated else stated[0]
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         import numba
@@ -55,7 +57,8 @@ class NumbaCpu(Kind):
         kernel = variant.kernel
         lines, first, file = self.text(kernel)
         signature = self.signature(variant, problem)
-        kernel.compile(signature)
+        if signature not in kernel.overloads:
+            kernel.compile(signature)
         made = kernel.overloads[signature]
         code = assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file)
         return Built(

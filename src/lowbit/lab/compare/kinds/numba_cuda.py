@@ -55,8 +55,10 @@ class NumbaCuda(PtxKind):
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
-        home = type(kernel).__module__
-        return home.startswith(("numba.cuda.", "numba_cuda.")) and hasattr(kernel, "py_func")
+        if not type(kernel).__module__.startswith(("numba.cuda.", "numba_cuda.")):
+            return False
+        # A device function is a part of kernels.
+        return hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")
 
     @classmethod
     def function(cls, kernel: Any) -> FunctionType:
