@@ -30,6 +30,7 @@ from typing import Any
 from lowbit.lab.backends.backend import Request, backend_of, backends
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
+from lowbit.registry.conflicts import conflict
 from lowbit.spec import Operation
 
 PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
@@ -79,7 +80,8 @@ def load(path: Path) -> ModuleType:
     name = f"lowbit_checked_{path.stem}"
     if path.suffix != ".py":
         raise ValueError(f"{path} is not a Python file")
-    found = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    file = str(path.absolute())
+    found = importlib.util.spec_from_file_location(name, file, loader=_Source(name, file))
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
@@ -125,8 +127,8 @@ def blamed(path: Path) -> Iterator[None]:
         lines = [frame.lineno for frame in frames if frame.filename == str(path.absolute())]
         if not lines:
             raise
-        message = f"{path}, line {lines[-1]}: {type(error).__name__}: {error}"
-        raise ValueError(message) from error
+        said = conflict(error) or f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}, line {lines[-1]}: {said}") from error
 
 
 def request_named(name: str) -> Request:

@@ -45,7 +45,7 @@ def parse(text: str, function: str | None = None, file: str | None = None) -> Co
         if label:
             labels[label[1]] = len(instructions)
         elif place := _LOCATION.match(row):
-            line = int(place[2]) if int(place[1]) in own and place[2] != "0" else line
+            line = int(place[2]) if int(place[1]) in own and place[2] != "0" else None
         elif within and (found := _ROW.match(row)):
             instructions.append(_instruction(found[1], found[2], line))
     return Code(tuple(instructions), labels)

@@ -20,11 +20,11 @@ Mix = Mapping[str, float]
 class Instruction:
     """One instruction.
 
-    opcode: with its suffixes, without a predicate. line: of the kernel's own text. guard: the
-    predicate, with "!" if negated. target: the label that a jump leads to. address: the registers
-    of the address. space: "global", "shared", "local", "param", "constant" or "". nbytes: that a
-    thread loads or stores. uniform: whether a warp executes it once. kind: what it is by itself;
-    "integer" may turn out to be an address.
+    text, opcode: without its predicate, the opcode with its suffixes. line: of the kernel's own
+    text. guard: the predicate, with "!" if negated. target: the label that a jump leads to.
+    address: the registers of the address. space: "global", "shared", "local", "param", "constant"
+    or "". nbytes: that a thread loads or stores. uniform: whether a warp executes it once. kind:
+    what it is by itself; "integer" may turn out to be an address.
     """
 
     text: str
@@ -41,6 +41,9 @@ class Instruction:
     nbytes: int = 0
     stores: bool = False
     uniform: bool = False
+
+    def __str__(self) -> str:
+        return f"@{self.guard} {self.text}" if self.guard else self.text
 
     @property
     def loads(self) -> bool:

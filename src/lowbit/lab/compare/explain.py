@@ -145,6 +145,7 @@ def _explain_ptx(
         found.moved = None if passed is None else passed / unrolled
     found.accesses = costs(ptx.code, trace)
     found.faults += faults.of_ptx(ptx.code, body, problem)
+    found.faults += faults.of_threads(built, trace)
     found.faults += faults.of_accesses(found.accesses)
     try:
         machine = assemble(built.ptx, sm, built.file, built.most_registers)
@@ -196,7 +197,7 @@ def _loop(language: str, code: Code, at: range, unrolled: float) -> Loop:
         uniform=sum(one.uniform for one in body) / unrolled,
         lines=(min(lines), max(lines)) if lines else None,
         opcodes=dict(sorted(counts.items(), key=lambda item: -item[1])),
-        text=tuple(f"{one.guard and '@' + one.guard + ' '}{one.text}" for one in body),
+        text=tuple(map(str, body)),
     )
 
 

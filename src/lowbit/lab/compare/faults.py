@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from lowbit.lab.compare.code import Code, Instruction
 from lowbit.lab.compare.kind import Built
 from lowbit.lab.compare.occupancy import Occupancy
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.ptx.accesses import AccessCost
+from lowbit.lab.compare.ptx.execute import Trace
+from lowbit.lab.compare.ptx.warps import WARP
 from lowbit.lab.compare.toolchain import Machine
 
 Severity = Literal["fault", "note"]
@@ -28,6 +32,7 @@ TITLES: Mapping[str, str] = {
     "negative-index": "negative indices are looked for",
     "int64-index": "64-bit indices",
     "conversion": "conversions",
+    "idle-threads": "threads with nothing of their own to do",
     "occupancy": "low occupancy",
 }
 """What each kind is called."""
@@ -167,6 +172,22 @@ def _negative_indices(code: Code, inner: frozenset[int]) -> list[Fault]:
         )
         for line, count in lines.items()
     ]
+
+
+def of_threads(built: Built, trace: Trace) -> list[Fault]:
+    """Threads of a block that have no element of any tensor, or access no memory."""
+    if built.widest is not None:
+        idle = built.threads - built.widest
+        warps, enough = built.threads // WARP, -(-built.widest // WARP)
+        message = (
+            f"{warps} warps, {built.threads} threads, for tensors of {built.widest} elements at "
+            f"most: {idle} threads repeat what others do; num_warps={enough} is enough"
+        )
+        return [Fault("idle-threads", message)] if idle > 0 and warps > 1 else []
+    masks = [each.active for seen in trace.accesses.values() for each in seen]
+    idle = int((~np.logical_or.reduce(masks)).sum()) if masks and trace.ended else 0
+    message = f"{idle} of the {built.threads} threads of the first block access no memory"
+    return [Fault("idle-threads", message)] if idle else []
 
 
 def of_accesses(costs: Sequence[AccessCost]) -> list[Fault]:

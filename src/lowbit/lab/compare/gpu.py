@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.compare.kind import Built, Kind
-from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.ptx.block import NotInterpretedError
 from lowbit.lab.compare.ptx.execute import Dims, Launch, blocks_of
 from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
@@ -76,18 +76,15 @@ class PtxKind(Kind):
         return Launch(ptx, memory, parameters, grid_of(variant, problem), block, variant.shared)
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
-        against = "nothing"
         arrays = problem.arrays()
         try:
             self.launch(variant, built, problem, arrays).run()
-        except NotInterpretedError as error:
-            return Checked(None, against, _HOW, f"not checked: {error}"), None
         except OutsideError as error:
-            return Checked(False, against, _HOW, f"out of bounds: {error}"), None
-        except ValueError as error:
-            return Checked(None, against, _HOW, f"not checked: {error}"), None
+            return Checked(False, None, _HOW, f"out of bounds: {error}"), None
+        except (NotInterpretedError, ValueError) as error:
+            return Checked(None, None, _HOW, str(error)), None
         result = arrays[problem.result]
         return problem.judge(result, first, _HOW), result
 

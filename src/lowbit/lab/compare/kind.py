@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 from lowbit.lab.compare.code import Code
-from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.ptx.execute import Launch
 from lowbit.lab.compare.variant import Variant
+from lowbit.lab.source import blamed
 from lowbit.registry import Registry
+from lowbit.registry.conflicts import conflict
 from lowbit.spec import Array
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,11 @@ class Built:
     lines, first_line, file: the text. types: of its variables. made_by: the compilers. ptx, entry:
     for a GPU, with the name of the kernel; threads: of a block; shared: bytes of dynamic shared
     memory; most_registers: that the kernel allows itself. code: for a CPU. stages: texts on the
-    way, by name. missing: what could not be had, in one line each.
+    way, by name. widest: elements of the largest tensor that the threads of a block share; None
+    where the text says what each thread does. missing: what could not be had.
     """
 
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     first_line: int
     file: str
     types: tuple[Typed, ...] = ()
@@ -49,6 +58,7 @@ class Built:
     most_registers: int | None = None
     code: Code | None = None
     stages: Mapping[str, str] | None = None
+    widest: int | None = None
     missing: tuple[str, ...] = ()
 
 
@@ -67,13 +77,33 @@ class Kind(ABC):
 
     @classmethod
     @abstractmethod
+    def function(cls, kernel: Any) -> FunctionType | None:
+        """Its text as a function of Python; None if it is another language's."""
+
+    @classmethod
     def name_of(cls, kernel: Any) -> str:
         """What the kernel calls itself."""
+        function = cls.function(kernel)
+        assert function is not None
+        return function.__name__
+
+    @classmethod
+    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
+        """The lines of its text, the number of the first, and the file."""
+        function = cls.function(kernel)
+        assert function is not None
+        lines, first = inspect.getsourcelines(function)
+        return [line.rstrip("\n") for line in lines], first, function.__code__.co_filename
 
     @abstractmethod
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
-        """Compile it for the sizes of a problem; for a GPU, for a compute capability. Errors of
-        compilers come out as ValueError or RuntimeError, in one line."""
+        """Compile it for the sizes of a problem; for a GPU, for a compute capability. Raises what
+        its compiler raises."""
+
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        """What its compiler says with an error, whole, and where it can with the line of the
+        file."""
+        return plain(str(error))
 
     def launch(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Array]
@@ -83,7 +113,7 @@ class Kind(ABC):
 
     @abstractmethod
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         """Run it on the CPU and judge the result."""
 
@@ -106,3 +136,19 @@ def kind_of(kernel: Any) -> type[Kind]:
         f"cannot compare {kernel!r}; give a function under numba.cuda.jit, triton.jit or "
         "numba.njit, a lowbit kernel, or cuda_c('...')"
     )
+
+
+def build(variant: Variant, problem: Problem, sm: int, file: Path) -> Built:
+    """Compile a variant of a file. ValueError with all that its compiler says, as plain text."""
+    kind = kind_of(variant.kernel)()
+    try:
+        with blamed(file):
+            return kind.build(variant, problem, sm)
+    except Exception as error:  # compilers fail in many ways
+        said = conflict(error) or kind.words(error, variant.kernel, file).strip()
+        raise ValueError(said or type(error).__name__) from error
+
+
+def plain(text: str) -> str:
+    """Without a terminal's escape codes."""
+    return _ESCAPE.sub("", text)

@@ -4,11 +4,11 @@ time."""
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 
 from lowbit.lab.compare.code import KINDS
 from lowbit.lab.compare.explain import Explained
+from lowbit.lab.compare.variant import without_name
 
 _MOST_LINES = 24
 
@@ -47,9 +47,8 @@ def change(before: Explained, after: Explained) -> Change:
 
 
 def _body(one: Explained) -> list[str]:
-    """The text without its name, which differs always."""
-    lines = [line.rstrip() for line in one.built.lines if line.strip()]
-    return [re.sub(rf"\b{re.escape(one.name)}\b", "kernel", line) for line in lines]
+    """The text without the kernel's name where it is defined, which differs always."""
+    return [line.rstrip() for line in without_name(one.built.lines) if line.strip()]
 
 
 def _text(before: Explained, after: Explained) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
-"""The types that Numba inferred for the variables of a function."""
+"""What Numba says of a function: the types of its variables, and its errors."""
 
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from lowbit.lab.compare.kind import Typed
+from lowbit.lab.compare.kind import Typed, plain
+
+_UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def typed(annotation: Any, lines: Sequence[str], first_line: int) -> tuple[Typed, ...]:
@@ -73,3 +76,19 @@ def _numbers(value: ast.expr) -> list[object]:
         for one in ast.walk(value)
         if isinstance(one, ast.Constant) and id(one) not in converted
     ]
+
+
+def words(error: Exception, lines: Sequence[str], first_line: int, file: str) -> str:
+    """An error of Numba's from its substance on, each part once, without the passes that failed,
+    which say nothing of a text. Numba says of a name that is not defined no line."""
+    rows = [row.rstrip() for row in plain(str(error)).splitlines()]
+    kept = "\n".join(row for row in rows if not row.startswith(("Failed in", "During: Pass")))
+    said = "\n".join(dict.fromkeys(part.strip("\n") for part in kept.split("\n\n") if part.strip()))
+    name = _UNDEFINED.search(said)
+    if name is None or "line" in said:
+        return said
+    used = re.compile(rf"(?<![\w.]){name[1]}\b")
+    for number, line in enumerate(lines, first_line):
+        if used.search(line.partition("#")[0]):
+            return f"{file}, line {number}: {line.strip()}\n{said}"
+    return said

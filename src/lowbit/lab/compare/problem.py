@@ -18,13 +18,31 @@ _UNWRITTEN = 0xA5
 
 @dataclass(frozen=True)
 class Checked:
-    """Whether a result was right. ok: None where nothing was compared. against: with what. how:
-    what ran the kernel."""
+    """Whether a result was right. ok: None where that is not known. against: what the result was
+    compared with, None if with nothing. how: what ran the kernel, None if nothing did."""
 
     ok: bool | None
-    against: str
-    how: str
+    against: str | None
+    how: str | None
     message: str
+
+    def __str__(self) -> str:
+        verdict = {True: "right", False: "WRONG", None: "not judged"}[self.ok]
+        against = f" against {self.against}" if self.against else ""
+        how = f", by {self.how}" if self.how else ""
+        nothing = "" if self.against else " (nothing was compared)"
+        return f"{verdict}{against}{how}: {self.message}{nothing}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The variant that others are compared with where there is no specification, and its result."""
+
+    name: str
+    result: Array
+
+    def __str__(self) -> str:
+        return f"the first result, of {self.name}"
 
 
 @dataclass(frozen=True)
@@ -115,8 +133,8 @@ class Problem:
             )
         return {n: known[n](self.sizes) if callable(known[n]) else known[n] for n in names}
 
-    def judge(self, result: Array, first: Array | None, how: str) -> Checked:
-        """Hold a result against the specification, or against the first variant's."""
+    def judge(self, result: Array, first: Baseline | None, how: str) -> Checked:
+        """Compare a result with the specification, or with the first variant's."""
         expected = self.expected
         if expected is not None:
             verdict = expected.check(result)
@@ -125,26 +143,24 @@ class Problem:
                 verdict.ok, f"the specification {self.operation.name}", how, verdict.message
             )
         if first is None:
-            return Checked(None, "nothing", how, "the first: others are held against it")
-        if result.dtype != first.dtype or result.shape != first.shape:
-            return Checked(False, "the first variant", how, f"{result.dtype}{list(result.shape)}")
-        off = np.abs(result.astype(np.float64) - first.astype(np.float64))
-        same = np.array_equal(result, first, equal_nan=result.dtype.kind == "f")
+            return Checked(None, None, how, "the first: others are compared with it")
+        other, against = first.result, str(first)
+        if result.dtype != other.dtype or result.shape != other.shape:
+            return Checked(False, against, how, f"{result.dtype}{list(result.shape)}")
+        off = np.abs(result.astype(np.float64) - other.astype(np.float64))
+        same = np.array_equal(result, other, equal_nan=result.dtype.kind == "f")
         largest = float(np.nanmax(off)) if off.size else 0.0
-        share = largest / (float(np.nanmax(np.abs(first.astype(np.float64)))) or 1.0)
+        share = largest / (float(np.nanmax(np.abs(other.astype(np.float64)))) or 1.0)
         text = (
             "the same bits"
             if same
             else f"differs by {largest:.3g} at most, {share:.1e} of the largest"
         )
         whole = result.dtype.kind != "f"
-        # How far floats may differ, only a specification says.
-        return Checked(
-            same if whole or same or not np.isfinite(largest) else None,
-            "the first variant",
-            how,
-            text,
-        )
+        ok = same if whole or same or not np.isfinite(largest) else None
+        if ok is None:
+            text += "; how far floats may differ, only `spec` says"
+        return Checked(ok, against, how, text)
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

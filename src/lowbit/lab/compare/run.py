@@ -13,10 +13,11 @@ from lowbit.bench.core.clock import Limits, Samples, interleave, quantiles
 from lowbit.bench.core.context import commit, versions
 from lowbit.lab.compare.explain import Explained, explain, timed
 from lowbit.lab.compare.file import Comparison, read
-from lowbit.lab.compare.kind import Built, kind_of
+from lowbit.lab.compare.kind import Built, build, kind_of
 from lowbit.lab.compare.neighbours import Change, change
-from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.variant import Variant
+from lowbit.lab.source import blamed
 from lowbit.spec import Array
 
 SCHEMA = "lowbit-compare-1"
@@ -80,12 +81,12 @@ def compare(
     gpu = _gpu()
     target = sm or (gpu[1] if gpu else DEFAULT_SM)
     explained: list[Explained] = []
-    first: Array | None = None
+    first: Baseline | None = None
     for one in comparison.variants:
         tell(f"compiling and checking {one.name}")
         made, result = _explained(one, comparison, target, first)
         explained.append(made)
-        first = result if first is None else first
+        first = Baseline(one.name, result) if first is None and result is not None else first
     seconds: dict[str, Samples] = {}
     notes: list[str] = []
     if time:
@@ -126,17 +127,21 @@ def _gpu() -> tuple[str, int] | None:
 
 
 def _explained(
-    one: Variant, comparison: Comparison, sm: int, first: Array | None
+    one: Variant, comparison: Comparison, sm: int, first: Baseline | None
 ) -> tuple[Explained, Array | None]:
     kind = kind_of(one.kernel)()
     try:
-        built = kind.build(one, comparison.large, sm)
-    except Exception as error:  # compilers fail in many ways, and the others can still be shown
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        nothing = Built((), 0, str(comparison.path), missing=(said,))
-        checked = Checked(None, "nothing", "nothing", "it was not compiled")
-        return Explained(one.name, kind.title, nothing, checked, notes=(said,)), None
-    checked, result = kind.check(one, built, comparison.small, first)
+        built = build(one, comparison.large, sm, comparison.path)
+    except ValueError as error:  # the others can still be shown
+        nothing = Built(*kind.text(one.kernel), missing=(str(error),))
+        checked = Checked(None, None, None, "it was not compiled")
+        return Explained(one.name, kind.title, nothing, checked, notes=(str(error),)), None
+    try:
+        with blamed(comparison.path):
+            checked, result = kind.check(one, built, comparison.small, first)
+    except Exception as error:  # a kernel that is called may raise anything
+        said = error if error.__cause__ else f"{type(error).__name__}: {error}"
+        checked, result = Checked(False, None, "a call", f"it raises an error: {said}"), None
     return explain(one, built, checked, comparison.large, sm), result
 
 
@@ -148,7 +153,7 @@ def _timed(
     right = [
         (variant, one)
         for variant, one in zip(comparison.variants, explained, strict=True)
-        if one.built.lines and one.checked.ok is not False
+        if one.built.made_by and one.checked.ok is not False
     ]
     found: dict[str, Samples] = {}
     notes: list[str] = []
@@ -181,7 +186,7 @@ def _timed_on_gpu(
 
     from lowbit.bench.core.cuda import Cuda
 
-    first: Array | None = None
+    first: Baseline | None = None
     calls: dict[str, list[Callable[[], object]]] = {}
     for variant, one in pairs:
         tensors = {name: torch.from_numpy(each).cuda() for name, each in problem.arrays().items()}
@@ -194,7 +199,7 @@ def _timed_on_gpu(
             continue
         result = tensors[problem.result].cpu().numpy()
         judged = problem.judge(result, first, "the GPU")
-        first = result if first is None else first
+        first = Baseline(one.name, result) if first is None else first
         if judged.ok is False:
             notes.append(f"{one.name} was not timed, for it is wrong on the GPU: {judged.message}")
             continue

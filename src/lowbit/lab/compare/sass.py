@@ -36,16 +36,16 @@ def parse(text: str, file: str | None = None) -> Code:
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
     line: int | None = None
-    settled = False
+    listing = False  # whether the row before was a location, too
     for row in text.splitlines():
         if row.lstrip().startswith(".section") and instructions:
             break
         if place := _LINE.search(row):
             # The innermost comes first, then whoever it is inlined into.
-            own = None if settled else _own_line(place, file)
-            line, settled = own or line, settled or own is not None
+            line = (line if listing else None) or _own_line(place, file)
+            listing = True
             continue
-        settled = False
+        listing = False
         if label := _LABEL.match(row):
             labels[label[1]] = len(instructions)
         elif found := _INSTRUCTION.search(row):

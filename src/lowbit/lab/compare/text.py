@@ -21,6 +21,8 @@ def render(one: Result, notes: bool = False) -> RenderableType:
     neighbours. notes: also what costs little."""
     sizes = ", ".join(f"{name}={size}" for name, size in one.sizes.items())
     where = f"timed on {one.device}" if one.device else "no GPU here"
+    small = ", ".join(f"{name}={size}" for name, size in one.small.items())
+    sizes += f"; checked at {small}" if small != sizes else ""
     head = f"{one.file}: {sizes}; compiled for sm_{one.sm}; {where}"
     parts: list[RenderableType] = [Text(head, "bold"), Text(""), _table(one)]
     parts += [Text(f"note: {note}", "dim") for note in one.notes]
@@ -72,7 +74,7 @@ def _count(number: float) -> str:
 def _variant(one: Explained, notes: bool) -> Text:
     text = Text(f"{one.name} ({one.kind}", "bold")
     text.append(f", {one.built.made_by})" if one.built.made_by else ")")
-    lines = [f"check: {_checked(one)}"]
+    lines = [f"check: {one.checked}"]
     if one.types:
         lines.append("types: " + ", ".join(f"{t.name} {t.type}" for t in one.types))
     for access in one.accesses:
@@ -90,16 +92,8 @@ def _variant(one: Explained, notes: bool) -> Text:
     if hidden:
         text.append(f"\n  {hidden} more notes: --notes", "dim")
     for note in one.notes:
-        text.append(f"\n  note: {note}", "dim")
+        text.append("\n  note: " + note.replace("\n", "\n    "), "dim")
     return text
-
-
-def _checked(one: Explained) -> str:
-    checked = one.checked
-    if checked.ok is None:
-        return checked.message
-    verdict = "right" if checked.ok else "WRONG"
-    return f"{verdict} against {checked.against}, by {checked.how}: {checked.message}"
 
 
 def _access(one: AccessCost) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lowbit.lab.compare import sass
 from lowbit.lab.compare.code import Code
+from lowbit.lab.compare.ptx.locations import settled
 from lowbit.registry.extras import installed
 
 _USED = re.compile(r"Used (\d+) registers")
@@ -98,13 +99,14 @@ def assemble(ptx: str, sm: int, file: str | None, most_registers: int | None = N
     architecture = (re.search(r"\.target\s+(sm_\d+a?)", ptx) or ["", f"sm_{sm}"])[1]
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
+        source.write_text(settled(ptx))
         command = [tool, "-v", "-lineinfo", f"-arch={architecture}", source, "-o", made]
         if most_registers is not None:
             command.append(f"-maxrregcount={most_registers}")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"ptxas: {(done.stderr or done.stdout).strip().splitlines()[0]}")
+            said = (done.stderr or done.stdout).strip().replace(f"{folder}{os.sep}", "")
+            raise RuntimeError(f"ptxas: {said}")
         said = done.stderr + done.stdout
         missing, listing = _disassembled(made, file)
         stack, stores, loads = _numbers(_SPILLED, said)
@@ -141,8 +143,8 @@ def _disassembled(cubin: Path, file: str | None) -> tuple[str | None, Code | Non
 def compile_cuda_c(source: str, file: str, sm: int) -> tuple[str, str]:
     """The PTX of CUDA C, and what made it: NVRTC, else nvcc.
 
-    MissingToolError if neither is installed; ValueError with the first error of a source that does
-    not compile.
+    MissingToolError if neither is installed; ValueError with all errors of a source that does not
+    compile.
     """
     options = [f"--gpu-architecture=compute_{sm}", "--generate-line-info", "--std=c++17"]
     try:
@@ -157,13 +159,8 @@ def compile_cuda_c(source: str, file: str, sm: int) -> tuple[str, str]:
         command = [tool, "-ptx", "-lineinfo", "-std=c++17", f"-arch=sm_{sm}", given, "-o", made]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise ValueError(_first_error(done.stderr + done.stdout))
+            raise ValueError((done.stderr + done.stdout).strip())
         return made.read_text(), f"nvcc {'.'.join(map(str, _release(tool)))}"
-
-
-def _first_error(log: str) -> str:
-    lines = log.strip().splitlines() or ["without a message"]
-    return next((line.strip() for line in lines if "error" in line), lines[0].strip())
 
 
 def _nvrtc(source: str, file: str, options: Sequence[str]) -> tuple[str, str]:
@@ -177,7 +174,7 @@ def _nvrtc(source: str, file: str, options: Sequence[str]) -> tuple[str, str]:
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise ValueError(_first_error(log.value.decode()))
+            raise ValueError(log.value.decode().strip())
         nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
         text = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetPTX(program, text)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from lowbit.lab.backends.backend import GridLike
 
 _KERNEL = re.compile(r"__global__[^(;{]*?\b(\w+)\s*\(([^)]*)\)", re.DOTALL)
+
+_DEFINED = re.compile(r"def\s+(\w+)")
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,9 @@ def cuda_c(source: str, name: str | None = None) -> CudaC:
 
 
 def _plain(source: str) -> str:
-    """The text without comments and launch bounds, which look like a function."""
+    """The text with blanks for comments and launch bounds, which look like a function."""
     unneeded = r"//[^\n]*|/\*.*?\*/|__launch_bounds__\s*\([^)]*\)"
-    return re.sub(unneeded, " ", source, flags=re.DOTALL)
+    return re.sub(unneeded, lambda one: " " * len(one[0]), source, flags=re.DOTALL)
 
 
 def _line_of(source: str, file: str) -> int:
@@ -90,7 +93,18 @@ def _line_of(source: str, file: str) -> int:
     return whole.count("\n", 0, at) + 1 if at >= 0 else 1
 
 
-def source_of(function: Any) -> tuple[list[str], int, str]:
-    """The lines of a function, the number of the first, and the file."""
-    lines, first = inspect.getsourcelines(function)
-    return [line.rstrip("\n") for line in lines], first, function.__code__.co_filename
+def without_name(lines: Sequence[str]) -> list[str]:
+    """The lines of a kernel, in Python or CUDA C, with "kernel" where its name is defined, and
+    nowhere else."""
+    text = textwrap.dedent("\n".join(lines))
+    try:
+        nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+    except SyntaxError:
+        spans = [found.span(1) for found in _KERNEL.finditer(_plain(text))]
+    else:
+        rows = text.splitlines(keepends=True)
+        starts = [sum(map(len, rows[: one.lineno - 1])) + one.col_offset for one in nodes[:1]]
+        spans = [found.span(1) for at in starts if (found := _DEFINED.match(text, at))]
+    for start, end in reversed(spans):
+        text = f"{text[:start]}kernel{text[end:]}"
+    return text.splitlines()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from lowbit import isa as instruction_sets
@@ -12,12 +14,11 @@ from lowbit.jit.threads import max_threads
 from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kinds.cpu import CpuKernel
 from lowbit.lab.check.cases import check_request
-from lowbit.lab.compare import assembly
-from lowbit.lab.compare.gpu import arguments
+from lowbit.lab.compare import assembly, gpu
 from lowbit.lab.compare.kind import Built, Kind, kinds
-from lowbit.lab.compare.numba_types import typed
-from lowbit.lab.compare.problem import Checked, Problem
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.numba_types import typed, words
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
+from lowbit.lab.compare.variant import Variant
 from lowbit.spec import Array
 
 
@@ -33,31 +34,35 @@ class NumbaCpu(Kind):
         return home.startswith("numba.core.") and hasattr(kernel, "py_func")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.py_func.__name__
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel.py_func
 
-    def _arguments(
-        self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
-    ) -> list[Any]:
+    def arguments(self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]) -> list[Any]:
+        """What it is called with."""
         names = [*inspect.signature(variant.kernel.py_func).parameters]
-        return arguments(variant, names, problem, arrays)
+        return gpu.arguments(variant, names, problem, arrays)
+
+    def signature(self, variant: Variant, problem: Problem) -> tuple[Any, ...]:
+        """The types of its arguments: those that it is declared with, if it is."""
+        import numba
+
+        given = self.arguments(variant, problem, problem.arrays())
+        types = tuple(numba.typeof(one) for one in given)
+        stated = [one.args for one in variant.kernel.nopython_signatures]
+        return types if types in stated or not stated else stated[0]
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         import numba
-        from numba.core.errors import NumbaError
 
         kernel = variant.kernel
-        lines, first, file = source_of(kernel.py_func)
-        given = self._arguments(variant, problem, problem.arrays())
-        signature = tuple(numba.typeof(one) for one in given)
-        try:
+        lines, first, file = self.text(kernel)
+        signature = self.signature(variant, problem)
+        if signature not in kernel.overloads:
             kernel.compile(signature)
-        except NumbaError as error:
-            raise ValueError(str(error).strip().splitlines()[0]) from None
         made = kernel.overloads[signature]
         code = assembly.parse(made.library.get_asm_str(), made.fndesc.mangled_name, file)
         return Built(
-            lines=tuple(lines),
+            lines=lines,
             first_line=first,
             file=file,
             types=typed(made.type_annotation, lines, first),
@@ -66,7 +71,7 @@ class NumbaCpu(Kind):
         )
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         arrays = problem.arrays()
         self.call(variant, built, problem, arrays)()
@@ -76,8 +81,11 @@ class NumbaCpu(Kind):
     def call(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
-        given = self._arguments(variant, problem, arrays)
+        given = self.arguments(variant, problem, arrays)
         return lambda: variant.kernel(*given)
+
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        return words(error, *self.text(kernel))
 
 
 @kinds.register("lowbit")
@@ -91,45 +99,45 @@ class LowbitCpu(Kind):
         return isinstance(kernel, (Kernel, CpuKernel))
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.kernel.name if isinstance(kernel, CpuKernel) else kernel.name
+    def function(cls, kernel: Any) -> FunctionType:
+        return (kernel.kernel if isinstance(kernel, CpuKernel) else kernel).text
 
-    def _asked(
-        self, variant: Variant, given: Mapping[str, Any]
-    ) -> tuple[CpuKernel, dict[str, Any]]:
+    def asked(self, variant: Variant) -> CpuKernel:
+        """The kernel with its instruction set."""
         kernel: Any = variant.kernel
-        asked: CpuKernel = CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
-        static = asked.static
-        return asked, dict(static(given) if callable(static) else static)
+        return CpuKernel(kernel) if isinstance(kernel, Kernel) else kernel
 
-    def _arguments(
+    def static(self, variant: Variant, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Its static arguments for these arguments."""
+        static = self.asked(variant).static
+        return dict(static(given) if callable(static) else static)
+
+    def arguments(
         self, variant: Variant, problem: Problem, arrays: Mapping[str, Any]
     ) -> dict[str, Any]:
-        asked, _ = self._asked(variant, {})
-        return problem.arguments([*asked.kernel.types], arrays, variant.constants)
+        """The arguments of its parameters."""
+        names = [*self.asked(variant).kernel.types]
+        return problem.arguments(names, arrays, variant.constants)
 
     def build(self, variant: Variant, problem: Problem, sm: int) -> Built:
         arrays = problem.arrays()
-        given = self._arguments(variant, problem, arrays)
-        asked, static = self._asked(variant, given)
+        given = self.arguments(variant, problem, arrays)
+        asked, static = self.asked(variant), self.static(variant, given)
         isa = instruction_sets.named(asked.isa)
-        lines, first, file = source_of(asked.kernel.text)
         return Built(
-            lines=tuple(lines),
-            first_line=first,
-            file=file,
+            *self.text(variant.kernel),
             made_by=f"lowbit for {isa.name}",
             code=assembly.parse(asked.kernel.assembly(isa, **static)),
         )
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         if problem.operation is None:
             arrays = problem.arrays()
             self.call(variant, built, problem, arrays)()
             return problem.judge(arrays[problem.result], first, "a call"), arrays[problem.result]
-        asked, _ = self._asked(variant, {})
+        asked = self.asked(variant)
         given = {n: v for n, v in variant.constants.items() if n in asked.kernel.types}
         request = Request(asked, problem.operation, output=problem.output, given=given)
         found = check_request(request, "cpu", few=True, stop=True)
@@ -141,8 +149,8 @@ class LowbitCpu(Kind):
     def call(
         self, variant: Variant, built: Built, problem: Problem, arrays: Mapping[str, Any]
     ) -> Callable[[], object]:
-        given = self._arguments(variant, problem, arrays)
-        asked, static = self._asked(variant, given)
+        given = self.arguments(variant, problem, arrays)
+        asked, static = self.asked(variant), self.static(variant, given)
         program = asked.kernel.program(instruction_sets.named(asked.isa), **static)
         values: Sequence[Any] = [*given.values()]
         return lambda: program(max_threads(), *values)

@@ -25,8 +25,16 @@ class CudaCKind(PtxKind):
         return isinstance(kernel, CudaC)
 
     @classmethod
+    def function(cls, kernel: Any) -> None:
+        return None
+
+    @classmethod
     def name_of(cls, kernel: Any) -> str:
         return kernel.name
+
+    @classmethod
+    def text(cls, kernel: Any) -> tuple[Sequence[str], int, str]:
+        return kernel.source.splitlines(), kernel.first_line, kernel.file
 
     def parameters(self, kernel: Any) -> Sequence[str]:
         return kernel.parameters
@@ -46,9 +54,7 @@ class CudaCKind(PtxKind):
         except MissingToolError as error:
             missing.append(str(error))
         return Built(
-            lines=tuple(kernel.source.splitlines()),
-            first_line=kernel.first_line,
-            file=kernel.file,
+            *self.text(kernel),
             made_by=made_by,
             ptx=ptx,
             entry=kernel.name if ptx and re.search(rf"\.entry\s+{kernel.name}\b", ptx) else None,

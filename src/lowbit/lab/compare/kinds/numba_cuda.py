@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from types import FunctionType
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -14,10 +16,10 @@ import numpy as np
 
 from lowbit.lab.compare.gpu import PtxKind, arguments
 from lowbit.lab.compare.kind import Built, kinds
-from lowbit.lab.compare.numba_types import typed
+from lowbit.lab.compare.numba_types import typed, words
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.toolchain import MissingToolError, find_nvvm
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.variant import Variant
 
 _SIGNATURES = "lowbit_signatures"
 
@@ -53,12 +55,17 @@ class NumbaCuda(PtxKind):
 
     @classmethod
     def takes(cls, kernel: Any) -> bool:
-        home = type(kernel).__module__
-        return home.startswith(("numba.cuda.", "numba_cuda.")) and hasattr(kernel, "py_func")
+        if not type(kernel).__module__.startswith(("numba.cuda.", "numba_cuda.")):
+            return False
+        # A device function is a part of kernels.
+        return hasattr(kernel, "py_func") and not kernel.targetoptions.get("device")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
-        return kernel.py_func.__name__
+    def function(cls, kernel: Any) -> FunctionType:
+        return kernel.py_func
+
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        return words(error, *self.text(kernel))
 
     def parameters(self, kernel: Any) -> Sequence[str]:
         return [*inspect.signature(kernel.py_func).parameters]
@@ -82,7 +89,7 @@ class NumbaCuda(PtxKind):
         from numba.cuda.compiler import compile_cuda, compile_ptx
 
         function = variant.kernel.py_func
-        lines, first, file = source_of(function)
+        lines, first, file = self.text(variant.kernel)
         names = self.parameters(variant.kernel)
         given = arguments(variant, names, problem, problem.arrays())
         signature: Any = getattr(variant.kernel, _SIGNATURES, None)
@@ -96,23 +103,21 @@ class NumbaCuda(PtxKind):
         types, missing, ptx = (), [], None
         try:
             find_nvvm()
-            made = compile_cuda(
-                function, numba.types.void, wanted, debug=False, lineinfo=True, fastmath=fast,
-                nvvm_options={}, cc=capability,
-            )  # fmt: skip
-            types = typed(made.type_annotation, lines, first)
-            ptx, _ = compile_ptx(
-                function, wanted, debug=False, lineinfo=True, fastmath=fast, cc=capability,
-                opt=options.get("opt") is not False,
-            )  # fmt: skip
         except MissingToolError as error:
             missing.append(str(error))
-        except Exception as error:  # numba-cuda has errors of its own
-            if not type(error).__module__.startswith("numba"):
-                raise
-            raise ValueError(_first_line(error)) from None
+        else:
+            with _capability(capability):
+                made = compile_cuda(
+                    function, numba.types.void, wanted, debug=False, lineinfo=True, fastmath=fast,
+                    nvvm_options={}, cc=capability,
+                )  # fmt: skip
+                types = typed(made.type_annotation, lines, first)
+                ptx, _ = compile_ptx(
+                    function, wanted, debug=False, lineinfo=True, fastmath=fast, cc=capability,
+                    opt=options.get("opt") is not False,
+                )  # fmt: skip
         return Built(
-            lines=tuple(lines),
+            lines=lines,
             first_line=first,
             file=file,
             types=types,
@@ -125,9 +130,11 @@ class NumbaCuda(PtxKind):
         )
 
 
-def _first_line(error: Exception) -> str:
-    """What Numba says first, and the line of the file."""
-    rows = [row.strip() for row in str(error).splitlines() if row.strip()]
-    said = [row for row in rows if not row.startswith(("Failed in", "During", "- Resolution"))]
-    place = next((row for row in rows if row.startswith("File ")), "")
-    return f"{said[0] if said else error}{f' ({place})' if place else ''}"
+@contextlib.contextmanager
+def _capability(capability: tuple[int, int]) -> Iterator[None]:
+    """Within it, Numba compiles the functions that a kernel calls, warp shuffles among them, for
+    this compute capability. It asks the GPU otherwise, of which there may be none."""
+    dispatcher = importlib.import_module("numba.cuda.dispatcher")
+    device = SimpleNamespace(compute_capability=capability)
+    with patch.object(dispatcher, "get_current_device", lambda: device):
+        yield

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -13,11 +15,11 @@ from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kernel import KernelSubject
 from lowbit.lab.check.cases import check_request
 from lowbit.lab.compare.kind import Built, Kind, Typed, kinds
-from lowbit.lab.compare.problem import Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.ptx.execute import Launch
 from lowbit.lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.variant import Variant, source_of
+from lowbit.lab.compare.variant import Variant
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.spec import Array
 
@@ -28,6 +30,7 @@ _ELEMENTS = {
     "uint8": "u8", "int16": "i16", "int32": "i32", "int64": "i64", "bool": "i1", "uint32": "u32",
 }  # fmt: skip
 _VALUE = re.compile(r"^\s*%([A-Za-z_]\w*?)(?:_\d+)? = .*?([\w.!<>*x]+) loc\((#\w+)\)\s*$")
+_SHAPE = re.compile(r"tensor<((?:\d+x)+)")
 _PLACE = re.compile(r'^(#\w+) = loc\("([^"]*)"(?::(\d+):\d+|\((#\w+)\))')
 
 
@@ -43,10 +46,30 @@ class TritonKind(Kind):
         return type(kernel).__module__.startswith("triton.")
 
     @classmethod
-    def name_of(cls, kernel: Any) -> str:
+    def function(cls, kernel: Any) -> FunctionType:
         while not isinstance(kernel, FunctionType):
             kernel = kernel.fn
-        return kernel.__name__
+        return kernel
+
+    def words(self, error: Exception, kernel: Any, file: Path) -> str:
+        """Of functions that call each other the innermost one's error, and the innermost line of
+        the file."""
+        from triton.compiler.errors import CompilationError
+
+        place, said = "", str(error)
+        whole = file.read_text("utf-8")
+        cause: BaseException | None = error
+        while isinstance(cause, CompilationError):
+            node: Any = cause.node
+            # Its lines are counted from the `def`.
+            at = whole.find(cause.src) if cause.src else -1
+            if cause.src and at >= 0 and hasattr(node, "lineno"):
+                line = whole.count("\n", 0, at) + node.lineno
+                text = cause.src.splitlines()[node.lineno - 1].strip()
+                place = f"{file}, line {line}: {text}\n"
+            said = cause.error_message or said
+            cause = cause.__cause__
+        return place + said
 
     def _subject(self, variant: Variant, problem: Problem) -> KernelSubject:
         from lowbit.lab.backends.kinds.triton import TritonKernel
@@ -67,7 +90,6 @@ class TritonKind(Kind):
         from lowbit.kernels.triton.ahead import compile_ahead
 
         subject = self._subject(variant, problem)
-        lines, first, file = source_of(subject.text)
         arrays = {name: str(one.dtype) for name, one in problem.inputs.items()}
         assert problem.operation is not None
         arrays[problem.operation.result.name] = problem.operation.result.dtype
@@ -81,15 +103,14 @@ class TritonKind(Kind):
         options = {n: variant.constants[n] for n in _OPTIONS if n in variant.constants}
         made = compile_ahead(kernel.jitted, given, sm, **options)
         return Built(
-            lines=tuple(lines),
-            first_line=first,
-            file=file,
+            *self.text(variant.kernel),
             types=_types(made.stages["ttir"]),
             made_by=f"Triton {triton.__version__}",
             ptx=made.ptx,
             threads=32 * options.get("num_warps", _WARPS),
             stages=made.stages,
             shared=made.shared,
+            widest=_widest(made.stages["ttir"]),
         )
 
     def launch(
@@ -115,7 +136,7 @@ class TritonKind(Kind):
         return Launch(ptx, memory, packed_parameters(types, values), grid, block, built.shared)
 
     def check(
-        self, variant: Variant, built: Built, problem: Problem, first: Array | None
+        self, variant: Variant, built: Built, problem: Problem, first: Baseline | None
     ) -> tuple[Checked, Array | None]:
         subject = self._subject(variant, problem)
         found = check_request(subject.request, "cpu", few=True, stop=True)
@@ -157,6 +178,12 @@ def _signature(value: Any, dtypes: Mapping[str, str]) -> Any:
         return 1
     kind = "i32" if -(2**31) <= value < 2**31 else "i64"
     return kind if value % 16 == 0 else f"{kind}:1"
+
+
+def _widest(ttir: str) -> int:
+    """Elements of the largest tensor."""
+    shapes = _SHAPE.findall(ttir)
+    return max((prod(map(int, one.rstrip("x").split("x"))) for one in shapes), default=1)
 
 
 def _types(ttir: str) -> tuple[Typed, ...]:

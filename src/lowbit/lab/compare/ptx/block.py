@@ -7,6 +7,7 @@ they wait for each other. That is what a GPU may do, and one order of several.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.compare.code import Instruction
+from lowbit.lab.compare.ptx import warps
 from lowbit.lab.compare.ptx.memory import LOCAL, REGION_BITS, SHARED
 from lowbit.lab.compare.ptx.operations import (
     COMPARE,
@@ -21,6 +23,7 @@ from lowbit.lab.compare.ptx.operations import (
     convert,
     dot_product,
     dtype_of,
+    funnel,
     fused,
 )
 
@@ -29,8 +32,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-WARP = 32
-_ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas")
+WARP = warps.WARP
+_CALLED = re.compile(r"call\S*\s+(?:\([^)]*\)\s*,\s*)?([\w$]+)")
+_COUNTS_FROM = {"shl": 1, "shr": 1, "bfe": 1, "bfi": 2, "lop3": 3}
+"""The operand from which on operands are plain counts."""
+_ATOMICS = ("add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas")
 
 
 class NotInterpretedError(NotImplementedError):
@@ -59,12 +65,17 @@ class Block:
             **self._same("nctaid", launch.grid),
             "laneid": number % WARP,
             "warpid": number // WARP,
+            **warps.lane_masks(self.lanes),
+            "dynamic_smem_size": np.full(self.lanes, launch.dynamic_shared, np.uint32),
         }
         self.registers: dict[str, Array] = {}
         self.shared = np.zeros(max(launch.bytes_of("shared"), 8) + 8, np.uint8)
         self.local = np.zeros((self.lanes, -(-launch.bytes_of("local") // 8) * 8 + 8), np.uint8)
         self.counter = np.zeros(self.lanes, np.int64)
-        self.waiting = np.zeros(self.lanes, bool)
+        # The threads that wait at a barrier of the block, and of their warp.
+        self.waiting, self.warp_waiting = (np.zeros(self.lanes, bool) for _ in range(2))
+        self.votes = np.zeros(self.lanes, bool)
+        self.voted: tuple[str, str] | None = None
         self.active = np.ones(self.lanes, bool)
 
     def _same(self, name: str, dims: Dims) -> dict[str, Array]:
@@ -77,11 +88,11 @@ class Block:
         steps, end = 0, len(self.code.instructions)
         starts = set(self.code.labels.values())
         while True:
-            going = (self.counter < end) & ~self.waiting
+            going = (self.counter < end) & ~self.waiting & ~self.warp_waiting
             if not going.any():
-                if not self.waiting.any():
+                if not (self.waiting | self.warp_waiting).any():
                     return True
-                self.waiting[:] = False
+                self._release()
                 continue
             at = int(self.counter[going].min())
             self.active = going & (self.counter == at)
@@ -101,6 +112,28 @@ class Block:
                     break
                 self.counter[self.active] = at
 
+    def _release(self) -> None:
+        """Let go those that wait for their warp, or else those that wait for the block."""
+        if self.warp_waiting.any():
+            self.warp_waiting[:] = False
+            return
+        if self.voted is not None:
+            target, mode = self.voted
+            self.put(target, warps.barrier(mode, self.votes, self.waiting), self.waiting)
+            self.voted = None
+        self.waiting[:] = False
+
+    def _wait(self, one: Instruction, rest: list[str], active: Array) -> None:
+        """bar, barrier: of a warp, of the block, or of the block with a vote (bar.red)."""
+        if "warp" in rest:
+            self.warp_waiting[active] = True
+            return
+        self.waiting[active] = True
+        if "red" in rest:
+            held = self.value(one.operands[-1], np.dtype(bool))
+            self.votes = np.where(active, held, self.votes)
+            self.voted = one.operands[0], next(m for m in rest if m in ("popc", "and", "or"))
+
     def _step(self, at: int) -> None:
         one, active = self.code.instructions[at], self.active
         if self.trace is not None:
@@ -116,7 +149,9 @@ class Block:
             elif base in ("ret", "exit"):
                 self.counter[active] = len(self.code.instructions)
             elif base in ("bar", "barrier"):
-                self.waiting[active] = True
+                self._wait(one, rest, active)
+            elif base == "call" or (base in ("st", "ld") and self._of_call(one)):
+                raise KeyError("a call of a function that is not inlined")
             elif base == "cp" and rest[0] == "async" and one.kind == "memory":
                 self._copy(at, one, active)
             elif one.kind == "memory" or base in ("ld", "st"):
@@ -124,12 +159,21 @@ class Block:
             elif base not in ("cp", "membar", "fence", "prefetch", "nanosleep"):
                 self._compute(one, base, rest, active)
         except KeyError as error:
-            raise NotInterpretedError(f"{one.opcode} ({one.text[:60]}): {error}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise NotInterpretedError(f"{one.opcode} ({one.text[:60]}): {error}") from error
+            raise self._not_interpreted(one, error) from None
+        except (TypeError, ValueError, OverflowError, StopIteration) as error:
+            raise self._not_interpreted(one, error) from error
         except IndexError as error:
             place = "" if one.line is None else f"line {one.line}: "
             raise type(error)(f"{place}{error}") from None
+
+    def _not_interpreted(self, one: Instruction, error: Exception) -> NotInterpretedError:
+        place = "" if one.line is None else f"line {one.line}: "
+        called = [c[1] for each in self.code.instructions if (c := _CALLED.match(each.text))]
+        calls = f"; the kernel calls {', '.join(dict.fromkeys(called))}" if called else ""
+        text = " ".join(one.text.split())[:60]
+        return NotInterpretedError(
+            f"{place}the interpreter of PTX lacks {one.opcode} ({text}): {error.args[0]}{calls}"
+        )
 
     def value(self, operand: str, kind: np.dtype[Any]) -> Array:
         """A register, number or special register as a vector of a type."""
@@ -141,6 +185,8 @@ class Block:
             held = self.special[found]
         elif operand in self.launch.symbols:
             held = np.full(self.lanes, self.launch.symbols[operand][1], np.uint64)
+        elif operand in self.launch.addresses:
+            held = np.full(self.lanes, self.launch.addresses[operand], np.uint64)
         else:
             return _number(operand, kind, self.lanes)
         if kind.kind == "b" or held.dtype.kind == "b":
@@ -175,11 +221,14 @@ class Block:
             self.put(target, convert(narrow, to, rest), active)
         elif base in ("setp", "set"):
             self._compare(target, operands, rest, types, active)
-        elif base == "shfl":
-            self._shuffle(target, operands, rest, active)
+        elif base in ("shfl", "vote", "match", "redux", "activemask"):
+            self._together(target, operands, base, rest, types, active)
         elif base == "dp4a":
             given = [self.value(o, np.dtype("u4")) for o in operands]
             self.put(target, dot_product(one.opcode, *given), active)
+        elif base == "shf":
+            low, high, by = (self.value(o, np.dtype("u4")) for o in operands)
+            self.put(target, funnel(low, high, by, "l" in rest, "wrap" in rest), active)
         elif base in ("fma", "mad") and types[-1].kind == "f":
             self.put(target, fused(*(self.value(o, types[-1]) for o in operands)), active)
         else:
@@ -190,15 +239,19 @@ class Block:
     ) -> Array:
         kind = types[-1]
         name = next(
-            (f"{base}.{s}" for s in ("wide", "hi") if s in rest and f"{base}.{s}" in COMPUTE), base
+            (
+                f"{base}.{s}"
+                for s in ("wide", "hi", "shiftamt")
+                if s in rest and f"{base}.{s}" in COMPUTE
+            ),
+            base,
         )
         kinds = [kind] * len(operands)
         if name == "selp":
             kinds[-1] = np.dtype(bool)
-        elif base in ("shl", "shr", "bfe", "lop3"):
-            kinds[1 if base != "lop3" else 3 :] = [np.dtype("u4")] * len(
-                operands[1 if base != "lop3" else 3 :]
-            )
+        elif base in _COUNTS_FROM:
+            first = _COUNTS_FROM[base]
+            kinds[first:] = [np.dtype("u4")] * len(operands[first:])
         elif name == "mad.wide":
             kinds[-1] = np.dtype(f"{kind.kind}{2 * kind.itemsize}")
         made = COMPUTE[name](*(self.value(o, k) for o, k in zip(operands, kinds, strict=True)))
@@ -254,25 +307,32 @@ class Block:
         if second:
             self.put(second, ~made, active)
 
-    def _shuffle(self, target: str, operands: list[str], rest: list[str], active: Array) -> None:
-        """shfl.sync: what another thread of the warp has; its own where that is out of reach."""
-        mode = next(m for m in rest if m in ("up", "down", "bfly", "idx"))
-        values, by, control = (self.value(o, np.dtype("u4")).astype(np.int64) for o in operands[:3])
-        lane = self.special["laneid"].astype(np.int64)
-        segment, clamp = (control >> 8) & 31, control & 31
-        low, high = lane & segment, (lane & segment) | (clamp & ~segment)
-        source = {
-            "up": lane - by,
-            "down": lane + by,
-            "bfly": lane ^ by,
-            "idx": low | (by & ~segment),
-        }[mode]
-        good = source >= high if mode == "up" else source <= high
-        whole = (np.arange(self.lanes) // WARP) * WARP + np.where(good, source, lane)
+    def _together(
+        self, target: str, operands: list[str], base: str, rest: list[str], types: list[Any],
+        active: Array,
+    ) -> None:  # fmt: skip
+        """What threads of a warp do together; some have a second result, whether it held."""
+        held = np.zeros(0, bool)
+        if base == "activemask":
+            made = warps.vote(["ballot"], np.ones(self.lanes, bool), active)
+        elif base == "shfl":
+            given = (self.value(o, np.dtype("u4")) for o in operands[:3])
+            made, held = warps.shuffle(rest, *given)
+        elif base == "vote":
+            made = warps.vote(rest, self.value(operands[0], np.dtype(bool)), active)
+        elif base == "match":
+            made, held = warps.match(self.value(operands[0], types[-1]), active, "all" in rest)
+        else:
+            made = warps.reduce(rest, self.value(operands[0], types[-1]), active)
         first, _, second = target.partition("|")
-        self.put(first, values[np.minimum(whole, self.lanes - 1)].astype(np.uint32), active)
+        self.put(first.strip(), made, active)
         if second:
-            self.put(second, good, active)
+            self.put(second.strip(), held, active)
+
+    def _of_call(self, one: Instruction) -> bool:
+        """Whether a load or store is of the parameters of a call."""
+        names = [o.strip("[] ").partition("+")[0] for o in one.operands if o.startswith("[")]
+        return ".param" in one.opcode and any(n not in self.launch.parameters for n in names)
 
     def _access(self, at: int, one: Instruction, base: str, rest: list[str], active: Array) -> None:
         if base not in ("ld", "ldu", "st", "atom", "red") or (

@@ -31,11 +31,12 @@ class Access:
 @dataclass
 class Trace:
     """What is recorded while a kernel runs: its accesses, at most so many of each instruction,
-    and how often each instruction was executed by a block."""
+    and how often each instruction was executed by a block; whether all came to their end."""
 
     most: int = 64
     accesses: dict[int, list[Access]] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
+    ended: bool = False
 
     def note(self, index: int, addresses: Array, active: Array) -> None:
         kept = self.accesses.setdefault(index, [])
@@ -67,6 +68,14 @@ class Launch:
             ends[space] = start + size
         return found
 
+    @cached_property
+    def addresses(self) -> dict[str, int]:
+        """Where the variables of the module lie."""
+        return {
+            name: self.memory.place(name, np.frombuffer(held, np.uint8).copy())
+            for name, held in self.ptx.constants.items()
+        }
+
     def bytes_of(self, space: str) -> int:
         """How much a block has of shared, a thread of local memory."""
         sizes = self.ptx.memory
@@ -88,6 +97,8 @@ class Launch:
         with np.errstate(all="ignore"):
             for index in every if blocks is None else blocks:
                 ended &= Block(self, index, trace).run(most)
+        if trace is not None:
+            trace.ended = ended
         return ended
 
 

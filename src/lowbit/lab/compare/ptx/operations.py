@@ -88,6 +88,42 @@ def _permute(a: Array, b: Array, selector: Array) -> Array:
     return out
 
 
+def _reverse(a: Array) -> Array:
+    """brev: the bits in the other order."""
+    octets = a[:, None].view(np.uint8)[:, ::-1]
+    turned = np.packbits(np.unpackbits(octets, axis=1, bitorder="little"), axis=1)
+    return turned.view(a.dtype).reshape(-1)
+
+
+def _insert(a: Array, b: Array, start: Array, length: Array) -> Array:
+    """bfi: b with its bits from `start` on those of a."""
+    width = _shift(np.full_like(a, -1 & (2 ** (8 * a.itemsize) - 1)), length, True)
+    mask = _shift(~width, start, True)
+    return (b & ~mask) | (_shift(a, start, True) & mask)
+
+
+def _first_bit(a: Array) -> Array:
+    """bfind: the number of the highest bit that is not as the sign, -1 without one."""
+    plain = np.where(a < 0, ~a, a) if a.dtype.kind == "i" else a
+    return np.array([int(x).bit_length() - 1 for x in plain], np.int64).astype(np.uint32)
+
+
+def _first_shift(a: Array) -> Array:
+    """bfind.shiftamt: how far left that bit has to be shifted to be the highest."""
+    found = _first_bit(a)
+    none = np.uint32(2**32 - 1)
+    return np.where(found == none, none, np.uint32(a.itemsize * 8 - 1) - found)
+
+
+def funnel(a: Array, b: Array, by: Array, left: bool, wrap: bool) -> Array:
+    """shf: 32 bits of b and a side by side, shifted by as many as the last five bits say (wrap), or
+    at most 32 (clamp)."""
+    count = (by & 31 if wrap else np.minimum(by, 32)).astype(np.uint64)
+    both = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
+    moved = both << count >> np.uint64(32) if left else both >> count
+    return moved.astype(np.uint32)
+
+
 def _logic(a: Array, b: Array, c: Array, table: Array) -> Array:
     """lop3: any function of three bits, by its table."""
     out, number = np.zeros_like(a), int(table[0])
@@ -152,6 +188,15 @@ COMPUTE: dict[str, Compute] = {
     "popc": _popcount,
     "clz": _leading,
     "bfe": _extract,
+    "bfi": _insert,
+    "bfind": _first_bit,
+    "bfind.shiftamt": _first_shift,
+    "brev": _reverse,
+    "cnot": lambda a: (a == 0).astype(a.dtype),
+    "sad": lambda a, b, c: c + np.where(a > b, a - b, b - a).astype(c.dtype),
+    "inc": lambda a, most: np.where(a >= most, 0, a + 1).astype(a.dtype),
+    "dec": lambda a, most: np.where((a == 0) | (a > most), most, a - 1).astype(a.dtype),
+    "copysign": lambda a, b: np.copysign(b, a),
     "prmt": _permute,
     "lop3": _logic,
 }

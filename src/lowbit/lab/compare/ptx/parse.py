@@ -8,13 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lowbit.lab.compare.code import Code, Instruction, Kind
+from lowbit.lab.compare.ptx.locations import Lines, settled
 
 _INSTRUCTION = re.compile(r"(?:@(!?%?[\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _LABEL = re.compile(r"([\w$]+):")
-_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _DECLARED = re.compile(
     r"\.(shared|local)\s+(?:\.align\s+(\d+)\s+)?\.b(\d+)\s+([\w$]+)(?:\[(\d*)\])?"
+)
+_GLOBAL = re.compile(
+    r"\.(?:global|const)\s+(?:\.align\s+\d+\s+)?\.[bsuf](\d+)\s+([\w$]+)(?:\[(\d+)\])?"
+    r"(?:\s*=\s*\{?([^};]*)\}?)?;"
 )
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+(?:\.ptr[^,)]*?\s)?([\w$]+)(?:\[(\d+)\])?\s*(?:,|$)"
@@ -43,18 +47,20 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Ptx:
-    """A kernel. memory: the space, alignment and bytes of each variable."""
+    """A kernel. memory: the space, alignment and bytes of each variable of a block or thread;
+    constants: the bytes of each of the module."""
 
     name: str
     parameters: tuple[Parameter, ...]
     code: Code
     memory: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def parse(text: str, file: str | None = None, entry: str | None = None) -> Ptx:
     """The kernel `entry`, or the only one, with lines of `file`: of what is inlined from another
     file, the line that it is inlined at. ValueError if there is no such kernel."""
-    text = _COMMENT.sub(" ", text)
+    text = _COMMENT.sub(" ", settled(text))
     found = re.finditer(r"\.entry\s+([\w$]+)\s*(\([^)]*\))?", text)
     starts = {one[1]: one for one in found}
     name = entry if entry in starts else next(iter(starts), None)
@@ -84,7 +90,21 @@ def parse(text: str, file: str | None = None, entry: str | None = None) -> Ptx:
         if one[1] == "shared":
             count = int(one[5]) if one[5] else (0 if one[5] == "" else 1)
             memory.setdefault(one[4], (one[1], int(one[2] or 1), int(one[3]) // 8 * count))
-    return Ptx(name, parameters, _code(body, own), memory)
+    constants = {one[2]: _initial(*one.groups()) for one in _GLOBAL.finditer(text)}
+    return Ptx(name, parameters, _code(body, own), memory, constants)
+
+
+def _initial(bits: str, name: str, count: str | None, values: str | None) -> bytes:
+    """What a variable of the module holds at first: its values, then zeros."""
+    size = int(bits) // 8
+    given = [one.strip() for one in (values or "").split(",") if one.strip()]
+    # Floats are their bits in base 16, behind 0f or 0d; addresses of other variables are not known.
+    held = b"".join(
+        int(re.sub(r"^0[fFdD]", "0x", one), 0).to_bytes(size, "little", signed=one[0] == "-")
+        for one in given
+        if one[0] in "-0123456789"
+    )
+    return held.ljust(size * int(count or 1), b"\0")
 
 
 def _braced(text: str, start: int) -> str:
@@ -117,27 +137,28 @@ def _statements(body: str) -> Iterator[str]:
 def _code(body: str, own: set[int]) -> Code:
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
-    line: int | None = None
+    lines = Lines(own)
     for statement in _statements(body):
         statement = re.sub(r"^[{}]\s*(?=[@a-z.])", "", statement)
         if label := _LABEL.fullmatch(statement):
             labels[label[1]] = len(instructions)
-        elif place := _LOCATION.match(statement):
-            pairs = ((place[1], place[2]), (place[3], place[4]))
-            lines = [int(at) for number, at in pairs if number and int(number) in own and at != "0"]
-            line = lines[0] if lines else 0 if place[2] == "0" else line
+        elif statement.startswith(".loc"):
+            lines.enter(statement)
         elif statement and not statement.startswith("."):
-            instructions.append(_instruction(statement, line))
+            instructions.append(_instruction(statement, lines.now))
     return Code(tuple(_placed(instructions)), labels)
 
 
 def _placed(given: list[Instruction]) -> list[Instruction]:
     """What a compiler made of line 0, which is nobody's, belongs to the line that uses it first; or
-    where nothing does, to the line before."""
+    where nothing does, to the line before. An access to memory of line 0, which a compiler may have
+    merged of several, belongs to none."""
     used: dict[str, int] = {}
     made: list[Instruction] = []
     for one in reversed(given):
-        if one.line == 0:
+        if one.line == 0 and one.kind == "memory":
+            one = replace(one, line=None)
+        elif one.line == 0:
             uses = [used[name] for name in sorted(one.writes) if name in used]
             one = replace(one, line=uses[0] if uses else 0)
         if one.line:
@@ -148,7 +169,7 @@ def _placed(given: list[Instruction]) -> list[Instruction]:
     for at, one in enumerate(made):
         if one.line == 0:
             made[at] = replace(one, line=last)
-        last = made[at].line
+        last = made[at].line or last
     return made
 
 
@@ -175,7 +196,7 @@ def _instruction(statement: str, line: int | None) -> Instruction:
     if base in ("ldmatrix", "stmatrix"):
         space = "shared"
     return Instruction(
-        text=statement,
+        text=" ".join(f"{opcode} {rest}".split()),
         opcode=opcode,
         line=line,
         operands=operands,
