@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
-from lowbit.graph.operators.shapes import axes_of
 from lowbit.graph.passes.infer import inferred
 
 
@@ -274,30 +273,6 @@ def _instance(parts: Parts, node: Node) -> bool:
     return parts.end("GroupNormalization", *node.inputs, num_groups=groups, **parts.attributes)
 
 
-def _cumulative(parts: Parts, node: Node) -> bool:
-    """A product with a triangle of ones: sums of integers are exact up to 2^24."""
-    x, given = node.inputs[0], parts.known(node.inputs[1])
-    if given is None:
-        return False
-    tensor = parts.tensor(x)
-    rank = len(tensor.sizes)
-    axes = axes_of(node, given, rank)
-    assert axes is not None
-    ones = np.ones((tensor.sizes[axes[0]],) * 2, np.float32)
-    later = int(bool(node.get("exclusive", 0)))
-    ones = np.tril(ones, -later) if node.get("reverse", 0) else np.triu(ones, later)
-    floats = x if tensor.dtype == "float32" else parts.add("Cast", x, to="float32")
-    perm = [axis for axis in range(rank) if axis != axes[0]] + [axes[0]]
-    last = parts.add("Transpose", floats, perm=tuple(perm))
-    flat = parts.shaped(last, (-1, tensor.sizes[axes[0]]))
-    sums = parts.add("MatMul", flat, parts.constant(ones))
-    whole = parts.shaped(sums, [tensor.sizes[axis] for axis in perm])
-    back = tuple(perm.index(axis) for axis in range(rank))
-    if tensor.dtype == "float32" or tensor.scale is not None:
-        return parts.end("Transpose", whole, perm=back)
-    return parts.end("Cast", parts.add("Transpose", whole, perm=back), to=tensor.dtype)
-
-
 RULES: Mapping[str, Decompose] = {
     "Sum": _chain("Add"),
     "Min": _chain("Min"),
@@ -320,5 +295,4 @@ RULES: Mapping[str, Decompose] = {
     "Tile": _tile,
     "Trilu": _triangle,
     "InstanceNormalization": _instance,
-    "CumSum": _cumulative,
 }

@@ -29,6 +29,26 @@ def matmul(b: Builder, *, x: Value, other: Value = "", mat2: Value = "", **more:
     return b.add("MatMul", x, other or mat2 or more.get("vec") or more["tensor"])
 
 
+@converter("_grouped_mm", "transformers::grouped_mm_fallback")
+def grouped_mm(
+    b: Builder, *, x: Value = "", input: Value = "", mat2: Value = "", weight: Value = "",
+    offs: Value | None, bias: Value | None = None, **_: Any,
+) -> Value:  # fmt: skip
+    """Rows of x, [M, K], in groups that end at `offs`, each times its own matrix."""
+    x, weight = x or input, mat2 or weight
+    ranks = len(b.shape(x)), len(b.shape(weight))
+    if ranks == (3, 3) and offs is None:
+        made = b.add("MatMul", x, weight)
+    elif ranks == (2, 3) and offs is not None:
+        made = b.add("GroupedMatMul", x, weight, offs)
+    else:
+        raise NotImplementedError(
+            f"a grouped product of {ranks[0]} and {ranks[1]} axes is not translated: groups are "
+            "those of rows, [M, K] x [groups, K, N]"
+        )
+    return b.add("Add", made, bias) if bias else made
+
+
 @converter("addmm", "baddbmm")
 def addmm(b: Builder, *, x: Value, beta: float, alpha: float, **factors: Value) -> Value:
     product = b.add("MatMul", *factors.values())

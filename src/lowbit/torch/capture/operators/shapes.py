@@ -156,26 +156,6 @@ def _by_several(b: Builder, x: Value, axes: Sequence[int], indices: Sequence[Val
     return b.add("Transpose", made, perm=(*moved, *range(of_indices), *rest))
 
 
-@converter("index_put")
-def index_put(
-    b: Builder, *, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
-) -> Value:
-    """One number where a mask says so."""
-    mask = indices[0]
-    masked = len(indices) == 1 and mask is not None and b.dtype(mask) is torch.bool
-    if not masked or accumulate or math.prod(b.shape(values)) != 1:
-        raise NotImplementedError(
-            "elements that are written by indices are not translated, but for one number by a "
-            "mask: use torch.where"
-        )
-    assert mask is not None
-    missing = range(len(b.shape(mask)), len(b.shape(x)))
-    if missing:
-        mask = b.add("Unsqueeze", mask, b.ints(list(missing)))
-    number = b.add("Reshape", b.cast(values, b.out.dtype), b.ints([1]))
-    return b.add("Where", mask, number, x)
-
-
 @converter("slice_scatter")
 def slice_scatter(
     b: Builder, *, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
