@@ -17,7 +17,7 @@ from lowbit.graph.lowering.elementwise import (
     same_format,
 )
 from lowbit.graph.lowering.shapes import integers, settled
-from lowbit.graph.operators.windows import divisors, windows
+from lowbit.graph.operators.windows import divisors, pool_windows
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
 from lowbit.kernels.cpu.tensors.pool import pool, pool_block
@@ -46,12 +46,12 @@ def pooling(lowering: Lowering, node: Node) -> None:
     order = channels_last(len(view.shape))
     x = plain(lowering, view, order)
     batch, channels, *size = x.shape
-    over = windows(node, tuple(size), tuple(node.get("kernel_shape")))
+    over = pool_windows(node, tuple(size))
     out = lowering.output(node.outputs[0], order)
     kind = "max" if node.op == "MaxPool" else "mean"
     reduction, parameters = _reduction(lowering, kind, x, out)
     places, counts = over.places().astype(np.int32), divisors(node, over).astype(np.int32)
-    taps = over.taps
+    taps = places.shape[1]
     lowering.add(pool.program(lowering.isa, reduction=reduction), {
         "out": out.place, "x": x.place, "places": lowering.known(places),
         "divisors": lowering.known(counts.ravel()), "parameters": parameters, "batch": batch,

@@ -29,24 +29,10 @@ def matmul(b: Builder, *, x: Value, other: Value = "", mat2: Value = "", **more:
     return b.add("MatMul", x, other or mat2 or more.get("vec") or more["tensor"])
 
 
-@converter("_grouped_mm", "transformers::grouped_mm_fallback")
-def grouped_mm(
-    b: Builder, *, x: Value = "", input: Value = "", mat2: Value = "", weight: Value = "",
-    offs: Value | None, bias: Value | None = None, **_: Any,
-) -> Value:  # fmt: skip
-    """Rows of x, [M, K], in groups that end at `offs`, each times its own matrix."""
-    x, weight = x or input, mat2 or weight
-    ranks = len(b.shape(x)), len(b.shape(weight))
-    if ranks == (3, 3) and offs is None:
-        made = b.add("MatMul", x, weight)
-    elif ranks == (2, 3) and offs is not None:
-        made = b.add("GroupedMatMul", x, weight, offs)
-    else:
-        raise NotImplementedError(
-            f"a grouped product of {ranks[0]} and {ranks[1]} axes is not translated: groups are "
-            "those of rows, [M, K] x [groups, K, N]"
-        )
-    return b.add("Add", made, bias) if bias else made
+@converter("transformers::grouped_mm_fallback")
+def grouped_mm(b: Builder, *, input: Value, weight: Value, offs: Value) -> Value:
+    """What transformers exports of float32; PyTorch's own `_grouped_mm` is of bfloat16 there."""
+    return b.add("GroupedMatMul", input, weight, offs)
 
 
 @converter("addmm", "baddbmm")
@@ -145,7 +131,8 @@ def avg_pool(
     return _windowed(b, "AveragePool", x, **attributes)
 
 
-@converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+           "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")  # fmt: skip
 def adaptive_avg_pool(b: Builder, *, x: Value, output_size: Sequence[int]) -> Value:
     return _adaptive(b, x, output_size, "AveragePool", "GlobalAveragePool")
 
@@ -160,12 +147,12 @@ def _adaptive(b: Builder, x: Value, output_size: Sequence[int], op: str, whole: 
     if all(size == 1 for size in output_size):
         return _windowed(b, whole, x)
     sizes = b.shape(x)[-axes:]
-    if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(sizes, output_size, strict=True)):
-        raise NotImplementedError(
-            f"{b.operator} from {[str(n) for n in sizes]} to {list(output_size)} has windows of "
-            "different sizes, which is not translated: make one a multiple of the other"
-        )
-    window = tuple(int(n) // m for n, m in zip(sizes, output_size, strict=True))
+    wanted = [n if m is None else m for n, m in zip(sizes, output_size, strict=True)]
+    if any(isinstance(n, torch.SymInt) for n in wanted):
+        raise NotImplementedError(f"{b.operator} to a size that is not fixed is not translated")
+    if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(sizes, wanted, strict=True)):
+        return _windowed(b, op, x, output_size=tuple(wanted))
+    window = tuple(int(n) // m for n, m in zip(sizes, wanted, strict=True))
     return _windowed(b, op, x, kernel_shape=window, strides=window)
 
 
