@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from lowbit.torch.capture.builder import Builder, Value, converter, numpy_name, same_shape, same_size
+from lowbit.torch.capture.builder import (
+    Builder,
+    Value,
+    converter,
+    numpy_name,
+    same_shape,
+    same_size,
+)
 
 _INT64 = torch.int64
 
@@ -176,7 +183,7 @@ def scatter(
     reduce: str | None = None, include_self: bool = True,
 ) -> Value:  # fmt: skip
     """At its indices along `dim` of its own place: the first updates, as many as indices."""
-    dtype, axis, wanted = b.out.dtype, dim, b.shape(index)
+    dtype, wanted = b.out.dtype, b.shape(index)
     sizes = b.shape(x) or [1]
     update = b.add("Expand", b.number(value, dtype), b.ints(wanted)) if src is None else (
         _first_of(b, b.cast(src, dtype), b.shape(src), wanted)
