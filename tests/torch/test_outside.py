@@ -82,9 +82,14 @@ class Inherited(Unsqueezed):
 
 class Looped(Holder):
     def used(self, x: Tensor) -> Tensor:
-        for _, layer in enumerate([self.use] and self.several):
+        for _, layer in enumerate(self.several):
             x = x + layer.weight.unsqueeze(0).sum(1)
         return x
+
+
+class Listed(Holder):
+    def used(self, x: Tensor) -> Tensor:
+        return sum((x @ one.weight.unsqueeze(0) for one in (self.use, self.several[0])), x)
 
 
 class Child(nn.Module):
@@ -161,6 +166,11 @@ def test_a_weight_that_is_used_outside_stays_in_float(kind: type[Holder], config
 def test_in_a_loop_over_layers() -> None:
     torch.manual_seed(0)
     assert set(_quantized(Looped(), torch.randn(2, 3, 8))) == {"several.0", "several.1"}
+
+
+def test_in_a_list_of_layers() -> None:
+    torch.manual_seed(0)
+    assert set(_quantized(Listed(), torch.randn(2, 3, 8))) == {"use", "several.0", "several.1"}
 
 
 @pytest.mark.parametrize("kind", [Facts, Products, NotReached])

@@ -102,8 +102,9 @@ class _Reader:
             return self._attributes(node)
         if isinstance(node, ast.IfExp):
             return self.things(node.body) + self.things(node.orelse)
-        if isinstance(node, ast.BoolOp):
-            return tuple(one for value in node.values for one in self.things(value))
+        if isinstance(node, ast.BoolOp | ast.List | ast.Tuple):
+            parts = node.values if isinstance(node, ast.BoolOp) else node.elts
+            return tuple(one for part in parts for one in self.things(part))
         if isinstance(node, ast.NamedExpr | ast.Starred):
             return self.things(node.value)
         if isinstance(node, ast.Subscript):

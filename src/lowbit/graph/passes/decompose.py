@@ -65,10 +65,11 @@ class Parts:
         return True
 
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
-        return self.add("Reshape", x, self.constant(np.array(shape, np.int64)), like=like)
+        sizes = self.constant(np.array(shape, np.int64))
+        return self.add("Reshape", x, sizes, like=like, allowzero=1)
 
     def end_shaped(self, x: str, shape: Sequence[int]) -> bool:
-        return self.end("Reshape", x, self.constant(np.array(shape, np.int64)))
+        return self.end("Reshape", x, self.constant(np.array(shape, np.int64)), allowzero=1)
 
 
 Decompose = Callable[[Parts, Node], bool]  # False: the node stays
@@ -205,6 +206,10 @@ def _as_floats(parts: Parts, node: Node) -> bool:
     return parts.end("Cast", made, to=parts.tensor(node.outputs[0]).dtype)
 
 
+def _either(first: Decompose, second: Decompose) -> Decompose:
+    return lambda parts, node: first(parts, node) or second(parts, node)
+
+
 def _lp(parts: Parts, node: Node) -> bool:
     p, x = node.get("p", 2), node.inputs[0]
     if p not in (1, 2):
@@ -280,7 +285,7 @@ RULES: Mapping[str, Decompose] = {
     "Mean": _mean,
     "Gemm": _gemm,
     "Einsum": _einsum,
-    "ReduceMin": _between("Neg", "ReduceMax", "Neg"),
+    "ReduceMin": _either(_as_floats, _between("Neg", "ReduceMax", "Neg")),
     "ReduceL1": _between("Abs", "ReduceSum", ""),
     "ReduceL2": _between("Mul", "ReduceSum", "Sqrt"),
     "ReduceSumSquare": _between("Mul", "ReduceSum", ""),
@@ -288,6 +293,8 @@ RULES: Mapping[str, Decompose] = {
     "ReduceSum": _as_floats,
     "ReduceMax": _as_floats,
     "ReduceMean": _as_floats,
+    "MaxPool": _as_floats,
+    "AveragePool": _as_floats,
     "LpNormalization": _lp,
     "ArgMin": _arg_min,
     "DepthToSpace": _depth_to_space,

@@ -1,4 +1,4 @@
-"""Operators that put in order, count, or write by indices."""
+"""Operators that put in order, count, or read and write by indices."""
 
 from __future__ import annotations
 
@@ -69,6 +69,42 @@ def histogram(b: Builder, *, x: Value, bins: int, min: Any, max: Any) -> Value:
     return b.add("ReduceSum", ones, b.ints([0]), keepdims=0)
 
 
+@converter("index")
+def index(b: Builder, *, x: Value, indices: Sequence[Value | None]) -> Value:
+    given = [(axis, one) for axis, one in enumerate(indices) if one is not None]
+    if len(given) == 1 and b.dtype(given[0][1]) is not torch.bool:
+        axis, one = given[0]
+        return b.add("Gather", x, one, axis=axis)
+    if any(b.dtype(one) is torch.bool for _, one in given):
+        raise NotImplementedError(
+            "an index by booleans makes a result whose size depends on the data: use torch.where"
+        )
+    return _by_several(b, x, [axis for axis, _ in given], [one for _, one in given])
+
+
+def _by_several(b: Builder, x: Value, axes: Sequence[int], indices: Sequence[Value]) -> Value:
+    """Elements by the indices of some axes, as one index into these axes joined. The axes of the
+    indices come where the first of these was, if they were neighbours, else first."""
+    sizes = b.shape(x)
+    others = [axis for axis in range(len(sizes)) if axis not in axes]
+    place, joined = b.ints([0], scalar=True), 1
+    for axis, one in zip(axes, indices, strict=True):
+        length = b.ints([sizes[axis]], scalar=True)
+        positive = b.add("Mod", b.cast(one, torch.int64), length)
+        place = b.add("Add", b.add("Mul", place, length), positive)
+        joined = joined * sizes[axis]
+    order = (*axes, *others)
+    first = x if order == tuple(range(len(sizes))) else b.add("Transpose", x, perm=order)
+    flat = b.add("Reshape", first, b.ints([joined, *(sizes[axis] for axis in others)]))
+    made, before = b.add("Gather", flat, place, axis=0), axes[0]
+    if not before or list(axes) != list(range(before, before + len(axes))):
+        return made
+    of_indices = len(b.out.shape) - len(others)
+    moved = range(of_indices, of_indices + before)
+    rest = range(of_indices + before, len(b.out.shape))
+    return b.add("Transpose", made, perm=(*moved, *range(of_indices), *rest))
+
+
 @converter("index_put")
 def index_put(
     b: Builder, *, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
@@ -76,17 +112,16 @@ def index_put(
     values = b.cast(values, b.out.dtype)
     found = [(axis, one) for axis, one in enumerate(indices) if one is not None]
     if any(b.dtype(one) is torch.bool for _, one in found):
-        if len(indices) > 1 or accumulate:
+        if len(indices) > 1:
             raise NotImplementedError(
-                "an index by booleans and by others, or one that adds, is not translated: use "
-                "torch.where"
+                "an index by booleans and by others is not translated: use torch.where"
             )
-        return _by_mask(b, x, found[0][1], values)
+        return _by_mask(b, x, found[0][1], values, accumulate)
     return _written(b, x, [axis for axis, _ in found], [one for _, one in found], values,
                     "add" if accumulate else "none")  # fmt: skip
 
 
-def _by_mask(b: Builder, x: Value, mask: Value, values: Value) -> Value:
+def _by_mask(b: Builder, x: Value, mask: Value, values: Value, accumulate: bool) -> Value:
     """values, one after another, where the mask, of the first axes of x, says so."""
     sizes, covered = b.shape(x), len(b.shape(mask))
     rest = sizes[covered:]
@@ -94,9 +129,9 @@ def _by_mask(b: Builder, x: Value, mask: Value, values: Value) -> Value:
     if rest:
         wide = b.add("Unsqueeze", mask, b.ints(list(range(covered, len(sizes)))))
     rows = b.shape(values)[: len(b.shape(values)) - len(rest)]
-    if math.prod(b.shape(values)) == 1 or not rows or math.prod(rows) == 1:
-        return b.add("Where", wide, values, x)
-    return b.add("Where", wide, _taken_in_turn(b, mask, values, sizes), x)
+    if math.prod(b.shape(values)) != 1 and rows and math.prod(rows) != 1:
+        values = _taken_in_turn(b, mask, values, sizes)
+    return b.add("Where", wide, b.add("Add", x, values) if accumulate else values, x)
 
 
 def _taken_in_turn(b: Builder, mask: Value, rows: Value, shape: Sequence[Any]) -> Value:
