@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lowbit.graph.files import load, save
 from lowbit.graph.session import Session
-from lowbit.torch import StaticInt8Config, compile, quantize_
+from lowbit.torch import StaticInt8Config, compile, quantize_, summary
 
 pytestmark = pytest.mark.slow
 
@@ -129,8 +129,14 @@ def test_an_index_that_does_not_exist() -> None:
 
 
 def static(model: nn.Module, batches: list[Tensor], folder: Path) -> Session:
-    """In static int8, saved, and read where PyTorch need not be."""
+    """In static int8, saved, and read where PyTorch need not be. The summary names what is in float,
+    which the experts are."""
     made: Any = quantize_(model, StaticInt8Config(), calibration=batches)
+    layers = summary(made).layers
+    assert {one.quantized for one in layers if one.layer in ("Conv", "Linear")} == {True}
+    grouped = [one for one in layers if one.layer == "GroupedMatMul"]
+    assert len(grouped) == sum(one.op == "GroupedMatMul" for one in made.graph.nodes)
+    assert all("float32" in one.why and not one.quantized for one in grouped)
     save(made.graph, folder / "net.lowbit")
     return Session(load(folder / "net.lowbit"))
 
