@@ -129,8 +129,8 @@ def test_an_index_that_does_not_exist() -> None:
 
 
 def static(model: nn.Module, batches: list[Tensor], folder: Path) -> Session:
-    """In static int8, saved, and read where PyTorch need not be. The summary names what is in float,
-    which the experts are."""
+    """In static int8, saved, and read where PyTorch need not be. The summary names what is in
+    float, which the experts are."""
     made: Any = quantize_(model, StaticInt8Config(), calibration=batches)
     layers = summary(made).layers
     assert {one.quantized for one in layers if one.layer in ("Conv", "Linear")} == {True}

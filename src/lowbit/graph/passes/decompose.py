@@ -221,7 +221,9 @@ def _lp(parts: Parts, node: Node) -> bool:
 
 
 def _arg_min(parts: Parts, node: Node) -> bool:
-    return parts.end("ArgMax", parts.add("Neg", node.inputs[0]), **parts.attributes)
+    x = node.inputs[0]
+    turned = parts.add("Not" if parts.tensor(x).dtype == "bool" else "Neg", x)
+    return parts.end("ArgMax", turned, **parts.attributes)
 
 
 def _depth_to_space(parts: Parts, node: Node) -> bool:

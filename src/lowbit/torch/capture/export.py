@@ -244,7 +244,8 @@ def _decompositions() -> Any:
     # Core operators stay in what is exported; of some, PyTorch knows what they consist of.
     for operator, function in global_decomposition_table["post_autograd"].items():
         core = isinstance(operator, OpOverload) and torch.Tag.core in operator.tags
-        if core and operator._schema.name not in converters.load():
+        into_aten = function.__module__.startswith("torch._decomp")
+        if core and into_aten and operator._schema.name not in converters.load():
             table[operator] = function
     return table
 

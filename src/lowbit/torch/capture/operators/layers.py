@@ -220,6 +220,14 @@ def group_norm(
     return made
 
 
+@converter("native_group_norm")
+def native_group_norm(
+    b: Builder, *, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float,
+    **_: Any,
+) -> tuple[Value]:  # fmt: skip
+    return (group_norm(b, input=input, num_groups=group, weight=weight, bias=bias, eps=eps),)
+
+
 @converter("instance_norm")
 def instance_norm(
     b: Builder, *, input: Value, weight: Value | None, bias: Value | None, eps: float,

@@ -332,13 +332,16 @@ def any_(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False) -> Val
 def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: Any = 2,
          p: Any = None, **_: Any) -> Value:  # fmt: skip
     power = ord if p is None else p
-    if power <= 0:
+    if power < 0:
         raise NotImplementedError(f"a norm of order {power} is not translated")
     axes = [dim] if isinstance(dim, int) else dim
 
     def reduced(op: str, x: Value) -> Value:
         return b.add(op, x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
 
+    if not power:  # how many are not 0
+        zero = b.add("Equal", x, b.number(0, b.out.dtype))
+        return reduced("ReduceSum", b.add("Cast", b.add("Not", zero), to=numpy_name(b.out.dtype)))
     if power in (1, 2):
         return reduced("ReduceL1" if power == 1 else "ReduceL2", x)
     if math.isinf(power):
@@ -347,13 +350,21 @@ def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: A
     return b.add("Pow", reduced("ReduceSum", b.add("Pow", b.add("Abs", x), number)), root)
 
 
+@converter("_cdist_forward")
+def distances(b: Builder, *, x1: Value, x2: Value, p: float, **_: Any) -> Value:
+    """Of all rows of x1 from all rows of x2."""
+    left, right = b.add("Unsqueeze", x1, b.ints([-2])), b.add("Unsqueeze", x2, b.ints([-3]))
+    return norm(b, x=b.add("Sub", left, right), dim=-1, p=p)
+
+
 @converter("tril", "triu")
 def triangle(b: Builder, *, x: Value, diagonal: int) -> Value:
     return b.add("Trilu", x, b.ints([diagonal], scalar=True), upper=int(b.operator == "triu"))
 
 
 @converter("arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros",
-           "new_ones", "new_full", "scalar_tensor", "empty_like", "new_empty", "empty")  # fmt: skip
+           "new_ones", "new_full", "scalar_tensor", "empty_like", "new_empty", "empty",
+           "empty_strided")  # fmt: skip
 def filled(
     b: Builder, *, start: Any = 0, end: Any = None, step: Any = 1, fill_value: Any = None,
     s: Any = None, **_: Any,
