@@ -82,14 +82,16 @@ class Inherited(Unsqueezed):
 
 class Looped(Holder):
     def used(self, x: Tensor) -> Tensor:
-        for _, layer in enumerate(self.several):
+        layers: Any = self.several
+        for _, layer in enumerate(layers):
             x = x + layer.weight.unsqueeze(0).sum(1)
         return x
 
 
 class Listed(Holder):
     def used(self, x: Tensor) -> Tensor:
-        return sum((x @ one.weight.unsqueeze(0) for one in (self.use, self.several[0])), x)
+        layers: Any = (self.use, self.several[0])
+        return sum((x @ one.weight.unsqueeze(0) for one in layers), x)
 
 
 class Child(nn.Module):

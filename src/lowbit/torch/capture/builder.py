@@ -257,7 +257,7 @@ class Builder:
         fakes = pytree.tree_leaves(node.meta["val"])
         if arguments.get("dim") is not None:
             arguments = {key: self._of_an_axis(given) for key, given in arguments.items()}
-        made = function(self, **arguments)
+        made: Any = function(self, **arguments)
         one = not isinstance(made, tuple)
         if arguments.get("dim") is not None and any(not fake.shape for fake in fakes):
             every = zip((made,) if one else made, fakes, strict=False)

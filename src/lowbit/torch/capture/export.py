@@ -243,9 +243,9 @@ def _decompositions() -> Any:
             table.pop(operator)
     # Core operators stay in what is exported; of some, PyTorch knows what they consist of.
     for operator, function in global_decomposition_table["post_autograd"].items():
-        core = isinstance(operator, OpOverload) and torch.Tag.core in operator.tags
-        into_aten = function.__module__.startswith("torch._decomp")
-        if core and into_aten and operator._schema.name not in converters.load():
+        if not isinstance(operator, OpOverload) or operator._schema.name in converters.load():
+            continue
+        if torch.Tag.core in operator.tags and function.__module__.startswith("torch._decomp"):
             table[operator] = function
     return table
 
