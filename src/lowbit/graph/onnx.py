@@ -23,7 +23,7 @@ OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 _DTYPES = "to", "output_dtype"
-OWN = {"Linear", "Silu"}
+OWN = {"GroupedMatMul", "Linear", "Silu"}
 """Operators that are not ONNX's."""
 _ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
 """Operators of which only the first output is known here."""

@@ -221,6 +221,7 @@ def _put_weights(
             arrays = {part: stored[part_key(source, part)].numpy() for part in one.format.parts}
             record = one.format.from_stored(arrays, (facts.out_features, facts.in_features))
             weight = QuantizedWeight.of(record, facts, where)
+            weight.key = source
             weights[source] = nn.Parameter(weight, requires_grad=False)
         become_quantized(layer, {name: weights[source]}, one.config)
 

@@ -11,6 +11,7 @@ from torch import nn
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.config import QuantizeConfig
 from lowbit.torch.kinds import QuantizedModule, kind_of, kinds
+from lowbit.torch.outside import outside_uses
 from lowbit.weights.format import WeightFormat
 
 Filter = Callable[[nn.Module, str], bool]
@@ -55,7 +56,7 @@ class Plan:
 def plan(model: nn.Module, config: QuantizeConfig, filter_fn: Filter | None) -> Plan:
     """What `config` makes of a model. ValueError: nothing. TypeError: for a layer whose weight or
     bias cannot be taken, with its name."""
-    made = Plan()
+    made, outside = Plan(), outside_uses(model)
     taken: list[tuple[type[QuantizedModule], Place]] = []
     found = 0
     for name, module in model.named_modules():
@@ -73,6 +74,8 @@ def plan(model: nn.Module, config: QuantizeConfig, filter_fn: Filter | None) -> 
             made.stays[name] = f"{type(config).__name__}(embeddings=None) leaves it in float"
         elif refusal := kind.refusal(module):
             made.stays[name] = refusal
+        elif module in outside:
+            made.stays[name] = f"{outside[module]} uses its weight, which has to be float there"
         else:
             places = (Place(module, name, one) for one in kind.weight_names(module))
             taken += [(kind, place) for place in places]

@@ -110,6 +110,7 @@ def _quantized(
     except (TypeError, ValueError) as error:
         where = f"layer {place.name!r}" if place.name else "the model itself"
         raise type(error)(f"{where}: {error}") from error
+    weight.key = place.key
     return nn.Parameter(weight, requires_grad=False)
 
 

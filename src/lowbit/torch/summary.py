@@ -98,7 +98,7 @@ def _products(name: str, module: CompiledModule) -> Iterator[LayerSummary]:
     for node in module.graph.nodes:
         held = [module.graph.constants.get(one) for one in node.inputs]
         matrices = [one for one in held if one is not None and len(one.shape) > 1]
-        if node.op not in PRODUCTS or not matrices:
+        if node.op not in (*PRODUCTS, "GroupedMatMul") or not matrices:
             continue
         weight = matrices[0]
         whole = isinstance(weight, QTensor)

@@ -83,6 +83,7 @@ class QuantizedWeight(Tensor):
     """
 
     facts: Facts
+    key: str  # how a model calls it, if it is in one
     format: WeightFormat
     packing: str
     config: QuantizeConfig | None  # that it was quantized with
@@ -112,6 +113,7 @@ class QuantizedWeight(Tensor):
         for name in _PART_NAMES:
             setattr(self, name, parts.get(name))
         self.facts = facts
+        self.key = ""
         # Plain attributes: to ask a tensor of a class of its own for its shape takes microseconds.
         self.format, self.packing, self.config = facts.format, facts.packing, facts.config
         self.out_features, self.in_features = facts.out_features, facts.in_features
@@ -170,7 +172,9 @@ class QuantizedWeight(Tensor):
 
     def with_parts(self, parts: dict[str, Tensor], **changed: Any) -> QuantizedWeight:
         """The same of other parts, with some facts changed."""
-        return QuantizedWeight(parts, self.facts._replace(**changed))
+        made = QuantizedWeight(parts, self.facts._replace(**changed))
+        made.key = self.key
+        return made
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -287,12 +291,22 @@ class QuantizedWeight(Tensor):
         elif (made := func.decompose(*args, **named)) is not NotImplemented:
             return made
         if _touches_memory(func):
-            raise NotImplementedError(
-                f"{func} is not defined on a QuantizedWeight; "
-                f"call the layer that holds it, or compute with weight.dequantize()"
-            )
+            raise NotImplementedError(_outside(func, (*args, *named.values())))
         plain = pytree.tree_map_only(QuantizedWeight, QuantizedWeight.dequantize, (args, named))
         return func(*plain[0], **plain[1])
+
+
+def _outside(func: Any, args: Sequence[Any]) -> str:
+    """What to do about a use of a weight that is none of its layer's."""
+    given = (one for one in pytree.tree_leaves(args) if isinstance(one, QuantizedWeight))
+    key = next((one.key for one in given if one.key), "")
+    layer = key.rpartition(".")[0]
+    stays = f"lambda module, name: name != {layer!r}" if key else "..."
+    return (
+        f"{func} is not defined on a quantized weight{f', which {key!r} is' * bool(key)}: keep its "
+        f"layer in float, quantize_(model, config, filter_fn={stays}), call the layer, or compute "
+        "with weight.dequantize()"
+    )
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}

@@ -311,6 +311,26 @@ REDUCTIONS = [
     Case("CumSum", (n(2, 3, 4), f(1, "int64"))),
     Case("CumSum", (n(2, 3, 4), f(-1, "int64")), {"exclusive": 1, "reverse": 1}),
 ]
+TIES = np.round(n(3, 5, 4) * 2) / 2
+ORDERS = [
+    Case("TopK", (TIES, i(2)), outputs=2),
+    Case("TopK", (TIES, i(5)), {"axis": 1, "largest": 0}, outputs=2),
+    Case("TopK", (TIES, i(1)), {"axis": -3, "sorted": 0}, outputs=2),
+    Case("TopK", (whole("int64", 4, 6), i(3)), {"axis": 0}, outputs=2),
+    Case("TopK", (whole("int32", 7), i(0)), outputs=2),
+    Case("ScatterND", (n(5, 4), np.array([[1], [-2]]), n(2, 4))),
+    Case("ScatterND", (n(3, 4, 5), np.array([[[0, 1], [2, -1]]]), n(1, 2, 5))),
+    Case("ScatterND", (n(4, 3), np.array([[1], [1]]), n(2, 3)), {"reduction": "add"}),
+    Case("ScatterND", (n(4, 3), np.array([[1], [1]]), n(2, 3)), {"reduction": "max"}),
+    Case("ScatterND", (n(4), np.array([[1], [1]]), n(2)), {"reduction": "mul"}),
+    Case("ScatterElements", (n(3, 5), np.array([[0, -1], [2, 1]]), n(2, 2)), {"axis": 1}),
+    Case("ScatterElements", (n(3, 5), np.array([[0, 2, 1, 0, 2]]), n(1, 5))),
+    Case("ScatterElements", (n(3, 5), np.array([[1, 1, 0]]), n(1, 3)),
+         {"axis": -1, "reduction": "add"}),
+    Case("ScatterElements", (whole("int64", 3, 5), np.array([[1, 1, 0]]), whole("int64", 1, 3)),
+         {"axis": -1, "reduction": "min"}),
+    Case("ScatterElements", (n(6) > 0, i(1, 4), n(2) > 0)),
+]  # fmt: skip
 NORMALIZATIONS = [
     Case("BatchNormalization", (IMAGE, n(6), n(6), n(6), p(6)), {"epsilon": 1e-3}, close=1e-5),
     Case("BatchNormalization", (n(5, 6), n(6), n(6), n(6), p(6)), close=1e-5),
@@ -355,5 +375,5 @@ QUANTIZATIONS = [
 ]  # fmt: skip
 CASES = [
     *ACTIVATIONS, *ELEMENTWISE, *CONVOLUTIONS, *POOLS, *PRODUCTS, *SHAPES, *RESIZES, *REDUCTIONS,
-    *NORMALIZATIONS, *QUANTIZATIONS,
+    *ORDERS, *NORMALIZATIONS, *QUANTIZATIONS,
 ]  # fmt: skip

@@ -177,8 +177,16 @@ def _divide(lowering: Lowering, node: Node) -> None:
 
 @lowerings.register("Mod")
 def _modulo(lowering: Lowering, node: Node) -> None:
-    cut = "trunc" if node.get("fmod", 0) else "floor"
-    lower((0, 0, 1, "div", cut, 1, "mul", "sub"), lowering, node)
+    """What is left of x, of its sign; without fmod, of the divisor's. Where the whole quotient is
+    0, so is what is taken away, of an infinite divisor too."""
+    whole = 0, 1, "div", "trunc"
+    left = 0, *whole, *whole, 1, "mul", *whole, "where", "sub"
+    if node.get("fmod", 0):
+        lower(left, lowering, node)
+        return
+    opposite = *left, N, "less", 1, N, "less", "sub", "abs"
+    turned = *left, *left, 1, "add", *left, "where"  # what is 0 stays so
+    lower((*opposite, *turned, *left, "where"), lowering, node, (0, 0))
 
 
 @lowerings.register("Clip")

@@ -32,11 +32,11 @@ def taken(lowering: Lowering, view: View, axis: int, index: Sequence[int]) -> Vi
     x = plain(lowering, view, order)
     out = lowering.fresh(replace(view.tensor, shape=shape), order)
     places = lowering.known_view(np.array(index, np.int64))
-    _gathered(lowering, x, places, out, order, axis)
+    gathered(lowering, x, places, out, order, axis)
     return out
 
 
-def _gathered(
+def gathered(
     lowering: Lowering, x: View, indices: View, out: View, order: Sequence[int], axis: int,
     of_each: bool = False,
 ) -> None:  # fmt: skip
@@ -120,7 +120,7 @@ def _gather(lowering: Lowering, node: Node) -> None:
     x = plain(lowering, view)
     indices = plain(lowering, lowering.view(node.inputs[1]))
     out = lowering.output(node.outputs[0])
-    _gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
+    gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
 
 
 @lowerings.register("GatherElements")
@@ -136,7 +136,7 @@ def _gather_elements(lowering: Lowering, node: Node) -> None:
     lines = tuple(x.shape[i] if i == axis else n for i, n in enumerate(indices.shape))
     x = View(replace(x.tensor, shape=lines), x.place, x.strides)  # others are not looked at
     x, indices = (plain(lowering, one, order) for one in (x, indices))
-    _gathered(lowering, x, indices, lowering.output(node.outputs[0], order), order, axis, True)
+    gathered(lowering, x, indices, lowering.output(node.outputs[0], order), order, axis, True)
 
 
 def _check(lowering: Lowering, node: Node, known: np.ndarray) -> None:

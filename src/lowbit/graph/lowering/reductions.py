@@ -7,15 +7,23 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.graph.graph import Node, numbers
+from lowbit.graph.graph import Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, channels_last, lowerings
-from lowbit.graph.lowering.elementwise import compute, format_of, plain, same_format
-from lowbit.graph.operators.windows import divisors, windows
+from lowbit.graph.lowering.elementwise import (
+    compute,
+    converted,
+    format_of,
+    plain,
+    same_format,
+)
+from lowbit.graph.lowering.shapes import integers, settled
+from lowbit.graph.operators.windows import divisors, pool_windows
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
 from lowbit.kernels.cpu.tensors.pool import pool, pool_block
 from lowbit.kernels.cpu.tensors.reduce import reduce_columns, reduce_rows
 from lowbit.kernels.cpu.tensors.reduction import Reduction
+from lowbit.kernels.cpu.tensors.scan import ELEMENTS, running_sums
 
 
 def _reduction(lowering: Lowering, kind: str, x: View, out: View) -> tuple[Reduction, Place | None]:
@@ -38,12 +46,12 @@ def pooling(lowering: Lowering, node: Node) -> None:
     order = channels_last(len(view.shape))
     x = plain(lowering, view, order)
     batch, channels, *size = x.shape
-    over = windows(node, tuple(size), tuple(node.get("kernel_shape")))
+    over = pool_windows(node, tuple(size))
     out = lowering.output(node.outputs[0], order)
     kind = "max" if node.op == "MaxPool" else "mean"
     reduction, parameters = _reduction(lowering, kind, x, out)
     places, counts = over.places().astype(np.int32), divisors(node, over).astype(np.int32)
-    taps = over.taps
+    taps = places.shape[1]
     lowering.add(pool.program(lowering.isa, reduction=reduction), {
         "out": out.place, "x": x.place, "places": lowering.known(places),
         "divisors": lowering.known(counts.ravel()), "parameters": parameters, "batch": batch,
@@ -99,6 +107,27 @@ def _by_axes(kind: str, lowering: Lowering, node: Node) -> None:
             return
         axes = tuple(range(len(x.shape)))
     _reduced(lowering, node, kind, axes)
+
+
+@lowerings.register("CumSum")
+def _cumulative(lowering: Lowering, node: Node) -> None:
+    x, out = lowering.view(node.inputs[0]), lowering.graph.tensors[node.outputs[0]]
+    axis = integers(lowering, node, 1)
+    assert axis is not None
+    rank = len(x.shape)
+    order = (*(one for one in range(rank) if one != axis[0] % rank), axis[0] % rank)
+    # Numbers with a scale are added as what they stand for.
+    work = out if out.scale is None and format_of(out) in ELEMENTS else Tensor("float32", out.shape)
+    given = converted(lowering, x, work, order)
+    sums = lowering.fresh(work, order)
+    form = {name: bool(node.get(name, 0)) for name in ("exclusive", "reverse")}
+    program = running_sums.program(lowering.isa, format=format_of(work), **form)
+    count = x.shape[axis[0]]
+    lowering.add(program, {
+        "out": sums.place, "x": given.place, "rows": math.prod(x.shape) // max(1, count),
+        "count": count,
+    })  # fmt: skip
+    settled(lowering, node, sums)
 
 
 for _op, _kind in (("ReduceMean", "mean"), ("ReduceSum", "sum"), ("ReduceMax", "max")):

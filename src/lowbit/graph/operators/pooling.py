@@ -8,7 +8,7 @@ import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.operator import Array, Operator, given, operators, real
-from lowbit.graph.operators.windows import divisors, seen_through, windows
+from lowbit.graph.operators.windows import divisors, pool_windows, seen_through
 
 
 class _Pool(Operator):
@@ -18,7 +18,7 @@ class _Pool(Operator):
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
         (x,) = given(tensors)
-        over = windows(node, x.sizes[2:], tuple(node.get("kernel_shape")))
+        over = pool_windows(node, x.sizes[2:])
         return (Tensor(real(x).name, (*x.sizes[:2], *over.output)),)
 
 
@@ -29,7 +29,7 @@ class MaxPool(_Pool):
         (x,) = given(inputs)
         if len(node.outputs) > 1 and node.outputs[1]:
             raise ValueError("the second output of MaxPool, indices, is not supported")
-        over = windows(node, x.shape[2:], tuple(node.get("kernel_shape")))
+        over = pool_windows(node, x.shape[2:])
         least = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
         view = seen_through(over, x, least)
         return (view.max(axis=tuple(range(x.ndim, view.ndim))),)
@@ -40,7 +40,7 @@ class AveragePool(_Pool):
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
         (x,) = given(inputs)
-        over = windows(node, x.shape[2:], tuple(node.get("kernel_shape")))
+        over = pool_windows(node, x.shape[2:])
         view = seen_through(over, x.astype(np.float64), 0)
         total = view.sum(tuple(range(x.ndim, view.ndim)))
         return ((total / divisors(node, over)).astype(x.dtype),)

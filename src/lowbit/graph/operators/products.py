@@ -165,6 +165,28 @@ def _labels(node: Node, shapes: Sequence[Sizes]) -> tuple[list[str], str, dict[s
     return read, made, sizes
 
 
+class GroupedMatMul(Operator):
+    """x [M, K], weight [G, K, N], ends [G]: the rows from ends[g - 1], or 0, to before ends[g] of
+    x times weight[g], as an expert of a mixture has them. Rows behind the last end are 0."""
+
+    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
+        x, weight, ends = given(inputs, 3)
+        made, first = np.zeros((len(x), weight.shape[2]), x.dtype), 0
+        for matrix, end in zip(weight, ends.tolist(), strict=True):
+            made[first:end] = exact(x[first:end], matrix)
+            first = max(first, end)
+        return (made,)
+
+    def infer(
+        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+    ) -> tuple[Tensor, ...]:
+        x, weight, ends = (one.sizes for one in given(tensors, 3))
+        if len(x) != 2 or len(weight) != 3 or weight[1] != x[1] or ends != weight[:1]:
+            raise ValueError(f"x {x}, weight {weight} and ends {ends} do not fit")
+        return (Tensor("float32", (x[0], weight[2])),)
+
+
+operators.add("GroupedMatMul", GroupedMatMul())
 operators.add("Einsum", Einsum())
 operators.add("MatMul", MatMul())
 operators.add("MatMulInteger", MatMulInteger())

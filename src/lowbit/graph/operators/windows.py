@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import Array
-from lowbit.product.geometry import Geometry
+from lowbit.product.geometry import OUTSIDE, Geometry
 
 Sizes = tuple[int, ...]
 
 
-def seen_through(where: Geometry, x: Array, fill: float) -> Array:
+def seen_through(where: Geometry | Parts, x: Array, fill: float) -> Array:
     """A view [N, C, *out, *kernel] of x [N, C, *image] with `fill` around it, of no `spread`."""
+    if isinstance(where, Parts):
+        return where.seen_through(x, fill)
     spans = tuple((k - 1) * d + 1 for k, d in zip(where.kernel, where.dilation, strict=True))
     reach = [
         (n - 1) * s + span for n, s, span in zip(where.output, where.stride, spans, strict=True)
@@ -26,9 +31,11 @@ def seen_through(where: Geometry, x: Array, fill: float) -> Array:
     return view[(slice(None), slice(None), *steps)]
 
 
-def divisors(node: Node, where: Geometry) -> Array:
+def divisors(node: Node, where: Geometry | Parts) -> Array:
     """int64 [*out], how many taps of each window of an average count, 1 at least: those on the
     image, with count_include_pad on its padding too, but not on what ceil_mode adds behind that."""
+    if isinstance(where, Parts):
+        return (where.places() != OUTSIDE).sum(1).reshape(where.output)
     rank, auto = len(where.size), node.get("auto_pad", "NOTSET")
     ends = where.after
     if not auto.startswith("SAME"):
@@ -42,6 +49,50 @@ def divisors(node: Node, where: Geometry) -> Array:
             counted = at < where.size[axis] + ends[axis]
         made = np.multiply.outer(made, counted.sum(1))
     return np.maximum(made, 1)
+
+
+class Parts(NamedTuple):
+    """Windows that cut an image into parts as equal as can be, which overlap where sizes do not
+    divide: of n pixels in m parts, part i has those from floor(i·n/m) to ceil((i + 1)·n/m).
+    PyTorch's adaptive pools have them."""
+
+    size: Sizes
+    output: Sizes
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.output)
+
+    def places(self) -> Array:
+        """int64 [pixels, taps], as `Geometry.places` has them."""
+        made = np.zeros((1, 1), np.int64)
+        for n, m in zip(self.size, self.output, strict=True):
+            part = np.arange(m)
+            first, last = part * n // m, -(-(part + 1) * n // m)
+            along = first[:, None] + np.arange(int((last - first).max(initial=0)))
+            along = np.where(along < last[:, None], along, OUTSIDE)
+            outside = (made == OUTSIDE)[:, None, :, None] | (along == OUTSIDE)[None, :, None, :]
+            wide = np.where(outside, OUTSIDE, made[:, None, :, None] * n + along[:, None, :])
+            made = wide.reshape(len(made) * m, -1)
+        return made
+
+    def seen_through(self, x: Array, fill: float) -> Array:
+        """[N, C, *out, taps] of x [N, C, *image], `fill` where a window has fewer."""
+        places = self.places()
+        flat = x.reshape(*x.shape[:2], math.prod(self.size))
+        seen = np.where(places == OUTSIDE, x.dtype.type(fill), flat[:, :, places])
+        return seen.reshape(*x.shape[:2], *self.output, -1)
+
+
+def pool_windows(node: Node, image: Sizes) -> Geometry | Parts:
+    """The windows of a pool: of `kernel_shape`, or, with the attribute `output_size`, `Parts`.
+    ValueError: there are none."""
+    parts = node.get("output_size")
+    if parts is None:
+        return windows(node, image, tuple(node.get("kernel_shape")))
+    if len(parts) != len(image) or min(parts) < 0 or not all(image):
+        raise ValueError(f"output_size {tuple(parts)} does not fit an image of {image}")
+    return Parts(image, tuple(parts))
 
 
 def listed(node: Node, attribute: str, default: int, rank: int) -> Sizes:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
-from lowbit.graph.operators.shapes import axes_of
 from lowbit.graph.passes.infer import inferred
 
 
@@ -66,10 +65,11 @@ class Parts:
         return True
 
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
-        return self.add("Reshape", x, self.constant(np.array(shape, np.int64)), like=like)
+        sizes = self.constant(np.array(shape, np.int64))
+        return self.add("Reshape", x, sizes, like=like, allowzero=1)
 
     def end_shaped(self, x: str, shape: Sequence[int]) -> bool:
-        return self.end("Reshape", x, self.constant(np.array(shape, np.int64)))
+        return self.end("Reshape", x, self.constant(np.array(shape, np.int64)), allowzero=1)
 
 
 Decompose = Callable[[Parts, Node], bool]  # False: the node stays
@@ -206,6 +206,10 @@ def _as_floats(parts: Parts, node: Node) -> bool:
     return parts.end("Cast", made, to=parts.tensor(node.outputs[0]).dtype)
 
 
+def _either(first: Decompose, second: Decompose) -> Decompose:
+    return lambda parts, node: first(parts, node) or second(parts, node)
+
+
 def _lp(parts: Parts, node: Node) -> bool:
     p, x = node.get("p", 2), node.inputs[0]
     if p not in (1, 2):
@@ -217,7 +221,9 @@ def _lp(parts: Parts, node: Node) -> bool:
 
 
 def _arg_min(parts: Parts, node: Node) -> bool:
-    return parts.end("ArgMax", parts.add("Neg", node.inputs[0]), **parts.attributes)
+    x = node.inputs[0]
+    turned = parts.add("Not" if parts.tensor(x).dtype == "bool" else "Neg", x)
+    return parts.end("ArgMax", turned, **parts.attributes)
 
 
 def _depth_to_space(parts: Parts, node: Node) -> bool:
@@ -274,30 +280,6 @@ def _instance(parts: Parts, node: Node) -> bool:
     return parts.end("GroupNormalization", *node.inputs, num_groups=groups, **parts.attributes)
 
 
-def _cumulative(parts: Parts, node: Node) -> bool:
-    """A product with a triangle of ones: sums of integers are exact up to 2^24."""
-    x, given = node.inputs[0], parts.known(node.inputs[1])
-    if given is None:
-        return False
-    tensor = parts.tensor(x)
-    rank = len(tensor.sizes)
-    axes = axes_of(node, given, rank)
-    assert axes is not None
-    ones = np.ones((tensor.sizes[axes[0]],) * 2, np.float32)
-    later = int(bool(node.get("exclusive", 0)))
-    ones = np.tril(ones, -later) if node.get("reverse", 0) else np.triu(ones, later)
-    floats = x if tensor.dtype == "float32" else parts.add("Cast", x, to="float32")
-    perm = [axis for axis in range(rank) if axis != axes[0]] + [axes[0]]
-    last = parts.add("Transpose", floats, perm=tuple(perm))
-    flat = parts.shaped(last, (-1, tensor.sizes[axes[0]]))
-    sums = parts.add("MatMul", flat, parts.constant(ones))
-    whole = parts.shaped(sums, [tensor.sizes[axis] for axis in perm])
-    back = tuple(perm.index(axis) for axis in range(rank))
-    if tensor.dtype == "float32" or tensor.scale is not None:
-        return parts.end("Transpose", whole, perm=back)
-    return parts.end("Cast", parts.add("Transpose", whole, perm=back), to=tensor.dtype)
-
-
 RULES: Mapping[str, Decompose] = {
     "Sum": _chain("Add"),
     "Min": _chain("Min"),
@@ -305,7 +287,7 @@ RULES: Mapping[str, Decompose] = {
     "Mean": _mean,
     "Gemm": _gemm,
     "Einsum": _einsum,
-    "ReduceMin": _between("Neg", "ReduceMax", "Neg"),
+    "ReduceMin": _either(_as_floats, _between("Neg", "ReduceMax", "Neg")),
     "ReduceL1": _between("Abs", "ReduceSum", ""),
     "ReduceL2": _between("Mul", "ReduceSum", "Sqrt"),
     "ReduceSumSquare": _between("Mul", "ReduceSum", ""),
@@ -313,6 +295,8 @@ RULES: Mapping[str, Decompose] = {
     "ReduceSum": _as_floats,
     "ReduceMax": _as_floats,
     "ReduceMean": _as_floats,
+    "MaxPool": _as_floats,
+    "AveragePool": _as_floats,
     "LpNormalization": _lp,
     "ArgMin": _arg_min,
     "DepthToSpace": _depth_to_space,
@@ -320,5 +304,4 @@ RULES: Mapping[str, Decompose] = {
     "Tile": _tile,
     "Trilu": _triangle,
     "InstanceNormalization": _instance,
-    "CumSum": _cumulative,
 }

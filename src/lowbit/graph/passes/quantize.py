@@ -63,7 +63,7 @@ def decide(
     """
     made = []
     for node in graph.nodes:
-        if node.op in (*PRODUCTS, "MatMul", "Gemm", "Attention"):
+        if node.op in (*PRODUCTS, "MatMul", "Gemm", "Attention", "GroupedMatMul"):
             output = node.outputs[0]
             wish = (wishes or {}).get(output)
             refusal = _refusal(graph, node, wish or default)
@@ -76,6 +76,8 @@ def decide(
 
 def _refusal(graph: Graph, node: Node, wish: Choice) -> str:
     """Why a product cannot be what is wished; "" if it can."""
+    if node.op == "GroupedMatMul":
+        return "products of groups of rows have kernels of float32 only"
     if node.op not in PRODUCTS:
         return "both of its operands are activations"
     weight = graph.constants.get(node.inputs[1])

@@ -254,8 +254,15 @@ class Builder:
             for index, one in enumerate(schema.arguments)
             for default in [one.default_value]
         }
-        made = function(self, **arguments)
+        fakes = pytree.tree_leaves(node.meta["val"])
+        if arguments.get("dim") is not None:
+            arguments = {key: self._of_an_axis(given) for key, given in arguments.items()}
+        made: Any = function(self, **arguments)
         one = not isinstance(made, tuple)
+        if arguments.get("dim") is not None and any(not fake.shape for fake in fakes):
+            every = zip((made,) if one else made, fakes, strict=False)
+            flat = [x if fake.shape else self.reshape(x, (), ()) for x, fake in every]
+            made = flat[0] if one else tuple(flat)
         outputs = {value: n for n, value in enumerate((made,) if one else made)}
         renamed: dict[str, str] = {}
         for index in range(first, len(self.nodes)):
@@ -274,6 +281,14 @@ class Builder:
             {value: fake for value, fake in zip(values, fakes, strict=False) if value}
         )
         self.values[node] = values[0] if one else values
+
+    def _of_an_axis(self, given: Any) -> Any:
+        """An argument beside an axis's number, which tensors without axes have, too: with one."""
+        if not isinstance(given, str) or given not in self.fakes or self.shape(given):
+            return given
+        made = self.add("Reshape", given, self.ints([1]))
+        self.fakes[made] = self.fakes[given].reshape(1)
+        return made
 
     def graph(self, outputs: Sequence[Value], name: str) -> Graph:
         made = Graph(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch._decomp import global_decomposition_table
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensor
 from torch.export import Dim, ExportedProgram
@@ -240,6 +241,12 @@ def _decompositions() -> Any:
     for operator in list(table):
         if isinstance(operator, OpOverload) and operator._schema.name in converters.load():
             table.pop(operator)
+    # Core operators stay in what is exported; of some, PyTorch knows what they consist of.
+    for operator, function in global_decomposition_table["post_autograd"].items():
+        if not isinstance(operator, OpOverload) or operator._schema.name in converters.load():
+            continue
+        if torch.Tag.core in operator.tags and function.__module__.startswith("torch._decomp"):
+            table[operator] = function
     return table
 
 

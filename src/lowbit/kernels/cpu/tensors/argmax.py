@@ -32,7 +32,7 @@ def argmax_block(count: int) -> int:
     return max(1, _NUMBERS // max(1, count))
 
 
-def _ordered(value: Value) -> Value:
+def ordered(value: Value) -> Value:
     """Numbers as s32 that order alike: −0 as 0, NaN above all."""
     if not element_of(value.type).is_float and element_of(value.type).kind != "bf":
         return value.to(s32)
@@ -62,7 +62,7 @@ def argmax(
                 best = k.register(k.constant(_LEAST_KEY, Vector(s32, _LANES)))
                 place = k.register(numbers.load(_LANES))
                 for at in k.range(0, whole, _LANES):
-                    key = _ordered((start + at).load(_LANES))
+                    key = ordered((start + at).load(_LANES))
                     here = numbers.load(_LANES) + at.to(s32).splat(_LANES)
                     place.value = select(best.value < key, here, place.value)
                     best.value = maximum(key, best.value)
@@ -70,6 +70,6 @@ def argmax(
                 lanes = (best.value.to(s64) << _PLACE_BITS) | (_LAST_PLACE - place.value.to(s64))
                 found = k.register(across(lanes, maximum))
                 for at in k.range(whole, count):
-                    key = _ordered((start + at).load()).to(s64)
+                    key = ordered((start + at).load()).to(s64)
                     found.value = maximum((key << _PLACE_BITS) | (_LAST_PLACE - at), found.value)
                 (places + row).store(_LAST_PLACE - (found.value & _LAST_PLACE))

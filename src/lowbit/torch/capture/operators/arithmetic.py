@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lowbit.graph.operator import operators
 from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
 
 _UNARY = {
@@ -15,6 +16,12 @@ _UNARY = {
     "reciprocal": "Reciprocal", "relu": "Relu", "sigmoid": "Sigmoid", "sign": "Sign",
     "sin": "Sin", "sqrt": "Sqrt", "tanh": "Tanh",
 }  # fmt: skip
+
+_UNARY |= {
+    name: op
+    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
+    if (op := name.capitalize()) in operators.load()
+}
 
 _BINARY = {
     "eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater",
@@ -28,6 +35,8 @@ _LN_2, _LN_10 = math.log(2), math.log(10)
 
 @converter(*_UNARY)
 def unary(b: Builder, *, x: Value, **_: Any) -> Value:
+    if b.out.dtype is torch.bool and b.operator == "sign":
+        return x
     return b.add(_UNARY[b.operator], b.cast(x, b.out.dtype))
 
 
@@ -52,7 +61,9 @@ def _like(number: Any) -> Any:
 
 @converter(*_BINARY)
 def binary(b: Builder, *, x: Any, other: Any = None, exponent: Any = None) -> Value:
-    return b.add(_BINARY[b.operator], *operands(b, x, exponent if other is None else other))
+    dtype = torch.bool if b.operator.startswith("logical") else None
+    two = operands(b, x, exponent if other is None else other, dtype=dtype)
+    return b.add(_BINARY[b.operator], *two)
 
 
 @converter("div", "floor_divide")
@@ -233,18 +244,20 @@ def ne(b: Builder, *, x: Any, other: Any) -> Value:
     return b.add("Not", b.add("Equal", *operands(b, x, other)))
 
 
-_OF_BITS = {"and": "And", "xor": "Xor", "or": "Or"}
+_OF_BITS = {"and": "And", "xor": "Xor", "or": "Or", "not": "Not"}
 
 
 @converter("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__",
            "__xor__")  # fmt: skip
 def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
-    if b.out.dtype is not torch.bool:
-        raise NotImplementedError(f"{b.operator} is translated for booleans only")
-    if other is None:
-        return b.add("Not", x)
     op = _OF_BITS[b.operator.removeprefix("bitwise").strip("_")]
-    return b.add(op, *operands(b, x, other, dtype=torch.bool))
+    if b.out.dtype is not torch.bool:
+        op = f"Bitwise{op}"
+        if op not in operators.load():
+            raise NotImplementedError(f"{b.operator} is translated for booleans only")
+    if other is None:
+        return b.add(op, x)
+    return b.add(op, *operands(b, x, other, dtype=b.out.dtype))
 
 
 @converter("where")

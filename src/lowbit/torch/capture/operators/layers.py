@@ -29,6 +29,12 @@ def matmul(b: Builder, *, x: Value, other: Value = "", mat2: Value = "", **more:
     return b.add("MatMul", x, other or mat2 or more.get("vec") or more["tensor"])
 
 
+@converter("transformers::grouped_mm_fallback")
+def grouped_mm(b: Builder, *, input: Value, weight: Value, offs: Value) -> Value:
+    """What transformers exports of float32; PyTorch's own `_grouped_mm` is of bfloat16 there."""
+    return b.add("GroupedMatMul", input, weight, offs)
+
+
 @converter("addmm", "baddbmm")
 def addmm(b: Builder, *, x: Value, beta: float, alpha: float, **factors: Value) -> Value:
     product = b.add("MatMul", *factors.values())
@@ -58,10 +64,15 @@ def conv(
     return _windowed(b, "Conv", input, weight, bias, group=groups, **how)
 
 
+def _axes(b: Builder) -> int:
+    """How many axes the windows of an operator have, by its name; 0: that says nothing."""
+    return next((n for n in (1, 2, 3) if f"{n}d" in b.operator), 0)
+
+
 def _windowed(b: Builder, op: str, x: Value, *inputs: Value | None, **how: Attribute) -> Value:
     """An operator over windows, which takes a batch, of an input that may have none."""
     given = [x, *filter(None, inputs)]
-    windows = int(b.operator[-2]) if b.operator[-1] == "d" else len(b.shape(x)) - 2
+    windows = _axes(b) or len(b.shape(x)) - 2
     if len(b.shape(x)) == windows + 2:
         return b.add(op, *given, **how)
     given[0] = b.add("Unsqueeze", x, b.ints([0]))
@@ -91,12 +102,13 @@ def convolution(b: Builder, *, transposed: bool, output_padding: Any, **given: A
     return conv(b, **given)
 
 
-@converter("max_pool1d", "max_pool2d", "max_pool3d")
+@converter("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices",
+           "max_pool3d_with_indices")  # fmt: skip
 def max_pool(
     b: Builder, *, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
     ceil_mode: bool,
-) -> Value:  # fmt: skip
-    axes = int(b.operator[-2])
+) -> Any:  # fmt: skip
+    axes = _axes(b)
     attributes: dict[str, Attribute] = {
         "kernel_shape": _spread(kernel_size, axes),
         "strides": _spread(stride or kernel_size, axes),
@@ -104,7 +116,8 @@ def max_pool(
         "dilations": _spread(dilation, axes),
         "ceil_mode": int(ceil_mode),
     }
-    return _windowed(b, "MaxPool", x, **attributes)
+    made = _windowed(b, "MaxPool", x, **attributes)
+    return (made,) if b.operator.endswith("indices") else made
 
 
 @converter("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -112,20 +125,25 @@ def avg_pool(
     b: Builder, *, x: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
     count_include_pad: bool, divisor_override: int | None = None,
 ) -> Value:  # fmt: skip
-    if divisor_override is not None:
-        raise NotImplementedError("avg_pool with divisor_override is not translated")
+    if divisor_override is not None and ceil_mode:
+        raise NotImplementedError("avg_pool with divisor_override and ceil_mode is not translated")
     axes = int(b.operator[-2])
     attributes: dict[str, Attribute] = {
         "kernel_shape": _spread(kernel_size, axes),
         "strides": _spread(stride or kernel_size, axes),
         "pads": _spread(padding, axes) * 2,
         "ceil_mode": int(ceil_mode),
-        "count_include_pad": int(count_include_pad),
+        "count_include_pad": int(count_include_pad or divisor_override is not None),
     }
-    return _windowed(b, "AveragePool", x, **attributes)
+    made = _windowed(b, "AveragePool", x, **attributes)
+    if divisor_override is None:
+        return made
+    ratio = math.prod(_spread(kernel_size, axes)) / divisor_override
+    return b.add("Mul", made, b.number(ratio, b.out.dtype))
 
 
-@converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+@converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
+           "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")  # fmt: skip
 def adaptive_avg_pool(b: Builder, *, x: Value, output_size: Sequence[int]) -> Value:
     return _adaptive(b, x, output_size, "AveragePool", "GlobalAveragePool")
 
@@ -140,12 +158,12 @@ def _adaptive(b: Builder, x: Value, output_size: Sequence[int], op: str, whole: 
     if all(size == 1 for size in output_size):
         return _windowed(b, whole, x)
     sizes = b.shape(x)[-axes:]
-    if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(sizes, output_size, strict=True)):
-        raise NotImplementedError(
-            f"{b.operator} from {[str(n) for n in sizes]} to {list(output_size)} has windows of "
-            "different sizes, which is not translated: make one a multiple of the other"
-        )
-    window = tuple(int(n) // m for n, m in zip(sizes, output_size, strict=True))
+    wanted = [n if m is None else m for n, m in zip(sizes, output_size, strict=True)]
+    if any(isinstance(n, torch.SymInt) for n in wanted):
+        raise NotImplementedError(f"{b.operator} to a size that is not fixed is not translated")
+    if any(isinstance(n, torch.SymInt) or n % m for n, m in zip(sizes, wanted, strict=True)):
+        return _windowed(b, op, x, output_size=tuple(wanted))
+    window = tuple(int(n) // m for n, m in zip(sizes, wanted, strict=True))
     return _windowed(b, op, x, kernel_shape=window, strides=window)
 
 
@@ -200,6 +218,14 @@ def group_norm(
     for op, one in (("Mul", weight), ("Add", bias)):
         made = b.add(op, made, b.reshape(one, (), each)) if one else made
     return made
+
+
+@converter("native_group_norm")
+def native_group_norm(
+    b: Builder, *, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float,
+    **_: Any,
+) -> tuple[Value]:  # fmt: skip
+    return (group_norm(b, input=input, num_groups=group, weight=weight, bias=bias, eps=eps),)
 
 
 @converter("instance_norm")

@@ -120,62 +120,6 @@ def index_select(b: Builder, *, x: Value, dim: int, index: Value) -> Value:
     return b.add("Gather", x, index, axis=dim)
 
 
-@converter("index")
-def index(b: Builder, *, x: Value, indices: Sequence[Value | None]) -> Value:
-    given = [(axis, one) for axis, one in enumerate(indices) if one is not None]
-    if len(given) == 1 and b.dtype(given[0][1]) is not torch.bool:
-        axis, one = given[0]
-        return b.add("Gather", x, one, axis=axis)
-    if any(b.dtype(one) is torch.bool for _, one in given):
-        raise NotImplementedError(
-            "an index by booleans makes a result whose size depends on the data: use torch.where"
-        )
-    return _by_several(b, x, [axis for axis, _ in given], [one for _, one in given])
-
-
-def _by_several(b: Builder, x: Value, axes: Sequence[int], indices: Sequence[Value]) -> Value:
-    """Elements by the indices of some axes, as one index into these axes joined. The axes of the
-    indices come where the first of these was, if they were neighbours, else first."""
-    sizes = b.shape(x)
-    others = [axis for axis in range(len(sizes)) if axis not in axes]
-    place, joined = b.ints([0], scalar=True), 1
-    for axis, one in zip(axes, indices, strict=True):
-        length = b.ints([sizes[axis]], scalar=True)
-        positive = b.add("Mod", b.cast(one, torch.int64), length)
-        place = b.add("Add", b.add("Mul", place, length), positive)
-        joined = joined * sizes[axis]
-    order = (*axes, *others)
-    first = x if order == tuple(range(len(sizes))) else b.add("Transpose", x, perm=order)
-    flat = b.add("Reshape", first, b.ints([joined, *(sizes[axis] for axis in others)]))
-    made, before = b.add("Gather", flat, place, axis=0), axes[0]
-    if not before or list(axes) != list(range(before, before + len(axes))):
-        return made
-    of_indices = len(b.out.shape) - len(others)
-    moved = range(of_indices, of_indices + before)
-    rest = range(of_indices + before, len(b.out.shape))
-    return b.add("Transpose", made, perm=(*moved, *range(of_indices), *rest))
-
-
-@converter("index_put")
-def index_put(
-    b: Builder, *, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
-) -> Value:
-    """One number where a mask says so."""
-    mask = indices[0]
-    masked = len(indices) == 1 and mask is not None and b.dtype(mask) is torch.bool
-    if not masked or accumulate or math.prod(b.shape(values)) != 1:
-        raise NotImplementedError(
-            "elements that are written by indices are not translated, but for one number by a "
-            "mask: use torch.where"
-        )
-    assert mask is not None
-    missing = range(len(b.shape(mask)), len(b.shape(x)))
-    if missing:
-        mask = b.add("Unsqueeze", mask, b.ints(list(missing)))
-    number = b.add("Reshape", b.cast(values, b.out.dtype), b.ints([1]))
-    return b.add("Where", mask, number, x)
-
-
 @converter("slice_scatter")
 def slice_scatter(
     b: Builder, *, x: Value, src: Value, dim: int, start: Any, end: Any, step: int
@@ -243,6 +187,39 @@ def unfold(b: Builder, *, x: Value, dimension: int, size: int, step: int) -> Val
     made = b.add("Gather", x, places, axis=axis)
     order = [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]
     return b.add("Transpose", made, perm=tuple(order))
+
+
+@converter("as_strided")
+def as_strided(
+    b: Builder, *, x: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> Value:
+    """Elements by their places in memory, where x lies in C order and its sizes are fixed."""
+    fixed = [isinstance(one, int) for one in (*b.shape(x), *size, *stride, storage_offset or 0)]
+    if not all(fixed) or not b.fakes[x].is_contiguous():
+        raise NotImplementedError(
+            "as_strided of what is no contiguous tensor of fixed sizes is not translated: use "
+            "unfold, or indices"
+        )
+    places = np.full((), (storage_offset or 0) - b.fakes[x].storage_offset(), np.int64)
+    for count, step in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(count) * step
+    return b.add("Gather", b.add("Reshape", x, b.ints([-1])), b.constant(places), axis=0)
+
+
+@converter("diagonal")
+def diagonal(b: Builder, *, x: Value, offset: int, dim1: int, dim2: int) -> Value:
+    """Of two axes joined, elements that lie apart by one row and one column."""
+    rank = len(b.shape(x))
+    pair = dim1 % rank, dim2 % rank
+    rest = [axis for axis in range(rank) if axis not in pair]
+    sizes = [b.shape(x)[axis] for axis in (*rest, *pair)]
+    rows, columns = sizes[-2:]
+    if isinstance(rows, torch.SymInt) or isinstance(columns, torch.SymInt):
+        raise NotImplementedError("the diagonal of axes that are not fixed is not translated")
+    places = np.arange(rows * columns).reshape(rows, columns).diagonal(offset)
+    moved = b.add("Transpose", x, perm=(*rest, *pair))
+    flat = b.add("Reshape", moved, b.ints([*sizes[:-2], rows * columns]))
+    return b.add("Gather", flat, b.constant(places.copy()), axis=-1)
 
 
 @converter("gather")
@@ -355,13 +332,16 @@ def any_(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False) -> Val
 def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: Any = 2,
          p: Any = None, **_: Any) -> Value:  # fmt: skip
     power = ord if p is None else p
-    if power <= 0:
+    if power < 0:
         raise NotImplementedError(f"a norm of order {power} is not translated")
     axes = [dim] if isinstance(dim, int) else dim
 
     def reduced(op: str, x: Value) -> Value:
         return b.add(op, x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
 
+    if not power:  # how many are not 0
+        zero = b.add("Equal", x, b.number(0, b.out.dtype))
+        return reduced("ReduceSum", b.add("Cast", b.add("Not", zero), to=numpy_name(b.out.dtype)))
     if power in (1, 2):
         return reduced("ReduceL1" if power == 1 else "ReduceL2", x)
     if math.isinf(power):
@@ -370,13 +350,21 @@ def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: A
     return b.add("Pow", reduced("ReduceSum", b.add("Pow", b.add("Abs", x), number)), root)
 
 
+@converter("_cdist_forward")
+def distances(b: Builder, *, x1: Value, x2: Value, p: float, **_: Any) -> Value:
+    """Of all rows of x1 from all rows of x2."""
+    left, right = b.add("Unsqueeze", x1, b.ints([-2])), b.add("Unsqueeze", x2, b.ints([-3]))
+    return norm(b, x=b.add("Sub", left, right), dim=-1, p=p)
+
+
 @converter("tril", "triu")
 def triangle(b: Builder, *, x: Value, diagonal: int) -> Value:
     return b.add("Trilu", x, b.ints([diagonal], scalar=True), upper=int(b.operator == "triu"))
 
 
 @converter("arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros",
-           "new_ones", "new_full", "scalar_tensor", "empty_like", "new_empty", "empty")  # fmt: skip
+           "new_ones", "new_full", "scalar_tensor", "empty_like", "new_empty", "empty",
+           "empty_strided")  # fmt: skip
 def filled(
     b: Builder, *, start: Any = 0, end: Any = None, step: Any = 1, fill_value: Any = None,
     s: Any = None, **_: Any,
