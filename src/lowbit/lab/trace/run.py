@@ -90,7 +90,8 @@ def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, 
                         else process.ask(phase, _PATIENCE_SECONDS)
                     )
                 except RuntimeError as error:
-                    place = _crashed_in(Path(folder) / CRASH)
+                    own = str(Path(subject.split()[0]).absolute())
+                    place = _crashed_in(Path(folder) / CRASH, own)
                     text = f"{subject} ended its process while it {done}: {error}{place}"
                     raise ChildProcessError(text) from None
                 if "refused" in answers[phase]:
@@ -101,12 +102,16 @@ def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, 
         return answers
 
 
-def _crashed_in(file: Path) -> str:
-    """Where in Python a process was when it crashed, from what faulthandler wrote."""
+def _crashed_in(file: Path, own: str) -> str:
+    """Where in Python a process was when it crashed, from what faulthandler wrote: the innermost
+    function of the file `own`, of the thread that crashed if it has some, else of any."""
     with suppress(OSError):
-        match = re.search(r'  File "([^"]*)", line (\d+) in (.*)', file.read_text())
-        if match:
-            return f", in {match[3]} ({match[1]}, line {match[2]})"
+        _, current, crashed = file.read_text().partition("Current thread")
+        threads = re.split(r"\n\n", crashed)[:1] * bool(current) + [file.read_text()]
+        places = re.findall(r'  File "([^"]*)", line (\d+) in (.*)', "\n".join(threads))
+        places = [place for place in places if place[0] == own] or places
+        if places:
+            return ", in {2} ({0}, line {1})".format(*places[0])
     return ""
 
 
