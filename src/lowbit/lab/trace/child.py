@@ -204,8 +204,8 @@ def _told(
         frames = traceback.extract_tb(error.__traceback__)
         file = str(Path(subject.name).absolute()) if subject and subject.engine == FILE else None
         own = [(frame.filename, frame.lineno) for frame in frames if frame.filename == file]
-        if isinstance(error, SyntaxError) and error.filename == file:
-            own.append((error.filename, error.lineno))
+        if isinstance(error, SyntaxError) and file and error.filename == file:
+            own.append((file, error.lineno))
         if isinstance(error, ModuleNotFoundError):
             answer({"refused": explained(error)})
         elif refusing and not own and isinstance(error, ValueError | FileNotFoundError):
