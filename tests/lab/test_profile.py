@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nets import Net
@@ -15,7 +17,7 @@ pytest.importorskip("rich")
 
 from lowbit.bench.core import peak
 from lowbit.bench.core.peak import Ceiling
-from lowbit.graph import save
+from lowbit.graph import NodeTime, Session, save
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +104,43 @@ def test_what_is_no_network_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("profiled_again.py").write_text(MODULE)
     told = _fails("profile", "profiled_again:pair", "--config", "int3")
     assert "config 'int3' is not known" in told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "said"),
+    [
+        (1e-12, 0.0, "faster than its measured limit"),
+        (0.0, 0.0, "no time was seen to pass"),
+        (1e-3, 4.0, "its runs differ by 400% of their median"),
+        (1e-3, 0.1, ""),
+    ],
+)
+def test_what_was_not_measured_well_is_marked(
+    seconds: float, spread: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times as a busy machine with late threads makes them."""
+    monkeypatch.chdir(tmp_path)
+    net = Net()
+    net("MatMul", net("Relu", net.input(64, 64)), net.weight(64, 64, bits=None))
+    save(net.graph(), "net.safetensors")
+    real = Session.profile
+
+    def profile(self: Session, **arguments: Any) -> list[NodeTime]:
+        times = real(self, **arguments)
+        last = replace(times[-1], seconds=seconds, spread=spread)
+        return [*(replace(one, seconds=1e-3, spread=0.0) for one in times[:-1]), last]
+
+    monkeypatch.setattr(Session, "profile", profile)
+    files = ("--json", "profile.json", "--html", "profile.html")
+    shown = _run("profile", "net.safetensors", "--threads", "2", *files)
+    (side,) = json.loads(Path("profile.json").read_text())["sides"]
+    *others, layer = side["layers"]
+    assert layer["op"] == "MatMul"
+    assert said in layer["doubt"]
+    assert bool(layer["doubt"]) is bool(said)
+    assert not any(one["doubt"] for one in others)
+    assert sum(one["doubtful"] for one in side["kinds"]) == bool(said)
+    assert all(0 <= one["share"] <= 1 for part in ("layers", "kinds") for one in side[part])
+    assert math.isclose(sum(one["share"] for one in side["layers"]), 1)
+    assert ("Not measured well, marked ?: 1 of" in shown) is bool(said)
+    assert shown.count(" ? ") >= 2 * bool(said)

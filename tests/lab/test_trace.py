@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,8 @@ def _subject(folder: Path, body: str) -> str:
     ("body", "said"),
     [
         ("ctypes.string_at(0)", r"ended its process while it ran for the first time: crashed with "
-         r"SIGSEGV, in .*subject\.py|crashed with SIGSEGV, in string_at"),
+         r"SIGSEGV, in run \(.*subject\.py, line 5\)"),
+        ("import json; json.loads('{')", r"raised .* JSONDecodeError: .*\(.*subject.py, line 5\)"),
         ("os._exit(0)", "ended its process while it ran for the first time: exit status 0"),
         ("sys.exit(3)", r"raised while it ran for the first time: SystemExit: 3 \(.*, line 5\)"),
         ("raise ValueError('no')", r"raised while it ran .*: ValueError: no \(.*, line 5\)"),
@@ -184,3 +186,43 @@ def test_a_file_without_run_is_refused(tmp_path: Path) -> None:
         run.trace(str(file))
     with pytest.raises(ValueError, match="threads is 0"):
         run.trace(str(file), threads=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nosuch.py", "nosuch.py: there is no such file; .*numpy:.*FILE.py with a run"),
+        ("folder.py", "folder.py cannot be read: .*FILE.py with a run"),
+        ("notes.txt", "'notes.txt' is no subject; known are"),
+        ("empty.py", r"defines no function run\(\)"),
+        ("onnxruntime:nosuch.onnx", "nosuch.onnx"),
+        ("numpy:matmul 64x64", "numpy:matmul cannot be called with 64x64: .*such as MxK:KxN"),
+        ("numpy:matmul 64x64:3x64", "numpy:matmul cannot be called with 64x64:3x64: .*MxK:KxN"),
+        ("numpy:nothing 4x4", "numpy has no function 'nothing'"),
+    ],
+)
+def test_unknown_subjects_are_bad_input(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.py").mkdir()
+    Path("notes.txt").touch()
+    Path("empty.py").touch()
+    shown = CliRunner().invoke(app, ["trace", text])
+    assert shown.exit_code == 2
+    assert re.search(said, shown.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nraise ValueError('no')", r"ValueError: no \(.*subject.py, line 2\)"),
+        ("x = 1\n\nint('y')", r"ValueError: .*\(.*subject.py, line 3\)"),
+        ("x = 1\nx = = 2", r"SyntaxError: .*\(.*subject.py, line 2\)"),
+    ],
+)
+def test_a_file_that_raises_is_told_by_its_own_line(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "subject.py"
+    file.write_text(text)
+    with pytest.raises(ChildProcessError, match=f"raised while it was made: {said}"):
+        run.trace(str(file))

@@ -41,9 +41,14 @@ def trace(
 
     with output(json_file) as show:
         with Console(stderr=True).status("tracing") as status:
-            found = traced(
-                subject, threads, tell=lambda phase: status.update(f"the subject is {_now(phase)}")
-            )
+            try:
+                found = traced(
+                    subject,
+                    threads,
+                    tell=lambda phase: status.update(f"the subject is {_now(phase)}"),
+                )
+            except FileNotFoundError as error:  # bad input, as any unknown subject
+                raise ValueError(f"{error.filename}: {error.strerror}") from error
         show(render(found, whole), found.to_json())
 
 

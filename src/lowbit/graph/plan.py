@@ -96,7 +96,7 @@ class Plan:
     def run(self, inputs: Sequence[Array], stamps: Array | None = None) -> list[Array]:
         """The outputs, in new arrays. inputs: of the dtypes and shapes of `inputs`, C-contiguous.
 
-        stamps: int64 [1 + steps], zeros, is given the clock at the beginning and after each.
+        stamps: int64 [1 + steps] is given the clock at the beginning and after each.
         IndexError: a kernel met an index that is out of range."""
         outputs = [output(None, None, one.shape, one.dtype)[0] for one in self.outputs]
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from lowbit.graph.passes.decompose import decomposed
 from lowbit.graph.passes.fold import with_constants
 from lowbit.graph.passes.infer import described, facts
 from lowbit.graph.plan import Plan
+from lowbit.jit.chain import ticks_per_second
 from lowbit.jit.threads import checked, max_threads
 from lowbit.registry.locks import Lock
 
@@ -27,11 +27,13 @@ _PLANS, _BYTES = 256, 1 << 28
 
 @dataclass(frozen=True)
 class NodeTime:
-    """How long a node took, in seconds, the median of the runs; the kernels of its steps."""
+    """How long a node took, in seconds, the median of the runs; the kernels of its steps. spread:
+    the range of the middle half of the runs, divided by the median."""
 
     node: str
     kernels: tuple[str, ...]
     seconds: float
+    spread: float = 0.0
 
 
 class Session:
@@ -141,18 +143,17 @@ def _session(graph: Graph, threads: int | None, isa: str) -> Session:
 
 def profile(plan: Plan, inputs: list[Array], runs: int) -> list[NodeTime]:
     """The median time of every node of a plan, from the processor's clock between its steps."""
-    times = np.empty((runs, len(plan.steps)))
-    for number in range(-1, runs):
-        stamps = np.zeros(1 + len(plan.steps), np.int64)
-        begin = perf_counter()
-        plan.run(inputs, stamps)
-        whole = perf_counter() - begin
-        if number >= 0:
-            ticks = np.maximum(np.diff(stamps), 0)
-            times[number] = ticks * (whole / max(1, ticks.sum()))
-    medians = np.median(times, axis=0)
-    found: dict[str, tuple[list[str], float]] = {}
-    for step, seconds in zip(plan.steps, medians, strict=True):
-        kernels, total = found.get(step.node, ([], 0.0))
-        found[step.node] = [*kernels, step.program.name], total + float(seconds)
-    return [NodeTime(node, tuple(kernels), total) for node, (kernels, total) in found.items()]
+    stamps = np.zeros((1 + runs, 1 + len(plan.steps)), np.int64)
+    for clock in stamps:
+        plan.run(inputs, clock)
+    taken = np.maximum(np.diff(stamps[1:]), 0) / ticks_per_second()  # by run and step
+    steps: dict[str, list[int]] = {}
+    for number, step in enumerate(plan.steps):
+        steps.setdefault(step.node, []).append(number)
+    found = []
+    for node, numbers in steps.items():
+        low, median, high = np.percentile(taken[:, numbers].sum(1), (25, 50, 75))
+        kernels = tuple(plan.steps[number].program.name for number in numbers)
+        spread = (high - low) / median if median else 0.0
+        found.append(NodeTime(node, kernels, float(median), float(spread)))
+    return found

@@ -1,10 +1,15 @@
 """The machine code that runs one step after another: a kernel whose steps are its arguments.
 
 Its slots, as jit.emit has them, are: the number of steps; where to write the clock at the beginning
-and after each, or 0; for each step the kernel's address and where its own slots begin, counted from
-the first of all; and those slots, each step's followed by its counters. So a network enters machine
-code as one product does (jit.entry), its threads go from step to step by themselves, and none
-begins a step before all items of the one before are done, since kernels end so.
+and after each, or 0; the thread that does so; for each step the kernel's address and where its own
+slots begin, counted from the first of all; the clocks; and those slots, each step's followed by its
+counters. So a network enters machine code as one product does (jit.entry), its threads go from step
+to step by themselves, and none begins a step before all items of the one before are done, since
+kernels end so.
+
+Each thread reads the clock behind a step, which has ended by then. A thread that lost its core does
+so late, so the first that writes a clock is right, and clocks never decrease. It may come back when
+the call has returned (jit.team), so clocks are kept in the slots, and the caller takes them out.
 """
 
 from __future__ import annotations
@@ -12,7 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from threading import get_ident
+from time import perf_counter, sleep
 from typing import Any
+
+import numpy as np
 
 from lowbit.isa import get
 from lowbit.jit.builder import counters
@@ -22,20 +31,26 @@ from lowbit.jit.entry import bound
 from lowbit.jit.threads import Shared
 
 _NAME = "lowbit_steps"
-_HEAD = 2  # words before the table of steps
+_HEAD = 3  # words before the table of steps
+_RATE_SECONDS, _RATE_ERROR, _READINGS = 10e-3, 1e-5, 100  # of the clock's rate
 
 _IR = f"""
 declare i64 @llvm.readcyclecounter()
+declare i64 @pthread_self()
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 define void @{_NAME}(ptr %slots) {{
   %count = load i64, ptr %slots
   %stamps_at = getelementptr i64, ptr %slots, i64 1
   %stamps = load ptr, ptr %stamps_at
   %timed = icmp ne ptr %stamps, null
+  %table_words = shl i64 %count, 1
+  %clocks_word = add i64 %table_words, {_HEAD}
+  %clocks = getelementptr i64, ptr %slots, i64 %clocks_word
   br i1 %timed, label %clock, label %next
 clock:
   %start = call i64 @llvm.readcyclecounter()
-  %first = cmpxchg ptr %stamps, i64 0, i64 %start monotonic monotonic
+  %first = cmpxchg ptr %clocks, i64 0, i64 %start monotonic monotonic
   br label %next
 next:
   %i = phi i64 [ 0, %0 ], [ 0, %clock ], [ %following, %done ]
@@ -55,13 +70,26 @@ step:
 stamp:
   %now = call i64 @llvm.readcyclecounter()
   %place = add i64 %i, 1
-  %stamp_at = getelementptr i64, ptr %stamps, i64 %place
-  store i64 %now, ptr %stamp_at
+  %clock_at = getelementptr i64, ptr %clocks, i64 %place
+  %kept = cmpxchg ptr %clock_at, i64 0, i64 %now monotonic monotonic
   br label %done
 done:
   %following = add i64 %i, 1
   br label %next
 end:
+  br i1 %timed, label %whose, label %return
+whose:
+  %caller_at = getelementptr i64, ptr %slots, i64 2
+  %caller = load i64, ptr %caller_at
+  %self = call i64 @pthread_self()
+  %own = icmp eq i64 %self, %caller
+  br i1 %own, label %take, label %return
+take:
+  %written = add i64 %count, 1
+  %bytes = shl i64 %written, 3
+  call void @llvm.memcpy.p0.p0.i64(ptr %stamps, ptr %clocks, i64 %bytes, i1 false)
+  br label %return
+return:
   ret void
 }}
 """
@@ -84,19 +112,19 @@ def chain(
 ) -> Callable[..., None]:
     """A function of `arguments`, addresses or arrays in this order, that runs all of the launches.
 
-    The last argument, beside those, is where clocks are written, int64 [1 + launches], all 0, or
-    None.
+    The last argument, beside those, is where clocks are written, int64 [1 + launches], or None.
     kept: lives as long as the function.
     """
     table: list[int] = []
     slots: list[Word] = []
-    begin = _HEAD + 2 * len(launches)
+    clocks = [0] * (1 + len(launches))
+    begin = _HEAD + 2 * len(launches) + len(clocks)
     for one in launches:
         table += one.kernel, begin + len(slots)
         slots += *one.words, *counters(threads)
-    words: list[Word] = [len(launches), ("stamps", 0), *table, *slots]
+    words: list[Word] = [len(launches), ("stamps", 0), ("caller", 0), *table, *clocks, *slots]
     # A word that a call fills has its own parameter; one argument may fill several.
-    wanted = [*arguments, "stamps"]
+    wanted = [*arguments, "stamps", "caller"]
     filled = {
         place: (wanted.index(word[0]), word[1])
         for place, word in enumerate(words)
@@ -110,7 +138,35 @@ def chain(
     if threads > 1:
         call = Shared(call)
     order = tuple(filled.values())
-    return lambda *given: call(*[_further(given[i], distance) for i, distance in order])
+
+    def run(*given: Any) -> None:
+        values = *given, get_ident()
+        call(*[_further(values[i], distance) for i, distance in order])
+
+    return run
+
+
+@cache
+def ticks_per_second() -> float:
+    """The rate of the clock that `chain` writes."""
+    clock = chain([], [], 1, None)
+    first = _reading(clock)
+    sleep(_RATE_SECONDS)
+    ticks, seconds = np.subtract(_reading(clock), first)
+    return float(ticks / seconds)
+
+
+def _reading(clock: Callable[..., None]) -> tuple[int, float]:
+    """The clock in ticks and in seconds at one time, as close as they can be read."""
+    stamps, nearest = np.zeros(1, np.int64), (float("inf"), 0, 0.0)
+    for _ in range(_READINGS):
+        begin = perf_counter()
+        clock(stamps)
+        end = perf_counter()
+        nearest = min(nearest, (end - begin, int(stamps[0]), (begin + end) / 2))
+        if nearest[0] < _RATE_ERROR:
+            break
+    return nearest[1:]
 
 
 def _further(given: Any, distance: int) -> Any:

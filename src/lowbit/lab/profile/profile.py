@@ -22,7 +22,7 @@ from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.models.model import Array, Run
 from lowbit.bench.networks.quantize import Method, quantized_graph
 from lowbit.bench.networks.work import multiply_adds
-from lowbit.graph import Graph, Session
+from lowbit.graph import Graph, NodeTime, Session
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import dtype_of
 from lowbit.graph.passes.infer import facts
@@ -34,6 +34,7 @@ from lowbit.numerics import QTensor
 
 _RUNS = 10
 _WORDS = 2  # times as long take products of words
+_STEADY = 0.5  # a larger spread is no measurement
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class Layer(msgspec.Struct, frozen=True):
     """A node of a network as it runs. seconds: the median. computes: in what, "" where it
     multiplies no matrices. bytes: of operands and result, each once; level: the nearest cache that
     holds them, or "memory". limit_seconds, limit: the larger of the times by "compute" and
-    "memory"."""
+    "memory". spread: as of NodeTime. doubt: why the time was not measured well, "" if it was."""
 
     name: str
     op: str
@@ -65,6 +66,8 @@ class Layer(msgspec.Struct, frozen=True):
     level: str
     limit_seconds: float
     limit: str
+    spread: float = 0.0
+    doubt: str = ""
 
     @property
     def reached(self) -> float | None:
@@ -74,7 +77,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 class Kind(msgspec.Struct, frozen=True):
     """All layers of one operator that compute in one dtype: how many, their time, and their shares
-    of the time and of the multiply-adds."""
+    of the time and of the multiply-adds; doubtful: how many were not measured well."""
 
     op: str
     computes: str
@@ -84,6 +87,7 @@ class Kind(msgspec.Struct, frozen=True):
     share: float
     multiply_adds: int
     operation_share: float
+    doubtful: int = 0
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -94,6 +98,11 @@ class Side(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
     layers: tuple[Layer, ...]
     untimed: str = ""
+
+    @property
+    def doubtful_share(self) -> float:
+        """The share of the time in layers that were not measured well."""
+        return sum(layer.share for layer in self.layers if layer.doubt)
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -229,9 +238,22 @@ def _side(
                 level,
                 max(compute, memory),
                 "compute" if compute >= memory else "memory",
+                timed.spread,
+                _doubt(timed, max(compute, memory)),
             )
         )
     return Side(name, total, _kinds(layers), tuple(layers))
+
+
+def _doubt(timed: NodeTime, limit_seconds: float) -> str:
+    """Why a time cannot be trusted; "" if it can."""
+    if timed.seconds <= 0:
+        return "no time was seen to pass"
+    if peak.share(limit_seconds / timed.seconds) is None:
+        return "it is faster than its measured limit"
+    if timed.spread > _STEADY:
+        return f"its runs differ by {timed.spread:.0%} of their median"
+    return ""
 
 
 class _Work(NamedTuple):
@@ -300,7 +322,9 @@ def _kinds(layers: Sequence[Layer]) -> tuple[Kind, ...]:
     for (op, computes), several in groups.items():
         seconds, own = (sum(x.seconds for x in several), sum(x.multiply_adds for x in several))
         mean, share = seconds / len(several), sum(x.share for x in several)
-        made.append(Kind(op, computes, len(several), seconds, mean, share, own, own / macs))
+        doubtful = sum(bool(layer.doubt) for layer in several)
+        kind = Kind(op, computes, len(several), seconds, mean, share, own, own / macs, doubtful)
+        made.append(kind)
     return tuple(sorted(made, key=lambda one: -one.seconds))
 
 
@@ -314,5 +338,5 @@ def figures_of(found: Profile) -> Sequence[dict[str, Any]]:
         }
         for side in found.sides
         for one in side.layers
-        if one.multiply_adds and one.seconds
+        if one.multiply_adds and not one.doubt
     ]

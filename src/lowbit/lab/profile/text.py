@@ -19,6 +19,8 @@ from lowbit.lab.page import Figure
 from lowbit.lab.profile.profile import Operator, Profile, Side, figures_of
 
 _MOST_OPERATORS = 20
+_DOUBTFUL = "?"  # marks what was not measured well
+_LITTLE = 0.1  # of the time: a ratio may hold in spite of it
 
 
 def render(found: Profile) -> RenderableType:
@@ -33,11 +35,15 @@ def render(found: Profile) -> RenderableType:
         if side.untimed:
             parts.append(Text(f"{side.name}: not timed: {side.untimed}"))
         else:
-            parts += [_kinds(side), _layers(side)]
+            parts += [_kinds(side), _layers(side), *_doubts(side)]
     if len(found.sides) == 2 and all(side.seconds for side in found.sides):
         before, after = found.sides
         ratio = before.seconds / after.seconds
-        parts.append(Text(f"{after.name}: {ratio:.2f} times as fast as {before.name}", "bold"))
+        doubtful = max(before.doubtful_share, after.doubtful_share) > _LITTLE
+        mark = f" {_DOUBTFUL}" if doubtful else ""
+        parts.append(
+            Text(f"{after.name}: {ratio:.2f} times as fast as {before.name}{mark}", "bold")
+        )
     note = "limit: the larger of the times by compute, at the measured peak of what the layer "
     note += "computes in, and by memory, its bytes at the read rate of the cache that holds them. "
     note += "winograd makes a quarter of the multiply-adds, of words."
@@ -63,9 +69,30 @@ def _kinds(side: Side) -> RenderableType:
     made = new_table(f"{side.name}: {format_seconds(side.seconds)} in all", columns)
     for one in side.kinds:
         operations = f"{one.operation_share:.1%}" if one.multiply_adds else ""
-        times = format_seconds(one.seconds), format_seconds(one.mean_seconds), f"{one.share:.1%}"
+        times = _marked(one.seconds, one.doubtful), format_seconds(one.mean_seconds)
+        times = *times, f"{one.share:.1%}"
         made.add_row(one.op, one.computes, str(one.calls), *times, operations)
     return made
+
+
+def _marked(seconds: float, doubtful: object) -> str:
+    return f"{format_seconds(seconds)} {_DOUBTFUL}" if doubtful else format_seconds(seconds)
+
+
+def _doubts(side: Side) -> Iterator[RenderableType]:
+    """A sentence of the layers that were not measured well, and why."""
+    doubtful = [layer for layer in side.layers if layer.doubt]
+    if doubtful:
+        worst = max(doubtful, key=lambda layer: layer.seconds)
+        count = (
+            f"{len(doubtful)} of {len(side.layers)} layers, {side.doubtful_share:.1%} of the time"
+        )
+        yield Text(
+            f"Not measured well, marked {_DOUBTFUL}: {count}; {worst.name}: {worst.doubt}. "
+            "Other processes may use the cores: measure again when they are idle, or with fewer "
+            "--threads.",
+            "bold",
+        )
 
 
 def _layers(side: Side) -> RenderableType:
@@ -73,10 +100,11 @@ def _layers(side: Side) -> RenderableType:
     columns += [("share", True), ("GOP/s", True), ("limit", True), ("by", False)]
     made = new_table(f"{side.name}: layers", [*columns, ("of the limit", True)])
     for one in side.layers:
-        speed = f"{2e-9 * one.multiply_adds / one.seconds:.1f}" if one.multiply_adds else ""
+        timed = one.multiply_adds and one.seconds > 0
+        speed = f"{2e-9 * one.multiply_adds / one.seconds:.1f}" if timed else ""
         by = f"{one.limit}, {one.computes or one.level}" if one.limit == "compute" else one.level
         made.add_row(
-            *(one.name, one.op, ", ".join(one.kernels), format_seconds(one.seconds)),
+            *(one.name, one.op, ", ".join(one.kernels), _marked(one.seconds, one.doubt)),
             *(f"{one.share:.1%}", speed),
             *((format_seconds(one.limit_seconds), by) if one.bytes else ("", "")),
             format_known(one.reached) if one.bytes else "",

@@ -29,7 +29,7 @@ from lowbit.jit.kernel import Program
 from lowbit.lab.trace import cfi
 from lowbit.lab.trace.profilers import profiled
 from lowbit.lab.trace.sampler import Mapping, Sample, Sampler, mappings
-from lowbit.lab.trace.subject import Opened, opened, understood
+from lowbit.lab.trace.subject import FILE, Asked, Opened, opened, refusal, understood
 from lowbit.lab.trace.unwind import Memory, Unwinder
 from lowbit.registry.extras import explained
 
@@ -45,15 +45,20 @@ _MOST_BYTES = 256 << 10  # of one function
 class Child:
     """Answers questions about one subject."""
 
-    def __init__(self, subject: Opened, seconds: float, wanted: int) -> None:
-        self._call, self._subject = subject.call, subject
+    def __init__(self, asked: Asked, subject: Opened, seconds: float, wanted: int) -> None:
+        self._asked, self._call, self._subject = asked, subject.call, subject
         self._seconds, self._wanted = seconds, wanted
         self._together = 1  # calls between two looks at the clock
 
     def first(self) -> Any:
         """Seconds of the first call, which may compile."""
         start = time.perf_counter()
-        self._call()
+        try:
+            self._call()
+        except Exception as error:
+            if self._asked.engine == FILE:
+                raise
+            return {"refused": refusal(self._asked, error)}
         return {"seconds": time.perf_counter() - start}
 
     def time(self) -> Any:
@@ -188,20 +193,29 @@ def _overloads(dispatcher: Any) -> Iterator[tuple[int, int, str]]:
 
 
 @contextmanager
-def _told(answer: Callable[[Any], None], *refusals: type[Exception]) -> Iterator[None]:
-    """What the subject raises is an answer, whatever it is; `refusals` say that it makes no sense,
-    others that it failed."""
+def _told(
+    answer: Callable[[Any], None], subject: Asked | None, refusing: bool = False
+) -> Iterator[None]:
+    """What the subject raises is an answer, whatever it is: with its own line, if it is a file's.
+    refusing: what else is raised says that there is no such subject."""
     try:
         yield
     except BaseException as error:  # also what ends a process
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        file = str(Path(subject.name).absolute()) if subject and subject.engine == FILE else None
+        own = [(frame.filename, frame.lineno) for frame in frames if frame.filename == file]
+        if isinstance(error, SyntaxError) and file and error.filename == file:
+            own.append((file, error.lineno))
         if isinstance(error, ModuleNotFoundError):
             answer({"refused": explained(error)})
-        elif isinstance(error, refusals):
+        elif refusing and not own and isinstance(error, ValueError | FileNotFoundError):
             answer({"refused": str(error)})
+        elif refusing and not own and isinstance(error, Exception) and subject:
+            answer({"refused": refusal(subject, error)})
         else:
             said = str(error).splitlines()
+            places = own or [(frame.filename, frame.lineno) for frame in frames]
+            place = " ({}, line {})".format(*places[-1]) if places else ""
             answer({"raised": f"{type(error).__name__}{': ' + said[0] if said else ''}{place}"})
 
 
@@ -211,13 +225,14 @@ def main(task: str) -> None:
     with (Path(told["folder"]) / CRASH).open("w") as file, answering() as (answer, questions):
         faulthandler.enable(file)
         child: Child | None = None
-        with _told(answer, ValueError, FileNotFoundError):
-            subject = opened(understood(told["subject"], told["threads"]))
-            child = Child(subject, told["seconds"], told["samples"])
+        asked = understood(told["subject"], told["threads"])
+        with _told(answer, asked, refusing=True):
+            subject = opened(asked)
+            child = Child(asked, subject, told["seconds"], told["samples"])
             facts = {"title": subject.title, "arithmetic": subject.arithmetic}
             answer({"pid": os.getpid(), "multiply_adds": subject.multiply_adds, **facts})
         for question in questions:
-            with _told(answer):
+            with _told(answer, asked):
                 answer(getattr(child, question)())
 
 

@@ -107,6 +107,11 @@ class CodeMap:
         start = own[0] if own else address
         return Function("", library, start, offset - (address - start))
 
+    def entry(self, address: int) -> int | None:
+        """The first address of the function there, if its name or extent is known."""
+        function, own = self.function(address), _around(self._extents, address)
+        return function.start if function.name else own[0] if own else None
+
 
 def _around(sorted_extents: Sequence[tuple], address: int) -> tuple | None:
     at = bisect_right(sorted_extents, address, key=lambda one: one[0]) - 1

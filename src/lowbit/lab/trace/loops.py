@@ -1,4 +1,6 @@
-"""Loops in machine code: decoded from where samples were, and found by the branches that go back.
+"""Regions of machine code that hold samples: loops, and straight-line code outside of them.
+
+Code is decoded from where samples were; loops are found by the branches that go back.
 
 A sampled address is the start of an instruction, so what follows it decodes without symbols and
 without the start of a function. Whatever can be reached from there and leads back is a loop.
@@ -8,14 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from iced_x86 import Decoder, FlowControl, Instruction
 
 _LONGEST = 15
-_MOST_REACHED = 12_000  # instructions that are followed from one place
+_MOST_REACHED = 24_000  # instructions that are followed from one place
+_FEWEST = 8  # instructions of straight-line code that is a region
+_DENSE = 0.1  # of a function's samples for each instruction: blocks with fewer are apart
 _BRANCHES = (FlowControl.CONDITIONAL_BRANCH, FlowControl.UNCONDITIONAL_BRANCH)
 _ENDS = (
     FlowControl.RETURN, FlowControl.INTERRUPT, FlowControl.EXCEPTION, FlowControl.INDIRECT_BRANCH,
@@ -50,44 +54,145 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Cycle:
-    """A loop: its first instruction and all of them, in the order of their addresses."""
+class Region:
+    """Code that runs from one end to the other: its first instruction and all of them, in the
+    order of their addresses."""
 
     head: int
     body: tuple[int, ...]
 
 
-def hottest(code: Code, samples: Mapping[int, int]) -> list[tuple[Cycle, int]]:
-    """Loops with the samples that lie in them and in no loop inside of them, the most first.
+class Cycle(Region):
+    """A loop, with those inside of it."""
 
-    `samples`: how many there are at each address.
+
+class Straight(Region):
+    """Code of one function outside of loops: its blocks that hold samples."""
+
+
+def hottest(
+    code: Code,
+    samples: Mapping[int, int],
+    entry: Callable[[int], int | None] = lambda address: None,
+) -> list[tuple[Region, int]]:
+    """Regions with the samples that lie in them and in no loop inside of them, the most first.
+
+    `samples`: how many there are at each address. `entry`: the first address of the function at
+    an address, None where that is not known.
     """
-    inner: Counter[Cycle] = Counter()
-    known: dict[int, Cycle] = {}  # by the places of loops that hold no other
-    for address, count in samples.items():
-        found = known.get(address) or innermost(code, address)
-        if found is not None:
-            inner[found] += count
-            if _holds_no_other(code, found):
-                known.update(dict.fromkeys(found.body, found))
-    return inner.most_common()
+    found: Counter[Region] = Counter()
+    known: dict[int, Cycle | None] = {}  # by place, where no other loop can be nearer
+    straight: dict[int, dict[int, int]] = {}  # samples by place, by the function's first address
+    roots: dict[int, int] = {}  # a place that leads to this one, by place
+    for address, count in sorted(samples.items()):
+        if address not in known:
+            cycle = known[address] = innermost(code, address)
+            if cycle is None:
+                reached = _outside_loops(code, address)
+                root = entry(address) or min(
+                    (roots[x] for x in reached if x in roots), default=address
+                )
+                known.update(dict.fromkeys(reached))
+                roots.update(dict.fromkeys(reached, root))
+            elif _holds_no_other(code, cycle):
+                known.update(dict.fromkeys(cycle.body, cycle))
+        cycle = known[address]
+        if cycle is not None:
+            found[cycle] += count
+        elif code.at(address) is not None:
+            root = entry(address) or roots[address]
+            straight.setdefault(root, {})[address] = count
+    for root, places in straight.items():
+        found.update(dict(_straight(code, root, places)))
+    return found.most_common()
+
+
+def _outside_loops(code: Code, start: int) -> set[int]:
+    """What can be reached from an address that is in no loop, and is in none itself."""
+    reached = _reached(code, start)
+    if len(reached) >= _MOST_REACHED:
+        return {start}
+    before = _before(code, reached)
+    # A loop is left over when all that nothing leads to is taken away, and again.
+    left = {address: len(before.get(address, ())) for address in reached}
+    waiting, taken = [start], set[int]()
+    while waiting:
+        address = waiting.pop()
+        taken.add(address)
+        for after in code.after(address):
+            if after in left:
+                left[after] -= 1
+                if not left[after]:
+                    waiting.append(after)
+    return taken
+
+
+def _straight(code: Code, root: int, places: Mapping[int, int]) -> Iterator[tuple[Straight, int]]:
+    """The blocks with samples of one function, those with many apart from those with few."""
+    reached: set[int] = set()
+    for start in (root, *sorted(places)):
+        if start not in reached:
+            reached |= _reached(code, start)
+    before = _before(code, reached)
+    blocks: dict[tuple[int, ...], int] = {}
+    own: dict[int, tuple[int, ...]] = {}
+    for address in places:
+        if address not in own:
+            own.update(dict.fromkeys(block := _block(code, address, before), block))
+        blocks[own[address]] = blocks.get(own[address], 0) + places[address]
+    while blocks:
+        mean = sum(blocks.values()) / sum(map(len, blocks))
+        dense = {b: count for b, count in blocks.items() if count >= _DENSE * mean * len(b)}
+        body = tuple(sorted(address for block in dense for address in block))
+        if len(body) >= _FEWEST:
+            yield Straight(body[0], body), sum(dense.values())
+        blocks = {block: count for block, count in blocks.items() if block not in dense}
+
+
+def _block(code: Code, address: int, before: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
+    """The instructions around an address that always run together."""
+    first = address
+    while len(earlier := before.get(first, ())) == 1 and len(code.after(earlier[0])) == 1:
+        first = earlier[0]
+    block = [first]
+    while len(after := code.after(block[-1])) == 1 and len(before.get(after[0], ())) == 1:
+        block.append(after[0])
+    return tuple(block)
 
 
 def innermost(code: Code, address: int) -> Cycle | None:
     """The smallest loop through an address; None if nothing leads back to it."""
-    reached = _reached(code, address)
+    loops = (loop for loop in _loops(code, _reached(code, address)) if address in loop[1])
+    head, body = min(loops, key=lambda loop: len(loop[1]), default=(0, set[int]()))
+    return Cycle(head, tuple(sorted(body))) if body else None
+
+
+def own(code: Code, region: Region) -> tuple[int, ...]:
+    """The instructions of a region that are in no loop inside of it."""
+    if isinstance(region, Straight):
+        return region.body
+    body = set(region.body)
+    return tuple(
+        sorted(body.difference(*(inner for _, inner in _loops(code, body) if inner < body)))
+    )
+
+
+def _loops(code: Code, within: set[int]) -> Iterator[tuple[int, set[int]]]:
+    """First instruction and all of them, of each branch back among these instructions."""
+    before = _before(code, within)
+    for address in within:
+        for head in code.after(address):
+            if head <= address and head in within:
+                yield head, _body(head, address, before)
+
+
+def _before(code: Code, within: Iterable[int]) -> dict[int, list[int]]:
+    """Which of these instructions lead to each."""
     before: dict[int, list[int]] = {}
-    for one in reached:
-        for after in code.after(one):
-            before.setdefault(after, []).append(one)
-    loops = []
-    for one in reached:
-        for head in code.after(one):
-            if head <= one and head in reached:
-                body = _body(head, one, before)
-                if address in body:
-                    loops.append(Cycle(head, tuple(sorted(body))))
-    return min(loops, key=lambda loop: len(loop.body), default=None)
+    for address in within:
+        for after in code.after(address):
+            before.setdefault(after, []).append(address)
+    return before
 
 
 def _holds_no_other(code: Code, cycle: Cycle) -> bool:
@@ -123,9 +228,9 @@ def _body(head: int, tail: int, before: Mapping[int, Iterable[int]]) -> set[int]
     return seen
 
 
-def instructions(code: Code, cycle: Cycle) -> Iterator[Instruction]:
-    """Of a loop."""
-    for address in cycle.body:
+def instructions(code: Code, region: Region) -> Iterator[Instruction]:
+    """Of a region, without those of loops inside of it."""
+    for address in own(code, region):
         one = code.at(address)
         if one is not None:
             yield one

@@ -4,9 +4,11 @@ packing of A, packing of B, the kernel, output processing."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lowbit.lab.trace import roles
+from lowbit.lab.trace.report import Loop
 
 PACK_A, PACK_B, KERNEL, OUTPUT = "packing of A", "packing of B", "kernel", "output processing"
 PACK, WAITING, CALLING, OTHER = "packing", "waiting", "calling", "other"
@@ -18,7 +20,9 @@ _NAMES = (
     (PACK_A, re.compile(r"pack_?a(?![a-z])|pack_?a(with|matrix|transform)|copy_?a(?![b-z])|copya|"
                         r"i[tn]copy|rowoffset|row_offset", re.I)),
     (PACK_B, re.compile(r"pack_?b(?![a-z])|pack_?b(matrix)|copy_?b(?![a-z])|copyb|o[tn]copy|"
-                        r"reorder|prepack", re.I)),
+                        r"prepack", re.I)),
+    (PACK, re.compile(r"reorder|transpos(e|ition)|im2col|unfold|(^|[^a-z])(un)?pack[^a-z]|"
+                      r"direct_copy|interleave|(?<!re)(?<!de)quantize(?!d)", re.I)),
     (OUTPUT, re.compile(r"requant|output_?process|post_?ops|epilogue|gemm_beta", re.I)),
     (CALLING, re.compile(r"^_?Py|^_Py|malloc|_int_free|Dispatcher|operator new", re.I)),
     (WAITING, re.compile(r"spin|barrier|sched_yield|futex|kmp_wait|wait_sleep", re.I)),
@@ -32,17 +36,36 @@ def is_interpreter(library: str) -> bool:
     return bool(_INTERPRETER.match(library))
 
 
+def _by_name(function: str) -> str:
+    """The part that a function's name tells, "" if it tells none."""
+    return next((part for part, names in _NAMES if names.search(function)), "")
+
+
+def of_products(loops: Sequence[Loop]) -> list[Loop]:
+    """The same loops: what copies or converts, and whose name does not say so, is a part of a
+    product only where something is multiplied."""
+    if any(loop.part == KERNEL and loop.multiply_adds for loop in loops):
+        return list(loops)
+    return [
+        replace(loop, part=OTHER)
+        if loop.part in OF_A_PRODUCT and not _by_name(loop.function)
+        else loop
+        for loop in loops
+    ]
+
+
 def part_of(function: str, library: str, structure: Mapping[str, int], vector_bits: int = 0) -> str:
     """Of a loop, or of code outside of loops (without a structure): by the function's name if that
     tells, else by what it does."""
     if is_interpreter(library):
         return CALLING
-    for part, names in _NAMES:
-        if names.search(function):
-            return part
+    named = _by_name(function)
+    multiplies = structure.get(roles.PRODUCTS) and structure.get(roles.ACCUMULATE)
+    if named and not (named == PACK and multiplies):  # a transposed product is none
+        return named
     if structure.get(roles.WAIT):
         return WAITING
-    if structure.get(roles.PRODUCTS) and structure.get(roles.ACCUMULATE):
+    if multiplies:
         return KERNEL
     if structure.get(roles.WRITE_BACK) and vector_bits and roles.CALL not in structure:
         computes = sum(structure.get(one, 0) for one in (roles.PRODUCTS, roles.ARITHMETIC))

@@ -63,9 +63,13 @@ class Line:
     samples: int
 
 
+LOOP, STRAIGHT = "loop", "straight-line code"
+
+
 @dataclass(frozen=True)
 class Loop:
-    """A loop, of `samples` samples, a `share` of all.
+    """A loop, or straight-line code that runs once a call (`form`), of `samples` samples, a `share`
+    of all. Loops inside of it are regions of their own.
 
     function: where it is, with `library`; kind: as of a frame. part: which of the four parts of a
     product it is. structure: instructions of each role, of one round. instruction_sets: those that
@@ -94,6 +98,7 @@ class Loop:
     loads: int
     stores: int
     listing: tuple[Line, ...] = ()
+    form: str = LOOP
 
     @property
     def loads_per_product(self) -> float | None:

@@ -25,8 +25,8 @@ from lowbit.isa import active, host
 from lowbit.lab.trace import chain, loops, parts, replay, roles, verdict
 from lowbit.lab.trace.child import CRASH
 from lowbit.lab.trace.codemap import CodeMap, Function
-from lowbit.lab.trace.loops import Code, Cycle
-from lowbit.lab.trace.report import Limit, Line, Loop, Operator, Part, Trace
+from lowbit.lab.trace.loops import Code, Cycle, Region
+from lowbit.lab.trace.report import LOOP, STRAIGHT, Limit, Line, Loop, Operator, Part, Trace
 from lowbit.lab.trace.sampler import Mapping
 from lowbit.lab.trace.subject import understood
 
@@ -90,7 +90,8 @@ def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, 
                         else process.ask(phase, _PATIENCE_SECONDS)
                     )
                 except RuntimeError as error:
-                    place = _crashed_in(Path(folder) / CRASH)
+                    own = str(Path(subject.split()[0]).absolute())
+                    place = _crashed_in(Path(folder) / CRASH, own)
                     text = f"{subject} ended its process while it {done}: {error}{place}"
                     raise ChildProcessError(text) from None
                 if "refused" in answers[phase]:
@@ -101,12 +102,16 @@ def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, 
         return answers
 
 
-def _crashed_in(file: Path) -> str:
-    """Where in Python a process was when it crashed, from what faulthandler wrote."""
+def _crashed_in(file: Path, own: str) -> str:
+    """Where in Python a process was when it crashed, from what faulthandler wrote: the innermost
+    function of the file `own`, of the thread that crashed if it has some, else of any."""
     with suppress(OSError):
-        match = re.search(r'  File "([^"]*)", line (\d+) in (.*)', file.read_text())
-        if match:
-            return f", in {match[3]} ({match[1]}, line {match[2]})"
+        _, current, crashed = file.read_text().partition("Current thread")
+        threads = re.split(r"\n\n", crashed)[:1] * bool(current) + [file.read_text()]
+        places = re.findall(r'  File "([^"]*)", line (\d+) in (.*)', "\n".join(threads))
+        places = [place for place in places if place[0] == own] or places
+        if places:
+            return ", in {2} ({0}, line {1})".format(*places[0])
     return ""
 
 
@@ -125,24 +130,24 @@ class _Analysis:
 
     def trace(self, subject: str) -> Callable[[float], Trace]:
         told = self._told
-        cycles = loops.hottest(self._code, self._at)
-        every = _parted([self._loop(cycle, count) for cycle, count in cycles])
-        bodies = {one.start: cycle for one, (cycle, _) in zip(every, cycles, strict=True)}
-        split = self._parts(cycles, every)
-        hot, why = self._hot(every, split)
-        if hot is not None:
-            every = [self._listed(hot, bodies[hot.start]), *(x for x in every if x is not hot)]
-        else:
-            every = []
-        limit = self._limit(every, bodies)
+        regions = loops.hottest(self._code, self._at, self._map.entry)
+        every = parts.of_products([self._loop(region, count) for region, count in regions])
+        by_loop = {id(loop): region for loop, (region, _) in zip(every, regions, strict=True)}
+        split = self._parts(by_loop, every)
+        hot, why = self._hot(every, split, by_loop)
+        region = by_loop[id(hot)] if hot is not None else None
+        every = [hot, *(loop for loop in every if loop is not hot)] if hot is not None else []
+        if region is not None:
+            every[0] = self._listed(every[0], region)
+        limit = self._limit(every, region)
         expected = told["open"]["arithmetic"]
         try:
-            judged = verdict.judged(hot, expected, why)
+            judged = verdict.judged(hot and _multiplying(hot, every), expected, why)
         except RuntimeError as error:
             judged = verdict.Verdict(
                 None, f"no verdict: the machine's best was not measured: {error}"
             )
-        callers = self._chain(bodies[hot.start] if hot else None)
+        callers = self._chain(region)
         frames = chain.frames(callers, told["sample"]["python"])
         if hot and not any(parts.is_interpreter(one.library) for one in callers):
             self._notes.append("no Python was found above the hot loop: it runs on another thread")
@@ -170,9 +175,9 @@ class _Analysis:
             took_seconds=took,
         )
 
-    def _loop(self, cycle: Cycle, count: int) -> Loop:
-        body = list(loops.instructions(self._code, cycle))
-        place = self._map.function(cycle.head)
+    def _loop(self, region: Region, count: int) -> Loop:
+        body = list(loops.instructions(self._code, region))
+        place = self._map.function(region.head)
         function, structure = place.short, roles.structure(body)
         amount, arithmetic, products = roles.multiply_adds(body)
         wide = _width(body)
@@ -183,7 +188,7 @@ class _Analysis:
             part=parts.part_of(function, place.library, structure, wide),
             samples=count,
             share=count / self._count,
-            start=cycle.head,
+            start=region.head,
             instructions=len(body),
             structure=structure,
             mix=roles.mix(body),
@@ -195,10 +200,14 @@ class _Analysis:
             accumulators=roles.accumulators(body),
             loads=structure.get(roles.LOAD, 0) + structure.get(roles.BROADCAST, 0),
             stores=structure.get(roles.WRITE_BACK, 0),
+            form=LOOP if isinstance(region, Cycle) else STRAIGHT,
         )
 
-    def _hot(self, every: Sequence[Loop], split: Sequence[Part]) -> tuple[Loop | None, str]:
-        """The hot loop; or None, and why there is none."""
+    def _hot(
+        self, every: Sequence[Loop], split: Sequence[Part], regions: dict[int, Region]
+    ) -> tuple[Loop | None, str]:
+        """The hot loop; or None, and why there is none. Of nested loops it is the inner one that
+        multiplies."""
         if self._count < _FEWEST:
             return None, (
                 f"only {self._count} samples: it hardly uses the processor, so it waits, or it "
@@ -210,7 +219,13 @@ class _Analysis:
             if one.share >= _HOT and one.part not in (parts.WAITING, parts.CALLING)
         ]  # fmt: skip
         if found:
-            return max(found, key=lambda one: one.samples), ""
+            hot = max(found, key=lambda one: one.samples)
+            around = set(regions[id(hot)].body)
+            inner = (
+                loop for loop in found
+                if loop.part == parts.KERNEL and around > set(regions[id(loop)].body)
+            )  # fmt: skip
+            return max(inner, key=lambda loop: loop.samples, default=hot), ""
         if calling > 0.5:
             return None, f"no hot loop: {calling:.0%} of the time is Python's own"
         most, count = Counter(
@@ -219,11 +234,11 @@ class _Analysis:
         share = count / self._count
         return None, f"no hot loop: the time is spread, {share:.0%} at most in one function, {most}"
 
-    def _parts(self, cycles: Sequence[tuple[Cycle, int]], every: Sequence[Loop]) -> list[Part]:
+    def _parts(self, regions: dict[int, Region], every: Sequence[Loop]) -> list[Part]:
         """The samples, by the part of a product in which they were."""
         in_loop = {
-            place: loop for (cycle, _), loop in zip(reversed(cycles), reversed(every), strict=True)
-            for place in cycle.body
+            place: loop for loop in reversed(every)
+            for place in loops.own(self._code, regions[id(loop)])
         }  # fmt: skip
         kernels = {loop.function for loop in every if loop.part == parts.KERNEL}
         shares: Counter[str] = Counter()
@@ -233,8 +248,9 @@ class _Analysis:
             if loop is None:
                 at = self._map.function(place)
                 name = at.short
-                part = parts.KERNEL if name in kernels else parts.part_of(name, at.library, {})
-                part = parts.OTHER if part in parts.OF_A_PRODUCT and not kernels else part
+                named = parts.part_of(name, at.library, {})
+                part = parts.KERNEL if name in kernels and named == parts.OTHER else named
+                part = parts.OTHER if part == parts.KERNEL and not kernels else part
             else:
                 name, part = loop.function, loop.part
             shares[part] += count
@@ -245,25 +261,27 @@ class _Analysis:
             if shares[one]
         ]
 
-    def _listed(self, loop: Loop, cycle: Cycle) -> Loop:
+    def _listed(self, loop: Loop, region: Region) -> Loop:
         lines = [
             Line(one.ip, roles.text(one), roles.roles(one), self._at[one.ip])
-            for one in loops.instructions(self._code, cycle)
+            for one in loops.instructions(self._code, region)
         ]
         if len(lines) > _MOST_LINES:
-            self._notes.append(f"the loop has {len(lines)} instructions, {_MOST_LINES} are listed")
+            self._notes.append(
+                f"the {loop.form} has {len(lines)} instructions, {_MOST_LINES} are listed"
+            )
         return replace(loop, listing=tuple(lines[:_MOST_LINES]))
 
-    def _limit(self, every: Sequence[Loop], bodies: dict[int, Cycle]) -> Limit | None:
+    def _limit(self, every: Sequence[Loop], region: Region | None) -> Limit | None:
         """Of the hot loop's structure; None, with a note, where it cannot be measured."""
-        if not every:
+        if region is None:
             return None
         hot = every[0]
-        body = list(loops.instructions(self._code, bodies[hot.start]))
+        body = list(loops.instructions(self._code, region))
         try:
             by = _tiles(hot) if not hot.vector_bits and hot.multiply_adds else _replayed(body)
         except (ValueError, RuntimeError) as error:
-            self._notes.append(f"the loop's limit was not measured: {error}")
+            self._notes.append(f"the {hot.form}'s limit was not measured: {error}")
             return None
         # All multiply-adds of a call are made in loops like this one.
         alike = [one for one in every if one.multiply_adds and one.arithmetic == hot.arithmetic]
@@ -281,10 +299,10 @@ class _Analysis:
             reached=peak.share(allowed / taken) if allowed and taken else None,
         )
 
-    def _chain(self, cycle: Cycle | None) -> list[Function]:
+    def _chain(self, region: Region | None) -> list[Function]:
         """The callers that most samples in a loop have, or most of all, the innermost first."""
         every = self._told["sample"]["chains"]
-        inside = set(cycle.body) if cycle else set()
+        inside = set(region.body) if region else set()
         several = [one for one in every if one[0] in inside] or every
         # What is behind a call may belong to the next function.
         named = [
@@ -303,14 +321,12 @@ def _width(body: Sequence[Instruction]) -> int:
     return seen.most_common(1)[0][0] if seen else 0
 
 
-def _parted(every: Sequence[Loop]) -> list[Loop]:
-    """What copies or converts is a part of a product only where products take time."""
-    if sum(loop.share for loop in every if loop.part == parts.KERNEL) >= _HOT:
-        return list(every)
-    return [
-        replace(loop, part=parts.OTHER) if loop.part in parts.OF_A_PRODUCT else loop
-        for loop in every
-    ]
+def _multiplying(hot: Loop, every: Sequence[Loop]) -> Loop:
+    """What is judged: the hot loop, or where that multiplies nothing, the hottest that does."""
+    kernels = [loop for loop in every if loop.part == parts.KERNEL and loop.share >= _HOT]
+    if hot.part == parts.KERNEL or not kernels:
+        return hot
+    return max(kernels, key=lambda loop: loop.samples)
 
 
 def _replayed(body: Sequence[Instruction]) -> dict[str, float]:

@@ -65,13 +65,19 @@ def understood(text: str, threads: int = 1) -> Asked:
     """ValueError, with what is known, or FileNotFoundError, for what can be no subject."""
     first, *rest = text.split() or [""]
     engine, colon, name = first.partition(":")
-    if first.endswith(".py") or not colon:
-        if not Path(first).is_file():
-            if first.endswith(".py"):
-                raise FileNotFoundError(2, "there is no such file", first)
-            known = ", ".join(f"{one}:..." for one in engines.names())
-            raise ValueError(f"{first!r} is no subject; known are {known} and FILE.py with a run()")
+    known = (
+        f"known are {', '.join(f'{one}:...' for one in engines.names())} and FILE.py with a run()"
+    )
+    if first.endswith(".py"):
+        if not Path(first).exists():
+            raise FileNotFoundError(2, f"there is no such file; subjects that are {known}", first)
+        try:
+            Path(first).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{first} cannot be read: {error.strerror}; {known}") from None
         engine, name = FILE, first
+    elif not colon:
+        raise ValueError(f"{first!r} is no subject; {known}")
     else:
         engines.get(engine)
     shapes = [part for part in rest if "=" not in part]
@@ -122,6 +128,17 @@ def matrix_product(shapes: Sequence[tuple[int, ...]]) -> int | None:
         return None
     stack = max(math.prod(shape[:-2]) for shape in shapes)
     return stack * shapes[0][-2] * shapes[0][-1] * shapes[1][-1]
+
+
+def refusal(asked: Asked, error: BaseException) -> str:
+    """Why nothing comes of a subject that is named, and what is wanted."""
+    said = str(error).splitlines()
+    why = f"{type(error).__name__}{': ' + said[0] if said else ''}"
+    shapes = ":".join("x".join(map(str, shape)) for shape in asked.shapes) or "no shapes"
+    return (
+        f"{asked.engine}:{asked.name} cannot be called with {shapes}: {why}; give the shape of "
+        "each operand, such as MxK:KxN, and what else it needs as name=value"
+    )
 
 
 def _file(asked: Asked) -> Opened:

@@ -118,7 +118,7 @@ def _parts(one: Trace) -> Table:
 
 def _hot(hot: Loop, whole: bool) -> Iterator[RenderableType]:
     yield Text(
-        f"Hot loop: {hot.share:.0%} of the samples, {hot.instructions} instructions "
+        f"Hot {hot.form}: {hot.share:.0%} of the samples, {hot.instructions} instructions "
         f"at {hot.start:#x}; part: {hot.part}",
         style="bold",
     )
@@ -158,7 +158,7 @@ def _limit(limit: Limit) -> Iterator[RenderableType]:
     yield Text(f"  limited by: {limit.limited_by}")
     taken = format_seconds(limit.loop_seconds)
     if limit.seconds is None:
-        yield Text(f"  such loops take {taken} of a call; how many rounds they make is not known")
+        yield Text(f"  such code takes {taken} of a call; how many rounds it makes is not known")
     else:
         reached = "which is below: one of the two was disturbed"
         if limit.reached is not None:

@@ -142,7 +142,7 @@ def _by_width(loop: Loop) -> Verdict:
     """Of a loop that has no products to compare."""
     widest = 8 * isa.active().vector_bytes
     if not loop.vector_bits:
-        return Verdict(False, "no: the loop has no vector instructions")
+        return Verdict(False, f"no: the {loop.form} has no vector instructions")
     if loop.vector_bits >= widest:
         return Verdict(True, f"yes: vectors of {loop.vector_bits} bits, the widest of this machine")
     return Verdict(

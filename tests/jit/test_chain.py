@@ -1,0 +1,57 @@
+"""The clocks of a chain of kernels, with threads that are late."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lowbit.jit.chain import Launch, chain, ticks_per_second
+
+_LATE = 0.2  # seconds
+_STEPS = 4
+
+
+@pytest.mark.parametrize("late_step", range(_STEPS - 1))
+def test_a_late_thread_does_not_move_the_clock_of_a_step(late_step: int) -> None:
+    """The clock is read when a step has ended, not when a thread that lost its core comes back."""
+    meeting, begun = threading.Barrier(2, timeout=10), Counter[int]()
+
+    def step(_: int) -> None:
+        thread = threading.get_native_id()
+        begun[thread] += 1
+        if begun[thread] == 1 + late_step and meeting.wait() == 0:
+            time.sleep(_LATE)
+
+    kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(step)
+    address = ctypes.cast(kernel, ctypes.c_void_p).value
+    assert address is not None
+    run = chain([Launch(address, ())] * _STEPS, (), 2, kernel)
+    stamps = np.zeros(1 + _STEPS, np.int64)
+    run(stamps)
+    taken = np.diff(stamps) / ticks_per_second()
+    assert (taken >= 0).all()
+    assert taken.sum() < _LATE / 2
+    # What returned belongs to the caller again, though the thread has steps to go through.
+    stamps[:] = 0
+    end = time.monotonic() + 10
+    while sum(begun.values()) < 2 * _STEPS and time.monotonic() < end:
+        time.sleep(0.01)
+    assert sorted(begun.values()) == [_STEPS, _STEPS]
+    time.sleep(0.05)
+    assert not stamps.any()
+
+
+def test_the_clock_has_a_rate() -> None:
+    assert 1e6 < ticks_per_second() < 1e11
+    run, stamps = chain([], (), 1, None), np.zeros((2, 1), np.int64)
+    begin = time.perf_counter()
+    run(stamps[0])
+    time.sleep(0.05)
+    run(stamps[1])
+    passed = time.perf_counter() - begin
+    assert 0.04 < float(stamps[1, 0] - stamps[0, 0]) / ticks_per_second() < 1.02 * passed
