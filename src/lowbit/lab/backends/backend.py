@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from lowbit.lab.report import Severity
@@ -20,6 +19,7 @@ from lowbit.lab.run.program import Grid
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.registry import Registry
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function
 
 GridLike = int | Sequence[int] | Callable[[dict[str, Any]], int | Sequence[int]]

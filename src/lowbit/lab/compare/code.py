@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
+
+from lowbit.registry.locks import cached_property
 
 Kind = Literal["arithmetic", "integer", "conversion", "memory", "control", "other"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lowbit.lab.run.bind import Parameter, TensorArgument, bind
+from lowbit.registry.locks import cached_property
 from lowbit.spec import Array, Case, Expected, Operation
 
 _UNWRITTEN = 0xA5

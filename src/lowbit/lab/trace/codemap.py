@@ -9,12 +9,13 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from lowbit.lab.trace.sampler import Mapping
+from lowbit.registry.locks import cached_property
 
 GENERATED, NATIVE = "generated", "native"
 _SYMBOL = np.dtype(

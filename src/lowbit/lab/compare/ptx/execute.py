@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from lowbit.lab.compare.ptx.block import Block
 from lowbit.lab.compare.ptx.memory import Memory
 from lowbit.lab.compare.ptx.parse import Ptx
+from lowbit.registry.locks import cached_property
 
 Array = NDArray[Any]
 Dims = tuple[int, int, int]
