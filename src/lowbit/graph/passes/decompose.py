@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
+from lowbit.graph.operator import Array
 from lowbit.graph.operators.shapes import axes_of
 from lowbit.graph.passes.infer import inferred
+from lowbit.graph.passes.recurrent import recurrent
 
 
 class Parts:
@@ -39,9 +41,14 @@ class Parts:
         found = self._graph.constants.get(name)
         return found if isinstance(found, np.ndarray) else None
 
+    def numbers(self, name: str) -> Array | None:
+        """What a constant stands for, of the graph's or of those that were added here."""
+        found = self.constants.get(name, self._graph.constants.get(name))
+        return None if found is None else numbers(found)
+
     def _new(self, what: str) -> str:
         """A name that nothing has: what becomes of a node may be taken apart again."""
-        name = f"{self.node.outputs[0]} {what}"
+        name = f"{next(filter(None, self.node.outputs))} {what}"
         while name in self._graph.tensors or name in self._graph.constants:
             name += "'"
         return name
@@ -59,10 +66,10 @@ class Parts:
             self.formats[name] = like
         return name
 
-    def end(self, op: str, *inputs: str, **attributes: Any) -> bool:
-        """The last node."""
-        node, name = self.node, self.node.name or self.node.outputs[0]
-        self.nodes.append(Node(op, inputs, node.outputs[:1], attributes, name))
+    def end(self, op: str, *inputs: str, output: int = 0, **attributes: Any) -> bool:
+        """The last node, or the last of what makes this output."""
+        made = self.node.outputs[output]
+        self.nodes.append(Node(op, inputs, (made,), attributes, self.node.name or made))
         return True
 
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
@@ -321,4 +328,7 @@ RULES: Mapping[str, Decompose] = {
     "Trilu": _triangle,
     "InstanceNormalization": _instance,
     "CumSum": _cumulative,
+    "RNN": recurrent,
+    "GRU": recurrent,
+    "LSTM": recurrent,
 }
