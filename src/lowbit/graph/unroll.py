@@ -290,7 +290,8 @@ def _split(unrolling: Unrolling, node: NodeProto, names: Names) -> bool:
         return False
     sizes = split.tolist()
     if not split.ndim:
-        sizes = [min(sizes, whole - first) for first in range(0, whole or 0, sizes)]  # type: ignore
+        count = whole or 0
+        sizes = [min(sizes, count - first) for first in range(0, count, sizes)]
     output = node.output[0]
     parts = [f"{output}/{number}" for number in range(len(sizes))]
     lengths = unrolling.constant(np.array(sizes, np.int64), f"{output}/sizes")

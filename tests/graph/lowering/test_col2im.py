@@ -33,5 +33,5 @@ def test_formats_and_what_does_not_fit() -> None:
     formatted(net, net("Col2Im", x, net.constant(ints(5, 5)), net.constant(ints(2, 2))), 1)
     net = Net()
     net("Col2Im", net.input(2, 12, 15), net.constant(ints(5, 5)), net.constant(ints(2, 2)))
-    with pytest.raises(ValueError, match="expected .N, C times 4, 16. of windows"):
+    with pytest.raises(ValueError, match=r"expected \[N, C times 4, 16\] of windows"):
         evaluate(net.graph(), {"x0": np.zeros((2, 12, 15), np.float32)})
