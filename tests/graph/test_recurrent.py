@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nets import Net
+from nets import Net, random_inputs, with_formats
 
 from lowbit.graph import Session, load, save
 from lowbit.graph.evaluate import evaluate
@@ -145,3 +145,19 @@ def test_what_pytorch_exports(kind: str, dynamo: bool) -> None:
         expected = network(x).numpy()
     session = Session(from_onnx(file.getvalue()), threads=1)
     np.testing.assert_allclose(session(x.numpy()), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("op", GATES)
+def test_a_layer_between_products_of_8_bits(op: str, dtype: str) -> None:
+    net = Net()
+    rows = GATES[op] * HIDDEN
+    x = net("Linear", net.input(STEPS, BATCH, 7), net.weight(K, 7), net.bias(K))
+    weights = net.weight(1, rows, K, bits=None), net.weight(1, rows, HIDDEN, bits=None)
+    y = net("Reshape", net(op, x, *weights), net.constant(np.array([STEPS, BATCH, HIDDEN])))
+    graph = net.graph(net("Linear", y, net.weight(9, HIDDEN), net.bias(9)))
+    quantized = with_formats(graph, dtype=dtype)
+    inputs = random_inputs(quantized)
+    (expected,) = evaluate(quantized, inputs).values()
+    made = Session(quantized, threads=1)(**inputs)
+    assert np.abs(made - expected).max() <= 0.02 * np.abs(expected).max()
