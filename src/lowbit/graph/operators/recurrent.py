@@ -88,6 +88,8 @@ class Sizes:
             raise ValueError(f"a direction {direction!r}, x {list(x)} and R {list(r)} are no layer")
         directions, hidden = len(_DIRECTIONS[direction]), r[2]
         rows = directions, GATES[node.op] * hidden
+        if node.get("hidden_size", hidden) != hidden:
+            raise ValueError(f"hidden_size is {node.get('hidden_size')}, and R has {hidden}")
         if w != (*rows, x[2]) or r != (*rows, hidden):
             raise ValueError(
                 f"expected W {[*rows, x[2]]} and R {[*rows, hidden]}, got {list(w)} and {list(r)}"
@@ -262,7 +264,10 @@ def _functions(node: Node, number: int, defaults: Sequence[str]) -> list[Functio
     ValueError: one is unknown."""
     directions = len(_DIRECTIONS[node.get("direction", "forward")])
     names = node.get("activations") or tuple(defaults) * directions
-    numbers = {key: list(node.get(f"activation_{key}", ())) for key in ("alpha", "beta")}
+    numbers = {
+        "alpha": list(node.get("activation_alpha", ())),
+        "beta": list(node.get("activation_beta", ())),
+    }
     functions = list[Function]()
     for name in names:
         if name.lower() not in _ACTIVATIONS:
