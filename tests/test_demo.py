@@ -239,7 +239,8 @@ class TestRivals:
             for engine, seconds in (("x86", 3.0), ("fbgemm", 2.0), ("onednn", 0.0))
         }
         one = comparison.Comparison(40)
-        one.batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
+        batches = {size: [(torch.ones(size, 5), torch.ones(size, 5))] for size in (1, 32)}
+        vars(one)["batches"] = batches
         chosen = one.fastest(one.rivals(processes))  # type: ignore[arg-type]
         assert {name: each.detail for name, each in chosen.items()} == {"PyTorch int8": "fbgemm"}
         assert one.notes[0] == "PyTorch int8 onednn is not in the table: crashed with SIGSEGV"

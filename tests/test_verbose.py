@@ -116,7 +116,7 @@ def test_plans_and_misses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     packed = lowbit.pack(weight)
     with caplog.at_level(logging.INFO, "lowbit"):
         for _ in range(4):
-            lowbit.matmul_scaled(a, packed, a_scale=0.5, bias=[1] * 7)
+            lowbit.matmul_scaled(a, packed, a_scale=0.5, bias=np.ones(14, np.float32)[::2])
         lowbit.gemm(np.ones((5, 61), np.float32), np.ones((61, 7), np.float32), threads=1)
     messages = [record.getMessage() for record in caplog.records]
     assert any(one.startswith("plan,matmul_scaled,u8:s8:f32,5x61:61x7,") for one in messages)
@@ -145,7 +145,9 @@ def test_what_keeps_a_call_from_being_known_is_named(caplog: pytest.LogCaptureFi
         for _ in range(3):
             lowbit.matmul(a, bytes_, out=wide)
             lowbit.linear_dynamic(x, scaled, residual=residual)
-            lowbit.linear_weight_only(x, nibbles, residual=residual, bias=[1] * 7)
+            lowbit.linear_weight_only(
+                x, nibbles, residual=residual, bias=np.ones(14, np.float32)[::2]
+            )
     told = [record.getMessage() for record in caplog.records]
     misses = {one.split(":")[0]: one for one in told if "prepared in Python" in one}
     assert "since out cannot" in misses["miss,matmul"]

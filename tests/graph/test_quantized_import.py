@@ -243,3 +243,30 @@ def test_each_operator_on_integers_is_onnx_runtimes(op: str) -> None:
     steps = np.abs(found.astype(np.int32) - expected)
     assert steps.max() <= 1
     assert (steps > 0).mean() <= 0.1
+
+
+@pytest.mark.parametrize("size", [4, "n"])
+def test_pads_and_their_value_come_through_dequantize_linear(size: int | str) -> None:
+    """As quantizers write them: the value of a constant, and sizes that were floats."""
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
+    constants = {
+        "q": np.array([0, 2, 0, 4], np.int8), "scale": np.float32(0.5), "zero": np.int8(0),
+        "v": np.int8(-6), "v_scale": np.float32(0.25),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["floats"]),
+        helper.make_node("Cast", ["floats"], ["pads"], to=onnx.TensorProto.INT64),
+        helper.make_node("DequantizeLinear", ["v", "v_scale", "zero"], ["value"]),
+        helper.make_node("Pad", ["x", "pads", "value"], ["y"]),
+    ]
+    x_info = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, size])
+    graph = helper.make_graph(
+        nodes, "g", [x_info], [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(np.asarray(one), name) for name, one in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)])
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    expected = np.pad(x, ((0, 0), (1, 2)), constant_values=-1.5)
+    network = from_onnx(model)
+    np.testing.assert_array_equal(evaluate(network, {"x": x})["y"], expected)
+    np.testing.assert_array_equal(Session(network, threads=1)(x), expected)

@@ -14,6 +14,7 @@ from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
 from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
+from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def imported(model: ModelProto) -> Graph:
     if model.functions:
         model = inliner.inline_local_functions(model)
     _check_opset(model)
+    unrolled(model.graph, _node)
     _check_operators(model.graph.node)
     graph = model.graph
     if graph.sparse_initializer:

@@ -55,6 +55,43 @@ def test_known_indices_that_do_not_exist() -> None:
         Session(net.graph())(np.zeros((3, 4), np.float32))
 
 
+@pytest.mark.parametrize(("shape", "indices", "own"), [
+    ((3, 4, 5), (7, 2), 0), ((3, 4, 5), (2, 6, 3), 0), ((3, 4, 5), (3, 2, 1), 1),
+    ((2, 3, 4, 5), (2, 3, 6, 2), 2), ((3, 4), (1,), 0), ((3, 4), (0, 2), 0), ((2, 3), (2, 4, 0), 1),
+    ((0, 4), (0, 2, 1), 1),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("known", [True, False])
+def test_indices_of_several_axes(
+    shape: tuple[int, ...], indices: tuple[int, ...], own: int, dtype: str, known: bool
+) -> None:
+    limits = np.array(shape[own : own + indices[-1]])
+    places = np.random.default_rng(3).integers(-limits, limits, indices).astype(dtype)
+    net = Net()
+    x = net.input(*shape)
+    y = net("GatherND", x, net.constant(places) if known else net.input(*indices, dtype=dtype),
+            batch_dims=own)  # fmt: skip
+    graph = net.graph(y)
+    given = {} if known else {"x1": places}
+    same(graph, {"x0": random_inputs(graph)["x0"], **given})
+    if known and places.size and 0 not in shape:
+        formatted(net, y, 1)
+
+
+def test_indices_of_several_axes_that_do_not_exist() -> None:
+    """Also those whose place in memory would be another element."""
+    net = Net()
+    session = Session(net.graph(net("GatherND", net.input(3, 4), net.input(2, 2, dtype="int64"))))
+    x = np.zeros((3, 4), np.float32)
+    for wrong in ((0, 4), (3, 0), (0, -5), (-4, 0)):
+        with pytest.raises(IndexError, match="out of range"):
+            session(x, np.array([(2, 3), wrong]))
+        net = Net()
+        net("GatherND", net.input(3, 4), net.constant(np.array([(2, 3), wrong])))
+        with pytest.raises(ValueError, match=r"out of range for axes of \[3, 4\]"):
+            Session(net.graph())(x)
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("bits", [None, 8])
 def test_embeddings(dtype: str, bits: int | None) -> None:

@@ -373,7 +373,19 @@ QUANTIZATIONS = [
         {"pads": [1, 1, 0, 0]},
     ),
 ]  # fmt: skip
+RECURRENT = [
+    Case(op, (n(4, 2, 3), n(1, gates * 5, 3), n(1, gates * 5, 5), n(1, gates * 10)),
+         {"hidden_size": 5}, outputs, close=1e-5)
+    for op, gates, outputs in (("RNN", 1, 2), ("GRU", 3, 2), ("LSTM", 4, 3))
+]  # fmt: skip
+PLACES = [
+    Case("GatherND", (n(2, 3, 4), np.array([[0, 2], [-1, 1]]))),
+    Case("GatherND", (n(2, 3, 4), np.array([[2], [-3]])), {"batch_dims": 1}),
+    Case("Col2Im", (n(2, 8, 12), i(4, 5), i(2, 2)), {"strides": (1, 1)}),
+    Case("Col2Im", (n(1, 12, 9), i(3, 5), i(2, 3)), {"strides": (1, 2), "pads": (0, 1, 1, 1),
+                                                     "dilations": (1, 1)}),
+]  # fmt: skip
 CASES = [
     *ACTIVATIONS, *ELEMENTWISE, *CONVOLUTIONS, *POOLS, *PRODUCTS, *SHAPES, *RESIZES, *REDUCTIONS,
-    *ORDERS, *NORMALIZATIONS, *QUANTIZATIONS,
+    *ORDERS, *NORMALIZATIONS, *QUANTIZATIONS, *RECURRENT, *PLACES,
 ]  # fmt: skip

@@ -26,7 +26,8 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 SHAPING = {
     "Reshape", "Squeeze", "Unsqueeze", "Split", "Slice", "Expand", "Tile", "ConstantOfShape",
-    "Range", "Pad", "Resize", "TopK", *(op for op in operators.names() if op.startswith("Reduce")),
+    "Range", "Pad", "Resize", "Col2Im", "TopK",
+    *(op for op in operators.names() if op.startswith("Reduce")),
 }  # fmt: skip
 """Those whose inputs have to be constants, all or from the second on."""
 

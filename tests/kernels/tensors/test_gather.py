@@ -10,6 +10,7 @@ import pytest
 from tests.kernels.tensors.data import AFFINE, DTYPES, assert_same, data, poisoned, real, stored
 
 from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
+from lowbit.kernels.cpu.tensors.flat_indices import flat_indices
 from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,19 @@ def test_an_axis_in_the_middle(run_all: RunAll) -> None:
     arguments = _arguments(table, wanted, np.zeros((3, 4, 20), np.uint8))
     got = run_all(gather, arguments, form=GatherForm("raw1", "raw1"))["out"]
     np.testing.assert_array_equal(got, table[:, wanted])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_indices_of_several_axes(run_all: RunAll, dtype: str) -> None:
+    sizes = np.array([3, 4, 5], np.int64)
+    indices = np.random.default_rng(5).integers(-sizes, sizes, (5000, 3)).astype(dtype)
+    expected = np.ravel_multi_index(tuple((indices % sizes).T), (3, 4, 5))
+    for row, axis, wrong in ((2, 0, 3), (7, 1, -5), (4999, 2, 5)):
+        indices[row, axis], expected[row] = wrong, 60
+    got = run_all(flat_indices, {
+        "flat": np.zeros(5000, np.int64), "indices": indices, "sizes": sizes, "count": 5000,
+    }, axes=3, format="s32" if dtype == "int32" else "s64")["flat"]  # fmt: skip
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("inner", [1, 20])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.graph import Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, lowerings, order_of
 from lowbit.graph.lowering.elementwise import compute
 from lowbit.graph.lowering.indices import taken
@@ -22,9 +22,9 @@ def _constant(lowering: Lowering, node: Node, number: int) -> np.ndarray | None:
     if not name:
         return None
     value = lowering.graph.constants.get(name)
-    if not isinstance(value, np.ndarray):
+    if value is None:
         raise NotImplementedError(f"{name!r} has to be a constant")
-    return value
+    return numbers(value)
 
 
 def _part(view: View, axis: int, first: int, length: int, step: int = 1) -> View:

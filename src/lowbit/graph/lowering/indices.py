@@ -9,12 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor, numbers
-from lowbit.graph.lower import Lowering, itemsize, lowerings, order_of
+from lowbit.graph.lower import Lowering, itemsize, lowerings, order_of, strides_of
 from lowbit.graph.lowering.elementwise import format_of, plain, same_format
 from lowbit.graph.lowering.shapes import settled
+from lowbit.graph.operators.shapes import flat
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
+from lowbit.kernels.cpu.tensors.flat_indices import flat_indices
 from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
 from lowbit.numerics import QTensor
 
@@ -121,6 +123,32 @@ def _gather(lowering: Lowering, node: Node) -> None:
     indices = plain(lowering, lowering.view(node.inputs[1]))
     out = lowering.output(node.outputs[0])
     gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
+
+
+@lowerings.register("GatherND")
+def _gather_nd(lowering: Lowering, node: Node) -> None:
+    """The axes that an index names are read as a single one. What lies before them has indices of
+    its own."""
+    x, indices = (plain(lowering, lowering.view(name)) for name in node.inputs)
+    own, axes = node.get("batch_dims", 0), indices.shape[-1]
+    within, inner = x.shape[own : own + axes], x.shape[own + axes :]
+    outer, count = math.prod(x.shape[:own]), math.prod(indices.shape[own:-1])
+    if node.inputs[1] in lowering.graph.constants:
+        known = numbers(lowering.graph.constants[node.inputs[1]])
+        places = lowering.known_view(flat(known, within).reshape(outer, count))
+    else:
+        places = lowering.fresh(Tensor("int64", (outer, count)))
+        lowering.add(flat_indices.program(
+            lowering.isa, axes=axes, format=format_of(indices.tensor)
+        ), {
+            "flat": places.place, "indices": indices.place, "count": outer * count,
+            "sizes": lowering.known(np.array(within, np.int64)),
+        })  # fmt: skip
+    table = (outer, math.prod(within), *inner)
+    out = lowering.output(node.outputs[0])
+    made = View(replace(out.tensor, shape=(outer, count, *inner)), out.place, ())
+    x = View(replace(x.tensor, shape=table), x.place, strides_of(table))
+    gathered(lowering, x, places, made, range(len(table)), 1, own > 0)
 
 
 @lowerings.register("GatherElements")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.operator import Array, Operator, given, operators, real
 
+Sizes = tuple[int, ...]
 Compute = Any  # (node, *inputs) -> array or tuple of arrays
 
 
@@ -202,7 +204,13 @@ def _space_to_depth(node: Node, x: Array) -> Array:
     n, channels, high, wide = x.shape
     block = node.get("blocksize")
     parts = x.reshape(n, channels, high // block, block, wide // block, block)
-    return parts.transpose(0, 3, 5, 1, 2, 4).reshape(n, -1, high // block, wide // block)
+    moved = parts.transpose(space_to_depth_order(node))
+    return moved.reshape(n, -1, high // block, wide // block)
+
+
+def space_to_depth_order(node: Node) -> tuple[int, ...]:
+    """Of the axes batch, channel, row, row of a block, column, column of a block."""
+    return (0, 1, 3, 5, 2, 4) if node.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
 
 
 class ConstantOfShape(Moving):
@@ -254,6 +262,46 @@ class Gather(Operator):
         return (Tensor(real(x).name, x.sizes[:axis] + indices.sizes + x.sizes[axis + 1 :]),)
 
 
+def flat(indices: Array, sizes: tuple[int, ...]) -> Array:
+    """Where indices [..., axes] are in an array of these sizes, in C order, int64; negative ones
+    count from the end. ValueError: one is out of range."""
+    limits = np.array(sizes, np.int64)
+    if np.any((indices < -limits) | (indices >= limits)):
+        raise ValueError(f"an index is out of range for axes of {list(sizes)}")
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    places = np.where(indices < 0, indices + limits, indices) * np.array(steps, np.int64)
+    return places.sum(-1, dtype=np.int64)
+
+
+class GatherND(Operator):
+    """x at indices [..., axes]: the last dimension of the indices counts the axes of x that they
+    are of, behind `batch_dims` axes which both have."""
+
+    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
+        x, indices = given(inputs, 2)
+        shape, own, axes = self._shape(node, x.shape, indices.shape)
+        outer = math.prod(x.shape[:own])
+        table = x.reshape(outer, math.prod(x.shape[own : own + axes]), *x.shape[own + axes :])
+        places = flat(indices, x.shape[own : own + axes]).reshape(outer, -1 if outer else 0)
+        return (table[np.arange(outer)[:, None], places].reshape(shape),)
+
+    def infer(
+        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+    ) -> tuple[Tensor, ...]:
+        x, indices = given(tensors, 2)
+        return (Tensor(real(x).name, self._shape(node, x.sizes, indices.sizes)[0]),)
+
+    def _shape(self, node: Node, x: Sizes, indices: Sizes) -> tuple[Sizes, int, int]:
+        """The output's shape, the axes of the batch, and how many numbers are an index."""
+        own, axes = node.get("batch_dims", 0), indices[-1] if indices else 0
+        if not 0 <= own < len(indices) or x[:own] != indices[:own] or own + axes > len(x):
+            raise ValueError(
+                f"indices of shape {list(indices)}, with {own} axes of a batch, do not name "
+                f"elements of an array of shape {list(x)}"
+            )
+        return (*indices[:-1], *x[own + axes :]), own, axes
+
+
 _FIXED: dict[str, Compute] = {
     "Flatten": _flatten,
     "Transpose": _transpose,
@@ -283,3 +331,4 @@ operators.add("Tile", Moving(_tile, 1, lambda node, shape, times: ints(np.multip
 operators.add("ConstantOfShape", ConstantOfShape(_constant_of_shape, 0))
 operators.add("Concat", Concat())
 operators.add("Gather", Gather())
+operators.add("GatherND", GatherND())

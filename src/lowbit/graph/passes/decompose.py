@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
+from lowbit.graph.operator import Array
+from lowbit.graph.operators.shapes import space_to_depth_order
 from lowbit.graph.passes.infer import inferred
+from lowbit.graph.passes.recurrent import recurrent
 
 
 class Parts:
@@ -38,9 +41,14 @@ class Parts:
         found = self._graph.constants.get(name)
         return found if isinstance(found, np.ndarray) else None
 
+    def numbers(self, name: str) -> Array | None:
+        """What a constant stands for, of the graph's or of those that were added here."""
+        found = self.constants.get(name, self._graph.constants.get(name))
+        return None if found is None else numbers(found)
+
     def _new(self, what: str) -> str:
         """A name that nothing has: what becomes of a node may be taken apart again."""
-        name = f"{self.node.outputs[0]} {what}"
+        name = f"{next(filter(None, self.node.outputs))} {what}"
         while name in self._graph.tensors or name in self._graph.constants:
             name += "'"
         return name
@@ -58,10 +66,10 @@ class Parts:
             self.formats[name] = like
         return name
 
-    def end(self, op: str, *inputs: str, **attributes: Any) -> bool:
-        """The last node."""
-        node, name = self.node, self.node.name or self.node.outputs[0]
-        self.nodes.append(Node(op, inputs, node.outputs[:1], attributes, name))
+    def end(self, op: str, *inputs: str, output: int = 0, **attributes: Any) -> bool:
+        """The last node, or the last of what makes this output."""
+        made = self.node.outputs[output]
+        self.nodes.append(Node(op, inputs, (made,), attributes, self.node.name or made))
         return True
 
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
@@ -203,6 +211,8 @@ def _as_floats(parts: Parts, node: Node) -> bool:
         return False
     x = parts.add("Cast", node.inputs[0], to="float32")
     made = parts.add(node.op, x, *node.inputs[1:], **parts.attributes)
+    if tensor.dtype == "bool":  # of no numbers at all the greatest is -inf, and false
+        return parts.end("Greater", made, parts.constant(np.zeros((), np.float32)))
     return parts.end("Cast", made, to=parts.tensor(node.outputs[0]).dtype)
 
 
@@ -245,7 +255,8 @@ def _space_to_depth(parts: Parts, node: Node) -> bool:
     tensor = parts.tensor(x)
     n, channels, high, wide = tensor.sizes
     split = parts.shaped(x, (n, channels, high // block, block, wide // block, block), tensor)
-    moved = parts.add("Transpose", split, perm=(0, 3, 5, 1, 2, 4), like=tensor)
+    perm = space_to_depth_order(node)
+    moved = parts.add("Transpose", split, perm=perm, like=tensor)
     return parts.end_shaped(moved, (n, channels * block**2, high // block, wide // block))
 
 
@@ -304,4 +315,7 @@ RULES: Mapping[str, Decompose] = {
     "Tile": _tile,
     "Trilu": _triangle,
     "InstanceNormalization": _instance,
+    "RNN": recurrent,
+    "GRU": recurrent,
+    "LSTM": recurrent,
 }

@@ -39,7 +39,10 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
     if known is None and not graph.open_sizes:
         known = facts(graph)[1]
     if known is not None:
-        constants.update({name: one for name, one in known.items() if name not in constants})
+        quantized = _quantized_floats(graph, known)
+        constants.update({
+            name: one for name, one in known.items() if name not in constants | quantized
+        })  # fmt: skip
     nodes = []
     for node in graph.nodes:
         if all(name in constants for name in node.outputs if name):
@@ -61,6 +64,16 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
     if len(nodes) == len(graph.nodes):
         return graph
     return graph.replaced(nodes=live(nodes, graph.outputs), constants=constants)
+
+
+def _quantized_floats(graph: Graph, known: Mapping[str, Array]) -> dict[str, Array]:
+    """Of what is known, the floats that come of quantized constants: those keep their integers."""
+    floats = {name for name, one in graph.constants.items() if isinstance(one, QTensor)}
+    for node in graph.nodes:
+        if node.op == "DequantizeLinear" or floats.intersection(node.inputs):
+            made = (name for name in node.outputs if name in known)
+            floats.update(name for name in made if known[name].dtype.kind == "f")
+    return {name: known[name] for name in floats & known.keys()}
 
 
 def _all_known(node: Node, values: Values, constants: Mapping[str, Array | QTensor]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit.graph.graph import Graph, Node, Tensor
+from lowbit.graph.graph import Graph, Node, Tensor, numbers
 from lowbit.graph.operator import Array, operators
 from lowbit.numerics import QTensor
 
@@ -37,6 +37,8 @@ def facts(graph: Graph) -> tuple[dict[str, Tensor], dict[str, Array]]:
     for name, constant in graph.constants.items():
         if isinstance(constant, QTensor):
             tensors[name] = Tensor("float32", constant.shape)
+            if np.prod(constant.shape) <= _FEW:
+                known[name] = numbers(constant)
         else:
             known[name] = constant
             tensors[name] = Tensor(constant.dtype.name, constant.shape)
@@ -100,8 +102,6 @@ def naming(node: Node, inputs: Sequence[Tensor | Array | None]) -> Iterator[None
 def _numbers(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) -> dict[str, Array]:
     """What a node makes of few numbers that are known, or of nothing but a shape."""
     made = [tensors[name] for name in node.outputs if name]
-    if node.op == "DequantizeLinear":
-        return {}  # Its integers are to be kept.
     if any(one.scale is not None or np.prod(one.sizes) > _FEW for one in made):
         return {}
     read: list[Array | None] = []
