@@ -57,7 +57,7 @@ def test_an_axis_in_the_middle(run_all: RunAll) -> None:
 def test_indices_of_several_axes(run_all: RunAll, dtype: str) -> None:
     sizes = np.array([3, 4, 5], np.int64)
     indices = np.random.default_rng(5).integers(-sizes, sizes, (5000, 3)).astype(dtype)
-    expected = np.ravel_multi_index(tuple((indices % sizes).T), (3, 4, 5))
+    expected = np.asarray(np.ravel_multi_index(tuple((indices % sizes).T), (3, 4, 5)))
     for row, axis, wrong in ((2, 0, 3), (7, 1, -5), (4999, 2, 5)):
         indices[row, axis], expected[row] = wrong, 60
     got = run_all(flat_indices, {
