@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 SLACK = 64  # bytes behind a buffer that kernels may read, and do not use
 
@@ -16,10 +18,6 @@ class Life:
     size: int
     first: int
     last: int
-
-    def meets(self, other: Life) -> bool:
-        """Whether both are needed at the same time."""
-        return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True)
@@ -36,24 +34,20 @@ def arrange(lives: Mapping[str, Life]) -> Arena:
     (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020,
     "Greedy by Size for Offset Calculation".)
     """
-    offsets: dict[str, int] = {}
-    size = 0
-    for name in sorted(lives, key=lambda one: (-lives[one].size, lives[one].first, one)):
+    names = sorted(lives, key=lambda name: (-lives[name].size, lives[name].first, name))
+    firsts, lasts, begins, ends = np.zeros((4, len(names)), np.int64)
+    for placed, name in enumerate(names):  # of thousands, where a network is cut into many steps
         life = lives[name]
         room = _room(life)
-        taken = sorted(
-            (offsets[other], offsets[other] + _room(lives[other]))
-            for other in offsets
-            if lives[other].meets(life)
-        )
-        offset = 0
-        for begin, end in taken:
-            if offset + room <= begin:
-                break
-            offset = max(offset, end)
-        offsets[name] = offset
-        size = max(size, offset + room)
-    return Arena(offsets, size)
+        meets = (firsts[:placed] <= life.last) & (life.first <= lasts[:placed])
+        taken, until = begins[:placed][meets], ends[:placed][meets]
+        order = np.argsort(taken)
+        below = np.maximum.accumulate(np.concatenate(([0], until[order])))
+        fits = np.flatnonzero(below[:-1] + room <= taken[order])
+        offset = below[fits[0] if len(fits) else -1]
+        firsts[placed], lasts[placed] = life.first, life.last
+        begins[placed], ends[placed] = offset, offset + room
+    return Arena(dict(zip(names, begins.tolist(), strict=True)), int(ends.max(initial=0)))
 
 
 def arranged(named: Iterable[Iterable[str]], sizes: Mapping[str, int], outside: set[str]) -> Arena:
