@@ -1,4 +1,4 @@
-"""The clocks of a chain of kernels, with threads that are late."""
+"""Chains of kernels: their clocks, with threads that are late, and thousands of steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lowbit.isa import get
+from lowbit.isa.types import Int, S32Pointer, s32
+from lowbit.jit.builder import Builder
 from lowbit.jit.chain import Launch, chain, ticks_per_second
+from lowbit.jit.kernel import kernel
 
-_LATE = 0.2  # seconds
+_LATE = 1.0  # seconds
 _STEPS = 4
 
 
@@ -55,3 +59,28 @@ def test_the_clock_has_a_rate() -> None:
     run(stamps[1])
     passed = time.perf_counter() - begin
     assert 0.04 < float(stamps[1, 0] - stamps[0, 0]) / ticks_per_second() < 1.02 * passed
+
+
+@kernel
+def count(k: Builder, out: S32Pointer, by: Int) -> None:
+    """out[0] += by."""
+    for _ in k.parallel(k.index(1)):
+        out.store(out.load() + by.to(s32))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_more_steps_than_a_stack_has_room_for(threads: int) -> None:
+    steps = 2000  # a megabyte of slots
+    program = count.program(get("generic"))
+    run = chain([Launch(program.address, (("out", 0), 1))] * steps, ("out",), threads, program)
+    out = np.zeros(1, np.int32)
+    before = threading.stack_size(1 << 18)
+    try:
+        thread = threading.Thread(target=lambda: [run(out, None) for _ in range(3)])
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert out[0] == 3 * steps
+    with pytest.raises(TypeError):
+        run("no address", None)

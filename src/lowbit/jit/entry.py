@@ -2,11 +2,12 @@
 
 It is a function of CPython's own calling convention (METH_FASTCALL), made through LLVM as the
 kernels are. Behind each callable that `bound` makes stands a record: the kernel's slots with what
-was fixed beforehand, and which of them a call fills. A call copies the slots to its stack, fills
-them, releases the GIL and jumps. Through ctypes the same costs microseconds, as long as a small
-product takes. An argument is an int (an address, a size), None (0), or a NumPy array, whose address
-is read from where NumPy's C interface keeps it (`PyArrayObject_fields`, numpy/ndarraytypes.h: the
-first member after Python's own header). Whether objects are laid out so is asked once, of some.
+was fixed beforehand, and which of them a call fills. A call copies the slots to its stack, or to
+memory of its own if they are many, fills them, releases the GIL and jumps. Through ctypes the same
+costs microseconds, as long as a small product takes. An argument is an int (an address, a size),
+None (0), or a NumPy array, whose address is read from where NumPy's C interface keeps it
+(`PyArrayObject_fields`, numpy/ndarraytypes.h: the first member after Python's own header). Whether
+objects are laid out so is asked once, of some.
 
 Sources: Python's C API reference, "Common Object Structures", "Thread State and the GIL".
 """
@@ -32,6 +33,7 @@ _NAME = "lowbit_enter"
 _FASTCALL = 0x80
 HEADER = object.__basicsize__  # what every Python object begins with; its type is the last of it
 _FACTS = 6  # words of a record before the slots
+_MOST_ON_STACK = 1 << 13  # words of slots; networks of thousands of steps have more
 
 
 class Method(ctypes.Structure):
@@ -129,6 +131,9 @@ declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
+declare ptr @PyErr_NoMemory()
+declare ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
 define ptr @{_NAME}(ptr %self, ptr %args, i64 %given) {{
@@ -160,7 +165,23 @@ wrong:
   ret ptr null
 copy:
   %room = add i64 %words, 8
-  %numbered = alloca i64, i64 %room, align 64
+  %large = icmp ugt i64 %room, {_MOST_ON_STACK}
+  br i1 %large, label %on_heap, label %on_stack
+on_heap:
+  %lines = add i64 %room, 7
+  %whole = and i64 %lines, -8
+  %room_bytes = shl i64 %whole, 3
+  %allocated = call ptr @aligned_alloc(i64 64, i64 %room_bytes)
+  %is_allocated = icmp ne ptr %allocated, null
+  br i1 %is_allocated, label %begin, label %no_memory
+no_memory:
+  %no_memory_error = call ptr @PyErr_NoMemory()
+  ret ptr null
+on_stack:
+  %reserved = alloca i64, i64 %room, align 64
+  br label %begin
+begin:
+  %numbered = phi ptr [ %allocated, %on_heap ], [ %reserved, %on_stack ]
   %slots = getelementptr i64, ptr %numbered, i64 8
   %number_at = getelementptr i64, ptr %numbered, i64 7
   store i64 %words, ptr %number_at        ; before the slots, for jit.team
@@ -168,7 +189,7 @@ copy:
   call void @llvm.memcpy.p0.p0.i64(ptr %slots, ptr %template, i64 %size, i1 false)
   br label %next
 next:
-  %i = phi i64 [ 0, %copy ], [ %following, %store ]
+  %i = phi i64 [ 0, %begin ], [ %following, %store ]
   %more = icmp slt i64 %i, %count
   br i1 %more, label %look, label %filled
 look:
@@ -218,9 +239,22 @@ share:
   call void @PyEval_RestoreThread(ptr %saved)
   br label %done
 done:
-  call void @Py_IncRef(ptr @_Py_NoneStruct)
-  ret ptr @_Py_NoneStruct
+  br label %end
 failed:
-  ret ptr null
+  br label %end
+end:
+  %answer = phi ptr [ @_Py_NoneStruct, %done ], [ null, %failed ]
+  br i1 %large, label %free, label %answered
+free:
+  call void @free(ptr %numbered)
+  br label %answered
+answered:
+  %is_answer = icmp ne ptr %answer, null
+  br i1 %is_answer, label %hold, label %return
+hold:
+  call void @Py_IncRef(ptr %answer)
+  br label %return
+return:
+  ret ptr %answer
 }}
 """
