@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -595,3 +596,23 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         assert (lowbit.matmul(a, b) == 4000).all()
     finally:
         torch.set_num_threads(before)
+
+
+def test_ways_are_given_up_by_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_cache, "_WAYS", 4)
+    monkeypatch.setattr(call_cache, "_SEEN", 4)
+    ways, switch = call_cache.Ways(), sys.getswitchinterval()
+
+    def meet(first: int) -> None:
+        for number in range(first, first + 5000):
+            ways.is_hot(number % 50)
+            ways.add(number % 50, number, ((number,),), str)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(meet, range(0, 20_000, 5000)))
+    finally:
+        sys.setswitchinterval(switch)
+    assert 0 < len(ways) <= 4
+    assert sum(map(len, ways.table())) == len(ways)

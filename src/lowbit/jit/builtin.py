@@ -1,10 +1,10 @@
-"""Public functions as Python's builtins: a recognized call of one never sees a Python frame.
+"""Public functions as Python's builtins: a known call of one never sees a Python frame.
 
 Binding thirteen parameters, looking up what is known of the right operand and calling that takes
 Python longer than a small product takes the machine. So a function that is written in Python is
 wrapped in one of CPython's own calling convention (METH_FASTCALL | METH_KEYWORDS): machine code
-puts the arguments into order, finds the recognized calls that the operand keeps (`Finder`), and
-tries them as `jit.recognize` does. Where none fits, or the arguments are not plain ones, Python's
+puts the arguments into order, finds the known calls that the operand keeps (`Finder`), and tries
+them as `jit.recognize` does. Where none fits, or the arguments are not plain ones, Python's
 function is called with what was given, and says what is wrong, if something is.
 
 What wraps it has the function's name, module, documentation and, as text, its parameters; it is

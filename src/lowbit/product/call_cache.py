@@ -46,7 +46,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Ways:
-    """The ways to call a function that are known: the last `_WAYS`, by what tells them apart."""
+    """The ways to call a function that are known: the last `_WAYS`, by what tells them apart.
+
+    Several threads may use it at once, and a signal handler in the middle of any method. So there
+    is no lock: what changes is a copy, which then takes the place of the one before.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[Any, tuple[Shapes, Known]] = {}
@@ -57,10 +61,9 @@ class Ways:
         """Whether a call that comes to Python should become known: the second one of what was
         prepared, the fourth, the eighth. Then one that cannot, or is given up again and again,
         costs little."""
-        count = self._seen.pop(prepared, 0) + 1
         if len(self._seen) >= _SEEN:
-            del self._seen[next(iter(self._seen))]  # the one that was met least recently
-        self._seen[prepared] = count
+            self._seen = {}
+        count = self._seen[prepared] = self._seen.get(prepared, 0) + 1
         return count > 1 and not count & (count - 1)
 
     def __contains__(self, way: Any) -> bool:
@@ -69,14 +72,19 @@ class Ways:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, prepared: Any, way: Any, shapes: Shapes, call: Known) -> Table:
-        """All of them with this one, as machine code finds them. The oldest makes room."""
-        if len(self._calls) >= _WAYS:
-            del self._calls[next(iter(self._calls))]
+    def table(self) -> Table:
+        """All of them, as machine code finds them."""
+        return table(list(self._calls.values()))
+
+    def add(self, prepared: Any, way: Any, shapes: Shapes, call: Known) -> None:
+        """Keep one more. The oldest makes room."""
+        calls = self._calls.copy()
+        if len(calls) >= _WAYS:
+            del calls[next(iter(calls))]
         else:
             self._seen.pop(prepared, None)  # another way to call it is as good as new
-        self._calls[way] = shapes, call
-        return table(list(self._calls.values()))
+        calls[way] = shapes, call
+        self._calls = calls
 
 
 class CallCache:
@@ -134,14 +142,17 @@ class CallCache:
                 )  # fmt: skip
             return
         way = prepared.product, fresh, signature(known)
-        if way in ways:  # but machine code could not serve this one
-            return
-        made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
-        stride = result.strides[0] // result.itemsize
-        call = prepared.recognizer(right, known, made, stride, zero, parameters)
         left = known[0]
-        if call is not None and isinstance(left, Array):
-            b._calls[self.operation] = ways.add(prepared, way, (left.like.shape,), call)
+        # One that is known was one that machine code could not serve, or another thread's.
+        if way not in ways and isinstance(left, Array):
+            made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
+            stride = result.strides[0] // result.itemsize
+            call = prepared.recognizer(right, known, made, stride, zero, parameters)
+            if call is None:
+                return
+            ways.add(prepared, way, (left.like.shape,), call)
+        if len(ways):
+            b._calls[self.operation] = ways.table()
 
 
 class OneCall(NamedTuple):
@@ -193,15 +204,16 @@ class GemmCache:
         checks = [Array(a, left), Array(b, right), *fixed, target, constant(dtype) or Same(dtype),
                   thread_check(threads, most), constant(isa) or Same(isa)]  # fmt: skip
         way = product.program, product.threads, bits, signature(checks)
-        if way in self.ways:  # but machine code could not serve this one
-            return
-        fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
-        call = product.program.recognizer(
-            {**product.words, "alpha": bits}, product.scratch, product.scratch_bytes, checks, fresh,
-            thread_count=product.threads,
-        )  # fmt: skip
-        if call is not None:
-            self.calls["gemm"] = self.ways.add(prepared, way, (a.shape, b.shape), call)
+        if way not in self.ways:
+            fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
+            call = product.program.recognizer(
+                {**product.words, "alpha": bits}, product.scratch, product.scratch_bytes, checks,
+                fresh, thread_count=product.threads,
+            )  # fmt: skip
+            if call is None:
+                return
+            self.ways.add(prepared, way, (a.shape, b.shape), call)
+        self.calls["gemm"] = self.ways.table()
 
 
 def as_given(value: Any, used: Any, slot: str) -> Check | None:
