@@ -136,7 +136,7 @@ class CallCache:
             others = ", ".join(name for name, check in wanted if check is None)
             if not ways.logged:
                 ways.logged = True
-                verbose.log.info(
+                verbose.info(
                     "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
                     "or taken as given", self.operation, others,
                 )  # fmt: skip

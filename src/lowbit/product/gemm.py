@@ -198,7 +198,7 @@ def _prepared(
         copies_out=not (swapped or (by_rows and not narrow)),
     )
     if detour.copies:
-        verbose.log.info("miss,%s,what is copied first lies as no kernel takes it", detour.told)
+        verbose.info("miss,%s,what is copied first lies as no kernel takes it", detour.told)
         return detour
     count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE, _ALONE)
     if swapped:
