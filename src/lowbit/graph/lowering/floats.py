@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import cast
 
 import numpy as np
 
@@ -25,26 +24,24 @@ Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
 
 def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
-    from lowbit.product.gemm import Detour, Launched, Scaling, prepare_gemm  # not for 8 bits alone
+    from lowbit.product.gemm import CopyFirst, factors, prepare_gemm  # not for 8 bits alone
 
     added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(
         _facts(a), _facts(b), added, _facts(out), True, bias is not None, lowering.threads,
         lowering.isa.name,
     )  # fmt: skip
-    if isinstance(prepared, Detour):
-        _gemm_by_copies(lowering, a, b, out, bias, prepared.by_columns)
+    if isinstance(prepared.plan, CopyFirst):
+        _gemm_by_copies(lowering, a, b, out, bias, prepared.plan.by_columns)
         return
-    if isinstance(prepared, Scaling):  # nothing is multiplied
+    if not prepared.launches:  # nothing is multiplied
         if math.prod(out.shape):
             zero = lowering.known_view(np.zeros(1, np.float32))
             compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
         return
-    product = cast(Launched, prepared)
-    start = lowering.scratch(product.scratch)
-    for program, words in product.launches(
-        start, a.place, b.place, bias, out.place, 1.0, float(bias is not None)
-    ):
+    operands = {"a": a.place, "b": b.place, "c": bias, "out": out.place}
+    operands |= factors(1.0, float(bias is not None))
+    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
 
 

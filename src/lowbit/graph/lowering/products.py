@@ -4,7 +4,7 @@ way."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,11 @@ from lowbit.kernels.cpu.shared.post_op import WithNumbers
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
-from lowbit.product.convolution import Operands, prepare_convolution, with_weight
+from lowbit.product.convolution import prepare_convolution, with_weight
 from lowbit.product.geometry import Geometry
 from lowbit.product.output import OutputSpec
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepare import panel_bytes
+from lowbit.product.prepared import Prepared
 from lowbit.product.product import Convolution
 from lowbit.weights.convolution import pack_convolution, refusal
 from lowbit.weights.panels import PackedMatrix, pack, padded
@@ -42,10 +43,10 @@ class _Numbered(WithNumbers):
         return self.given
 
 
-def launch(lowering: Lowering, prepared: PreparedProduct, operands: Iterable[Any]) -> None:
-    """Add the launches of a product; operands as `PreparedProduct.calls` takes them, with places
-    for addresses."""
-    for program, words in prepared.launches(lowering.scratch(prepared.scratch), *operands):
+def launch(lowering: Lowering, prepared: Prepared, operands: Mapping[str, Any]) -> None:
+    """Add the launches of what was prepared; what comes next is, for now, the same again."""
+    operands = {**operands, "next_bytes": panel_bytes(prepared.request.b)}
+    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
 
 
@@ -118,17 +119,18 @@ def linear(lowering: Lowering, node: Node) -> None:
     epilogue = _Epilogue(lowering, node, None)
     scale = zero = None
     if dynamic:
-        prepared, spec = requests.floats(left, panels, threads, isa, activations, *epilogue.spec)
+        prepared, spec = requests.floats(left, panels, threads, isa, activations, 0, *epilogue.spec)
     else:
         shifted = x.tensor.zero_point != 0
         prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
-                                         moderate(x.tensor.scale), *epilogue.spec)  # fmt: skip
+                                         moderate(x.tensor.scale), 0, *epilogue.spec)  # fmt: skip
         scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
-    launch(lowering, prepared, (
-        x.place, prepared.right(packed), epilogue.out.place, packed.N, scale, zero, bias,
-        epilogue.residual, epilogue.parameters(spec),
-    ))  # fmt: skip
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
 
 
 @lowerings.register("Conv")
@@ -163,10 +165,11 @@ def convolution(lowering: Lowering, node: Node) -> None:
     lowering.kept.append(prepared)
     scale, zero = _affine(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
-    at = Operands(x.place, epilogue.out.place, scale, zero, bias, epilogue.residual,
-                  epilogue.parameters(spec))  # fmt: skip
-    for program, words in prepared.launches(packed, at, lowering.scratch(prepared.scratch)):
-        lowering.add(program, words)
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
 
 
 def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:
