@@ -42,7 +42,7 @@ class Machine(NamedTuple):
     l2: int
     l3: int
     sets: tuple[str, ...]
-    triple: str = "x86_64-unknown-linux-gnu"
+    architecture: str = "x86_64"
 
 
 X86 = ("avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx512", "avx2_vnni", "avx2", "generic")
@@ -51,7 +51,7 @@ MACHINES = {
     "emeraldrapids": Machine("emeraldrapids", "GenuineIntel", 48 << 10, 2 << 20, 260 << 20,
                              ("amx", "amx_bf16", *X86)),
     "znver4": Machine("znver4", "AuthenticAMD", 32 << 10, 1 << 20, 32 << 20, X86),
-    "neoverse": Machine("neoverse-v1", "", 64 << 10, 1 << 20, 32 << 20, ARM, "aarch64-linux-gnu"),
+    "neoverse": Machine("neoverse-v1", "", 64 << 10, 1 << 20, 32 << 20, ARM, "aarch64"),
 }  # fmt: skip
 PARTS = (*(f"{kind}-{name}" for name in MACHINES for kind in ("calls", "networks")), "benchmarks")
 PACKERS = {"pack", "weight_words", "quantize_groups"}
@@ -78,7 +78,7 @@ def pretend(machine: Machine) -> None:
 
     caches = {"L1d": machine.l1d, "L2": machine.l2, "L3": machine.l3}
     for name, value in {"cpu_name": machine.cpu, "vendor": machine.vendor, "caches": caches,
-                        "triple": machine.triple}.items():  # fmt: skip
+                        "architecture": machine.architecture}.items():  # fmt: skip
         setattr(host, name, lambda value=value: value)
 
     def missing(one: Any) -> str:
