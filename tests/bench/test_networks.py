@@ -163,7 +163,7 @@ def test_peers_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engines": "tensorrt"}, "no engine is called 'tensorrt'; known are lowbit"),
+        ({"engines": "tensorrt"}, "no engine is called 'tensorrt'; known are .*lowbit"),
         ({"config": ("int3",)}, "config 'int3' is not known; known are static, dynamic"),
         ({"batch": "one"}, "batch 'one' is not understood"),
         ({"batch": "0"}, "a batch is 0"),
