@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
+from lowbit.jit.launch import Launch, Place
 from lowbit.jit.recognize import MOST_SCRATCH
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
@@ -28,7 +29,7 @@ from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
 from lowbit.product.prepare import KEPT
-from lowbit.product.prepared import SCRATCH, Launch, Place, Prepared, identity
+from lowbit.product.prepared import SCRATCH, Prepared, identity, shifted
 
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
@@ -224,7 +225,7 @@ def _prepared(
     if not swapped:
         return made
     names = {"a": "b", "b": "a"}
-    return replace(made, shape=shape, launches=[one.moved({}, names) for one in made.launches])
+    return replace(made, shape=shape, launches=[shifted(one, {}, names) for one in made.launches])
 
 
 _FACTORS = identity("alpha", "beta")
@@ -251,7 +252,7 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
         "item_blocks": plan.item_blocks,
         "reads_c": int(product.c is not None),
     }
-    launch = Launch(program, words, {**_read(product), **_FACTORS, "out": Place("out")})
+    launch = Launch(program, {**words, **_read(product), **_FACTORS, "out": Place("out")})
     text = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
     return Prepared(product, product.out.shape, [launch], product.threads, 0, text, plan,
                     little=product.c is None)  # fmt: skip
@@ -318,7 +319,7 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
             "out": row * out.strides[0],
         }
         sums = {"partial": Place(SCRATCH, partial + (row * n * 4 if keeps_sums else 0))}
-        launches.append(Launch(program, words | part, places | sums).moved(begin))
+        launches.append(shifted(Launch(program, {**words, **part, **places, **sums}), begin))
     text = of_floats(product, plan.micro.name, program.isa.name)
     little = len(launches) == 1 and not keeps_sums and c is None and scratch <= MOST_SCRATCH
     return Prepared(product, out.shape, launches, threads, scratch, text, plan, little=little)
