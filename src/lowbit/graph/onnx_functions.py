@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, defs
+    from onnx import ModelProto, NodeProto
 
 _ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
 """The attributes of Attention that ours has too; the last says what its fourth output is."""
@@ -44,7 +44,7 @@ def without_functions(model: ModelProto, known: Set[str]) -> ModelProto:
     return model
 
 
-def _defined(model: ModelProto, known: Set[str]) -> dict[str, defs.OpSchema]:
+def _defined(model: ModelProto, known: Set[str]) -> dict[str, Any]:
     """What ONNX says of the operators in a model that are not known and that it defines."""
     from onnx import defs
 
@@ -53,7 +53,7 @@ def _defined(model: ModelProto, known: Set[str]) -> dict[str, defs.OpSchema]:
         node.op_type for node in model.graph.node
         if node.domain in _DEFAULT and (node.op_type not in known or with_more(node))
     }  # fmt: skip
-    schemas = [defs.get_schema(name, opset) for name in found if defs.has(name, opset)]
+    schemas: list[Any] = [defs.get_schema(name, opset) for name in found if defs.has(name, opset)]
     return {
         one.name: one for one in schemas
         if one.has_function or one.has_context_dependent_function
