@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
-_DTYPES = "to", "output_dtype"
+_DTYPES = "to", "dtype", "output_dtype"
 OWN = {"GroupedMatMul", "Linear", "Silu"}
 """Operators that are not ONNX's."""
 _ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 _ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
 """The attributes of Attention that ours has too; the last says what its fourth output is."""
+_HEADS = "q_num_heads", "kv_num_heads"  # where the axes are three
+_TURN = 0, 2, 1, 3
 _DEFAULT = ("", "ai.onnx")
 
 
@@ -20,6 +24,7 @@ def without_functions(model: ModelProto, known: Set[str]) -> ModelProto:
 
     if model.functions:
         model = inliner.inline_local_functions(model)
+    _with_axis_of_heads(model.graph)
     if _defined(model, known):  # definitions depend on types, also on those of constants
         model.graph.value_info.extend(
             helper.make_tensor_value_info(one.name, one.data_type, one.dims)
@@ -42,6 +47,39 @@ def without_functions(model: ModelProto, known: Set[str]) -> ModelProto:
             return model
         model = made
     return model
+
+
+def _with_axis_of_heads(graph: GraphProto) -> None:
+    """Write out, in place, Attention of three axes, in which heads lie beside each other."""
+    from onnx import NodeProto, helper, numpy_helper
+
+    def add(op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, inputs, [output], output, **attributes))
+        return output
+
+    nodes = list[Any]()
+    for node in graph.node:
+        heads = {one.name: one.i for one in node.attribute if one.name in _HEADS}
+        made = NodeProto()
+        made.CopyFrom(node)
+        del made.attribute[:]
+        made.attribute.extend(one for one in node.attribute if one.name not in heads)
+        if node.op_type != "Attention" or not heads or with_more(made):
+            nodes.append(node)
+            continue
+        name, shapes = node.output[0], [(0, 0, heads[one], -1) for one in _HEADS] + [(0, 0, -1)]
+        for index, shape in enumerate(shapes):
+            array = numpy_helper.from_array(np.array(shape), f"{name}/shape{index}")
+            graph.initializer.append(array)
+        for index, source in enumerate(node.input[:3]):
+            split = add("Reshape", [source, f"{name}/shape{index > 0:d}"], f"{name}/split{index}")
+            made.input[index] = add("Transpose", [split], f"{name}/input{index}", perm=_TURN)
+        made.output[0] = f"{name}/heads"
+        nodes.append(made)
+        turned = add("Transpose", [made.output[0]], f"{name}/turned", perm=_TURN)
+        add("Reshape", [turned, f"{name}/shape2"], name)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _defined(model: ModelProto, known: Set[str]) -> dict[str, Any]:

@@ -111,6 +111,15 @@ ELEMENTWISE = [
         for dtype in ("uint8", "int32", "int64")
     ),
     Case("BitwiseNot", (whole("int64", 3, 5).T,)),
+    Case("OneHot", (i(1, -1, 5, 3), f(4, "int64"), n(2)), {"axis": 0}),
+    Case("CastLike", (n(3, 4) * 9, i(1))),
+    Case("NonZero", (truth(3, 4),)),
+    *(
+        Case("GridSample", (IMAGE, np.tanh(n(2, 3, 4, 2)) * 2), {"mode": mode}, opset=20)
+        for mode in ("linear", "nearest", "cubic")
+    ),
+    Case("Hardmax", (n(2, 3, 4),), {"axis": 1}),
+    Case("EyeLike", (n(3, 4),), {"k": -1, "dtype": 7}),
     Case("Clip", (n(3, 4), f(-0.2), f(0.5))),
     Case("Clip", (n(3, 4), None, f(0.5))),
     Case("Clip", (n(3, 4),)),
