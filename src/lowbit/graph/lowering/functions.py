@@ -155,6 +155,8 @@ def _by_attributes(lowering: Lowering, node: Node) -> None:
     _by_formula(_of_attributes(node), lowering, node)
 
 
+for _op in ("Tan", "Sinh", "Cosh", "Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh"):
+    _FORMULAS[_op] = (0, _op.lower()), ()
 for _op, _formula in _FORMULAS.items():
     lowerings.add(_op, partial(_by_formula, _formula))
 for _op in (

@@ -320,6 +320,7 @@ _BY_NUMBERS: dict[str, tuple[Compute, int]] = {
     "Slice": (_slice, 1),
     "Expand": (_expand, 1),
     "Range": (_range, 0),
+    "NonZero": (lambda node, x: np.array(np.nonzero(x)), 0),
 }
 
 for _name, _function in _FIXED.items():

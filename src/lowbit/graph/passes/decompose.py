@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, operators
+from lowbit.graph.operators.composite import Composite
 from lowbit.graph.operators.shapes import space_to_depth_order
 from lowbit.graph.passes.infer import inferred
 from lowbit.graph.passes.recurrent import recurrent
@@ -91,7 +92,8 @@ def decomposed(graph: Graph) -> Graph:
         constants, tensors = dict(graph.constants), dict(graph.tensors)
         for node in graph.nodes:
             parts = Parts(graph, node)
-            rule = RULES.get(node.op)
+            operator = operators.get(node.op)
+            rule = operator.expand if isinstance(operator, Composite) else RULES.get(node.op)
             if rule is None or not rule(parts, node):
                 nodes.append(node)
                 continue
