@@ -87,6 +87,7 @@ def run(
         out[...] = scaled.astype(out.dtype)
 
 
+@lru_cache(maxsize=64)
 def factors(alpha: float, beta: float) -> Mapping[str, int]:
     """The operands that are numbers: the bits of float32."""
     alpha_bits, beta_bits = struct.unpack("<2I", struct.pack("<2f", alpha, beta))

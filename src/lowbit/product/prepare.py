@@ -67,7 +67,10 @@ def prepare(product: Product) -> Prepared:
         streaming = prepare(product._replace(streams=True))
 
     def right(b: PackedMatrix | PackedDepthwise) -> Mapping[str, Operand]:
-        return dict(zip(RIGHT, b.addresses_for(made.shape), strict=True))
+        panels, sums, zeros, scales = b.addresses_for(made.shape)
+        return {
+            "panels": panels, "column_sum": sums, "column_zero": zeros, "column_scale": scales
+        }  # fmt: skip
 
     return Prepared(
         product,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,40 @@ def identity(*parameters: str) -> dict[str, Place]:
     return {name: Place(name) for name in parameters}
 
 
+class _Bound:
+    """Launches ready to be called, with what finds their words among the operands of a call: by an
+    operand's name where it begins, else by name and distance. `further`: of the latter, those that
+    are behind operands of a call, as name, operand, distance."""
+
+    def __init__(self, launches: Sequence[Launch], threads: int) -> None:
+        every = {_key(at): at for launch in launches for at in launch.places.values()}
+        self._scratch = {key: at.offset for key, at in every.items() if at.buffer == SCRATCH}
+        self._nothing: dict[str, Any] = dict.fromkeys(at.buffer for at in every.values())
+        self._known: tuple[int, dict[str, Any]] = -1, {}
+        self.further = [
+            (key, at.buffer, at.offset)
+            for key, at in every.items()
+            if at.offset and at.buffer != SCRATCH
+        ]
+        self.calls = [
+            (launch.program.bind(threads, tuple(launch.places), **launch.numbers),
+             itemgetter(*map(_key, launch.places.values())))
+            for launch in launches
+        ]  # fmt: skip
+
+    def at(self, start: int) -> dict[str, Any]:
+        """Operands before any is given, with scratch from here on: as in the last call, mostly."""
+        known = self._known
+        if known[0] != start:
+            scratch = {key: start + offset for key, offset in self._scratch.items()}
+            known = self._known = start, {**self._nothing, **scratch}
+        return known[1]
+
+
+def _key(place: Place) -> str:
+    return f"{place.buffer} + {place.offset}" if place.offset else place.buffer
+
+
 @dataclass(eq=False)
 class Prepared:
     """A request made ready to run, on operands by name.
@@ -70,9 +105,7 @@ class Prepared:
     streaming: Prepared | None = None
     little: bool = False
     keeps_gil: bool = False
-    _calls: Sequence[tuple[Callable[..., None], Sequence[tuple[str, int]]]] | None = field(
-        default=None, init=False
-    )
+    _bound: _Bound | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.little &= not verbose.LEVEL  # machine code would not log calls
@@ -88,20 +121,19 @@ class Prepared:
             self._run(operands)
 
     def _run(self, operands: Mapping[str, Any]) -> None:
-        if self._calls is None:
-            self._calls = [
-                (one.program.bind(self.threads, tuple(one.places), **one.numbers),
-                 [(place.buffer, place.offset) for place in one.places.values()])
-                for one in self.launches
-            ]  # fmt: skip
+        bound = self._bound
+        if bound is None:
+            bound = self._bound = _Bound(self.launches, self.threads)
         if self.scratch > _KEPT_SCRATCH:
             memory = aligned_empty((self.scratch,), np.uint8)
             start = memory.ctypes.data
         else:
             memory, start = workspace.reserve(self.scratch)
-        given = {**operands, **self.constants, SCRATCH: start}.get
-        for call, places in self._calls:
-            call(*[given(at) if not offset else moved(given(at), offset) for at, offset in places])
+        given = {**bound.at(start), **operands, **self.constants}
+        for key, operand, distance in bound.further:
+            given[key] = moved(given[operand], distance)
+        for call, words in bound.calls:
+            call(*words(given))
         del memory  # until here nothing else may use it
 
     def steps(
@@ -142,11 +174,12 @@ class Prepared:
             words, scratch, size, checks, fresh, operands, self.keeps_gil, self.threads
         )
 
-    def into(self, result: npt.NDArray[Any], operands: Mapping[str, Any]) -> None:
+    def into(self, result: npt.NDArray[Any], operands: dict[str, Any]) -> None:
         """`run` into an array that may lie otherwise than the output that was asked for: then into
-        a new one, which is copied."""
+        a new one, which is copied. It becomes one of the operands."""
         target = result if self._lies_so(result) else np.empty(result.shape, result.dtype)
-        self.run({**operands, "out": target})
+        operands["out"] = target
+        self.run(operands)
         if target is not result:
             result[...] = target
 
