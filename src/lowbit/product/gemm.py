@@ -115,7 +115,7 @@ def keep(
     if not prepared.little or c is not None or beta or not arrays:
         return
     if a.size * b.shape[1] < _KNOWN and cache.ways.is_hot(prepared):
-        numbers = factors(alpha, 0)
+        numbers = factors(float(alpha), 0.0)
         cache.add(prepared, a, b, out, result, numbers, (c, alpha, beta, *options), most)
 
 
