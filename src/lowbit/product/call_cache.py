@@ -1,4 +1,4 @@
-"""Calls that are known: machine code checks and runs them, without Python (see jit.recognize).
+"""Calls that are known: machine code checks and runs them, without Python (see jit.cached_call).
 
 Checking a call and preparing it in Python takes longer than a small product. So a call that is made
 a second time is kept: what it compares, and what it runs. A cache keeps the last ways to call a
@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from lowbit.jit import verbose
 from lowbit.jit.builtin import Finder, Known, Shapes, Table, builtin, table
-from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import (
+from lowbit.jit.cached_call import (
     REALS,
     Array,
     Check,
@@ -32,6 +31,7 @@ from lowbit.jit.recognize import (
     signature,
     thread_check,
 )
+from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
 from lowbit.numerics.float32 import BEYOND, LEAST, MOST
@@ -147,7 +147,7 @@ class CallCache:
         if way not in ways and isinstance(left, Array):
             made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
             stride = result.strides[0] // result.itemsize
-            call = prepared.recognizer(right, known, made, stride, zero, parameters)
+            call = prepared.cached_call(right, known, made, stride, zero, parameters)
             if call is None:
                 return
             ways.add(prepared, way, (left.like.shape,), call)
@@ -206,7 +206,7 @@ class GemmCache:
         way = product.program, product.threads, bits, signature(checks)
         if way not in self.ways:
             fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
-            call = product.program.recognizer(
+            call = product.program.cached_call(
                 {**product.words, "alpha": bits}, product.scratch, product.scratch_bytes, checks,
                 fresh, thread_count=product.threads,
             )  # fmt: skip

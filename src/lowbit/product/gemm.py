@@ -93,7 +93,7 @@ def keep(
 ) -> None:
     """Let a call be known from now on, if it is hot, and so little work that this is worth it.
 
-    out: None if `result` was made for it. most: see jit.recognize.thread_check. options: the
+    out: None if `result` was made for it. most: see jit.cached_call.thread_check. options: the
     arguments after `out`.
     """
     one = prepared.one_call

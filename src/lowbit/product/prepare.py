@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
+from lowbit.jit.cached_call import MOST_SCRATCH, Check, Copied, Fresh
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import MOST_SCRATCH, Check, Copied, Fresh
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
@@ -30,7 +30,7 @@ from lowbit.weights.panels import PackedMatrix
 # An array, its address, or None where it is not used.
 Address = npt.NDArray[Any] | int | None
 _ZEROS = {"s4": NIBBLE_FLIP << 4 | NIBBLE_FLIP}  # bytes of panels whose values are zeros
-_BRIEF = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
+_KEEPS_GIL = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
 KEPT = 1 << 12  # how many products are kept prepared
 
 VARYING = (
@@ -49,7 +49,7 @@ class PreparedProduct:
     `streaming`, the same product prepared so.
     """
 
-    small = False  # see `recognizer`
+    small = False  # see `cached_call`
     scratch = 0  # bytes
 
     def __init__(self, product: Product) -> None:
@@ -206,11 +206,11 @@ class PreparedProduct:
         """The addresses of what is read of b."""
         return b.addresses_for(None if self.plan is None else self.plan.shape)
 
-    def recognizer(
+    def cached_call(
         self, right: tuple[int, int, int, int], checks: Sequence[Check], fresh: Fresh | None,
         out_stride: int, zero: Address = None, parameters: npt.NDArray[np.float32] | None = None,
     ) -> Callable[..., Any] | None:  # fmt: skip
-        """What recognizes calls like one that was run, and runs them: see jit.recognize.
+        """A function that knows calls like one that was run, and runs them: see jit.cached_call.
 
         Only for `small` products. right, out_stride, zero, parameters: as given to `run`. Numbers
         that are the scale and zero point of all rows belong at `scale_at` and `zero_at`, a bias
@@ -233,8 +233,8 @@ class PreparedProduct:
         kept = parameters, zero
         assert self.plan is not None
         count = self.plan.threads
-        brief = count == 1 and self.shape[0] * self.shape[1] * self.product.k <= _BRIEF
-        return self.program.recognizer(words, scratch, size, checks, fresh, kept, brief, count)
+        keeps_gil = count == 1 and self.shape[0] * self.shape[1] * self.product.k <= _KEEPS_GIL
+        return self.program.cached_call(words, scratch, size, checks, fresh, kept, keeps_gil, count)
 
     def into(
         self,
