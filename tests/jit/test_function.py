@@ -109,6 +109,17 @@ def test_otherwise_follows_a_branch() -> None:
         function_ir(misplaced)
 
 
+def left(k: Function, number: Int) -> Int:
+    for _ in k.when(number > 0):
+        return number
+    return number + 1
+
+
+def test_a_body_is_left_by_returns_alone() -> None:
+    with pytest.raises(RuntimeError, match="left by break or return"):
+        function_ir(left)
+
+
 def test_parallel_regions_are_of_kernels() -> None:
     function = Function(get("generic"), "alone", [])
     with pytest.raises(TypeError, match="kernels only"):

@@ -56,11 +56,7 @@ class Emitter(Function):
 
     def finish(self) -> ir.Module:
         """Close the function and return its module. It ends when all items are done."""
-        if self._open:
-            raise RuntimeError(
-                f"{self.function.name}: {self._open} bodies of k.range, k.when or k.parallel "
-                "were left by break or return, which only the interpreter would have obeyed"
-            )
+        self._check_bodies()
         self._wait()
         self.builder.ret_void()
         return self.module

@@ -243,6 +243,13 @@ class Function(Builder):
         self._go(body)
         self.builder.position_at_end(self.builder.append_basic_block())
 
+    def _check_bodies(self) -> None:
+        if self._open:
+            raise RuntimeError(
+                f"{self.function.name}: {self._open} bodies of k.range, k.when or k.parallel "
+                "were left by break or return, which only the interpreter would have obeyed"
+            )
+
     def _go(self, block: Any) -> None:
         if not self.builder.block.is_terminated:
             self.builder.branch(block)
@@ -389,9 +396,10 @@ class Function(Builder):
         """The function of another text, which is emitted when it is first asked for."""
         kinds, returns = _signature(text)
         types = [_type_of(kind) for kind in kinds]
-        function: Any = self.module.globals.get(text.__name__)
+        name = f"{text.__module__}.{text.__name__}"
+        function: Any = self.module.globals.get(name)
         if function is None:
-            function = Function(self.isa, text.__name__, types, returns, self.module).emit(text)
+            function = Function(self.isa, name, types, returns, self.module).emit(text)
             function.linkage = "private"
         return function, types, returns
 
@@ -401,6 +409,7 @@ class Function(Builder):
         given = [(kind, Value(self, _type_of(kind), payload)) for kind, payload in pairs]
         answer = text(self, *(v if isinstance(kind, Scalar) else self.view(kind, v)
                               for kind, v in given))  # fmt: skip
+        self._check_bodies()
         if answer is not None or self._returns is None:
             self.returns(answer)
         elif not self.builder.block.is_terminated:
