@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
+from lowbit.jit.cached_call import MOST_SCRATCH
 from lowbit.jit.launch import Launch, Place
-from lowbit.jit.recognize import MOST_SCRATCH
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
@@ -108,7 +108,7 @@ def keep(
 ) -> None:
     """Let a call be known from now on, if it is hot, and so little work that this is worth it.
 
-    out: None if `result` was made for it. most: see jit.recognize.thread_check. options: the
+    out: None if `result` was made for it. most: see jit.cached_call.thread_check. options: the
     arguments after `out`.
     """
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
+from lowbit.jit.cached_call import MOST_SCRATCH
 from lowbit.jit.launch import Launch, Place, Word
-from lowbit.jit.recognize import MOST_SCRATCH
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
@@ -28,7 +28,7 @@ from lowbit.weights.convolution import PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
 _ZEROS = {"s4": NIBBLE_FLIP << 4 | NIBBLE_FLIP}  # bytes of panels whose values are zeros
-_BRIEF = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
+_KEEPS_GIL = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
 KEPT = 1 << 12  # how many products are kept prepared
 
 RIGHT = ("panels", "column_sum", "column_zero", "column_scale")
@@ -86,7 +86,7 @@ def prepare(product: Product) -> Prepared:
         spare_bytes=4 * PANEL * blocks(product.n, PANEL),
         streaming=streaming,
         little=not (large or constants or len(launches) > 1 or where.end > MOST_SCRATCH),
-        keeps_gil=made.threads == 1 and product.m * product.n * product.k <= _BRIEF,
+        keeps_gil=made.threads == 1 and product.m * product.n * product.k <= _KEEPS_GIL,
     )
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit import verbose
+from lowbit.jit.cached_call import Check, Copied, Fresh
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
 from lowbit.jit.launch import Launch, Place, moved
-from lowbit.jit.recognize import Check, Copied, Fresh
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.shared.layout import LINE
 
@@ -152,10 +152,10 @@ class Prepared:
         (launch,) = self.launches
         return next(name for name, at in launch.places.items() if at.buffer == operand)
 
-    def recognizer(
+    def cached_call(
         self, operands: Mapping[str, Operand], checks: Sequence[Check], fresh: Fresh | None
     ) -> Callable[..., Any] | None:
-        """What recognizes calls like one that was run, and runs them: see jit.recognize.
+        """What tells calls like one that was run, and runs them: see jit.cached_call.
 
         Only for those that are `little`. operands: those that no argument of a call is.
         """
@@ -170,7 +170,7 @@ class Prepared:
                 scratch[name] = self.spare[at.buffer]
         padded = any(isinstance(check, Copied) for check in checks)
         size = self.scratch + (self.spare_bytes if padded else 0)
-        return launch.program.recognizer(
+        return launch.program.cached_call(
             words, scratch, size, checks, fresh, operands, self.keeps_gil, self.threads
         )
 
