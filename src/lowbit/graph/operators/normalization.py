@@ -294,7 +294,8 @@ def _add(name: str, meaning: Callable[..., Array], **traits: Any) -> None:
 
 
 _add("Softmax", _softmax, lowering=partial(_lower_softmax, False), qlinear=True)
-_add("LogSoftmax", _log_softmax, lowering=partial(_lower_softmax, True))
+_add("LogSoftmax", _log_softmax, lowering=partial(_lower_softmax, True),
+     aten=("_log_softmax",), arguments={"axis": "dim"})  # fmt: skip
 _add("BatchNormalization", _batch, kept=_channels, lowering=_lower_batch, outputs=1)
 _add("LayerNormalization", _layer, kept=_last, lowering=partial(_lower_rows, True), outputs=1)
 _add("RMSNormalization", _root_mean_square, kept=_last, lowering=partial(_lower_rows, False))

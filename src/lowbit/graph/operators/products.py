@@ -344,12 +344,13 @@ def _each_sum(node: Node, x: Sizes, *others: Sizes) -> int:
 _TWO: dict[str, Any] = {"stays": "both of its operands are activations"}
 
 operators.add("Linear", Operator(
-    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear, onnx=False,
+    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear, onnx=False, aten=("linear",),
     weight=Weight(0, -1, ("int8", "dynamic", "int4"), lambda node, x, weight: x),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum,
 ))  # fmt: skip
 operators.add("MatMul", Operator(
     meaning=_matmul, shape=lambda node, a, b: product_shape(a, b), lowering=_lower_matmul,
+    aten=("matmul", "mm", "bmm", "mv", "dot"),
     positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum, **_TWO,
 ))  # fmt: skip
 operators.add("Gemm", Operator(
@@ -363,6 +364,7 @@ operators.add("Einsum", Operator(
 ))  # fmt: skip
 operators.add("GroupedMatMul", Operator(
     meaning=_grouped, shape=_grouped_sizes, dtype="float32", lowering=_lower_grouped, onnx=False,
+    aten=("transformers::grouped_mm_fallback",),  # of float32; PyTorch's is of bfloat16 there
     stays="products of groups of rows have kernels of float32 only",
 ))  # fmt: skip
 # An importer makes a quantized Linear of it.

@@ -347,5 +347,7 @@ def _in_parts(parts: Parts, node: Node) -> bool:
     return True
 
 
-for _name in GATES:
-    operators.add(_name, _Recurrent(meaning=_layer, parts=_in_parts))
+_RECORD = _Recurrent(meaning=_layer, parts=_in_parts)
+operators.add("RNN", _RECORD)
+operators.add("GRU", _RECORD)
+operators.add("LSTM", _RECORD)
