@@ -26,7 +26,7 @@ from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product import dispatch
 from lowbit.product import prepare as prepare_module
 from lowbit.product.dispatch import Plan
-from lowbit.product.prepare import PreparedProduct, prepare
+from lowbit.product.prepare import RIGHT, prepare
 from lowbit.product.product import Product
 from lowbit.weights.panels import padded
 
@@ -411,8 +411,8 @@ def test_the_next_set_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     a = rng.integers(0, 256, (19, 70)).astype(np.uint8)
     b = rng.integers(-128, 128, (70, 33)).astype(np.int8)
     packed, out = pack(b), np.zeros((19, 33), np.int32)
-    prepared = PreparedProduct(product(active().name, 19, 33, 70))
-    prepared.run(a, packed.addresses, out, 33)
+    prepared = prepare.__wrapped__(product(active().name, 19, 33, 70))
+    prepared.run({"a": a, **dict(zip(RIGHT, packed.addresses, strict=True)), "out": out})
     np.testing.assert_array_equal(out, a.astype(np.int32) @ b)
     assert prepared.plan
     assert prepared.plan.micro in left

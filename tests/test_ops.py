@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.numerics import int_format, longest_sum, quantize_rows
 from lowbit.product import dispatch
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepare import RIGHT, prepare
 from lowbit.product.product import Product
 from lowbit.spec import CORNERS
 from lowbit.spec.operations.products import matmul
@@ -164,11 +164,11 @@ def test_rows_are_served_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lowbit.linear_dynamic(x, b)
     monkeypatch.setattr(dispatch, "_WORKSPACE", 1 << 15)
     asked = Product(700, Quantized(), (130, 1), b.format, active().name, 1, output="f32")
-    prepared = PreparedProduct(asked)
+    prepared = prepare.__wrapped__(asked)
     assert prepared.plan
     assert prepared.plan.chunk_rows < 700
     out = np.zeros_like(whole)
-    prepared.run(x, b.addresses, out, 20)
+    prepared.run({"a": x, **dict(zip(RIGHT, b.addresses, strict=True)), "out": out})
     np.testing.assert_array_equal(out, whole)
 
 

@@ -21,11 +21,12 @@ ROOMS = (
 )  # fmt: skip
 AT_THE_ROOT = {"__init__", "__main__", "api"}
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
-# It falls, unless lines buy something. From 75,300: what is put in order or written by indices, and
+# It falls with the lines: it stays within a step above them. Whoever must raise it writes here what
+# the lines bought. From 75,300: what is put in order or written by indices, and
 # mixtures of experts (1,500); recurrent layers, GatherND, Col2Im, loops (900); warp functions and
 # files of one's own in compare and anatomy (750); code without loops in trace, forks, and calls of
 # many sizes (600).
-LINES = 79_100
+LINES, STEP = 79_100, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
 SET_ROOMS = {"isa", "kernels"}
@@ -216,6 +217,8 @@ def measures(house: House) -> list[Measure]:
     lines = sum(text.count("\n") for text in house.texts.values())
     stating = tuple(house.calls("lowbit.product.product", "Product"))
     namings = tuple(f"{name} in {module}" for name, module in house.naming_operators())
+    lower = ((f"{lines:,} lines: LINES is to be {-(-lines // 50) * 50:,}",)
+             if LINES - lines >= STEP else ())  # fmt: skip
     thousands = max(0, -(-(lines - LINES) // 1000))
     return [
         Measure("modules at the root", tuple(loose)),
@@ -233,6 +236,7 @@ def measures(house: House) -> list[Measure]:
         Measure("names of instruction sets elsewhere", tuple(house.naming_sets())),
         Measure("files in which operators are named, over all operators", namings, NAMINGS),
         Measure(f"thousands of lines over {LINES:,}", (f"{lines:,} lines",) * thousands),
+        Measure(f"bound of lines that is {STEP} too high", lower),
     ]
 
 

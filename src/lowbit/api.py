@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit import verbose
 from lowbit.jit.recognize import Check, Same, constant
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
+from lowbit.product import gemm as gemms
 from lowbit.product import requests
 from lowbit.product.arguments import (
     FLOATS,
@@ -46,8 +46,9 @@ from lowbit.product.call_cache import (
     zero_point,
 )
 from lowbit.product.dispatch import threads_key
-from lowbit.product.gemm import LITTLE, apart, cache, keep, prepare_gemm
+from lowbit.product.gemm import LITTLE, prepare_gemm
 from lowbit.product.output import AnyPostOp, post_ops_tuple
+from lowbit.product.prepared import row_stride
 from lowbit.product.types import FloatDtype, FloatType, Kind, Numbers, Operand, OutDtype
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
@@ -96,10 +97,10 @@ def matmul(
         read, b = (left, values), pack_matrix(values, isa=isa)
         right = b.format
     form = left.shape, left.strides, left.dtype
-    prepared = requests.integers(form, right, threads_key(threads), isa)
+    prepared = requests.integers(form, right, threads_key(threads), isa, row_stride(out))
     result, returned = output(a, out, prepared.shape, _INT32, read)
-    zero = flips(left, 1)
-    prepared.into(left, prepared.right(b), result, None, zero)
+    operands = {**prepared.weight(b), "row_zero": flips(left, 1)}
+    prepared.into(result, {**operands, "a": left})
     if packed and _exact.is_hot(b, prepared):
         checks = {
             "a": as_given(a, left, "a"),
@@ -107,7 +108,7 @@ def matmul(
             "threads": threads_as_given(threads, prepared),
             "isa": constant(isa),
         }
-        _exact.add(b, prepared.right(b), prepared, checks, result, out is None, zero)
+        _exact.add(b, prepared, operands, checks, result, out is None)
     return returned
 
 
@@ -231,7 +232,7 @@ def _matmul_scaled(
     prepared, spec = requests.scaled(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
         threads_key(threads), isa, a_zero_point is not None, uniform,
-        uniform and moderate_number(a_scale), bias is not None,
+        uniform and moderate_number(a_scale), row_stride(out), bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype,
         plain_number(out_scale), plain_number(out_zero_point),
     )  # fmt: skip
@@ -247,7 +248,11 @@ def _matmul_scaled(
     added, beside = None if bias is None else per_column(bias, b.N, "bias"), residual
     if residual is not None:
         beside = per_element(residual, prepared.shape, "residual", spec.residual)
-    prepared.into(left, prepared.right(b), result, scale, zero, added, beside, spec.parameters)
+    operands = {**prepared.weight(b), "parameters": spec.parameters}
+    prepared.into(result, {
+        **operands, "a": left, "row_scale": scale, "row_zero": zero, "bias": added,
+        "residual": beside,
+    })  # fmt: skip
     if _scaled.is_hot(b, prepared):
         number = real(wanted_scale, prepared) if uniform else as_given(a_scale, scale, "row_scale")
         # A zero point that was dropped, or is one for many scales, is not where it would be put.
@@ -263,9 +268,9 @@ def _matmul_scaled(
             "out_zero_point": constant(out_zero_point), "out": out_as_given(out, result),
             "threads": threads_as_given(threads, prepared), "isa": constant(isa),
         }  # fmt: skip
-        zero = zero if a_zero_point is None else None
-        _scaled.add(b, prepared.right(b), prepared, checks, result, out is None, zero,
-                      spec.parameters)  # fmt: skip
+        if a_zero_point is None:
+            operands["row_zero"] = zero
+        _scaled.add(b, prepared, operands, checks, result, out is None)
     return returned
 
 
@@ -354,8 +359,8 @@ def _linear(
     calls b, and the check of the argument that the other function does not have."""
     prepared, spec = requests.floats(
         (left.shape, left.strides, left.dtype), requests.panel_format(b, isa),
-        threads_key(threads), isa, activations, bias is not None, residual is not None,
-        post_ops_tuple(post_ops), out_dtype,
+        threads_key(threads), isa, activations, row_stride(out), bias is not None,
+        residual is not None, post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
     added = None if bias is None else per_column(bias, b.N, "bias")
     beside = (
@@ -364,7 +369,8 @@ def _linear(
         else per_element(residual, prepared.shape, "residual", spec.residual)
     )
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
-    prepared.into(left, prepared.right(b), result, None, None, added, beside, spec.parameters)
+    operands = {**prepared.weight(b), "parameters": spec.parameters}
+    prepared.into(result, {**operands, "a": left, "bias": added, "residual": beside})
     calls, given, own = known
     if calls.is_hot(given, prepared):
         checks = {
@@ -377,12 +383,11 @@ def _linear(
             "isa": constant(isa),
             **own,
         }
-        calls.add(given, prepared.right(b), prepared, checks, result, out is None, None,
-                  spec.parameters)  # fmt: skip
+        calls.add(given, prepared, operands, checks, result, out is None)
     return returned
 
 
-@cache.builtin
+@gemms.cache.builtin
 def gemm(
     a: Kind,
     b: Kind,
@@ -433,9 +438,8 @@ def gemm(
     if given is None:
         result, returned = output(a, None, prepared.shape, dtype)
     else:
-        added, result = apart(left, right, added, given, scale, scale_c), given
-    run = verbose.telling(prepared.run, prepared.told) if verbose.LEVEL else prepared.run
-    run(left, right, added, result, scale, scale_c)
+        added, result = gemms.apart(left, right, added, given, scale, scale_c), given
+    gemms.run(prepared, left, right, added, result, scale, scale_c)
     most = -key if key < 0 else None
-    keep(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
+    gemms.keep(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
     return returned

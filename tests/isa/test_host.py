@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from lowbit import isa
@@ -18,6 +21,35 @@ def test_features_that_linux_lists_on_aarch64(monkeypatch: pytest.MonkeyPatch) -
         assert host.features() == {"neon", "dotprod", "i8mm"}
     finally:
         host.features.cache_clear()
+
+
+def _answer(answers: dict[int, Any], others: Any, leaf: int, sub_leaf: int) -> Any:
+    return answers.get(leaf, others)
+
+
+@pytest.mark.skipif(not host.is_linux_x86(), reason="LLVM is asked for all features here")
+def test_cpuid_agrees_with_llvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = host._from_cpuid()
+    assert {name for name, has in known.items() if has} == host.features() & set(known)
+    assert known.keys() >= {
+        name for one in TABLE if one.architecture == "x86_64" for name in one.features
+    }
+    # A system that saves no vectors, and a CPU that answers leaf 7 with the last one it has.
+    words = dict.fromkeys(("eax", "ebx", "ecx", "edx"), 0xFFFF_FFFF)
+    unsaved = {**words, "ecx": ~(1 << 27) & 0xFFFF_FFFF}
+    cases = [
+        (7, unsaved, {"avx2": False, "bmi2": True}),
+        (1, words, {"avx2": False, "bmi2": False}),
+    ]
+    for most, leaf_1, expected in cases:
+        answers = {0: {**words, "eax": most}, 1: leaf_1}
+        cpuid = partial(_answer, answers, words)
+        monkeypatch.setattr(host, "_cpuid", partial(lambda cpuid: cpuid, cpuid))
+        host._from_cpuid.cache_clear()
+        found = host._from_cpuid()
+        assert {name: found[name] for name in expected} == expected
+        assert found["sse4.2"]
+    host._from_cpuid.cache_clear()
 
 
 def test_caches_are_plausible() -> None:

@@ -20,20 +20,20 @@ from lowbit.lab.explain import plan as explain
 from lowbit.lab.explain.plan import Explanation, explain_gemm, prepared_of
 from lowbit.lab.explain.text import render
 from lowbit.product import dispatch, requests
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepared import Prepared
 
 
 @pytest.mark.parametrize("dtypes", SIGNATURES)
 def test_the_product_is_the_one_that_runs(dtypes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem.make(product_case("9x70:70x33", dtypes), seed=3)
-    ran: list[PreparedProduct] = []
-    run = PreparedProduct.run
+    ran: list[Prepared] = []
+    run = Prepared.run
 
-    def remembered(self: PreparedProduct, *operands: Any) -> None:
+    def remembered(self: Prepared, *operands: Any) -> None:
         ran.append(self)
         run(self, *operands)
 
-    monkeypatch.setattr(PreparedProduct, "run", remembered)
+    monkeypatch.setattr(Prepared, "run", remembered)
     count = max_threads() + 1  # a number that is asked for is not lowered
     Lowbit().prepare(problem, count).call()
     assert ran == [prepared_of(problem, packed_weight(problem), count)]
@@ -112,7 +112,7 @@ def test_the_level_is_the_nearest_that_holds_everything(monkeypatch: pytest.Monk
 
 def test_chunks_are_rounded_up_one_by_one() -> None:
     problem = Problem.make(product_case("1x64:64x16", "f32:s8:f32"))
-    product = prepared_of(problem, packed_weight(problem), 1).product
+    product = prepared_of(problem, packed_weight(problem), 1).request
     product = product._replace(m=5000, b=product.b._replace(k=8192))
     plan = dispatch.plan(product)
     step = plan.block_rows * plan.shape.row_blocks

@@ -22,8 +22,7 @@ from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
 from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
-from lowbit.product import convolution
-from lowbit.product.convolution import Operands, prepare_convolution
+from lowbit.product.convolution import prepare_convolution
 from lowbit.product.convolve import _requested
 from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
@@ -65,7 +64,7 @@ def serves(x: np.ndarray, packed: lowbit.PackedConvolution, isa: str | None) -> 
     geometry = Geometry.of(x.shape[1:3], (3, 3), 1, 1)
     asked = Convolution(len(x), geometry, x.shape[-1], 1, False, False, packed.matrices[0].format,
                         isa or SETS[0], 1, bounded=packed.bounded)  # fmt: skip
-    return type(prepare_convolution(asked)) is convolution._Winograd
+    return prepare_convolution(asked).launches[0].program.name == "winograd"
 
 
 @pytest.mark.usefixtures("always")
@@ -272,14 +271,13 @@ def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
 @pytest.mark.parametrize("isa", SETS)
 def test_threads_without_items_have_memory(isa: str) -> None:
     """All threads of a network enter each of its steps."""
-    x, weight = drawn(6, (1, 5, 5, 8), 16)
+    _, weight = drawn(6, (1, 5, 5, 8), 16)
     packed = lowbit.pack_convolution(weight)
     geometry = Geometry.of((5, 5), (3, 3), 1, 1)
     asked = Convolution(1, geometry, 8, 1, False, False, packed.matrices[0].format, isa, 16,
                         bounded=True)  # fmt: skip
     prepared = prepare_convolution(asked)
-    ((_, words),) = prepared.launches(packed, Operands(x, np.zeros((1, 5, 5, 16), np.int32)), 0)
-    assert prepared.scratch == 16 * words["private_bytes"] > 0
+    assert prepared.scratch == 16 * prepared.launches[0].words["private_bytes"] > 0
 
 
 def test_copies_make_words_of_their_own() -> None:

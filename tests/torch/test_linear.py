@@ -20,7 +20,8 @@ from lowbit.isa import InstructionSet, active, available, host
 from lowbit.jit.kernel import Program
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.numerics import quantize, quantize_rows
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepare import prepare
+from lowbit.product.prepared import Prepared
 from lowbit.product.product import Product
 from lowbit.torch import (
     Int4DynamicConfig,
@@ -320,14 +321,14 @@ def test_float_weight_is_refused(config: QuantizeConfig) -> None:
 _LAYER = """
 import numpy as np, torch
 import lowbit, lowbit.torch
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepared import Prepared
 
 used = []
-run = PreparedProduct.run
+run = Prepared.run
 def remembered(self, *operands, **named):
     used.append(self.plan.micro.name)
     run(self, *operands, **named)
-PreparedProduct.run = remembered
+Prepared.run = remembered
 layer = torch.nn.Linear(64, 32, bias=False)
 x = torch.randn(5, 64)
 with torch.no_grad():
@@ -360,14 +361,14 @@ def test_many_rows_are_served_by_split_weights() -> None:
         pytest.skip("the machine has no AVX2")
     script = """
 import torch, lowbit.torch
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepared import Prepared
 
 used = []
-run = PreparedProduct.run
+run = Prepared.run
 def remembered(self, *operands, **named):
     used.append(self.plan.micro.name)
     run(self, *operands, **named)
-PreparedProduct.run = remembered
+Prepared.run = remembered
 torch.manual_seed(0)
 layer, x = torch.nn.Linear(530, 40), torch.randn(64, 530)
 with torch.no_grad():
@@ -403,14 +404,14 @@ def test_outputs_too_large_for_the_caches_are_stored_past_them(
     layer = quantize_(nn.Sequential(nn.Linear(160, columns)), config)
     x = torch.randn(rows, 160)
     ran: list[Product] = []
-    run = PreparedProduct.run
+    run = Prepared.run
 
-    def watched(self: PreparedProduct, *given: Any, **named: Any) -> None:
-        ran.append(self.product)
+    def watched(self: Prepared, *given: Any, **named: Any) -> None:
+        ran.append(self.request)
         run(self, *given, **named)
 
     with monkeypatch.context() as patch, torch.no_grad():
-        patch.setattr(PreparedProduct, "run", watched)
+        patch.setattr(Prepared, "run", watched)
         y = layer(x)
     assert [product.streams for product in ran] == streams  # the one product, and its other form
     # The code of what ran last has such stores if it says so.
@@ -422,7 +423,7 @@ def test_outputs_too_large_for_the_caches_are_stored_past_them(
         return program(isa, **static)
 
     monkeypatch.setattr(product_kernel, "program", emitted)
-    PreparedProduct(ran[-1])
+    prepare.__wrapped__(ran[-1])
     # Only whole lines of 64 bytes are stored so.
     lines = active().vector_bytes == 64
     assert ("nontemporal" in compiled[0]) is (streams[-1] and lines)

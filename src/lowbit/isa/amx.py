@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa import host
 from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed
@@ -19,7 +18,7 @@ from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, Instruction, Signature, instruction, intrinsic
 from lowbit.isa.instruction_set import register
 from lowbit.isa.tiles import ROW_BYTES, ROWS, TileState
-from lowbit.isa.types import Pointer, Type, bf16, s64, tile, u8
+from lowbit.isa.types import Pointer, Type, bf16, ir, s64, tile, u8
 
 TILES = 8
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa.avx2 import AVX2
 from lowbit.isa.generic import madd16
 from lowbit.isa.instruction import Call, Instruction, Signature
 from lowbit.isa.instruction_set import register
-from lowbit.isa.types import Vector, s8, s16, s32, u8
+from lowbit.isa.types import Vector, ir, s8, s16, s32, u8
 
 AVX2_VNNI = register(AVX2.plus("avx2_vnni", "avxvnni"))
 

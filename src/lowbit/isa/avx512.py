@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa.avx2 import AVX2, nearest_integers, packed, pairs_of_bytes, pairs_of_words
 from lowbit.isa.instruction import Call, Signature, instruction
 from lowbit.isa.instruction_set import register
-from lowbit.isa.types import Vector, f32, s8, s16, s32, u8
+from lowbit.isa.types import Vector, f32, ir, s8, s16, s32, u8
 
 AVX512 = register(
     AVX2.plus(

@@ -5,17 +5,17 @@ Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa import host
 from lowbit.isa.avx512_vnni import AVX512_VNNI
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, Signature, instruction
 from lowbit.isa.instruction_set import register
-from lowbit.isa.types import Vector, bf16, f32
+from lowbit.isa.types import Vector, bf16, f32, ir
 
 AVX512_BF16 = register(AVX512_VNNI.plus("avx512_bf16", "avx512bf16", extension=True))
 
@@ -23,24 +23,22 @@ AVX512_BF16 = register(AVX512_VNNI.plus("avx512_bf16", "avx512bf16", extension=T
 def starts_like_fma() -> bool:
     """Whether VDPBF16PS starts as often as VFMADD231PS on this machine, and so multiplies twice as
     many numbers: on AMD's CPUs, but not on Intel's. Source: uops.info."""
-    return host.cpu_name().startswith("znver")
+    return host.vendor() == "AuthenticAMD"
 
 
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SOURCES = {1: "ps", 2: "2ps"}
 
 
-class _BFloat(ir.Type):
+@cache
+def _bfloat() -> ir.Type:
     """LLVM's `bfloat`, which llvmlite does not name."""
 
-    def _to_string(self) -> str:
-        return "bfloat"
+    class BFloat(ir.Type):
+        def _to_string(self) -> str:
+            return "bfloat"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
+    return BFloat()
 
 
 def flushed(values: Any) -> Any:
@@ -50,7 +48,7 @@ def flushed(values: Any) -> Any:
 
 
 def _dot(call: Call, acc: ir.Value, a: ir.Value, b: ir.Value) -> Any:
-    bfloats = ir.VectorType(_BFloat(), 32)
+    bfloats = ir.VectorType(_bfloat(), 32)
     cast = call.builder.bitcast
     name = "llvm.x86.avx512bf16.dpbf16ps.512"
     return call.intrinsic(name, acc, cast(a, bfloats), cast(b, bfloats))
@@ -74,7 +72,7 @@ def vdpbf16ps(acc: Any, a: Any, b: Any) -> Any:
 def _narrow(call: Call, *values: Any) -> Any:
     """llvmlite has no type for what these intrinsics return."""
     module, name = call.builder.module, f"llvm.x86.avx512bf16.cvtne{_SOURCES[len(values)]}2bf16.512"
-    kind = ir.FunctionType(ir.VectorType(_BFloat(), 16 * len(values)), [v.type for v in values])
+    kind = ir.FunctionType(ir.VectorType(_bfloat(), 16 * len(values)), [v.type for v in values])
     function = module.globals.get(name) or ir.Function(module, kind, name)
     return call.builder.bitcast(call.builder.call(function, values), call.result.llvm)
 

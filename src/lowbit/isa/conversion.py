@@ -7,11 +7,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa.generic import constant_like
 from lowbit.isa.instruction import Call, instruction
-from lowbit.isa.types import Scalar, Type, Vector, bf16, element_of, f32, s64, u32, with_element
+from lowbit.isa.types import (
+    Scalar,
+    Type,
+    Vector,
+    bf16,
+    element_of,
+    f32,
+    ir,
+    s64,
+    u32,
+    with_element,
+)
 
 _BFLOAT16_NAN = 0x7FC0
 

@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import ir
 
 from lowbit.isa.instruction import Call, Instruction, instruction
 from lowbit.isa.instruction_set import InstructionSet, register
@@ -25,6 +24,7 @@ from lowbit.isa.types import (
     bit,
     element_of,
     f32,
+    ir,
     s16,
     s32,
     s64,

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
-
-from lowbit.isa.types import Type
+from lowbit.isa.types import Type, ir
 
 if TYPE_CHECKING:
     from lowbit.isa.value import Value

@@ -41,16 +41,16 @@ class InstructionSet:
     @property
     def is_foreign(self) -> bool:
         """Whether it belongs to another architecture than this process."""
-        return self.architecture is not None and not host.triple().startswith(self.architecture)
+        return self.architecture not in (None, host.architecture())
 
     def missing(self) -> str:
         """ "" if this machine can run it, else the reason, fit for a message."""
         if self.is_foreign:
-            machine = host.triple()
+            machine = host.architecture()
             return f"{self.name} is an instruction set of {self.architecture}, this is {machine}"
-        absent = [f for f in self.features if f not in host.features()]
+        absent = [feature for feature in self.features if not host.has(feature)]
         if absent:
-            return f"the CPU ({host.cpu_name()}) lacks {', '.join(absent)}"
+            return f"the CPU lacks {', '.join(absent)}"
         return self.permission()
 
 

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from llvmlite import ir
 from ml_dtypes import bfloat16
 
+from lowbit.registry.deferred import Deferred
 from lowbit.registry.locks import cached_property
 
 if TYPE_CHECKING:
+    from llvmlite import ir
+
     from lowbit.isa.value import Value
 else:
+    ir = Deferred("llvmlite.ir")  # of no use for a program that is kept on disk
     Value = object
 
 

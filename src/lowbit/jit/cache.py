@@ -17,15 +17,14 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import llvmlite.binding as llvm
-
 import lowbit
+from lowbit.isa import host
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import compile as compiler
 
@@ -49,11 +48,13 @@ def folder() -> Path:
 @cache
 def _source_digest() -> bytes:
     """A hash of the files that decide which code is generated."""
-    digest = hashlib.sha256(f"{compiler.VERSION} {llvm.get_process_triple()}".encode())
+    digest = hashlib.sha256(f"{compiler.VERSION} {sys.platform} {host.architecture()}".encode())
     root = Path(lowbit.__file__).parent
     for name in _CODE_FOLDERS:
-        for path in sorted((root / name).rglob("*.py")):
-            digest.update(path.read_bytes())
+        files = (f"{at}/{file}" for at, _, files in os.walk(root / name) for file in files)
+        for path in sorted(path for path in files if path.endswith(".py")):
+            with open(path, "rb") as file:
+                digest.update(file.read())
     return digest.digest()
 
 
@@ -107,6 +108,8 @@ def write(path: Path, code: bytes) -> None:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not _is_private(path.parent):
             return
+        import tempfile  # with six modules besides, which a program that is found does without
+
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             try:
                 file.write(_sealed(path, code))

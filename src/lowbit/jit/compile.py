@@ -1,5 +1,7 @@
 """From LLVM IR to machine code in memory, through an object file that can be kept.
 
+LLVM is loaded when something is compiled: programs that are kept on disk do without.
+
 Code is compiled for the features of its instruction set and for no particular CPU, so that the
 same kernel gives the same object on every machine, and forcing a lower set runs what a lesser
 machine would run.
@@ -13,30 +15,33 @@ import sys
 import threading
 from contextlib import nullcontext
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import llvmlite
-import llvmlite.binding as llvm
-from llvmlite.binding import ffi
 
 from lowbit.isa.instruction_set import InstructionSet
+from lowbit.jit import elf
+from lowbit.registry.deferred import Deferred
 from lowbit.registry.locks import waited_for
 
-VERSION = f"llvmlite {llvmlite.__version__}, LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
+    from llvmlite.binding import ffi
+else:
+    llvm, ffi = Deferred("llvmlite.binding"), Deferred("llvmlite.binding.ffi")
+
+VERSION = f"llvmlite {llvmlite.__version__}"  # each is made for one version of LLVM
 
 LOCK = threading.RLock()
 """Held while code is generated, compiled or loaded: by one thread at a time, and at no fork."""
 
-# Not lowbit alone calls LLVM. In a compilation, too, it is taken after the one above.
-_LLVMLITE_LOCK = getattr(ffi.lib, "_lock", nullcontext())
-
-# A child would find LLVM as another thread left it, half way.
-waited_for(LOCK)
-waited_for(_LLVMLITE_LOCK)
+waited_for(LOCK)  # a child would find LLVM as another thread left it, half way
 
 
 @cache
 def _initialize() -> None:
+    # Not lowbit alone calls LLVM. In a compilation, too, its lock is taken after the one above.
+    waited_for(getattr(ffi.lib, "_lock", nullcontext()))
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
 
@@ -49,11 +54,11 @@ def _initialize_all() -> None:
 
 @cache
 def _target_machine(isa: InstructionSet) -> llvm.TargetMachine:
+    _initialize()
     if isa.is_foreign:
         _initialize_all()
         triple = f"{isa.architecture}-unknown-linux-gnu"
     else:
-        _initialize()
         triple = llvm.get_process_triple()
     cpu = "x86-64" if triple.startswith("x86_64") else "generic"
     # Tuning for a generic core would otherwise split 512-bit vectors in two. A core that knows no
@@ -130,9 +135,17 @@ class Loaded:
             raise RuntimeError(f"{name} cannot be loaded here: {isa.missing()}")
         if sys.byteorder != "little":
             raise RuntimeError("lowbit's kernels are written for little-endian machines")
-        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
-        try:  # in a library of its own: many functions have one name
-            linked = library.export_symbol(name).link(_linker(), f"{name} {next(_libraries)}")
-        except RuntimeError as error:
-            raise ValueError(f"the object file holds no function {name!r}: {error}") from error
-        self.address = immortal(linked)[name]
+        try:
+            self.address = elf.ObjectFile(code).placed(name)
+        except elf.Unknown:
+            self.address = _linked(code, name)
+
+
+def _linked(code: bytes, name: str) -> int:
+    """The address of a function that LLVM puts into memory."""
+    library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+    try:  # in a library of its own: many functions have one name
+        linked = library.export_symbol(name).link(_linker(), f"{name} {next(_libraries)}")
+    except RuntimeError as error:
+        raise ValueError(f"the object file holds no function {name!r}: {error}") from error
+    return immortal(linked)[name]

@@ -296,7 +296,7 @@ class Emitter(Builder):
 
     @property
     def _is_x86(self) -> bool:
-        return (self.isa.architecture or host.triple()).startswith("x86_64")
+        return (self.isa.architecture or host.architecture()) == "x86_64"
 
     def _last_number(self) -> Any:
         """Where the last number on this processor stands; None where no instruction says which

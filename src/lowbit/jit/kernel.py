@@ -14,7 +14,7 @@ import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,11 +23,12 @@ from lowbit.isa.types import Pointer, Type
 from lowbit.isa.value import Value
 from lowbit.jit import cache, threads, verbose
 from lowbit.jit import compile as compiler
-from lowbit.jit.emit import emit
 from lowbit.jit.entry import bound
-from lowbit.jit.interpret import Interpreter
-from lowbit.jit.memory import Access
 from lowbit.jit.recognize import Check, Fresh, recognizer
+
+if TYPE_CHECKING:
+    from lowbit.jit.interpret import Interpreter
+    from lowbit.jit.memory import Access
 
 _OTHER = re.compile("stride|item_|block|private|first")  # numbers that are no sizes of a problem
 
@@ -122,6 +123,8 @@ class Kernel:
 
     def ir(self, isa: InstructionSet, /, **static: Any) -> str:
         """The LLVM IR of the text, before optimization."""
+        from lowbit.jit.emit import emit
+
         return str(emit(self.text, list(self.types.values()), isa, self.name, **static))
 
     def assembly(self, isa: InstructionSet, /, **static: Any) -> str:
@@ -164,6 +167,8 @@ class Kernel:
         A pointer argument may be None where the text, for these static arguments, does not use it.
         OutOfBoundsError: an access touches memory that is no element's.
         """
+        from lowbit.jit.interpret import Interpreter
+
         machine = Interpreter(isa, trace)
         values: list[Value] = []
         for name, type_ in self.types.items():

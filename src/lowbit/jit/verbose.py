@@ -13,15 +13,14 @@ them is put around them when they are prepared, and nothing looks for it later.
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from time import perf_counter
 from typing import Any
 
-log = logging.getLogger("lowbit")
 _FIELDS = (
     "operation",
     "dtypes",
@@ -38,8 +37,11 @@ def _level() -> int:
     if given not in ("0", "1", "2"):
         raise ValueError(f"LOWBIT_VERBOSE={given}: expected 0, 1 (calls) or 2 (steps of networks)")
     if given != "0":
+        import logging
+
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("lowbit,%(message)s"))
+        log = logging.getLogger("lowbit")
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False  # what a script has set up would write it again
@@ -48,6 +50,18 @@ def _level() -> int:
 
 
 LEVEL = _level()
+
+
+def logs() -> bool:
+    """Whether somebody reads the log: nobody, where `logging` is not even imported."""
+    logging = sys.modules.get("logging")
+    return logging is not None and logging.getLogger("lowbit").isEnabledFor(logging.INFO)
+
+
+def info(text: str, *fields: object) -> None:
+    """Log a line at level INFO, with `fields` in the places that `text` leaves for them."""
+    if logs():
+        sys.modules["logging"].getLogger("lowbit").info(text, *fields)
 
 
 def line(*fields: object) -> str:
@@ -66,7 +80,7 @@ def told(what: str) -> Iterator[None]:
 
 def executed(what: str, seconds: float, kind: str = "exec") -> None:
     """Tell of a call that took so long."""
-    log.info("%s,%s,%.2f", kind, what, seconds * 1e6)
+    info("%s,%s,%.2f", kind, what, seconds * 1e6)
 
 
 def telling(call: Callable[..., Any], what: str | Callable[..., str]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from lowbit.jit import verbose
 from lowbit.jit.builtin import Finder, Known, Shapes, Table, builtin, table
-from lowbit.jit.kernel import Program
 from lowbit.jit.recognize import (
     REALS,
     Array,
@@ -36,7 +35,7 @@ from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
 from lowbit.numerics.float32 import BEYOND, LEAST, MOST
 from lowbit.product.arguments import allocation
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepared import Prepared, row_stride
 from lowbit.weights.panels import PackedMatrix
 
 _WAYS = 256  # to call with one right operand that are kept; each takes some 2 KB
@@ -109,26 +108,24 @@ class CallCache:
         """How many ways to call with this right operand are known."""
         return len(self._ways.get(b, ()))
 
-    def is_hot(self, b: PackedMatrix, prepared: PreparedProduct) -> bool:
+    def is_hot(self, b: PackedMatrix, prepared: Prepared) -> bool:
         """Whether this call should be added."""
-        if not prepared.small or type(b) is not PackedMatrix:
+        if not prepared.little or type(b) is not PackedMatrix:
             return False
         return self._ways.setdefault(b, Ways()).is_hot(prepared)
 
     def add(
         self,
         b: PackedMatrix,
-        right: tuple[int, int, int, int],
-        prepared: PreparedProduct,
+        prepared: Prepared,
+        operands: Mapping[str, Any],
         checks: Mapping[str, Check | None],
         result: npt.NDArray[Any],
         fresh: bool,
-        zero: npt.NDArray[np.int32] | None = None,
-        parameters: npt.NDArray[np.float32] | None = None,
     ) -> None:
         """Let such a call be known, if it can be: with a check for each argument but b, by its
-        name, and none that is None. `right`, `zero`, `parameters`: what the product was given;
-        `result`: where it wrote; `fresh`: it made that itself."""
+        name, and none that is None. `operands`: those that no argument is; `result`: where it
+        wrote; `fresh`: it made that itself."""
         ways = self._ways[b]
         wanted = [(name, checks[name]) for name in self._arguments]
         known = [check for _, check in wanted if check is not None]
@@ -136,35 +133,22 @@ class CallCache:
             others = ", ".join(name for name, check in wanted if check is None)
             if not ways.logged:
                 ways.logged = True
-                verbose.log.info(
+                verbose.info(
                     "miss,%s: calls are prepared in Python each time, since %s cannot be compared "
                     "or taken as given", self.operation, others,
                 )  # fmt: skip
             return
-        way = prepared.product, fresh, signature(known)
+        way = prepared.request, fresh, signature(known)
         left = known[0]
         # One that is known was one that machine code could not serve, or another thread's.
         if way not in ways and isinstance(left, Array):
             made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
-            stride = result.strides[0] // result.itemsize
-            call = prepared.recognizer(right, known, made, stride, zero, parameters)
+            call = prepared.recognizer(operands, known, made)
             if call is None:
                 return
             ways.add(prepared, way, (left.like.shape,), call)
         if len(ways):
             b._calls[self.operation] = ways.table()
-
-
-class OneCall(NamedTuple):
-    """A product that is one call: what fills the slots of its program, but for a, b and out.
-    `swapped`: it is computed transposed. `scratch`: offsets of so many bytes."""
-
-    program: Program
-    words: Mapping[str, int]
-    scratch: Mapping[str, int]
-    scratch_bytes: int
-    swapped: bool
-    threads: int
 
 
 @dataclass
@@ -180,36 +164,32 @@ class GemmCache:
 
     def add(
         self,
-        prepared: Any,
-        product: OneCall,
+        prepared: Prepared,
         a: npt.NDArray[Any],
         b: npt.NDArray[Any],
         out: npt.NDArray[Any] | None,
         result: npt.NDArray[Any],
-        bits: int,
+        numbers: Mapping[str, int],
         others: tuple[Any, ...],
         most: int | None,
     ) -> None:
-        """Let such a call be known, of what was prepared, which is `product`.
+        """Let such a call be known, of what was prepared.
 
-        bits: of alpha. others: c and the factors, then the output's type, the number of threads and
-        the instruction set. most: as `thread_check` has it.
+        numbers: the factors' bits. others: c and the factors, then the output's type, the number of
+        threads and the instruction set. most: as `thread_check` has it.
         """
         *before, dtype, threads, isa = others
         fixed = [check for check in map(constant, before) if check is not None]
         if len(fixed) < len(before):
             return
-        left, right = ("b", "a") if product.swapped else ("a", "b")
         target = Same(None) if out is None else Array(out, "out", written=True)
+        left, right = prepared.parameter("a"), prepared.parameter("b")
         checks = [Array(a, left), Array(b, right), *fixed, target, constant(dtype) or Same(dtype),
                   thread_check(threads, most), constant(isa) or Same(isa)]  # fmt: skip
-        way = product.program, product.threads, bits, signature(checks)
+        way = prepared.request, numbers["alpha"], signature(checks)
         if way not in self.ways:
             fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
-            call = product.program.recognizer(
-                {**product.words, "alpha": bits}, product.scratch, product.scratch_bytes, checks,
-                fresh, thread_count=product.threads,
-            )  # fmt: skip
+            call = prepared.recognizer(numbers, checks, fresh)
             if call is None:
                 return
             self.ways.add(prepared, way, (a.shape, b.shape), call)
@@ -223,11 +203,11 @@ def as_given(value: Any, used: Any, slot: str) -> Check | None:
     return Array(value, slot) if used is value else None
 
 
-def bias_as_given(bias: Any, used: Any, prepared: PreparedProduct) -> Check | None:
+def bias_as_given(bias: Any, used: Any, prepared: Prepared) -> Check | None:
     """The check of a bias that is absent, or of float32, and padded to whole panels if need be."""
     plain = type(bias) is np.ndarray and bias.dtype == np.float32 and bias.flags.c_contiguous
     if plain and used is not bias:
-        return Copied(bias, prepared.bias_at)
+        return Copied(bias, prepared.spare["bias"])
     return as_given(bias, used, "bias")
 
 
@@ -235,26 +215,25 @@ def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
     """The check of an output whose memory the kernel writes itself, or that is made anew."""
     if out is None:
         return Same(None)
-    in_rows = result.shape[1] == 1 or result.strides[1] == result.itemsize
-    whole = result.strides[0] % result.itemsize == 0
-    return Array(out, "out", written=True) if out is result and in_rows and whole else None
+    written = out is result and (row_stride(out) or result.flags.c_contiguous)
+    return Array(out, "out", written=True) if written else None
 
 
-def threads_as_given(wanted: Any, prepared: PreparedProduct) -> Check:
+def threads_as_given(wanted: Any, prepared: Prepared) -> Check:
     """The check of a number of threads: that one still serves, where more might be useful."""
     assert prepared.plan is not None
     fixed = wanted is not None or prepared.plan.alone
-    return thread_check(wanted, None if fixed else -prepared.product.threads)
+    return thread_check(wanted, None if fixed else -prepared.request.threads)
 
 
-def real(value: Any, prepared: PreparedProduct) -> Check | None:
+def real(value: Any, prepared: Prepared) -> Check | None:
     """The check of a scale that is a number, of a magnitude that the product is prepared for."""
-    within = (LEAST, MOST) if prepared.product.moderate else (0.0, BEYOND)
+    within = (LEAST, MOST) if prepared.request.moderate else (0.0, BEYOND)
     kind = type(value)
-    return Real(prepared.scale_at, *within, kind) if kind in REALS else None
+    return Real(prepared.spare["row_scale"], *within, kind) if kind in REALS else None
 
 
-def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> Check | None:
+def zero_point(value: Any, dtype: np.dtype[Any], prepared: Prepared) -> Check | None:
     """The check of a zero point that is a number, of bytes of this type, or absent."""
     if value is None:
         return Same(None)
@@ -262,4 +241,4 @@ def zero_point(value: Any, dtype: np.dtype[Any], prepared: PreparedProduct) -> C
         return None
     limits = int_format(dtype.name)
     shift = FLIP if limits.signed else 0
-    return Integer(prepared.zero_at, limits.qmin, limits.qmax, shift, type(value))
+    return Integer(prepared.spare["row_zero"], limits.qmin, limits.qmax, shift, type(value))

@@ -23,11 +23,12 @@ from lowbit.product.arguments import (
     plain_number,
     zero_points,
 )
-from lowbit.product.convolution import Operands, PreparedConvolution, prepare_convolution
+from lowbit.product.convolution import prepare_convolution
 from lowbit.product.dispatch import threads_key
 from lowbit.product.geometry import Geometry
 from lowbit.product.output import AnyPostOp, OutputSpec, post_ops_tuple
 from lowbit.product.prepare import KEPT
+from lowbit.product.prepared import Prepared
 from lowbit.product.product import Convolution
 from lowbit.product.requests import bounded, group_format
 from lowbit.product.types import Kind, Operand, OutDtype, PaddingMode
@@ -92,10 +93,10 @@ def convolution(
     if residual is not None:
         beside = per_element(residual, prepared.shape, "residual", spec.residual)
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
-    target = result if result.flags.c_contiguous else np.empty(prepared.shape, spec.storage)
-    prepared.run(weight, Operands(left, target, factor, zero, added, beside, spec.parameters))
-    if target is not result:
-        result[...] = target
+    prepared.into(result, {
+        **prepared.weight(weight), "a": left, "row_scale": factor, "row_zero": zero, "bias": added,
+        "residual": beside, "parameters": spec.parameters,
+    })  # fmt: skip
     return returned
 
 
@@ -104,7 +105,7 @@ def _requested(
     shape: tuple[int, ...], dtype: np.dtype[Any], b: PanelFormat, weight: ConvolutionShape,
     threads: int, isa: str | None, shifted: bool, scaled: bool, fair: bool, small: bool,
     geometry: tuple[Any, ...], *output: Any,
-) -> tuple[PreparedConvolution, OutputSpec]:  # fmt: skip
+) -> tuple[Prepared, OutputSpec]:  # fmt: skip
     """What `lowbit.convolution` asks for. shape, dtype: of the images; b: the form of a group's
     matrix; shifted, scaled, fair: whether they have a zero point, a scale, a moderate one; small:
     whether sums are bounded; geometry: stride, padding, dilation, padding_mode, output_padding;

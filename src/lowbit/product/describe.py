@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 
 from lowbit import isa as instruction_sets
@@ -68,28 +67,28 @@ def of_floats(product: FloatProduct, kernel: str, isa: str) -> str:
 
 def tell_plan(told: str) -> None:
     """Log which kernel serves; the first time, what the machine has."""
-    if verbose.log.isEnabledFor(logging.INFO):
+    if verbose.logs():
         _tell_machine()
-        verbose.log.info("plan,%s", told)
+        verbose.info("plan,%s", told)
 
 
 @cache
 def _tell_machine() -> None:
     found = instruction_sets.report()
-    verbose.log.info("info,cpu,%s", found["model"])
+    verbose.info("info,cpu,%s", found["model"])
     for one in found["instruction_sets"]:
         state = "used" if one["used"] else "available" if one["available"] else one["why"]
-        verbose.log.info("info,%s,%s", one["name"], state)
+        verbose.info("info,%s,%s", one["name"], state)
 
 
 def tell_miss(told: str, kernel: str, why: str) -> None:
     """Log why a kernel did not serve that comes before the one that does."""
-    verbose.log.info("miss,%s,%s: %s", told, kernel, why)
+    verbose.info("miss,%s,%s: %s", told, kernel, why)
 
 
 def tell_integers(product: Product, plan: Plan) -> None:
     """Log the plan of a product, and which kernels that come first did not serve, and why."""
-    if not verbose.log.isEnabledFor(logging.INFO):
+    if not verbose.logs():
         return
     told = of_product(product, plan)
     tell_plan(told)

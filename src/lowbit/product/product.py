@@ -28,7 +28,8 @@ class Product(NamedTuple):
     - post_ops: their names, in order. output: "s32", "f32", "bf16", "u8", "s8", or "max8", the
       greatest float32 of each 8 columns ("max8_masked": of those that a mask admits, bytes, one for
       each column, in place of a residual). streams: the output goes past the caches; its rows begin
-      at multiples of 64 bytes. residual_stride: elements from row to row of the residual; 0: n.
+      at multiples of 64 bytes. out_stride, residual_stride: elements from row to row of the output
+      and of the residual; 0: n.
     - image: where rows are made in strips, the geometry of one.
     - moderate: the scale of rows is, and that of a quantized output.
     """
@@ -42,6 +43,7 @@ class Product(NamedTuple):
     post_ops: tuple[str, ...] = ()
     output: str = "s32"
     streams: bool = False
+    out_stride: int = 0
     residual_stride: int = 0
     image: Image | None = None
     moderate: bool = False
@@ -63,6 +65,11 @@ class Product(NamedTuple):
     def out_bytes(self) -> int:
         """Of an element of the output."""
         return OUTPUTS[self.output].bytes
+
+    @property
+    def out_row(self) -> int:
+        """Elements from row to row of the output."""
+        return self.out_stride or self.n
 
     @property
     def residual_bytes(self) -> int:
@@ -131,6 +138,7 @@ class Convolution(NamedTuple):
     output: str = "s32"
     moderate: bool = False
     bounded: bool = False
+    out_stride = 0  # rows of pixels are beside each other
 
     @property
     def depthwise(self) -> bool:

@@ -23,14 +23,16 @@ from lowbit.kernels.cpu.rows.quantized import Quantized
 from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.corrections import SplitFormat
+from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.groups import Grouping
-from lowbit.kernels.cpu.shared.layout import LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
 from lowbit.product.dispatch import consider, wants_proof, wants_split
 from lowbit.product.output import OutputSpec
-from lowbit.product.prepare import KEPT, PreparedProduct, prepare
+from lowbit.product.prepare import KEPT, prepare
+from lowbit.product.prepared import Prepared
 from lowbit.product.product import Convolution, Product
 from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
@@ -42,7 +44,7 @@ _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 Left = tuple[tuple[int, ...], tuple[int, ...], np.dtype[Any]]
 """What a left operand [M, K] is: its shape, strides in bytes, and dtype."""
 
-Call = tuple[PreparedProduct, OutputSpec]
+Call = tuple[Prepared, OutputSpec]
 
 
 def _steps(left: Left) -> tuple[int, int]:
@@ -54,11 +56,11 @@ def _steps(left: Left) -> tuple[int, int]:
 
 def _call(
     left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec,
-    moderate: bool = False,
+    out_stride: int = 0, moderate: bool = False,
 ) -> Call:  # fmt: skip
     name = instruction_sets.active(isa).name
     product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out,
-                      moderate=moderate and output.moderate)  # fmt: skip
+                      out_stride=out_stride, moderate=moderate and output.moderate)  # fmt: skip
     return prepare(product), output
 
 
@@ -108,9 +110,11 @@ _SUMS = OutputSpec("s32", np.dtype(np.int32))
 
 
 @lru_cache(maxsize=KEPT)
-def integers(left: Left, b: PanelFormat, threads: int, isa: str | None) -> PreparedProduct:
-    """The exact product of bytes."""
-    return _call(left, _bytes(left, b, False, True, False), b, threads, isa, _SUMS)[0]
+def integers(
+    left: Left, b: PanelFormat, threads: int, isa: str | None, out_stride: int = 0
+) -> Prepared:
+    """The exact product of bytes. `out_stride`: as in `Product`."""
+    return _call(left, _bytes(left, b, False, True, False), b, threads, isa, _SUMS, out_stride)[0]
 
 
 def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bool) -> Bytes:
@@ -132,38 +136,42 @@ def _bytes(left: Left, b: PanelFormat, shifted: bool, uniform: bool, centred: bo
 @lru_cache(maxsize=KEPT, typed=True)  # 7 is a zero point, 7.0 none
 def scaled(
     left: Left, b: PanelFormat, threads: int, isa: str | None, shifted: bool, uniform: bool,
-    moderate: bool, *output: Any,
+    moderate: bool, out_stride: int, *output: Any,
 ) -> Call:  # fmt: skip
     """The product of quantized bytes. `shifted`: zero points of a are given; `uniform`: scale
-    and zero point are the same for all rows; `moderate`: that scale is; `output`: as
-    `OutputSpec.of` takes it."""
+    and zero point are the same for all rows; `moderate`: that scale is; `out_stride`: as in
+    `Product`; `output`: as `OutputSpec.of` takes it."""
     rows = _bytes(left, b, shifted, uniform, b.centred)
-    return _call(left, rows, b, threads, isa, OutputSpec.of(*output), moderate)
+    return _call(left, rows, b, threads, isa, OutputSpec.of(*output), out_stride, moderate)
 
 
 @lru_cache(maxsize=KEPT)
 def floats(
-    left: Left, b: PanelFormat, threads: int, isa: str | None, activations: str, *output: Any
-) -> Call:
-    """The product of floats, contiguous along K; `activations` as `float_rows` takes them, `output`
-    as `OutputSpec.of` does."""
+    left: Left, b: PanelFormat, threads: int, isa: str | None, activations: str, out_stride: int,
+    *output: Any,
+) -> Call:  # fmt: skip
+    """The product of floats, contiguous along K; `activations` as `float_rows` takes them,
+    `out_stride` as in `Product`, `output` as `OutputSpec.of` does."""
     shape, _, dtype = left
     check_matrix(shape, "x")
     check_inner(shape, (b.k, b.n), "x")
     spec = OutputSpec.of(*output)
-    return _call(left, float_rows(activations, dtype.name, b), b, threads, isa, spec)
+    rows = float_rows(activations, dtype.name, b)
+    return _call(left, rows, b, threads, isa, spec, out_stride)
 
 
 @lru_cache(maxsize=KEPT)
 def maxima(
     rows: int, b: PanelFormat, threads: int, isa: str | None, biased: bool, masked: bool = False
-) -> PreparedProduct:
+) -> Prepared:
     """The greatest of each 8 columns of what `floats` gives of "dynamic" rows, contiguous; with a
     mask, given as the residual, of those columns that it admits."""
     kind = "max8_masked" if masked else "max8"
     output = OutputSpec(kind, np.dtype(np.float32), ("bias",) if biased else ())
     left = (rows, b.k), (4 * b.k, 4), np.dtype(np.float32)
-    return _call(left, float_rows("dynamic", "float32", b), b, threads, isa, output)[0]
+    rows_of = float_rows("dynamic", "float32", b)
+    out_stride = blocks(b.n, PANEL) * (PANEL // OCTET)
+    return _call(left, rows_of, b, threads, isa, output, out_stride)[0]
 
 
 def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
@@ -205,7 +213,7 @@ def convolved(c: Convolution) -> Product:
         rows = Windows(c.signed, c.shifted, room)
         row_bytes = math.prod(c.geometry.size) * c.channels
     product = Product(c.batch * c.geometry.pixels, rows, (row_bytes, 1), c.b, c.isa, c.threads,
-                      c.post_ops, c.output, residual_stride=c.outputs,
+                      c.post_ops, c.output, out_stride=c.outputs, residual_stride=c.outputs,
                       moderate=c.moderate)  # fmt: skip
     return _in_strips(c, product) if product.m else product
 

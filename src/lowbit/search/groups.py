@@ -86,9 +86,8 @@ def group_maxima(queries: Queries, chunk: Chunk, mask: Mask | None = None) -> Fl
     isa, threads = queries.isa, threads_key(queries.threads)
     b, biased = requests.panel_format(matrix, isa), chunk.bias is not None
     prepared = requests.maxima(len(queries), b, threads, isa, biased, mask is not None)
-    prepared.run(
-        queries.values, prepared.right(matrix), out, out.shape[1], bias=chunk.bias, residual=mask
-    )
+    right = prepared.weight(matrix)
+    prepared.run({**right, "a": queries.values, "out": out, "bias": chunk.bias, "residual": mask})
     return out
 
 

@@ -8,9 +8,9 @@ steps, each a tuple of a name and numbers, done in order on the product with its
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.post_op import WithNumbers
 from lowbit.product.output import OutputSpec
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepare import panel_bytes
+from lowbit.product.prepared import Prepared
 
 _FLOAT32 = np.dtype(np.float32)
 Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
@@ -61,10 +62,10 @@ class _Numbered(WithNumbers):
         return self.given
 
 
-def launch(lowering: Lowering, prepared: PreparedProduct, operands: Iterable[Any]) -> None:
-    """Add the launches of a product; operands as `PreparedProduct.calls` takes them, with places
-    for addresses."""
-    for program, words in prepared.launches(lowering.scratch(prepared.scratch), *operands):
+def launch(lowering: Lowering, prepared: Prepared, operands: Mapping[str, Any]) -> None:
+    """Add the launches of what was prepared; what comes next is, for now, the same again."""
+    operands = {**operands, "next_bytes": panel_bytes(prepared.request.b)}
+    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
 
 
@@ -112,26 +113,24 @@ def row_parameters(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
 
 def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
-    from lowbit.product.gemm import Detour, Launched, Scaling, prepare_gemm  # not for 8 bits alone
+    from lowbit.product.gemm import CopyFirst, factors, prepare_gemm  # not for 8 bits alone
 
     added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(
         _facts(a), _facts(b), added, _facts(out), True, bias is not None, lowering.threads,
         lowering.isa.name,
     )  # fmt: skip
-    if isinstance(prepared, Detour):
-        _gemm_by_copies(lowering, a, b, out, bias, prepared.by_columns)
+    if isinstance(prepared.plan, CopyFirst):
+        _gemm_by_copies(lowering, a, b, out, bias, prepared.plan.by_columns)
         return
-    if isinstance(prepared, Scaling):  # nothing is multiplied
+    if not prepared.launches:  # nothing is multiplied
         if math.prod(out.shape):
             zero = lowering.known_view(np.zeros(1, np.float32))
             compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
         return
-    product = cast(Launched, prepared)
-    start = lowering.scratch(product.scratch)
-    for program, words in product.launches(
-        start, a.place, b.place, bias, out.place, 1.0, float(bias is not None)
-    ):
+    operands = {"a": a.place, "b": b.place, "c": bias, "out": out.place}
+    operands |= factors(1.0, float(bias is not None))
+    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
 
 

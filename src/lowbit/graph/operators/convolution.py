@@ -25,6 +25,7 @@ from lowbit.graph.lowering.products import (
     float_weight,
     floats,
     gemm,
+    launch,
     row_parameters,
     weight_of,
 )
@@ -34,7 +35,7 @@ from lowbit.graph.step import View
 from lowbit.kernels.cpu.tensors.loops import DIMENSIONS
 from lowbit.numerics import QTensor
 from lowbit.numerics.float32 import moderate
-from lowbit.product.convolution import Operands, prepare_convolution, with_weight
+from lowbit.product.convolution import prepare_convolution, with_weight
 from lowbit.product.geometry import Geometry
 from lowbit.product.output import OutputSpec
 from lowbit.product.product import Convolution
@@ -149,10 +150,11 @@ def _lower(transposed: bool, lowering: Lowering, node: Node) -> None:
     lowering.kept.append(prepared)
     scale, zero = row_parameters(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
-    at = Operands(x.place, epilogue.out.place, scale, zero, bias, epilogue.residual,
-                  epilogue.parameters(spec))  # fmt: skip
-    for program, words in prepared.launches(packed, at, lowering.scratch(prepared.scratch)):
-        lowering.add(program, words)
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
 
 
 def _geometry(node: Node, image: Sizes, weight: Sizes, transposed: bool) -> tuple[Geometry, int]:

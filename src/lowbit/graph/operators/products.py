@@ -196,17 +196,18 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     epilogue = Epilogue(lowering, node, None)
     scale = zero = None
     if dynamic:
-        prepared, spec = requests.floats(left, panels, threads, isa, activations, *epilogue.spec)
+        prepared, spec = requests.floats(left, panels, threads, isa, activations, 0, *epilogue.spec)
     else:
         shifted = x.tensor.zero_point != 0
         prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
-                                         moderate(x.tensor.scale), *epilogue.spec)  # fmt: skip
+                                         moderate(x.tensor.scale), 0, *epilogue.spec)  # fmt: skip
         scale, zero = row_parameters(lowering, x.tensor)
     bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
-    launch(lowering, prepared, (
-        x.place, prepared.right(packed), epilogue.out.place, packed.N, scale, zero, bias,
-        epilogue.residual, epilogue.parameters(spec),
-    ))  # fmt: skip
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
 
 
 def _columns(constant: Constant) -> np.ndarray:

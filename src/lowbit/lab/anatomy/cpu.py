@@ -21,7 +21,6 @@ from lowbit.lab.anatomy.result import Anatomy, Part, Places
 from lowbit.lab.explain.plan import prepared_of
 from lowbit.lab.product_kernels import product_kernels
 from lowbit.lab.source import PRODUCT
-from lowbit.product.prepare import VARYING
 
 _LIMITS = Limits(noise=0.03, seconds=3.0)
 
@@ -76,7 +75,7 @@ def _parts(shape: str) -> tuple[Part, ...]:
 def _packing(problem: Problem, packed: Any) -> Callable[[], object]:
     """The region of the product that packs its rows, and nothing behind it."""
     prepared = prepared_of(problem, packed, 1)
-    plan, asked = prepared.plan, prepared.product
+    plan, asked = prepared.plan, prepared.request
     assert plan is not None
     program = product_kernel.program(
         plan.isa, micro=plan.micro, shape=plan.shape, a_format=asked.a, epilogue=Epilogue(),
@@ -86,9 +85,7 @@ def _packing(problem: Problem, packed: Any) -> Callable[[], object]:
     rows *= plan.block_rows * plan.shape.row_blocks
     room = np.zeros(rows * padded_k(asked.k) + LINE + PANEL, np.uint8)
     sums = np.zeros(rows, np.int32)
-    call = program.bind(1, VARYING, **{**prepared.fixed, "n": 0})
-    given = dict.fromkeys(VARYING, None) | {
-        "a": problem.a, "packed": room[-room.ctypes.data % LINE :], "row_sum": sums,
-        "m": asked.m, "out_stride": 0, "first_row": 0,
-    }  # fmt: skip
-    return lambda: call(*given.values())
+    _, words, places = prepared.launches[0]
+    call = program.bind(1, tuple(places), **{**words, "m": asked.m, "n": 0})
+    given = {"a": problem.a, "packed": room[-room.ctypes.data % LINE :], "row_sum": sums}
+    return lambda: call(*map(given.get, places))

@@ -27,7 +27,7 @@ from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.product import dispatch, requests
 from lowbit.product.dispatch import Plan, threads_key
-from lowbit.product.prepare import PreparedProduct
+from lowbit.product.prepared import Prepared
 from lowbit.product.product import Product
 from lowbit.spec.operations.products import linear_dynamic, matmul
 from lowbit.weights.panels import PackedMatrix
@@ -150,7 +150,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     with Cpu().using(threads or max_threads()):
         packed = packed_weight(problem)
         prepared = prepared_of(problem, packed, threads)
-        plan, product = prepared.plan, prepared.product
+        plan, product = prepared.plan, prepared.request
         assert plan is not None
         ceiling = peak.measure(plan.isa.name, plan.threads)
         call = Lowbit().prepare(problem, plan.threads).call
@@ -178,7 +178,7 @@ def explain_gemm(shape: str, dtypes: str, threads: int | None = None) -> Explana
     )
 
 
-def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> PreparedProduct:
+def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> Prepared:
     """What the public function runs for this problem."""
     a, spec = problem.a, problem.case.spec
     left = a.shape, a.strides, a.dtype
@@ -186,12 +186,12 @@ def prepared_of(problem: Problem, packed: PackedMatrix, threads: int | None) -> 
     if spec is matmul:
         return requests.integers(*key, None)
     if spec is linear_dynamic:
-        return requests.floats(*key, None, "dynamic", False, False, None)[0]
+        return requests.floats(*key, None, "dynamic", 0, False, False, None)[0]
     shifted = problem.a_zero_point is not None
     output: tuple[str, float | None, int] = ("float32", None, 0)
     if problem.quantizes:
         output = ("uint8", *problem.out_quantization)
-    return requests.scaled(*key, None, shifted, True, True, False, False, None, *output)[0]
+    return requests.scaled(*key, None, shifted, True, True, 0, False, False, None, *output)[0]
 
 
 def _rejected(asked: Product) -> tuple[Rejected, ...]:

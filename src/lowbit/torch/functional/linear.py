@@ -21,7 +21,8 @@ from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.kernels.triton.fast.tiles import Int4Weight
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
-from lowbit.product.prepare import KEPT, PreparedProduct
+from lowbit.product.prepare import KEPT, RIGHT
+from lowbit.product.prepared import Prepared
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
@@ -198,7 +199,7 @@ def _prepared(
     proof: _Proof,
     biased: bool,
     threads: int,
-) -> PreparedProduct:
+) -> Prepared:
     """The product that such a layer is; `stride` is from row to row."""
     dtype = np.dtype(ml_dtypes.bfloat16 if bfloat16 else np.float32)
     b = PanelFormat(
@@ -215,7 +216,7 @@ def _prepared(
     out_dtype = "bfloat16" if bfloat16 else "float32"
     left = (rows, in_features), strides, dtype
     output = biased, False, None, out_dtype
-    return requests.floats(left, b, threads, None, activations, *output)[0]
+    return requests.floats(left, b, threads, None, activations, 0, *output)[0]
 
 
 def _known_of(panels: Tensor) -> tuple[_Proof, Split | None]:
@@ -288,13 +289,15 @@ def _linear_cpu(
             threads_key(None),
         )
         right = (
-            parts.memory.ctypes.data if parts and prepared.with_lists else panels.data_ptr(),
+            parts.memory.ctypes.data if parts and prepared.plan.shape.summed else panels.data_ptr(),
             column_sums.data_ptr(),
             0 if zero_points is None else zero_points.data_ptr(),
             scale.data_ptr(),
         )
-        added = 0 if bias is None else bias.data_ptr()
-        prepared.run(x.data_ptr(), right, out.data_ptr(), out_features, bias=added)
+        prepared.run({
+            **dict(zip(RIGHT, right, strict=True)), "a": x.data_ptr(), "out": out.data_ptr(),
+            "bias": None if bias is None else bias.data_ptr(),
+        })  # fmt: skip
     return out if out.dtype is dtype else out.to(dtype)
 
 
