@@ -148,7 +148,7 @@ class Lowering:
 
     def add(self, program: Program, words: Mapping[str, Word]) -> None:
         """Let a kernel run now."""
-        self.steps.append(Step(self.node, program, words))
+        self.steps.append(Step(program, words, self.node))
 
 
 def itemsize(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
+from lowbit.graph.onnx_functions import with_more, without_functions
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
 from lowbit.graph.qoperators import DOMAIN, rule_of, written_out
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
-_DTYPES = "to", "output_dtype"
-_ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
-"""The attributes of Attention that ours has too; the last says what its fourth output is."""
+_DTYPES = "to", "dtype", "output_dtype"
 
 
 def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
@@ -45,11 +44,8 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 
 def imported(model: ModelProto) -> Graph:
     """The network as it is written in a model with all its data, node for node."""
-    from onnx import inliner
-
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     _check_opset(model)
+    model = without_functions(model, {*_known(), *_CONTROL})
     unrolled(model.graph, _node)
     _check_operators(model.graph.node)
     graph = model.graph
@@ -186,16 +182,21 @@ def _check_opset(model: ModelProto) -> None:
         )
 
 
+def _known() -> set[str]:
+    """The operators of ONNX that are read."""
+    return {"Constant", *(name for name, one in operators.load().items() if one.onnx)}
+
+
 def _check_operators(nodes: Iterable[NodeProto]) -> None:
     """NotImplementedError that names all operators that are not supported."""
-    known, unknown = {name for name, one in operators.load().items() if one.onnx}, Counter[str]()
+    known, unknown = _known(), Counter[str]()
     for node in nodes:
         name = node.op_type if node.domain in _DEFAULT else f"{node.domain}.{node.op_type}"
-        if node.op_type == "Attention" and _with_more(node):
-            name = "Attention of three axes, with a cache or with softcap"
+        if with_more(node):
+            name = "Attention with a cache or with softcap"
         if node.domain == DOMAIN and rule_of(node.op_type) and not _channels_last(node):
             continue
-        if name not in known and name != "Constant":
+        if name not in known:
             unknown[name] += 1
     if not unknown:
         return
@@ -214,12 +215,6 @@ def _check_operators(nodes: Iterable[NodeProto]) -> None:
 def _channels_last(node: NodeProto) -> bool:
     """Whether a pool of ONNX Runtime's was turned around by its optimizer."""
     return any(one.name == "channels_last" and one.i for one in node.attribute)
-
-
-def _with_more(node: NodeProto) -> bool:
-    """Whether an Attention has what ours has not."""
-    more = any(node.input[4:]) or any(node.output[1:])
-    return more or not {one.name for one in node.attribute} <= _ATTENTION
 
 
 def _array(tensor: TensorProto, where: str) -> Array:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 # Operators that have a meaning and no kernel, and why.
 NOT_SERVED = {
     "ConstantOfShape": "a constant once sizes are known",
+    "NonZero": "a constant of known numbers, else refused",
     "Range": "a constant once sizes are known",
     "Shape": "a constant once sizes are known",
     "Size": "a constant once sizes are known",

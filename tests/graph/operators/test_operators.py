@@ -27,7 +27,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 ONNX = sorted(name for name, one in operators.load().items() if one.onnx)
 SHAPING = {
     "Reshape", "Squeeze", "Unsqueeze", "Split", "Slice", "Expand", "Tile", "ConstantOfShape",
-    "Range", "Pad", "Resize", "Col2Im", "TopK",
+    "Range", "Pad", "Resize", "Col2Im", "TopK", "OneHot", "NonZero",
     *(op for op in operators.names() if op.startswith("Reduce")),
 }  # fmt: skip
 """Those whose inputs have to be constants, all or from the second on."""
@@ -42,7 +42,7 @@ def model_of(case: Case) -> tuple[Any, dict[str, Array]]:
         names.append(name)
         if one is None:
             continue
-        if case.op in SHAPING and (index or case.op in ("Range", "ConstantOfShape")):
+        if case.op in SHAPING and (index or case.op in ("Range", "ConstantOfShape", "NonZero")):
             constants.append(onnx.numpy_helper.from_array(one, name))
         else:
             kind = helper.np_dtype_to_tensor_dtype(one.dtype)
@@ -91,6 +91,7 @@ IGNORED = {
         "qk_matmul_output_mode",
     },
     "Cast": {"saturate"},  # of 8-bit floats
+    "CastLike": {"saturate"},
     "Dropout": {"seed"},  # in training
     "Resize": {"extrapolation_value"},  # of images that are cropped, which is refused
     "BatchNormalization": {"momentum"},  # in training

@@ -50,12 +50,13 @@ def compute(
         pairs = [pair for one in inputs for pair in _pairs(one.tensor)]
         target = next(iter(_pairs(out.tensor)), None)
         parameters = parameters_array(pairs, values, target)
-    _add(lowering, form, [out, *inputs], parameters)
+    add(lowering, form, [out, *inputs], parameters)
 
 
-def _add(
+def add(
     lowering: Lowering, form: Elementwise, operands: Sequence[View], parameters: np.ndarray | None
 ) -> None:
+    """Add the launch of a form that was planned, of the output and the inputs."""
     program = elementwise.program(lowering.isa, form=form.form)
     places = [one.place for one in operands]
     names = ("out", "a", "b", "c")

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from lowbit.graph import expression as f
 from lowbit.graph.expression import NUMBER as N
 from lowbit.graph.expression import POST_OPS, Expression
 from lowbit.graph.graph import Node, Tensor, numbers
-from lowbit.graph.lower import Lowering, is_dense, order_of
-from lowbit.graph.lowering.elementwise import compute, plain
+from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
+from lowbit.graph.lowering.elementwise import add, broadcast, compute, plain
 from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.elementwise import Step
+from lowbit.kernels.cpu.tensors.elementwise import Step, plan_elementwise
 from lowbit.kernels.cpu.tensors.lookup import lookup, lookup_set
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
@@ -289,6 +289,15 @@ _add("Sqrt", f.sqrt, wide=True, aten=("sqrt",))
 _add("Reciprocal", lambda x: 1 / x, wide=True, aten=("reciprocal",))
 _add("Sin", f.sin, wide=True, aten=("sin",))
 _add("Cos", f.cos, wide=True, aten=("cos",))
+_add("Tan", f.tan, wide=True, aten=("tan",))
+_add("Sinh", f.sinh, wide=True, aten=("sinh",))
+_add("Cosh", f.cosh, wide=True, aten=("cosh",))
+_add("Asin", f.asin, wide=True, aten=("asin",))
+_add("Acos", f.acos, wide=True, aten=("acos",))
+_add("Atan", f.atan, wide=True, aten=("atan",))
+_add("Asinh", f.asinh, wide=True, aten=("asinh",))
+_add("Acosh", f.acosh, wide=True, aten=("acosh",))
+_add("Atanh", f.atanh, wide=True, aten=("atanh",))
 _add("Abs", lambda x: abs(x), aten=("abs",))
 _add("Neg", lambda x: -x, aten=("neg",))
 _add("Sign", f.sign, aten=("sign",))
@@ -392,3 +401,22 @@ _add("And", f.minimum, aten=("logical_and",))
 _add("Or", f.maximum, aten=("logical_or",))
 _add("Xor", f.either, aten=("logical_xor",))
 _add("Where", f.where)
+
+
+# Of bits
+
+
+def _of_bits(step: str, lowering: Lowering, node: Node) -> None:
+    """Of integers of any size."""
+    inputs = [lowering.view(name) for name in node.inputs]
+    out = lowering.output(node.outputs[0])
+    strides = [out.strides, *(broadcast(one, out.shape) for one in inputs)]
+    raw, steps = f"raw{itemsize(out.tensor)}", (*range(len(inputs)), step)
+    form = plan_elementwise([raw] * len(inputs), raw, steps, out.shape, strides)
+    add(lowering, form, [out, *inputs], None)
+
+
+_add("BitwiseAnd", np.bitwise_and, lowering=partial(_of_bits, "bits_and"), post_op=None)
+_add("BitwiseOr", np.bitwise_or, lowering=partial(_of_bits, "bits_or"), post_op=None)
+_add("BitwiseXor", np.bitwise_xor, lowering=partial(_of_bits, "bits_xor"), post_op=None)
+_add("BitwiseNot", np.bitwise_not, lowering=partial(_of_bits, "bits_not"), post_op=None)

@@ -241,5 +241,8 @@ operators.add("Trilu", Operator(
 # Constants, once sizes are known.
 operators.add("Shape", Operator(meaning=_shape, sizes_only=True))
 operators.add("Size", Operator(meaning=_size, sizes_only=True))
+operators.add("NonZero", Operator(
+    meaning=lambda node, x: np.array(np.nonzero(x)), numbers_from=0
+))  # fmt: skip
 operators.add("Range", Operator(meaning=_range, numbers_from=0))
 operators.add("ConstantOfShape", Operator(meaning=_constant_of_shape, numbers_from=0))

@@ -12,6 +12,7 @@ from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.functions import FUNCTION_RULES
 from lowbit.graph.passes.infer import facts, naming
 from lowbit.graph.passes.linear import LINEAR_RULES
+from lowbit.graph.passes.parts import slice_of_concat
 from lowbit.graph.passes.rewriting import Values, rewritten
 from lowbit.numerics import QTensor
 
@@ -25,7 +26,7 @@ def folded(graph: Graph) -> Graph:
     while True:
         before = graph
         graph = without_copies(without_identities(with_constants(graph)))
-        graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES))
+        graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES, slice_of_concat))
         if graph is before or graph.nodes == before.nodes:
             return graph
 

@@ -186,10 +186,14 @@ def exp2(b: Builder, *, x: Value) -> Value:
     return b.add("Pow", b.number(2, b.out.dtype), b.cast(x, b.out.dtype))
 
 
-@converter("tan")
-def tan(b: Builder, *, x: Value) -> Value:
-    x = b.cast(x, b.out.dtype)
-    return b.add("Div", b.add("Sin", x), b.add("Cos", x))
+@converter("atan2")
+def atan2(b: Builder, *, x: Value, other: Value) -> Value:
+    """The angle of the point (other, x), which is beyond a quarter of a turn left of 0."""
+    x, other = operands(b, x, other)
+    zero, half = b.number(0, b.out.dtype), b.number(math.pi, b.out.dtype)
+    angle = b.add("Where", b.add("Equal", x, zero), zero, b.add("Atan", b.add("Div", x, other)))
+    turn = b.add("Where", b.add("Less", x, zero), b.add("Neg", half), half)
+    return b.add("Where", b.add("Less", other, zero), b.add("Add", angle, turn), angle)
 
 
 @converter("erfc")
@@ -215,8 +219,6 @@ def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
     op = _OF_BITS[b.operator.removeprefix("bitwise_")]
     if b.out.dtype is not torch.bool:
         op = f"Bitwise{op}"
-        if op not in operators.load():
-            raise NotImplementedError(f"{b.operator} is translated for booleans only")
     if other is None:
         return b.add(op, x)
     return b.add(op, *operands(b, x, other, dtype=b.out.dtype))

@@ -297,3 +297,15 @@ def embedding_bag(
         zeros = b.number(0, b.out[0].dtype)
         made = b.add("Where", b.add("Equal", counts, zeros), zeros, made)
     return (made,)
+
+
+@converter("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sample(
+    b: Builder, *, input: Value, grid: Value, interpolation_mode: int, padding_mode: int,
+    align_corners: bool,
+) -> Value:  # fmt: skip
+    return b.add(
+        "GridSample", input, grid, mode=("linear", "nearest", "cubic")[interpolation_mode],
+        padding_mode=("zeros", "border", "reflection")[padding_mode],
+        align_corners=int(align_corners),
+    )  # fmt: skip
