@@ -14,7 +14,7 @@ from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
 from lowbit.graph.onnx_functions import with_more, without_functions
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
-from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
+from lowbit.graph.qoperators import DOMAIN, rule_of, written_out
 from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
 
@@ -25,10 +25,6 @@ OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 _DTYPES = "to", "dtype", "output_dtype"
-OWN = {"GroupedMatMul", "Linear", "Silu"}
-"""Operators that are not ONNX's."""
-_ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
-"""Operators of which only the first output is known here."""
 
 
 def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
@@ -49,7 +45,7 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 def imported(model: ModelProto) -> Graph:
     """The network as it is written in a model with all its data, node for node."""
     _check_opset(model)
-    model = without_functions(model, {*operators.names(), *_CONTROL, "Constant"} - OWN)
+    model = without_functions(model, {*_known(), *_CONTROL})
     unrolled(model.graph, _node)
     _check_operators(model.graph.node)
     graph = model.graph
@@ -91,13 +87,14 @@ def _of_inference(
                 f"{node.op} {node.name!r} is, or can be, in training mode: export with the model "
                 "in evaluation mode"
             )
-        more = [name for name in node.outputs[1:] if name in read]
-        if more and node.op in _ONE_OUTPUT:
+        count = operators.get(node.op).outputs
+        more = [name for name in node.outputs[count:] if name in read] if count else []
+        if more:
             raise NotImplementedError(
                 f"only the first output of {node.op} is supported, and {node.name!r} is asked for "
                 f"{', '.join(more)}"
             )
-        kept.append(node.replaced(outputs=node.outputs[:1]) if node.op in _ONE_OUTPUT else node)
+        kept.append(node.replaced(outputs=node.outputs[:count]))
     return kept
 
 
@@ -185,14 +182,19 @@ def _check_opset(model: ModelProto) -> None:
         )
 
 
+def _known() -> set[str]:
+    """The operators of ONNX that are read."""
+    return {"Constant", *(name for name, one in operators.load().items() if one.onnx)}
+
+
 def _check_operators(nodes: Iterable[NodeProto]) -> None:
     """NotImplementedError that names all operators that are not supported."""
-    known, unknown = {*operators.names(), "Constant"} - OWN, Counter[str]()
+    known, unknown = _known(), Counter[str]()
     for node in nodes:
         name = node.op_type if node.domain in _DEFAULT else f"{node.domain}.{node.op_type}"
         if with_more(node):
             name = "Attention with a cache or with softcap"
-        if node.domain == DOMAIN and node.op_type in QOPERATORS and not _channels_last(node):
+        if node.domain == DOMAIN and rule_of(node.op_type) and not _channels_last(node):
             continue
         if name not in known:
             unknown[name] += 1

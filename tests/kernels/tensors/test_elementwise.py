@@ -19,7 +19,7 @@ from tests.kernels.tensors.data import (
     stored,
 )
 
-from lowbit.graph.operators.elementwise import erf
+from lowbit.graph.expression import error_function as erf
 from lowbit.isa import active
 from lowbit.kernels.cpu.shared.formats import parameters_of
 from lowbit.kernels.cpu.shared.post_op import post_ops

@@ -83,6 +83,11 @@ def _pairs(tensor: Tensor) -> list[tuple[float, int]]:
     return [(1.0 if tensor.scale is None else tensor.scale, tensor.zero_point)]
 
 
+def affine(tensor: Tensor) -> tuple[float, int] | None:
+    """Scale and zero point, if there are any."""
+    return None if tensor.scale is None else (tensor.scale, tensor.zero_point)
+
+
 def same_format(one: View, other: View) -> bool:
     a, b = one.tensor, other.tensor
     return (a.dtype, a.scale, a.zero_point) == (b.dtype, b.scale, b.zero_point)

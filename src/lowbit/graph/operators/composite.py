@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -31,19 +32,16 @@ class Parts(Protocol):
         ...
 
 
-Expand = Callable[[Any, Node], bool]
-"""Adds the nodes to Parts; False: sizes that are needed are not known."""
-
-
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Composite(Operator):
-    """An operator that is several others."""
+    """An operator that is several others, which its `parts` add; its meaning is what they make."""
 
-    def __init__(self, expand: Expand) -> None:
-        self.expand = expand
+    meaning: Callable[..., Any] = lambda node: None
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
         values = _Values(node, inputs)
-        if not self.expand(values, node):
+        assert self.parts is not None
+        if not self.parts(cast(Any, values), node):
             raise ValueError("its attributes are not supported")
         return (values.made,)
 
@@ -116,7 +114,7 @@ def _cast_like(parts: Parts, node: Node) -> bool:
     return parts.end("Cast", node.inputs[0], to=parts.tensor(node.inputs[1]).dtype)
 
 
-operators.add("OneHot", Composite(_one_hot))
-operators.add("Hardmax", Composite(_hard_max))
-operators.add("EyeLike", Composite(_eye_like))
-operators.add("CastLike", Composite(_cast_like))
+operators.add("OneHot", Composite(parts=_one_hot))
+operators.add("Hardmax", Composite(parts=_hard_max))
+operators.add("EyeLike", Composite(parts=_eye_like))
+operators.add("CastLike", Composite(parts=_cast_like))

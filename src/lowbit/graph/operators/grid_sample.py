@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, given, operators
+from lowbit.graph.graph import Node
+from lowbit.graph.operator import Sizes, operators
 from lowbit.graph.operators.composite import Composite, Parts
 
 _NEAREST, _LINEAR, _CUBIC = {"nearest"}, {"bilinear", "linear"}, {"bicubic", "cubic"}
 _SHARPNESS = -0.75  # of the cubic convolution (Keys 1981), as PyTorch has it
 Tap = tuple[str, str]
-
-
-class GridSample(Composite):
-    """x [N, C, D1, ..., Dr] at coordinates of grid [N, O1, ..., Or, r], the last axis first: from
-    -1 to 1, which are the centres of the outermost pixels (align_corners) or their outer edges.
-
-    Attributes: mode, padding_mode ("zeros", "border", "reflection"), align_corners."""
-
-    def __init__(self) -> None:
-        super().__init__(_expand)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, grid = given(tensors, 2)
-        return (Tensor("float32", (*x.sizes[:2], *grid.sizes[1:-1])),)
 
 
 class _Axis:
@@ -101,9 +84,13 @@ class _Axis:
         return self.parts.add("Cast", near, to="int64"), weight
 
 
-def _expand(parts: Parts, node: Node) -> bool:
-    """The sum over the pixels around each coordinate of their values by their weights, where all
-    channels of a pixel are read at once."""
+def _parts(parts: Parts, node: Node) -> bool:
+    """x [N, C, D1, ..., Dr] at coordinates of grid [N, O1, ..., Or, r], the last axis first: from
+    -1 to 1, which are the centres of the outermost pixels (align_corners) or their outer edges.
+
+    Attributes: mode, padding_mode ("zeros", "border", "reflection"), align_corners. It is the sum
+    over the pixels around each coordinate of their values by their weights, where all channels of a
+    pixel are read at once."""
     x, grid = node.inputs
     batch, channels, *image = parts.tensor(x).sizes
     rank, out = len(image), parts.tensor(grid).sizes[1:-1]
@@ -135,4 +122,8 @@ def _shaped(parts: Parts, x: str, shape: tuple[int, ...]) -> str:
     return parts.add("Reshape", x, parts.constant(np.array(shape)))
 
 
-operators.add("GridSample", GridSample())
+def _sizes(node: Node, x: Sizes, grid: Sizes) -> Sizes:
+    return *x[:2], *grid[1:-1]
+
+
+operators.add("GridSample", Composite(parts=_parts, shape=_sizes, dtype="float32"))

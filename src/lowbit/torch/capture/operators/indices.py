@@ -196,18 +196,6 @@ def _written(
     return b.add("Transpose", made, perm=tuple(order.index(axis) for axis in range(len(order))))
 
 
-@converter("index_add", "index_copy")
-def index_write(
-    b: Builder, *, x: Value, dim: int, index: Value, source: Value, alpha: Any = 1
-) -> Value:
-    source, dtype = b.cast(source, b.out.dtype), b.out.dtype
-    if alpha != 1:
-        source, shape = b.add("Mul", source, b.number(alpha, dtype)), b.shape(source)
-        b.fakes[source] = b.out.new_empty(shape)
-    reduction = "add" if b.operator == "index_add" else "none"
-    return _written(b, x, [dim % len(b.shape(x))], [index], source, reduction)
-
-
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max",
                "amin": "min", "mean": "add"}  # fmt: skip
 
