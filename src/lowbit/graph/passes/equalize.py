@@ -12,8 +12,7 @@ import numpy.typing as npt
 from lowbit.graph.graph import Constant, Graph, Node
 from lowbit.graph.operator import operators
 from lowbit.graph.passes.rewriting import Values
-from lowbit.numerics.methods import equalization
-from lowbit.numerics.methods.smoothquant import smoothquant_factors
+from lowbit.numerics.methods import equalization, smoothquant_factors
 
 Array = npt.NDArray[Any]
 Constants = dict[str, Constant]

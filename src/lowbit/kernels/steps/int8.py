@@ -1,12 +1,11 @@
-"""The steps that need more than a compiler finds, in lowbit's language of kernels.
-
-All share a frame: a tile of the output, some rows by some vectors of columns, stays in registers
-while K passes by; then it is stored. A step says what happens for a few k.
-"""
+"""Exact products of 8-bit integers, unsigned by signed, from three loops to tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import numpy as np
+from numba import njit
 
 from lowbit.isa.amx import tdpbusd, tileloadd, tilestored, tilezero
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
@@ -32,15 +31,119 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.tiles import configure, release
-from lowbit.kernels.steps.int8.layouts import (
-    COLUMNS,
-    LINE,
-    PAIRS,
-    PANEL,
-    QUADS,
-    WHOLE_TILES,
+from lowbit.kernels.steps.registry import Array, Layout, step
+from lowbit.spec.operations.steps import product_of_bytes
+
+ROWS, COLUMNS, LINE = 32, 96, 64
+"""M, N and K are padded to multiples of these: whole tiles on every instruction set."""
+PANEL = 16
+"""Columns that lie together, since so many sums of 32 bits are a line of 64 bytes."""
+
+
+def padded(matrix: Array, rows: int, columns: int) -> Array:
+    """With zeros up to multiples of so many rows and columns."""
+    beyond = [(0, -size % of) for size, of in zip(matrix.shape, (rows, columns), strict=True)]
+    return np.ascontiguousarray(np.pad(matrix, beyond))
+
+
+def _panels(b: Array, together: int) -> Array:
+    """[N / 16][K / together][16][together]: what one column multiplies at once, side by side."""
+    whole = padded(b, LINE, COLUMNS)
+    k, n = whole.shape
+    parts = whole.reshape(k // together, together, n // PANEL, PANEL)
+    return np.ascontiguousarray(parts.transpose(2, 0, 3, 1))
+
+
+PLAIN = Layout(
+    "bytes, row by row",
+    product_of_bytes,
+    lambda a, b: (np.ascontiguousarray(a), np.ascontiguousarray(b)),
 )
-from lowbit.kernels.steps.registry import step
+WHOLE_TILES = Layout(
+    "bytes, row by row, with zeros up to whole tiles",
+    product_of_bytes,
+    lambda a, b: (padded(a, ROWS, 1), padded(b, 1, COLUMNS)),
+)
+PAIRS = Layout(
+    "16-bit words, b in panels of 16 columns, two k of a column side by side",
+    product_of_bytes,
+    lambda a, b: (padded(a, ROWS, LINE).astype(np.int16), _panels(b, 2).astype(np.int16)),
+)
+QUADS = Layout(
+    "bytes, b in panels of 16 columns, four k of a column side by side",
+    product_of_bytes,
+    lambda a, b: (padded(a, ROWS, LINE), _panels(b, 4)),
+)
+
+
+# The steps that are a compiler's to make fast, in Numba.
+
+K_BLOCK, N_BLOCK = 128, 1024
+"""A block of b: 128 KiB of bytes, which a second-level cache holds."""
+
+
+@step("cpu-int8", 1, PLAIN)
+@njit
+def int8_loops(a, b, out):
+    """Three loops, the sum innermost.
+
+    a: uint8 [M, K], b: int8 [K, N], out: int32 [M, N].
+
+    Bytes: each multiply-add reads a byte of a and one of b, N bytes from the last: a cache line of
+    64 for the sake of one. Limit: waiting for these lines, one multiply-add at a time.
+    """
+    for m in range(a.shape[0]):
+        for n in range(b.shape[1]):
+            total = np.int32(0)
+            for k in range(a.shape[1]):
+                total = np.int32(total + np.int32(a[m, k]) * np.int32(b[k, n]))
+            out[m, n] = total
+
+
+@step("cpu-int8", 2, PLAIN)
+@njit
+def int8_loop_order(a, b, out):
+    """The loop over columns innermost, which the compiler makes vectors of.
+
+    a: uint8 [M, K], b: int8 [K, N], out: int32 [M, N].
+
+    Bytes: nine for each multiply-add: one of b, and a sum of four read and written. Limit: the sums
+    on their way through the cache, K times.
+    """
+    for m in range(a.shape[0]):
+        for n in range(b.shape[1]):
+            out[m, n] = 0
+        for k in range(a.shape[1]):
+            x = np.int32(a[m, k])
+            for n in range(b.shape[1]):
+                out[m, n] += x * np.int32(b[k, n])
+
+
+@step("cpu-int8", 3, PLAIN)
+@njit
+def int8_blocks(a, b, out):
+    """A block of b stays in the second cache while all rows of a pass over it.
+
+    a: uint8 [M, K], b: int8 [K, N], out: int32 [M, N].
+
+    Bytes: those of step 2, but b comes from memory once, where it is larger than that cache. Limit:
+    still the sums: two loads, a widening, a product, a sum and a store for a few multiply-adds.
+    """
+    out[:] = 0
+    for first in range(0, b.shape[1], N_BLOCK):
+        for start in range(0, a.shape[1], K_BLOCK):
+            for m in range(a.shape[0]):
+                sums = out[m, first : first + N_BLOCK]
+                for k in range(start, min(start + K_BLOCK, a.shape[1])):
+                    x, line = np.int32(a[m, k]), b[k, first : first + N_BLOCK]
+                    for n in range(sums.size):
+                        sums[n] += x * np.int32(line[n])
+
+
+# The steps that need more than a compiler finds, in lowbit's language of kernels.
+#
+# All share a frame: a tile of the output, some rows by some vectors of columns, stays in registers
+# while K passes by; then it is stored. A step says what happens for a few k.
 
 _Sums = list[list[Register]]
 _EVERY = "generic", "avx2", "avx512"
