@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lowbit.graph.operator import operators
 from lowbit.numerics import QTensor
-from lowbit.torch.kinds import QuantizedModule, kind_of, kinds
-from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.kinds import STAYS, QuantizedModule, kind_of, kinds
 from lowbit.torch.network import CompiledModule
 from lowbit.torch.weight import QuantizedWeight
 

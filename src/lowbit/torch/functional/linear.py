@@ -288,13 +288,14 @@ def _linear_cpu(
             bias is not None,
             threads_key(None),
         )
-        summed = parts and prepared.plan.shape.summed
         operands = {
             "a": x, "panels": panels, "column_sum": column_sums, "column_zero": zero_points,
             "column_scale": scale, "bias": bias, "out": out,
         }  # fmt: skip
         given = {name: None if one is None else one.data_ptr() for name, one in operands.items()}
-        prepared.run({**given, "panels": parts.memory.ctypes.data} if summed else given)
+        if parts and prepared.plan.shape.summed:
+            given["panels"] = parts.memory.ctypes.data
+        prepared.run(given)
     return out if out.dtype is dtype else out.to(dtype)
 
 

@@ -1,15 +1,18 @@
-"""What all kinds of layers with integer weights have in common."""
+"""The kinds of layers that `quantize_` makes integers of; a new one is added to this file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 import lowbit.torch.operations  # noqa: F401  # what QuantizedWeights compute
 from lowbit.registry import Registry
 from lowbit.torch.config import QuantizeConfig
+from lowbit.torch.functional.embedding import embedding
+from lowbit.torch.functional.linear import linear
 from lowbit.torch.weight import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 
@@ -79,7 +82,7 @@ class QuantizedModule(nn.Module):
         return f"{before}{', ' * bool(before)}{self.config}"
 
 
-kinds: Registry[type[QuantizedModule]] = Registry("kind of layer", "lowbit.torch.kinds")
+kinds: Registry[type[QuantizedModule]] = Registry("kind of layer")
 """By the name of the float class."""
 
 
@@ -109,3 +112,100 @@ def become_quantized(
 
 STAYS = "_lowbit_stays_float"
 """The attribute of a layer in which `quantize_` leaves why it stays in float."""
+
+
+@kinds.register("Linear")
+class QuantizedLinear(QuantizedModule, nn.Linear):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """What `quantize_` turns an `nn.Linear` into. It is not constructed directly.
+
+    Input [..., in_features] of float32, bfloat16 or float16, any strides; output
+    [..., out_features] of the same dtype, under autocast of autocast's. What becomes of the input
+    on the way is what `config` says; the arithmetic is that of `lowbit.linear_dynamic` or
+    `lowbit.linear_weight_only`.
+
+    The weight is frozen. Gradients pass to the input and to the bias as if the layer were
+    `linear(x, weight.dequantize(), bias)` (the straight-through estimator: Bengio, Léonard,
+    Courville 2013, arXiv:1308.3432).
+    """
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        # The second is what nn.MultiheadAttention ends with.
+        known = type(module) in (nn.Linear, NonDynamicallyQuantizableLinear)
+        return known and module.in_features > 0 and module.out_features > 0  # type: ignore[operator]
+
+    def forward(self, input: Tensor) -> Tensor:
+        # Straight to the dictionary: nn.Module's attribute look-up costs a microsecond here.
+        parameters: Any = self._parameters
+        return linear(input, parameters["weight"], parameters["bias"], self.activations)
+
+
+_NAMES = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+@kinds.register("MultiheadAttention")
+class QuantizedMultiheadAttention(QuantizedModule, nn.MultiheadAttention):
+    """What `quantize_` turns an `nn.MultiheadAttention` into. Its forward is PyTorch's own.
+
+    The projections of queries, keys and values are quantized; the one at the end is a linear layer
+    of its own, `out_proj`. The products of attention itself stay in float.
+    """
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        return type(module) is nn.MultiheadAttention
+
+    @classmethod
+    def weight_names(cls, module: nn.Module) -> tuple[str, ...]:
+        return tuple(name for name in _NAMES if module._parameters.get(name) is not None)
+
+
+@kinds.register("Conv1D")
+class QuantizedConv1D(QuantizedModule):
+    """What `quantize_` turns a `transformers.pytorch_utils.Conv1D` into: y = x · weight + bias.
+
+    Input [..., nx], output [..., nf]; all else is as for QuantizedLinear.
+    """
+
+    transposed = True
+
+    nf: int
+    nx: int
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        # By name, since transformers may not be there.
+        known = type(module).__module__, type(module).__qualname__
+        return known == ("transformers.pytorch_utils", "Conv1D")
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters: Any = self._parameters
+        return linear(x, parameters["weight"], parameters["bias"], self.activations)
+
+    def extra_repr(self) -> str:
+        return f"nf={self.nf}, nx={self.nx}, {self.config}"
+
+
+@kinds.register("Embedding")
+class QuantizedEmbedding(QuantizedModule, nn.Embedding):
+    """What `quantize_` turns an `nn.Embedding` into.
+
+    Input of int32 or int64, any shape; output [..., embedding_dim], the rows as
+    `weight.dequantize()` has them. The table is frozen.
+    """
+
+    multiplies = False
+
+    @classmethod
+    def takes(cls, module: nn.Module) -> bool:
+        return type(module) is nn.Embedding and module.weight.numel() > 0
+
+    @classmethod
+    def refusal(cls, module: nn.Module) -> str | None:
+        if module.max_norm is not None:
+            return "max_norm changes the table in every call"
+        return None
+
+    def forward(self, input: Tensor) -> Tensor:
+        parameters: Any = self._parameters
+        return embedding(input, parameters["weight"])
