@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
+from lowbit.graph.onnx_functions import with_more, without_functions
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
-from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
+from lowbit.graph.qoperators import DOMAIN, rule_of, written_out
 from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
 
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
-_DTYPES = "to", "output_dtype"
-OWN = {"GroupedMatMul", "Linear", "Silu"}
-"""Operators that are not ONNX's."""
-_ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
-"""Operators of which only the first output is known here."""
-_ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
-"""The attributes of Attention that ours has too; the last says what its fourth output is."""
+_DTYPES = "to", "dtype", "output_dtype"
 
 
 def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
@@ -49,11 +44,8 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 
 def imported(model: ModelProto) -> Graph:
     """The network as it is written in a model with all its data, node for node."""
-    from onnx import inliner
-
-    if model.functions:
-        model = inliner.inline_local_functions(model)
     _check_opset(model)
+    model = without_functions(model, {*_known(), *_CONTROL})
     unrolled(model.graph, _node)
     _check_operators(model.graph.node)
     graph = model.graph
@@ -95,13 +87,14 @@ def _of_inference(
                 f"{node.op} {node.name!r} is, or can be, in training mode: export with the model "
                 "in evaluation mode"
             )
-        more = [name for name in node.outputs[1:] if name in read]
-        if more and node.op in _ONE_OUTPUT:
+        count = operators.get(node.op).outputs
+        more = [name for name in node.outputs[count:] if name in read] if count else []
+        if more:
             raise NotImplementedError(
                 f"only the first output of {node.op} is supported, and {node.name!r} is asked for "
                 f"{', '.join(more)}"
             )
-        kept.append(node.replaced(outputs=node.outputs[:1]) if node.op in _ONE_OUTPUT else node)
+        kept.append(node.replaced(outputs=node.outputs[:count]))
     return kept
 
 
@@ -189,14 +182,19 @@ def _check_opset(model: ModelProto) -> None:
         )
 
 
+def _known() -> set[str]:
+    """The operators of ONNX that are read."""
+    return {"Constant", *(name for name, one in operators.load().items() if one.onnx)}
+
+
 def _check_operators(nodes: Iterable[NodeProto]) -> None:
     """NotImplementedError that names all operators that are not supported."""
-    known, unknown = {*operators.names(), "Constant"} - OWN, Counter[str]()
+    known, unknown = _known(), Counter[str]()
     for node in nodes:
         name = node.op_type if node.domain in _DEFAULT else f"{node.domain}.{node.op_type}"
-        if node.op_type == "Attention" and _with_more(node):
-            name = "Attention of three axes, with a cache or with softcap"
-        if node.domain == DOMAIN and node.op_type in QOPERATORS and not _channels_last(node):
+        if with_more(node):
+            name = "Attention with a cache or with softcap"
+        if node.domain == DOMAIN and rule_of(node.op_type) and not _channels_last(node):
             continue
         if name not in known:
             unknown[name] += 1
@@ -217,12 +215,6 @@ def _check_operators(nodes: Iterable[NodeProto]) -> None:
 def _channels_last(node: NodeProto) -> bool:
     """Whether a pool of ONNX Runtime's was turned around by its optimizer."""
     return any(one.name == "channels_last" and one.i for one in node.attribute)
-
-
-def _with_more(node: NodeProto) -> bool:
-    """Whether an Attention has what ours has not."""
-    more = any(node.input[4:]) or any(node.output[1:])
-    return more or not {one.name for one in node.attribute} <= _ATTENTION
 
 
 def _array(tensor: TensorProto, where: str) -> Array:

@@ -1,4 +1,4 @@
-"""Elements by their numbers, and the number of the greatest element."""
+"""Elements by their numbers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,64 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor, numbers
-from lowbit.graph.lower import Lowering, itemsize, lowerings, order_of, strides_of
+from lowbit.graph.lower import Lowering, itemsize, order_of, strides_of
 from lowbit.graph.lowering.elementwise import format_of, plain, same_format
-from lowbit.graph.lowering.shapes import settled
-from lowbit.graph.operators.shapes import flat
+from lowbit.graph.lowering.movement import settled
+from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import Place, View
-from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
 from lowbit.kernels.cpu.tensors.flat_indices import flat_indices
 from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
 from lowbit.numerics import QTensor
+
+
+def flat(indices: Array, sizes: tuple[int, ...]) -> Array:
+    """Where indices [..., axes] are in an array of these sizes, in C order, int64; negative ones
+    count from the end. ValueError: one is out of range."""
+    limits = np.array(sizes, np.int64)
+    if np.any((indices < -limits) | (indices >= limits)):
+        raise ValueError(f"an index is out of range for axes of {list(sizes)}")
+    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    places = np.where(indices < 0, indices + limits, indices) * np.array(steps, np.int64)
+    return places.sum(-1, dtype=np.int64)
+
+
+def _gather(node: Node, x: Array, indices: Array) -> Array:
+    axis = node.get("axis", 0)
+    least, greatest = (find(indices, initial=0) for find in (np.min, np.max))
+    if not -x.shape[axis] <= least <= greatest < max(x.shape[axis], 1):
+        raise ValueError(f"indices from {least} to {greatest} of {x.shape[axis]} elements")
+    return np.take(x, indices, axis)
+
+
+def _gathered_sizes(node: Node, x: Sizes, indices: Sizes) -> Sizes:
+    axis = node.get("axis", 0) % len(x)
+    return x[:axis] + indices + x[axis + 1 :]
+
+
+def _gather_nd(node: Node, x: Array, indices: Array) -> Array:
+    shape, own, axes = _named(node, x.shape, indices.shape)
+    outer = math.prod(x.shape[:own])
+    table = x.reshape(outer, math.prod(x.shape[own : own + axes]), *x.shape[own + axes :])
+    places = flat(indices, x.shape[own : own + axes]).reshape(outer, -1 if outer else 0)
+    return table[np.arange(outer)[:, None], places].reshape(shape)
+
+
+def _named(node: Node, x: Sizes, indices: Sizes) -> tuple[Sizes, int, int]:
+    """The output's shape, the axes of the batch, and how many numbers are an index."""
+    own, axes = node.get("batch_dims", 0), indices[-1] if indices else 0
+    if not 0 <= own < len(indices) or x[:own] != indices[:own] or own + axes > len(x):
+        raise ValueError(
+            f"indices of shape {list(indices)}, with {own} axes of a batch, do not name "
+            f"elements of an array of shape {list(x)}"
+        )
+    return (*indices[:-1], *x[own + axes :]), own, axes
+
+
+def _gather_elements(node: Node, x: Array, indices: Array) -> Array:
+    axis = node.get("axis", 0) % x.ndim
+    lines = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(indices.shape))
+    return np.take_along_axis(x[lines], indices, axis)
 
 
 def taken(lowering: Lowering, view: View, axis: int, index: Sequence[int]) -> View:
@@ -89,8 +137,7 @@ def _add(
     })  # fmt: skip
 
 
-@lowerings.register("Gather")
-def _gather(lowering: Lowering, node: Node) -> None:
+def _lower_gather(lowering: Lowering, node: Node) -> None:
     """Places that are known and evenly apart are a view. A table of 8-bit rows with scales of their
     own is read as it is."""
     table = lowering.graph.constants.get(node.inputs[0])
@@ -125,8 +172,7 @@ def _gather(lowering: Lowering, node: Node) -> None:
     gathered(lowering, x, indices, out, tuple(range(len(x.shape))), axis)
 
 
-@lowerings.register("GatherND")
-def _gather_nd(lowering: Lowering, node: Node) -> None:
+def _lower_gather_nd(lowering: Lowering, node: Node) -> None:
     """The axes that an index names are read as a single one. What lies before them has indices of
     its own."""
     x, indices = (plain(lowering, lowering.view(name)) for name in node.inputs)
@@ -151,8 +197,7 @@ def _gather_nd(lowering: Lowering, node: Node) -> None:
     gathered(lowering, x, places, made, range(len(table)), 1, own > 0)
 
 
-@lowerings.register("GatherElements")
-def _gather_elements(lowering: Lowering, node: Node) -> None:
+def _lower_gather_elements(lowering: Lowering, node: Node) -> None:
     """Of each line along the axis, the elements at its own places."""
     x, indices = (lowering.view(name) for name in node.inputs)
     known = lowering.graph.constants.get(node.inputs[1])
@@ -180,19 +225,18 @@ def _by_rows(table: QTensor) -> bool:
     return table.axis == 0 and table.group_size is None and table.format.bits == 8
 
 
-@lowerings.register("ArgMax")
-def _argmax(lowering: Lowering, node: Node) -> None:
-    if node.get("select_last_index", 0):
-        raise NotImplementedError("the first of equals is found, not the last")
-    view = lowering.view(node.inputs[0])
-    rank = len(view.shape)
-    axis = node.get("axis", 0) % rank
-    if view.tensor.dtype == "int64":
-        raise NotImplementedError("no kernel compares int64: Cast to float32 first")
-    x = plain(lowering, view, (*(one for one in range(rank) if one != axis), axis))
-    out = lowering.output(node.outputs[0])
-    count = x.shape[axis]
-    lowering.add(argmax.program(lowering.isa, format=format_of(x.tensor)), {
-        "places": out.place, "x": x.place, "rows": math.prod(out.shape), "count": count,
-        "block": argmax_block(count),
-    })  # fmt: skip
+operators.add("Gather", Operator(
+    meaning=_gather, shape=_gathered_sizes, lowering=_lower_gather, eight_bits="moved",
+    positions="indices", positions_if=lambda node, rank, count: not node.get("axis", 0),
+))  # fmt: skip
+# Of each line along the axis, the elements at its own places.
+operators.add("GatherElements", Operator(
+    meaning=_gather_elements, shape=lambda node, x, indices: indices,
+    lowering=_lower_gather_elements,
+))  # fmt: skip
+# x at indices [..., axes]: the last dimension of the indices counts the axes of x that they are of,
+# behind `batch_dims` axes which both have.
+operators.add("GatherND", Operator(
+    meaning=_gather_nd, shape=lambda node, x, indices: _named(node, x, indices)[0],
+    lowering=_lower_gather_nd,
+))  # fmt: skip

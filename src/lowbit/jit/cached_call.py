@@ -5,12 +5,10 @@ Both depend on little: types, shapes, strides, and which objects the other argum
 that has been checked once leaves a callable that compares just these, in machine code, and, where
 nothing differs, computes. Where something does it returns None, and nothing has happened.
 
-It is made as `jit.entry` makes its callables, and reads more of NumPy's arrays than that: their
-dimensions, strides, type and flags (`PyArrayObject_fields`, numpy/ndarraytypes.h), and the number
-in a float. Whether objects are laid out so is asked once, of real ones; where they are not, no call
-is recognized.
+It is made as `jit.entry` makes its callables, and reads more of objects than that. Whether they are
+laid out so (jit.objects) is asked once, of real ones; where they are not, no call is cached.
 
-Sources: Python's C API reference, "Common Object Structures"; NumPy's, "Array Structure".
+Source: NumPy's C API reference, "Array API".
 """
 
 from __future__ import annotations
@@ -27,33 +25,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa import get
 from lowbit.jit import threads
-from lowbit.jit.builder import COUNTERS, counters
-from lowbit.jit.cache import load
-from lowbit.jit.compile import Loaded, immortal
-from lowbit.jit.entry import HEADER, method_of
-from lowbit.jit.recognizing import (
+from lowbit.jit.builder import counters
+from lowbit.jit.cached_call_code import (
     ARRAY,
-    CHECK,
     COPIED,
     COUNT,
-    DESCR,
-    DIMENSIONS,
-    DTYPE,
-    DTYPE_BITS,
-    FLAGS,
     INTEGER,
-    IR,
     MOST_AXES,
-    NAME,
-    NDIM,
     OUTPUT,
     REAL,
     SAME,
-    STRIDES,
-    WRITEABLE,
+    CheckRecord,
+    Record,
+    SharedScratch,
+    lowbit_cached_call,
 )
+from lowbit.jit.compile import Loaded, immortal
+from lowbit.jit.function import compiled
+from lowbit.jit.objects import HEADER, arrays_are_known, dtype_code, function_maker
 from lowbit.jit.workspace import aligned_empty
 from lowbit.numerics.float32 import BEYOND
 
@@ -68,8 +58,9 @@ class Same(NamedTuple):
     value: Any
     by_value: bool = False
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return SAME, id(self.value), id(type(self.value)) if self.by_value else 0
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
+        kind = id(type(self.value)) if self.by_value else 0
+        return CheckRecord(SAME, type=kind, value=id(self.value))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -88,15 +79,19 @@ class Array(NamedTuple):
     slot: str
     written: bool = False
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
         like = self.like
-        shape, strides = ((*each, 0, 0)[:MOST_AXES] for each in (like.shape, like.strides))
         spans = [(n - 1) * step for n, step in zip(like.shape, like.strides, strict=True)]
-        low = sum(span for span in spans if span < 0)
-        high = sum(span for span in spans if span > 0) + like.itemsize
-        kind = OUTPUT if self.written else ARRAY
-        dtype = _dtype_word(like.dtype)
-        return (kind, places[self.slot], like.ndim, *shape, *strides, dtype, low, high)
+        return CheckRecord(
+            OUTPUT if self.written else ARRAY,
+            places[self.slot],
+            low=sum(span for span in spans if span < 0),
+            high=sum(span for span in spans if span > 0) + like.itemsize,
+            dtype=dtype_code(like.dtype),
+            ndim=like.ndim,
+            shape=like.shape,
+            strides=like.strides,
+        )
 
 
 class Copied(NamedTuple):
@@ -106,9 +101,10 @@ class Copied(NamedTuple):
     like: npt.NDArray[Any]
     offset: int
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        _, _, *others = Array(self.like, "").words(defaultdict(int))
-        return COPIED, self.offset, *others
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
+        record = Array(self.like, "").record({"": self.offset})
+        record.kind = COPIED
+        return record
 
 
 class Real(NamedTuple):
@@ -120,9 +116,11 @@ class Real(NamedTuple):
     most: float = BEYOND
     kind: type = float
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        limits = struct.unpack("2q", struct.pack("2d", self.least, self.most))
-        return REAL, self.offset, *limits, id(self.kind), int(self.kind is np.float32)
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
+        low, high = struct.unpack("2q", struct.pack("2d", self.least, self.most))
+        return CheckRecord(
+            REAL, self.offset, id(self.kind), self.kind is np.float32, low=low, high=high
+        )
 
 
 class Integer(NamedTuple):
@@ -135,8 +133,8 @@ class Integer(NamedTuple):
     shift: int = 0
     kind: type = int
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return INTEGER, self.offset, self.low, self.high, self.shift, id(self.kind)
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
+        return CheckRecord(INTEGER, self.offset, id(self.kind), self.shift, self.low, self.high)
 
 
 class Count(NamedTuple):
@@ -146,8 +144,8 @@ class Count(NamedTuple):
     function: int
     expected: int
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        return COUNT, id(None), self.function, self.expected
+    def record(self, places: Mapping[str, int]) -> CheckRecord:
+        return CheckRecord(COUNT, value=self.function, low=self.expected)
 
 
 Check = Same | Array | Copied | Real | Integer | Count
@@ -180,7 +178,8 @@ def thread_check(wanted: int | None, most: int | None) -> Check:
 def signature(checks: Sequence[Check]) -> tuple[Any, ...]:
     """What these checks tell apart, which is the same for calls that are alike."""
     return tuple(
-        check.key if isinstance(check, Same) else check.words(defaultdict(int)) for check in checks
+        check.key if isinstance(check, Same) else bytes(check.record(defaultdict(int)))
+        for check in checks
     )
 
 
@@ -194,16 +193,18 @@ class Fresh:
     arguments: tuple[Any, ...]
     slot: str
 
-    def words(self, places: Mapping[str, int]) -> tuple[int, ...]:
-        whole = id(self.make), id(self.arguments), places[self.slot]
+    def members(self, places: Mapping[str, int]) -> dict[str, Any]:
+        """What the record says of it."""
+        members = {"output_slot": places[self.slot], "make": id(self.make)}
+        members["arguments"] = id(self.arguments)
         maker = _array_maker() if self.make is np.empty else 0
         if not maker or len(self.arguments[0]) != MOST_AXES:
-            return *whole, 0, 0, 0, 0, 0
+            return members
         shape, dtype = self.arguments
-        return *whole, maker, id(dtype), len(shape), *shape
+        return {**members, "maker": maker, "dtype": id(dtype), "ndim": len(shape), "shape": shape}
 
 
-def recognizer(
+def cached_call(
     loaded: Loaded,
     names: Sequence[str],
     words: Mapping[str, int],
@@ -212,100 +213,64 @@ def recognizer(
     checks: Sequence[Check],
     fresh: Fresh | None = None,
     kept: Any = None,
-    brief: bool = False,
+    keeps_gil: bool = False,
     thread_count: int = 1,
 ) -> Callable[..., Any] | None:
     """A function of one argument for each check: the output, or None if one does not fit.
 
     It runs a kernel of parameters `names`: those in `words` hold these numbers, those in `scratch`
     the addresses of memory that belongs to the call, `scratch_bytes` in all, at these offsets;
-    checks and `fresh` fill others. If `brief`, the GIL is kept: to give it back and take it again
-    would be a good part of the call. It also returns None where jit.threads is to choose what
-    starts several threads, or another call has taken the memory that calls share. None, instead of
-    a function, where Python's objects are of unknown layout, the scratch is too large, or an array
-    has too many axes.
+    checks and `fresh` fill others. If `keeps_gil`, it does not give the GIL back and take it again,
+    which would be a good part of a short call. It also returns None where jit.threads is to choose
+    what starts several threads, or another call has taken the memory that calls share. None,
+    instead of a function, where Python's objects are of unknown layout, the scratch is too large,
+    or an array has too many axes.
     """
     arrays = [check.like for check in checks if isinstance(check, Array | Copied)]
-    if scratch_bytes > MOST_SCRATCH or any(one.ndim > MOST_AXES for one in arrays):
+    if scratch_bytes > MOST_SCRATCH or any(array.ndim > MOST_AXES for array in arrays):
         return None
     if not arrays_are_known():
         return None
     places = {name: place for place, name in enumerate(names)}
-    made = fresh.words(places) if fresh else (0,) * 8
-    facts = (loaded.address, len(names) + COUNTERS, len(checks), scratch_bytes, len(scratch),
-             id(np.ndarray), *made, brief, thread_count, threads.starter_at(),
-             _shared_scratch() if scratch_bytes > _MOST_OF_STACK else 0)  # fmt: skip
     slots = [words.get(name, 0) for name in names] + [*counters(thread_count)]
-    moved = [word for name, offset in scratch.items() for word in (places[name], offset)]
-    checked = [(*check.words(places), *[0] * CHECK)[:CHECK] for check in checks]
-    record = [*facts, *slots, *moved, *(word for check in checked for word in check)]
+    moves = [word for name, offset in scratch.items() for word in (places[name], offset)]
+    outputs = [i for i, check in enumerate(checks) if isinstance(check, Array) and check.written]
+    record = Record(
+        loaded.address,
+        len(slots),
+        len(scratch),
+        len(checks),
+        id(np.ndarray),
+        outputs[-1] if outputs else -1,
+        **(fresh.members(places) if fresh else {}),
+        keeps_gil=keeps_gil,
+        threads=thread_count,
+        starter=threads.starter_at(),
+        shared=_shared_scratch() if scratch_bytes > _MOST_OF_STACK else 0,
+        scratch_bytes=scratch_bytes,
+    )
+    fixed = struct.pack(f"{len(slots) + len(moves)}q", *slots, *moves)
+    packed = bytes(record) + fixed + b"".join(bytes(check.record(places)) for check in checks)
     make, method = _entry()
     known = [check.value for check in checks if isinstance(check, Same)]
-    packed = struct.pack(f"{len(record)}q", *record)
     return make(method, (packed, loaded, fresh, kept, known), __name__)
 
 
-_taken = immortal((ctypes.c_int64 * 2)())  # whether a call has the shared scratch, and its address
+_scratch = immortal(SharedScratch())
 if hasattr(os, "register_at_fork"):  # the thread that has it is not in the child
-    os.register_at_fork(after_in_child=partial(_taken.__setitem__, 0, 0))
+    os.register_at_fork(after_in_child=partial(setattr, _scratch, "taken", 0))
 
 
 @cache
 def _shared_scratch() -> int:
-    _taken[1] = immortal(aligned_empty((MOST_SCRATCH,), np.uint8)).ctypes.data
-    return ctypes.addressof(_taken)
-
-
-def _dtype_word(dtype: np.dtype[Any]) -> int:
-    """What two equal dtypes of numbers have in common, as the compiled function reads it."""
-    return ctypes.c_int64.from_address(id(dtype) + DTYPE).value & DTYPE_BITS
+    _scratch.address = immortal(aligned_empty((MOST_SCRATCH,), np.uint8)).ctypes.data
+    return ctypes.addressof(_scratch)
 
 
 @cache
 def _entry() -> tuple[Callable[..., Any], int]:
-    return method_of(NAME, load(NAME, get("generic"), lambda: IR, HEADER))
-
-
-@cache
-def arrays_are_known() -> bool:
-    """Whether arrays and floats hold what the compiled function reads where it looks."""
-    word, half = ctypes.c_ssize_t.from_address, ctypes.c_int.from_address
-
-    def axes(place: int, count: int) -> tuple[int, ...]:
-        start = word(place).value
-        return tuple(word(start + 8 * i).value for i in range(count))
-
-    def known(view: npt.NDArray[Any]) -> bool:
-        at = id(view)
-        return (
-            half(at + NDIM).value == view.ndim
-            and axes(at + DIMENSIONS, view.ndim) == view.shape
-            and axes(at + STRIDES, view.ndim) == view.strides
-            and word(at + DESCR).value == id(view.dtype)
-            and bool(half(at + FLAGS).value & WRITEABLE) == view.flags.writeable
-        )
-
-    def known_dtype(dtype: np.dtype[Any]) -> bool:
-        letters = ctypes.string_at(id(dtype) + DTYPE, 3)
-        number = half(id(dtype) + DTYPE + 4).value
-        return (letters.decode(), number) == (
-            f"{dtype.kind}{dtype.char}{dtype.byteorder}", dtype.num
-        )  # fmt: skip
-
-    memory, frozen = np.zeros((4, 6), np.uint8), np.zeros(3, np.float32)
-    frozen.flags.writeable = False
-    views = memory, memory[1:, 2:], memory.T[3:], memory[::-1, ::2], frozen
-    number, wide, single = 1 / 3, np.float64(1 / 3), np.float32(1 / 3)
-    return (
-        all(map(known, views))
-        and all(known_dtype(np.dtype(name)) for name in ("uint8", "int8", "<f4", ">f4"))
-        and all(
-            ctype.from_address(id(real) + HEADER).value == real
-            for ctype, real in (
-                (ctypes.c_double, number), (ctypes.c_double, wide), (ctypes.c_float, single)
-            )
-        )
-    )  # fmt: skip
+    loaded = compiled(lowbit_cached_call, HEADER)
+    return function_maker(lowbit_cached_call.__name__, loaded)
 
 
 @cache
