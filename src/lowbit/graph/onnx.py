@@ -13,6 +13,7 @@ import numpy as np
 from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
+from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
 from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
@@ -48,7 +49,8 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 
 
 def imported(model: ModelProto) -> Graph:
-    """The network as it is written in a model with all its data, node for node."""
+    """The network as it is written in a model with all its data, node for node but where ONNX means
+    something else."""
     from onnx import inliner
 
     if model.functions:
@@ -77,7 +79,34 @@ def imported(model: ModelProto) -> Graph:
             nodes.append(_node(each))
     outputs = tuple(one.name for one in graph.output)
     nodes = _of_inference(nodes, outputs, constants)
-    return Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
+    made = Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
+    return rewritten(made, (_causal,))
+
+
+def _causal(values: Values, node: Node) -> Replacement | None:
+    """By a mask, causal attention of other keys than queries: in ONNX query i attends to the keys
+    0 to i. NotImplementedError: there is another mask."""
+    if node.op != "Attention" or not node.get("is_causal", 0):
+        return None
+    (q, k), out = node.inputs[:2], node.outputs[0]
+    if values.views and all(view[q].shape[-2] == view[k].shape[-2] for view in values.views):
+        return None
+    if any(node.inputs[3:]):
+        raise NotImplementedError(
+            f"Attention {node.name!r} is causal, has a mask, and not the same number of queries "
+            "and keys, or an unknown one: put the causal mask into the mask"
+        )
+    names = [f"{out}.{part}" for part in ("queries", "keys", "sizes", "ones", "seen")]
+    last = {"start": -2, "end": -1}
+    nodes = [
+        Node("Shape", (q,), (names[0],), last),
+        Node("Shape", (k,), (names[1],), last),
+        Node("Concat", (names[0], names[1]), (names[2],), {"axis": 0}),
+        Node("ConstantOfShape", (names[2],), (names[3],), {"value": 1, "dtype": "bool"}),
+        Node("Trilu", (names[3],), (names[4],), {"upper": 0}),
+    ]
+    inputs = (*node.inputs[:3], names[4])
+    return Replacement([*nodes, node.replaced(inputs=inputs, is_causal=0)])
 
 
 def _of_inference(

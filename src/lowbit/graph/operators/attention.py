@@ -16,11 +16,14 @@ class Attention(Operator):
     q [..., H, L, D], k [..., G, S, D] and v [..., G, S, E], where each of the G heads serves H / G
     neighbours of q; the result is [..., H, L, E]. mask, which broadcasts to [..., H, L, S]: what is
     added to the scores, or booleans that are true where a key takes part. Attributes: scale, which
-    is 1/√D if left out; is_causal: row i sees the keys 0 to i, as in PyTorch. A row that sees no
-    key is all zeros. (Vaswani et al. 2017, arXiv:1706.03762.)
+    is 1/√D if left out; is_causal: as `causal_diagonal` says, which is what ONNX and PyTorch say
+    where L = S (importers make a mask of theirs elsewhere). A row that attends to no key is all
+    zeros. (Vaswani et al. 2017, arXiv:1706.03762.)
     """
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
+        from lowbit.spec.attention import attention_weights  # not for networks that only run
+
         q, k, v = given(inputs, 3)
         (mask,) = (*inputs, None)[3:4]
         _check(q.shape, k.shape, v.shape)
@@ -29,12 +32,8 @@ class Attention(Operator):
         scores *= float(node.get("scale", q.shape[-1] ** -0.5))
         if mask is not None:
             scores = scores + (np.where(mask, 0, -np.inf) if mask.dtype == bool else mask)
-        if node.get("is_causal", 0):
-            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-        greatest = scores.max(-1, keepdims=True, initial=-np.inf)
-        powers = np.exp(scores - np.where(np.isneginf(greatest), 0, greatest))
-        total = powers.sum(-1, keepdims=True)
-        return (np.matmul(powers / np.where(total == 0, 1, total), v).astype(q.dtype),)
+        weights = attention_weights(scores, bool(node.get("is_causal", 0)))
+        return (np.matmul(weights, v).astype(q.dtype),)
 
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]

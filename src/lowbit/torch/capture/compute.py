@@ -62,9 +62,11 @@ def _linear(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 def _attention(
     node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
 ) -> Tensor | None:
-    if mask is not None:  # rows that see nothing are another thing in PyTorch
+    causal = bool(node.get("is_causal", 0))
+    # Rows that see nothing, and causal for other keys than queries, are another thing in PyTorch.
+    if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
         return None
-    how = {"is_causal": bool(node.get("is_causal", 0)), "scale": node.get("scale")}
+    how = {"is_causal": causal, "scale": node.get("scale")}
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how)
 
 

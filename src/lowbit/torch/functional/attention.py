@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import LARGEST_HEAD
+from lowbit.spec.attention import causal_diagonal
 from lowbit.torch.arguments import check_alike, check_tensor
 from lowbit.torch.registration import register, specified, specified_gradients
 
@@ -74,9 +75,9 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     k = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = q.double() @ k.mT * scale
     if causal:
-        queries, keys = scores.shape[-2:]
-        seen = torch.ones((queries, keys), dtype=torch.bool, device=q.device).tril(keys - queries)
-        scores = scores.masked_fill(~seen, -math.inf)
+        unseen = torch.ones_like(scores, dtype=torch.bool)
+        unseen = unseen.triu(causal_diagonal(*scores.shape[-2:]) + 1)
+        scores = scores.masked_fill(unseen, -math.inf)
     return scores
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lowbit.graph.graph import Attribute
-from lowbit.torch.capture.builder import Builder, Value, converter
+from lowbit.torch.capture.builder import Builder, Value, converter, same_size
 
 
 def _spread(given: Any, axes: int) -> tuple[int, ...]:
@@ -257,6 +257,12 @@ def attention(
 ) -> Value:  # fmt: skip
     if dropout_p:
         raise NotImplementedError("attention with dropout in eval mode is not translated")
+    sizes = b.shape(query)[-2], b.shape(key)[-2]
+    if is_causal and not same_size(*sizes):  # in PyTorch query i attends to the keys 0 to i
+        if attn_mask:
+            raise NotImplementedError("causal attention with a mask, of other keys than queries")
+        ones = b.add("ConstantOfShape", b.ints(sizes), value=1, dtype="bool")
+        attn_mask, is_causal = b.add("Trilu", ones, upper=0), False
     attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
     if scale is not None:
         attributes["scale"] = scale * 1.0  # float() would make a number of what sizes say
