@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lowbit.bench.models.data.sentences import manual_sentences
-from lowbit.bench.models.networks.encoder import load_encoder, tokenize
+from lowbit.bench.models.data import manual_sentences
+from lowbit.bench.models.networks import load_encoder, tokenize
 from lowbit.demo.measure import quality
 from lowbit.torch import Int4DynamicConfig, Int4WeightOnlyConfig, quantize_
 

@@ -21,10 +21,10 @@ import lowbit
 from lowbit import api
 from lowbit.isa import get
 from lowbit.isa.types import Int, S32Pointer, s32
-from lowbit.jit import entry, recognize, threads
+from lowbit.jit import cached_call, objects, threads
 from lowbit.jit.builder import Builder
+from lowbit.jit.cached_call import Array, Fresh, Same
 from lowbit.jit.kernel import kernel
-from lowbit.jit.recognize import Array, Fresh, Same
 from lowbit.product import call_cache
 
 RNG = np.random.default_rng(5)
@@ -474,21 +474,21 @@ def fill(k: Builder, y: S32Pointer, value: Int) -> None:
 def test_more_scratch_than_a_stack_has() -> None:
     """It is one memory for all, so a call that finds it taken is not recognized."""
     out = np.zeros(1, np.int32)
-    call = fill.program(get("generic")).recognizer(
+    call = fill.program(get("generic")).cached_call(
         {"value": 7}, {}, 1 << 17, [Array(out, "y", written=True)], None
     )
     assert call is not None
-    recognize._taken[0] = 1
+    cached_call._scratch.taken = 1
     try:
         assert call(out) is None
         assert not out[0]
     finally:
-        recognize._taken[0] = 0
+        cached_call._scratch.taken = 0
     assert call(3) is None
-    assert not recognize._taken[0]
+    assert not cached_call._scratch.taken
     assert call(out) is out
     assert out[0] == 7
-    assert not recognize._taken[0]
+    assert not cached_call._scratch.taken
 
 
 def test_calls_at_the_same_time() -> None:
@@ -499,7 +499,7 @@ def test_calls_at_the_same_time() -> None:
         results = pool.map(lambda _: lowbit.matmul(a, b, threads=8), range(200))
         assert all((result == expected).all() for result in results)
     assert learned(api._exact, b) == 1
-    assert not recognize._taken[0]
+    assert not cached_call._scratch.taken
 
 
 @kernel
@@ -516,7 +516,7 @@ def test_what_starts_threads_is_chosen_in_python_after_a_stall() -> None:
     out = np.zeros(1, np.int32)
     program = count_slowly.program(get("generic"))
     quick, slow = (
-        program.recognizer(
+        program.cached_call(
             {"value": steps}, {}, 0, [Array(out, "y", written=True)], None, thread_count=2
         )
         for steps in (10, 10_000_000)
@@ -524,20 +524,20 @@ def test_what_starts_threads_is_chosen_in_python_after_a_stall() -> None:
     assert quick is not None
     assert slow is not None
     serve = partial(threads._serve, threads.team.address())
-    threads._starter[0] = 0
+    threads._starter.function = 0
     assert quick(out) is None
     for call in (quick, slow):
         serve(monotonic() - 1e-3)
         assert call(out) is None
         serve(monotonic() + 60)
-        assert threads._starter[2] == threads.max_threads()
+        assert threads._starter.threads == threads.max_threads()
         assert call(out) is out
-    assert not threads._starter[0]
+    assert not threads._starter.function
     assert quick(out) is None
 
 
 def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognize, "arrays_are_known", lambda: False)
+    monkeypatch.setattr(cached_call, "arrays_are_known", lambda: False)
     b = int8()
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):
@@ -546,8 +546,8 @@ def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.Monk
 
 
 def test_the_layout_is_known_here() -> None:
-    assert entry.layout_is_known()
-    assert recognize.arrays_are_known()
+    assert objects.layout_is_known()
+    assert objects.arrays_are_known()
 
 
 def test_bfloat16_rows() -> None:
@@ -569,7 +569,7 @@ def test_an_output_that_cannot_be_made() -> None:
 
     program = fill.program(get("generic"))
     for size in (1, 2):
-        call = program.recognizer({"value": 7}, {}, 0, [Same(None)], Fresh(make, (size,), "y"))
+        call = program.cached_call({"value": 7}, {}, 0, [Same(None)], Fresh(make, (size,), "y"))
         assert call is not None
         assert call(3) is None
         if size == 1:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import lowbit.demo
-from lowbit.bench.models.data.sentences import extract, manual_sentences
+from lowbit.bench.models.data import extract, manual_sentences
 
 TEXT = """\
 A heading of five words here
@@ -255,13 +255,13 @@ class TestRivals:
     ) -> None:
         import torch
 
-        from lowbit.bench.models.networks.encoder import load_encoder, tokenize
+        from lowbit.bench.models.networks import load_encoder, tokenize
         from lowbit.demo.rivals import rivals
 
         one = rivals.get(name)
         if (reason := one.unavailable()) is not None:
             pytest.skip(reason)
-        monkeypatch.setattr("lowbit.demo.rivals.torchao._COMPILE_SECONDS", 0.001)
+        monkeypatch.setattr("lowbit.demo.rivals._COMPILE_SECONDS", 0.001)
         with torch.inference_mode():
             batch = tokenize(manual_sentences(12), 12)[0]
             encoder = load_encoder()

@@ -15,9 +15,7 @@ from lowbit.isa.types import F32Pointer, Int
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.post_op import Elementwise, post_ops
-from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
-from lowbit.kernels.cpu.shared.post_ops.leaky_relu import LeakyRelu
-from lowbit.kernels.cpu.shared.post_ops.quantized_residual import QuantizedResidual
+from lowbit.kernels.cpu.shared.post_ops import Clamp, LeakyRelu, QuantizedResidual
 from lowbit.numerics import QTensor, int_format, quantize_rows
 from lowbit.product.output import OutputSpec
 from lowbit.spec.operations.products import matmul_scaled

@@ -110,7 +110,7 @@ def pretend(machine: Machine) -> None:
             numbers = (f"{n}={int(words[n] or 0)}" for n in self.numbers)
             launched.append(Launch(self.label, " ".join((f"threads={thread_count}", *numbers))))
 
-        def recognizer(self, *given: Any, **named: Any) -> None:
+        def cached_call(self, *given: Any, **named: Any) -> None:
             """No call is known: each is decided anew."""
 
     def noted(text: Any, set_: Any, static: dict[str, Any]) -> Any:

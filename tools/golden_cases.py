@@ -221,22 +221,22 @@ def _captured(name: str) -> Network:
 
 
 def _built(name: str) -> tuple[Any, tuple[np.ndarray, ...]]:
-    from lowbit.bench.models.networks import crepe, efficientnet, encoder, resnet, vit
+    from lowbit.bench.models import networks
 
     image = np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)
     if name == "resnet34":
-        return resnet.ResNet(), (image,)
+        return networks.ResNet(), (image,)
     if name == "vit_b_16":
-        return vit.VisionTransformer(vit.Widths(768, 2, 12, 3072)), (image,)
+        return networks.VisionTransformer(networks.Widths(768, 2, 12, 3072)), (image,)
     if name == "crepe":
-        return crepe.Crepe(), (image.reshape(-1)[:1024].reshape(1, 1024),)
+        return networks.Crepe(), (image.reshape(-1)[:1024].reshape(1, 1024),)
     if name == "efficientnet_lite0":
-        return efficientnet.EfficientNetLite0(), (image,)
+        return networks.EfficientNetLite0(), (image,)
     from transformers import BertConfig, BertModel
 
     config = BertConfig(hidden_size=384, num_hidden_layers=2, intermediate_size=1536)
     tokens = np.arange(1000, 1024)[None]
-    return encoder.SentenceEncoder(BertModel(config, False)), (tokens, np.ones_like(tokens))
+    return networks.SentenceEncoder(BertModel(config, False)), (tokens, np.ones_like(tokens))
 
 
 def _of_bench(name: str, config: str) -> Network:

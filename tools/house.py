@@ -30,6 +30,9 @@ LINES, STEP = 79_100, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
 SET_ROOMS = {"isa", "kernels"}
+OPERATORS = "lowbit.graph.operators."
+# Of each operator of networks and each file that names it. It falls.
+NAMINGS = 432
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,26 @@ class House:
             if not module.endswith("registry.locks") and LOCKS.search(content):
                 yield module
 
+    def operators(self) -> Iterator[str]:
+        """The operators of networks that have a record."""
+        for module, tree in self.trees.items():
+            if not module.startswith(OPERATORS):
+                continue
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.Call) or not node.args:
+                    continue
+                made = ast.unparse(node.func) in ("_add", "operators.add")
+                if made and isinstance(node.args[0], ast.Constant):
+                    yield str(node.args[0].value)
+
+    def naming_operators(self) -> Iterator[tuple[str, str]]:
+        """Each operator of networks with each module whose code names it, its record's too."""
+        names = set(self.operators())
+        for module, tree in self.trees.items():
+            found = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)
+                     and isinstance(n.value, str)}  # fmt: skip
+            yield from ((name, module) for name in sorted(names & found))
+
     def naming_sets(self) -> Iterator[str]:
         """Modules outside of isa/ and kernels/ whose code names an instruction set."""
         for module, tree in self.trees.items():
@@ -193,6 +216,7 @@ def measures(house: House) -> list[Measure]:
     ]
     lines = sum(text.count("\n") for text in house.texts.values())
     stating = tuple(house.calls("lowbit.product.product", "Product"))
+    namings = tuple(f"{name} in {module}" for name, module in house.naming_operators())
     lower = ((f"{lines:,} lines: LINES is to be {-(-lines // 50) * 50:,}",)
              if LINES - lines >= STEP else ())  # fmt: skip
     thousands = max(0, -(-(lines - LINES) // 1000))
@@ -210,6 +234,7 @@ def measures(house: House) -> list[Measure]:
         Measure("files that are too long", tuple(long_files)),
         Measure("functions that are too long", tuple(house.long_functions())),
         Measure("names of instruction sets elsewhere", tuple(house.naming_sets())),
+        Measure("files in which operators are named, over all operators", namings, NAMINGS),
         Measure(f"thousands of lines over {LINES:,}", (f"{lines:,} lines",) * thousands),
         Measure(f"bound of lines that is {STEP} too high", lower),
     ]

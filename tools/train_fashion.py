@@ -23,10 +23,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from lowbit.bench.models import checkpoint
-from lowbit.bench.models.catalog.resnet34 import ResNet34
-from lowbit.bench.models.catalog.vit import ViTB, ViTS
-from lowbit.bench.models.data import fashion
+from lowbit.bench.models import checkpoint, fashion
+from lowbit.bench.models.catalog import ResNet34, ViTB, ViTS
 
 TEST_BATCH = 1000
 SMOOTHING = 0.1

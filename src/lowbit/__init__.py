@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowbit.api import gemm, linear_dynamic, linear_weight_only, matmul, matmul_scaled, pack
-    from lowbit.kernels.cpu.shared.post_ops.clamp import Clamp
-    from lowbit.kernels.cpu.shared.post_ops.leaky_relu import LeakyRelu
-    from lowbit.kernels.cpu.shared.post_ops.quantized_residual import QuantizedResidual
+    from lowbit.kernels.cpu.shared.post_ops import Clamp, LeakyRelu, QuantizedResidual
     from lowbit.numerics import QTensor
     from lowbit.product.convolve import convolution
     from lowbit.search.index import VectorIndex
@@ -53,12 +51,12 @@ __all__ = [
 
 # A name's module is imported when the name is first used, and with it what that needs.
 _MODULES = {
-    "Clamp": "lowbit.kernels.cpu.shared.post_ops.clamp",
-    "LeakyRelu": "lowbit.kernels.cpu.shared.post_ops.leaky_relu",
+    "Clamp": "lowbit.kernels.cpu.shared.post_ops",
+    "LeakyRelu": "lowbit.kernels.cpu.shared.post_ops",
     "PackedConvolution": "lowbit.weights.convolution",
     "PackedMatrix": "lowbit.weights.panels",
     "QTensor": "lowbit.numerics",
-    "QuantizedResidual": "lowbit.kernels.cpu.shared.post_ops.quantized_residual",
+    "QuantizedResidual": "lowbit.kernels.cpu.shared.post_ops",
     "VectorIndex": "lowbit.search.index",
     "convolution": "lowbit.product.convolve",
     "gemm": "lowbit.api",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit.recognize import Check, Same, constant
+from lowbit.jit.cached_call import Check, Same, constant
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
 from lowbit.product import gemm as gemms

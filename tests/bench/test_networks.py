@@ -19,7 +19,7 @@ from lowbit.bench.core.clock import Limits  # noqa: E402
 from lowbit.bench.models.model import Model, models  # noqa: E402
 from lowbit.bench.networks import serve  # noqa: E402
 from lowbit.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
-from lowbit.bench.networks.engines.own import outside_kernels  # noqa: E402
+from lowbit.bench.networks.engines import outside_kernels  # noqa: E402
 from lowbit.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
 from lowbit.bench.networks.work import linear_share, multiply_adds  # noqa: E402
 from lowbit.bench.suites import networks  # noqa: E402

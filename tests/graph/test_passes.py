@@ -239,6 +239,20 @@ def test_what_does_nothing_is_left_out() -> None:
     assert ops(folded(both)) == ["Relu", "Identity"]
 
 
+@pytest.mark.parametrize(("start", "end", "kept"), [
+    (0, 1, []), (1, 2**63 - 1, []), (-2, -1, []), (0, 2, ["Concat"]), (1, 1, ["Concat"]),
+])  # fmt: skip
+def test_a_part_of_what_was_put_together_is_read_alone(
+    start: int, end: int, kept: list[str]
+) -> None:
+    token = {"t": n(2, 1, 5), "s": np.array([start]), "e": np.array([end]), "a": np.array([1])}
+    nodes = ("Concat", "t x", "c", {"axis": 1}), ("Slice", "c s e a", "p"), ("Relu", "p", "y")
+    one = graph(*nodes, constants=token, shape=(2, 4, 5))
+    made = simplified(one)
+    assert [op for op in ops(made) if op == "Concat"] == kept
+    same(one, made, 0)
+
+
 def test_what_is_computed_twice_is_computed_once() -> None:
     whole = graph(
         ("Relu", "x", "a"), ("Relu", "x", "b"), ("LeakyRelu", "x", "c", {"alpha": 0.5}),

@@ -15,7 +15,7 @@ PROGRAM = cast(Program, None)  # which is not looked at
 
 def _product(node: str, panels: Word, size: int, n: int = 64, item_panels: int = 4) -> Step:
     words: dict[str, Any] = {"n": n, "item_panels": item_panels}
-    return Step(node, PROGRAM, {**words, "next_panels": panels, "next_bytes": size})
+    return Step(PROGRAM, {**words, "next_panels": panels, "next_bytes": size}, node)
 
 
 def _ahead(steps: list[Step], threads: int = 1) -> list[tuple[Word, Word]]:
@@ -27,7 +27,7 @@ def _ahead(steps: list[Step], threads: int = 1) -> list[tuple[Word, Word]]:
 
 def test_each_product_is_told_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "caches", lambda: {"L2": 1000})
-    other = Step("pool", PROGRAM, {"x": Place("x")})
+    other = Step(PROGRAM, {"x": Place("x")}, "pool")
     steps = [_product("a", 1 << 20, 100), other, _product("b", 2 << 20, 300, item_panels=2),
              _product("c", Place("weights"), 700)]  # fmt: skip
     # Of three quarters of the cache, b itself takes half of its 300.

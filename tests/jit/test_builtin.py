@@ -20,8 +20,8 @@ from lowbit.isa.types import Int, S32Pointer, s32
 from lowbit.jit import builtin as module
 from lowbit.jit.builder import Builder
 from lowbit.jit.builtin import Finder, Table, builtin, table
+from lowbit.jit.cached_call import Fresh, Same
 from lowbit.jit.kernel import kernel
-from lowbit.jit.recognize import Fresh, Same
 
 ANSWER = 77
 DEFAULT = object()
@@ -53,7 +53,7 @@ def recognizing(*values: Any) -> Any:
     """A call that takes just these, and answers an array that holds 77."""
     fresh = Fresh(np.empty, ((1,), np.dtype(np.int32)), "out")
     checks = [*map(Same, values)]
-    made = answer.program(get("generic")).recognizer({"items": 1}, {}, 0, checks, fresh)
+    made = answer.program(get("generic")).cached_call({"items": 1}, {}, 0, checks, fresh)
     assert made is not None
     return made
 
@@ -178,5 +178,5 @@ def test_it_is_what_the_function_is_to_a_reader() -> None:
 
 
 def test_without_the_known_layout_it_is_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_builtins_are_known", lambda: False)
+    monkeypatch.setattr(module, "builtins_are_known", lambda: False)
     assert builtin(plain, FINDER) is plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +100,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch, awake: bool = True) -> None:
     """What other calls found out; PyTorch's threads are awake or not."""
     monkeypatch.setattr(threads, "_until", 0.0)
     monkeypatch.setattr(threads, "_pause", threads._SOON)
-    monkeypatch.setattr(threads, "_starter", (ctypes.c_int64 * 3)())
+    monkeypatch.setattr(threads, "_starter", threads.Starter())
     monkeypatch.setattr(threads, "_awake", lambda: awake)
 
 
@@ -126,14 +125,14 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], list[int
 
 def test_threads_of_torch_serve(shared: Callable[[float, float], list[int]]) -> None:
     assert shared(1e-5, 1e-5) == [_TORCH] * 10
-    assert threads._starter[0] == _TORCH  # recognized calls start them too
+    assert threads._starter.function == _TORCH  # recognized calls start them too
 
 
 def test_a_region_that_waits_for_a_lost_core_is_noticed(
     shared: Callable[[float, float], list[int]],
 ) -> None:
     assert shared(8e-3, 1e-4) == [_TORCH] * 3 + [team.address()] * 7
-    assert threads._starter[0] == team.address()
+    assert threads._starter.function == team.address()
 
 
 def test_a_long_region_is_no_lost_core(shared: Callable[[float, float], list[int]]) -> None:
@@ -158,7 +157,7 @@ def test_threads_of_torch_that_sleep_are_left_asleep(
 ) -> None:
     _forget(monkeypatch, awake=False)
     assert shared(1e-5, 1e-5) == [team.address()] * 10
-    assert threads._starter[0] == team.address()
+    assert threads._starter.function == team.address()
 
 
 def test_who_is_awake_is_looked_up_again_soon(

@@ -12,14 +12,15 @@ pytest.importorskip("jaxtyping")
 from numba import njit
 
 from lowbit.kernels.steps.registry import Layout, Step, step, steps
-from lowbit.kernels.steps.uint4.layouts import (
+from lowbit.kernels.steps.uint4 import (
     COLUMNS,
     LONGEST,
     PACKED_ROWS,
     ROWS,
+    SPAN,
+    TILE,
     check_operands,
 )
-from lowbit.kernels.steps.uint4.loops import SPAN, TILE
 from lowbit.spec import Operation
 from lowbit.spec.operations.steps import product_of_packed_rows
 

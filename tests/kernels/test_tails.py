@@ -11,7 +11,7 @@ from lowbit.isa import SETS, available
 from lowbit.isa.types import F32Pointer, Int, U8Pointer
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.tails import store_left
+from lowbit.kernels.cpu.shared.epilogue import store_left
 
 
 @kernel

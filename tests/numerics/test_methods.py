@@ -17,8 +17,8 @@ from lowbit.numerics.methods import (
     equalization,
     methods,
     output_error,
+    smoothquant_factors,
 )
-from lowbit.numerics.methods.smoothquant import smoothquant_factors
 
 K, N = 96, 40
 GRIDS: list[dict[str, Any]] = [

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lowbit.numerics import affine_parameters, dequantize_affine, int_format, quantize_affine
-from lowbit.numerics.observers import Observer, observers
-from lowbit.numerics.observers.entropy import divergences
+from lowbit.numerics.observers import Observer, divergences, observers
 
 KINDS = [("int8", True), ("uint8", False), ("uint4", False), ("int4", True)]
 TINY = float(np.finfo(np.float32).smallest_normal)

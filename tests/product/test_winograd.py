@@ -277,7 +277,7 @@ def test_threads_without_items_have_memory(isa: str) -> None:
     asked = Convolution(1, geometry, 8, 1, False, False, packed.matrices[0].format, isa, 16,
                         bounded=True)  # fmt: skip
     prepared = prepare_convolution(asked)
-    assert prepared.scratch == 16 * prepared.launches[0].words["private_bytes"] > 0
+    assert prepared.scratch == 16 * prepared.launches[0].numbers["private_bytes"] > 0
 
 
 def test_copies_make_words_of_their_own() -> None:

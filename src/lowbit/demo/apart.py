@@ -17,8 +17,8 @@ import torch
 
 from lowbit.bench.core.apart import answering
 from lowbit.bench.core.clock import settle
-from lowbit.bench.models.data.sentences import manual_sentences
-from lowbit.bench.models.networks.encoder import BATCH, load_encoder, tokenize
+from lowbit.bench.models.data import manual_sentences
+from lowbit.bench.models.networks import BATCH, load_encoder, tokenize
 from lowbit.demo.rivals import rivals
 
 

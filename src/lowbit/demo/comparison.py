@@ -22,8 +22,8 @@ from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import Call
 from lowbit.bench.core.clock import Elsewhere, Limits, interleave
 from lowbit.bench.core.progress import Progress, progress
-from lowbit.bench.models.data.sentences import manual_sentences
-from lowbit.bench.models.networks.encoder import BATCH, Batch, load_encoder, tokenize
+from lowbit.bench.models.data import manual_sentences
+from lowbit.bench.models.networks import BATCH, Batch, load_encoder, tokenize
 from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals

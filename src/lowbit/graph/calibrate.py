@@ -11,7 +11,7 @@ import numpy as np
 
 from lowbit.graph.evaluate import Compute, evaluate
 from lowbit.graph.graph import Graph, Node
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.equalize import smoothed, smoothings
 from lowbit.graph.passes.positions import with_positions
 from lowbit.graph.passes.quantize import Decision, observed
@@ -93,7 +93,8 @@ class Calibration:
                 output, new = node.outputs[0], Activations.of(given)
                 self.seen[output] = self.seen[output] + new if output in self.seen else new
         for node in readers if self.with_means else ():
-            output, axis = node.outputs[0], -1 if node.op == "Linear" else 1
+            weight = operators.get(node.op).weight
+            output, axis = node.outputs[0], 1 if weight is None else weight.channels
             each = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
             total, count = self._totals.get(output, (0, 0))
             new_total = total + each.sum(1, dtype=np.float64)

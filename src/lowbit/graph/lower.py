@@ -11,12 +11,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.graph import Graph, Node, Tensor, numbers
+from lowbit.graph.graph import Graph, Tensor, numbers
+from lowbit.graph.operator import operators
 from lowbit.graph.step import Place, Step, View, Word
 from lowbit.isa import InstructionSet
 from lowbit.jit.kernel import Program
 from lowbit.numerics import QTensor
-from lowbit.registry import Registry
 
 Array = npt.NDArray[Any]
 P = TypeVar("P")
@@ -77,15 +77,18 @@ class Lowering:
     def run(self, first: int = 0) -> None:
         """Lower all nodes, or all from one on. NotImplementedError names operators that no kernel
         serves."""
-        unknown = sorted({node.op for node in self.graph.nodes} - lowerings.load().keys())
+        every = {node.op for node in self.graph.nodes}
+        unknown = sorted(op for op in every if operators.get(op).lowering is None)
         if unknown:
             raise NotImplementedError(
                 f"no kernel serves the operators {', '.join(unknown)}; {ADVICE}"
             )
         for node in self.graph.nodes[first:]:
             self.node = node.name or node.outputs[0]
+            lowering = operators.get(node.op).lowering
+            assert lowering is not None
             try:
-                lowerings.get(node.op)(self, node)
+                lowering(self, node)
             except NotImplementedError as error:
                 raise NotImplementedError(f"{node.op} {self.node!r}: {error}; {ADVICE}") from error
 
@@ -145,11 +148,7 @@ class Lowering:
 
     def add(self, program: Program, words: Mapping[str, Word]) -> None:
         """Let a kernel run now."""
-        self.steps.append(Step(self.node, program, words))
-
-
-Lower = Callable[[Lowering, Node], None]
-lowerings: Registry[Lower] = Registry("lowering of an operator", "lowbit.graph.lowering")
+        self.steps.append(Step(program, words, self.node))
 
 
 def itemsize(tensor: Tensor) -> int:

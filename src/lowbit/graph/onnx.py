@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
+from lowbit.graph.onnx_functions import with_more, without_functions
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
-from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
-from lowbit.graph.qoperators import DOMAIN, QOPERATORS, written_out
+from lowbit.graph.qoperators import DOMAIN, rule_of, written_out
 from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
 
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
 OPSETS = range(13, 24)
 _DEFAULT = ("", "ai.onnx")
 _CONTROL = ("If", "Loop", "Scan", "SequenceMap")
-_DTYPES = "to", "output_dtype"
-OWN = {"GroupedMatMul", "Linear", "Silu"}
-"""Operators that are not ONNX's."""
-_ONE_OUTPUT = {"BatchNormalization", "Dropout", "LayerNormalization", "MaxPool"}
-"""Operators of which only the first output is known here."""
-_ATTENTION = {"scale", "is_causal", "qk_matmul_output_mode"}
-"""The attributes of Attention that ours has too; the last says what its fourth output is."""
+_DTYPES = "to", "dtype", "output_dtype"
 
 
 def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
@@ -49,13 +43,9 @@ def from_onnx(source: str | PathLike[str] | bytes | ModelProto) -> Graph:
 
 
 def imported(model: ModelProto) -> Graph:
-    """The network as it is written in a model with all its data, node for node but where ONNX means
-    something else."""
-    from onnx import inliner
-
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    """The network as it is written in a model with all its data, node for node."""
     _check_opset(model)
+    model = without_functions(model, {*_known(), *_CONTROL})
     unrolled(model.graph, _node)
     _check_operators(model.graph.node)
     graph = model.graph
@@ -79,34 +69,7 @@ def imported(model: ModelProto) -> Graph:
             nodes.append(_node(each))
     outputs = tuple(one.name for one in graph.output)
     nodes = _of_inference(nodes, outputs, constants)
-    made = Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
-    return rewritten(made, (_causal,))
-
-
-def _causal(values: Values, node: Node) -> Replacement | None:
-    """By a mask, causal attention of other keys than queries: in ONNX query i attends to the keys
-    0 to i. NotImplementedError: there is another mask."""
-    if node.op != "Attention" or not node.get("is_causal", 0):
-        return None
-    (q, k), out = node.inputs[:2], node.outputs[0]
-    if values.views and all(view[q].shape[-2] == view[k].shape[-2] for view in values.views):
-        return None
-    if any(node.inputs[3:]):
-        raise NotImplementedError(
-            f"Attention {node.name!r} is causal, has a mask, and not the same number of queries "
-            "and keys, or an unknown one: put the causal mask into the mask"
-        )
-    names = [f"{out}.{part}" for part in ("queries", "keys", "sizes", "ones", "seen")]
-    last = {"start": -2, "end": -1}
-    nodes = [
-        Node("Shape", (q,), (names[0],), last),
-        Node("Shape", (k,), (names[1],), last),
-        Node("Concat", (names[0], names[1]), (names[2],), {"axis": 0}),
-        Node("ConstantOfShape", (names[2],), (names[3],), {"value": 1, "dtype": "bool"}),
-        Node("Trilu", (names[3],), (names[4],), {"upper": 0}),
-    ]
-    inputs = (*node.inputs[:3], names[4])
-    return Replacement([*nodes, node.replaced(inputs=inputs, is_causal=0)])
+    return Graph(tuple(inputs), outputs, tuple(nodes), constants, inputs, graph.name)
 
 
 def _of_inference(
@@ -124,13 +87,14 @@ def _of_inference(
                 f"{node.op} {node.name!r} is, or can be, in training mode: export with the model "
                 "in evaluation mode"
             )
-        more = [name for name in node.outputs[1:] if name in read]
-        if more and node.op in _ONE_OUTPUT:
+        count = operators.get(node.op).outputs
+        more = [name for name in node.outputs[count:] if name in read] if count else []
+        if more:
             raise NotImplementedError(
                 f"only the first output of {node.op} is supported, and {node.name!r} is asked for "
                 f"{', '.join(more)}"
             )
-        kept.append(node.replaced(outputs=node.outputs[:1]) if node.op in _ONE_OUTPUT else node)
+        kept.append(node.replaced(outputs=node.outputs[:count]))
     return kept
 
 
@@ -218,14 +182,19 @@ def _check_opset(model: ModelProto) -> None:
         )
 
 
+def _known() -> set[str]:
+    """The operators of ONNX that are read."""
+    return {"Constant", *(name for name, one in operators.load().items() if one.onnx)}
+
+
 def _check_operators(nodes: Iterable[NodeProto]) -> None:
     """NotImplementedError that names all operators that are not supported."""
-    known, unknown = {*operators.names(), "Constant"} - OWN, Counter[str]()
+    known, unknown = _known(), Counter[str]()
     for node in nodes:
         name = node.op_type if node.domain in _DEFAULT else f"{node.domain}.{node.op_type}"
-        if node.op_type == "Attention" and _with_more(node):
-            name = "Attention of three axes, with a cache or with softcap"
-        if node.domain == DOMAIN and node.op_type in QOPERATORS and not _channels_last(node):
+        if with_more(node):
+            name = "Attention with a cache or with softcap"
+        if node.domain == DOMAIN and rule_of(node.op_type) and not _channels_last(node):
             continue
         if name not in known:
             unknown[name] += 1
@@ -246,12 +215,6 @@ def _check_operators(nodes: Iterable[NodeProto]) -> None:
 def _channels_last(node: NodeProto) -> bool:
     """Whether a pool of ONNX Runtime's was turned around by its optimizer."""
     return any(one.name == "channels_last" and one.i for one in node.attribute)
-
-
-def _with_more(node: NodeProto) -> bool:
-    """Whether an Attention has what ours has not."""
-    more = any(node.input[4:]) or any(node.output[1:])
-    return more or not {one.name for one in node.attribute} <= _ATTENTION
 
 
 def _array(tensor: TensorProto, where: str) -> Array:
@@ -311,6 +274,8 @@ def _node(node: NodeProto) -> Node:
             attributes.update(value=value.item(), dtype=value.dtype.name)
         else:
             attributes[one.name] = _value(node, one)
+    if attributes.get("is_causal"):
+        attributes["diagonal"] = 0
     inputs, name = tuple(node.input), node.name or next(iter(node.output), "")
     return Node(node.op_type, inputs, tuple(node.output), attributes, name)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lowbit.graph.graph import Node
+from lowbit.graph.operator import operators
 
 DOMAIN = "com.microsoft"
 
@@ -47,7 +48,7 @@ class _Parts:
 Rule = Callable[[_Parts], list[Node]]
 
 
-def _of(op: str, count: int = 1) -> Rule:
+def _of(op: str, count: int) -> Rule:
     """An operator of `count` inputs with scales."""
 
     def rule(parts: _Parts) -> list[Node]:
@@ -83,24 +84,23 @@ def _gemm(parts: _Parts) -> list[Node]:
     return parts.nodes
 
 
-QOPERATORS: dict[str, Rule] = {
-    "QGemm": _gemm,
-    "QLinearAdd": _of("Add", 2),
-    "QLinearAveragePool": _of("AveragePool"),
-    "QLinearConcat": _concat,
-    "QLinearGlobalAveragePool": _of("GlobalAveragePool"),
-    "QLinearLeakyRelu": _of("LeakyRelu"),
-    "QLinearMul": _of("Mul", 2),
-    "QLinearSigmoid": _of("Sigmoid"),
-    "QLinearSoftmax": _of("Softmax"),
-    "QLinearWhere": _where,
-}
+_RULES: dict[str, Rule] = {"QGemm": _gemm, "QLinearConcat": _concat, "QLinearWhere": _where}
+
+
+def rule_of(name: str) -> Rule | None:
+    """What becomes of one of ONNX Runtime's operators, if it is known."""
+    own = operators.load().get(name.removeprefix("QLinear"))
+    if own is not None and own.qlinear and name.startswith("QLinear"):
+        return _of(name.removeprefix("QLinear"), own.required)
+    return _RULES.get(name)
 
 
 def written_out(node: Node) -> list[Node]:
-    """The nodes that mean what one of QOPERATORS does. ValueError: it is not as it should be."""
+    """The nodes that mean what one does that has a rule. ValueError: it is not as it should be."""
+    rule = rule_of(node.op)
+    assert rule is not None
     try:
-        return QOPERATORS[node.op](_Parts(node))
+        return rule(_Parts(node))
     except (ValueError, TypeError, LookupError) as error:
         raise ValueError(
             f"{node.op} {node.name!r}: inputs or attributes are wrong: {error}"

@@ -12,8 +12,7 @@ import numpy as np
 from lowbit.graph.calibrate import Calibration
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Constant, Graph
-from lowbit.graph.operator import Array
-from lowbit.graph.passes.demand import PRODUCTS
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.quantize import Choice, Setting, decide, quantized
 from lowbit.numerics import QTensor
 
@@ -45,7 +44,7 @@ def layers(graph: Graph) -> dict[str, list[str]]:
     by_weight: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for node in graph.nodes:
-        if node.op in PRODUCTS and node.inputs[1] in graph.constants:
+        if operators.get(node.op).weight and node.inputs[1] in graph.constants:
             weight = node.inputs[1]
             by_weight.setdefault(weight, []).append(node.outputs[0])
             name = node.name or node.outputs[0]

@@ -14,16 +14,10 @@ from dataclasses import replace
 from lowbit.graph.graph import Graph, Node
 from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
 from lowbit.graph.memory import arranged
+from lowbit.graph.operator import operators
 from lowbit.graph.step import Place, View, Word
 from lowbit.isa import host
 from lowbit.numerics import QTensor
-
-# Operators that treat each sample alone: whatever their other inputs; if these broadcast.
-_ALONE = frozenset({
-    "AveragePool", "Clip", "Conv", "GlobalAveragePool", "HardSigmoid", "HardSwish", "Identity",
-    "MaxPool", "Relu", "Sigmoid", "Silu",
-})  # fmt: skip
-_BROADCAST = frozenset({"Add", "Mul", "Sub"})
 
 
 def sliced(lowering: Lowering) -> int:
@@ -68,12 +62,13 @@ def _alone(graph: Graph, batch: int) -> Iterator[tuple[int, int]]:
         known.update(node.outputs)
         tensors = [graph.tensors[name] for name in used]
         each = sum(math.prod(one.sizes[1:]) * itemsize(one) for one in tensors)
-        weight = graph.constants.get(node.inputs[1]) if node.op == "Conv" else None
+        weight = graph.constants.get((*node.inputs, "")[1])
         yield (weight.values.nbytes if isinstance(weight, QTensor) else 0), each
 
 
 def _treats_alone(graph: Graph, node: Node, known: set[str], batch: int) -> bool:
-    if node.op not in _ALONE | _BROADCAST or node.get("activations") or len(node.outputs) != 1:
+    record = operators.get(node.op)
+    if not record.samples or node.get("activations") or len(node.outputs) != 1:
         return False
     shape = graph.tensors[node.outputs[0]].sizes
     constants = [graph.constants[name] for name in node.inputs if name in graph.constants]
@@ -82,9 +77,9 @@ def _treats_alone(graph: Graph, node: Node, known: set[str], batch: int) -> bool
         return False
     if any(len(graph.tensors[name].shape) != len(shape) for name in read):
         return False
-    if node.op in _BROADCAST:
+    if record.samples == "broadcast":
         return all(one.shape[:1] == (1,) for one in constants if len(one.shape) == len(shape))
-    if node.op == "Conv":  # of floats, the order of sums may depend on their number
+    if record.weight is not None:  # of floats, the order of sums may depend on their number
         whole = bool(constants) and isinstance(constants[0], QTensor)
         return whole and graph.tensors[node.inputs[0]].scale is not None
     return node.inputs[0] in known

@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lowbit.graph.graph import Tensor
 from lowbit.isa import host
-from lowbit.jit.kernel import Program
+from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks
 
 
 @dataclass(frozen=True)
-class Place:
-    """Some bytes behind the beginning of a buffer, whose address is found when a plan is bound."""
+class Step(Launch):
+    """One launch of a kernel. node: whom it serves."""
 
-    buffer: str
-    offset: int = 0
-
-    def __add__(self, distance: int) -> Place:
-        return replace(self, offset=self.offset + distance)
-
-
-Word = Place | int | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One launch of a kernel: its program, and a word for each parameter. node: whom it serves."""
-
-    node: str
-    program: Program
-    words: Mapping[str, Word]
-
-    def buffers(self) -> Iterator[str]:
-        """The buffers that it names."""
-        return (word.buffer for word in self.words.values() if isinstance(word, Place))
+    node: str = ""
 
 
 def reading_ahead(steps: Sequence[Step], threads: int) -> list[Step]:

@@ -95,13 +95,6 @@ class Builder(ABC):
     @abstractmethod
     def when(self, condition: Value) -> Iterator[None]: ...
     @abstractmethod
-    def parallel(self, items: Value) -> Iterator[Value]: ...
-    @abstractmethod
-    def thread(self) -> Value:
-        """A number that no other thread of this call has, less than there are threads, and mostly
-        the same in every call. To be asked for at the top of a text."""
-
-    @abstractmethod
     def local(self, element: Scalar, count: int) -> Value:
         """Scratch memory of this thread: `count` elements, 64-byte aligned, undefined at first."""
 
@@ -109,6 +102,16 @@ class Builder(ABC):
     def _register(self, initial: Value) -> Register: ...
     @abstractmethod
     def _tile(self, number: int) -> Value: ...
+
+    # What kernels alone may say, since threads enter them with a call's counters.
+
+    def parallel(self, items: Value) -> Iterator[Value]:
+        raise TypeError("k.parallel stands in kernels only")
+
+    def thread(self) -> Value:
+        """A number that no other thread of this call has, less than there are threads, and mostly
+        the same in every call. To be asked for at the top of a text."""
+        raise TypeError("k.thread stands in kernels only")
 
     # What they share.
 

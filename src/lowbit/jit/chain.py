@@ -14,6 +14,7 @@ the call has returned (jit.team), so clocks are kept in the slots, and the calle
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,76 +24,37 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.isa import get
+from lowbit.isa.value import Value
 from lowbit.jit.builder import counters
-from lowbit.jit.cache import load
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
+from lowbit.jit.function import Function, Words, compiled
 from lowbit.jit.threads import Shared
 
-_NAME = "lowbit_steps"
-_HEAD = 3  # words before the table of steps
 _RATE_SECONDS, _RATE_ERROR, _READINGS = 10e-3, 1e-5, 100  # of the clock's rate
 
-_IR = f"""
-declare i64 @llvm.readcyclecounter()
-declare i64 @pthread_self()
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-define void @{_NAME}(ptr %slots) {{
-  %count = load i64, ptr %slots
-  %stamps_at = getelementptr i64, ptr %slots, i64 1
-  %stamps = load ptr, ptr %stamps_at
-  %timed = icmp ne ptr %stamps, null
-  %table_words = shl i64 %count, 1
-  %clocks_word = add i64 %table_words, {_HEAD}
-  %clocks = getelementptr i64, ptr %slots, i64 %clocks_word
-  br i1 %timed, label %clock, label %next
-clock:
-  %start = call i64 @llvm.readcyclecounter()
-  %first = cmpxchg ptr %clocks, i64 0, i64 %start monotonic monotonic
-  br label %next
-next:
-  %i = phi i64 [ 0, %0 ], [ 0, %clock ], [ %following, %done ]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %step, label %end
-step:
-  %entry = shl i64 %i, 1
-  %kernel_word = add i64 %entry, {_HEAD}
-  %slots_word = add i64 %entry, {_HEAD + 1}
-  %kernel_at = getelementptr i64, ptr %slots, i64 %kernel_word
-  %begin_at = getelementptr i64, ptr %slots, i64 %slots_word
-  %kernel = load ptr, ptr %kernel_at
-  %begin = load i64, ptr %begin_at
-  %arguments = getelementptr i64, ptr %slots, i64 %begin
-  call void %kernel(ptr %arguments)
-  br i1 %timed, label %stamp, label %done
-stamp:
-  %now = call i64 @llvm.readcyclecounter()
-  %place = add i64 %i, 1
-  %clock_at = getelementptr i64, ptr %clocks, i64 %place
-  %kept = cmpxchg ptr %clock_at, i64 0, i64 %now monotonic monotonic
-  br label %done
-done:
-  %following = add i64 %i, 1
-  br label %next
-end:
-  br i1 %timed, label %whose, label %return
-whose:
-  %caller_at = getelementptr i64, ptr %slots, i64 2
-  %caller = load i64, ptr %caller_at
-  %self = call i64 @pthread_self()
-  %own = icmp eq i64 %self, %caller
-  br i1 %own, label %take, label %return
-take:
-  %written = add i64 %count, 1
-  %bytes = shl i64 %written, 3
-  call void @llvm.memcpy.p0.p0.i64(ptr %stamps, ptr %clocks, i64 %bytes, i1 false)
-  br label %return
-return:
-  ret void
-}}
-"""
+class _Head(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("steps", "stamps", "caller"))
+
+
+def lowbit_steps(k: Function, slots: Words) -> None:
+    """Run the steps."""
+    head = k.view(_Head, slots)
+    table = head.end
+    clocks = table + head.steps * 2
+
+    def note(number: Value | int) -> None:
+        for _ in k.unless(head.stamps.equals(0)):
+            k.replace(clocks.at(number), 0, k.call("llvm.readcyclecounter"), "monotonic")
+
+    note(0)
+    for i in k.range(0, head.steps):
+        k.call(table[i * 2], slots + table[i * 2 + 1], returns=None)
+        note(i + 1)
+    for _ in k.unless(head.stamps.equals(0)):
+        for _ in k.when(k.call("pthread_self").equals(head.caller)):
+            k.copy(head.stamps, clocks, (head.steps + 1) * 8)
 
 
 Word = int | tuple[str, int]
@@ -118,7 +80,7 @@ def chain(
     table: list[int] = []
     slots: list[Word] = []
     clocks = [0] * (1 + len(launches))
-    begin = _HEAD + 2 * len(launches) + len(clocks)
+    begin = ctypes.sizeof(_Head) // 8 + 2 * len(launches) + len(clocks)
     for one in launches:
         table += one.kernel, begin + len(slots)
         slots += *one.words, *counters(threads)
@@ -178,4 +140,4 @@ def _further(given: Any, distance: int) -> Any:
 
 @cache
 def _driver() -> Loaded:
-    return load(_NAME, get("generic"), lambda: _IR)
+    return compiled(lowbit_steps)

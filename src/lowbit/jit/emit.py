@@ -10,17 +10,13 @@ came, and one that comes too late finds nothing to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 
-from lowbit.isa import host
-from lowbit.isa.generic import constant_like
-from lowbit.isa.instruction import Call, Instruction
 from lowbit.isa.instruction_set import InstructionSet
-from lowbit.isa.types import Pointer, Scalar, Type, Vector, s64, tile
-from lowbit.isa.value import Register, Value
+from lowbit.isa.types import Pointer, Type, s64
+from lowbit.isa.value import Value
 from lowbit.jit.builder import (
     LAST_NUMBERS,
     MAX_REGIONS,
@@ -30,44 +26,21 @@ from lowbit.jit.builder import (
     REGIONS,
     RUNS,
     THREADS,
-    Builder,
 )
+from lowbit.jit.function import Function
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_CYCLES_AND_PROCESSOR = ir.FunctionType(ir.LiteralStructType([_I64, _I32]), [])
 _SPINS_BEFORE_YIELD = 1 << 8  # some 5 to 15 microseconds
 _BITS = 64  # of threads that have a number; beyond, they are numbered as they come
 
 
-class _Variable(Register):
-    """A stack slot that LLVM's mem2reg turns into a register."""
-
-    def __init__(self, emitter: Emitter, initial: Value) -> None:
-        self._emitter = emitter
-        with emitter.at_entry():
-            self._slot = emitter.builder.alloca(initial.type.llvm)
-        super().__init__(initial)
-
-    def _get(self) -> Value:
-        loaded = self._emitter.builder.load(self._slot, typ=self._type.llvm)
-        return Value(self._emitter, self._type, loaded)
-
-    def _put(self, new: Value) -> None:
-        self._emitter.builder.store(new.payload, self._slot)
-
-
-class Emitter(Builder):
-    """A Builder that writes one LLVM function."""
+class Emitter(Function):
+    """A Builder that writes a kernel's function."""
 
     def __init__(self, isa: InstructionSet, name: str) -> None:
-        super().__init__(isa)
-        self.module = ir.Module(name)
-        signature = ir.FunctionType(ir.VoidType(), [ir.PointerType()])
-        self.function = ir.Function(self.module, signature, name)
-        self._entry = self.function.append_basic_block("entry")
-        body = self.function.append_basic_block("body")
-        self._entry_end = ir.IRBuilder(self._entry).branch(body)
-        self.builder: Any = ir.IRBuilder(body)  # llvmlite's methods are untyped
-        self._open = self._regions = 0
+        super().__init__(isa, name, [Pointer(s64)])
+        self._regions = 0
         self._parameters = 0
         self._pending: tuple[Any, ir.Value] | None = None
         self._claimed: Any = None
@@ -83,85 +56,10 @@ class Emitter(Builder):
 
     def finish(self) -> ir.Module:
         """Close the function and return its module. It ends when all items are done."""
-        if self._open:
-            raise RuntimeError(
-                f"{self.function.name}: {self._open} bodies of k.range, k.when or k.parallel "
-                "were left by break or return, which only the interpreter would have obeyed"
-            )
+        self._check_bodies()
         self._wait()
         self.builder.ret_void()
         return self.module
-
-    @contextmanager
-    def at_entry(self) -> Iterator[None]:
-        """Emit into the entry block, where stack slots belong."""
-        block = self.builder.block
-        self.builder.position_before(self._entry_end)
-        yield
-        self.builder.position_at_end(block)
-
-    def execute(self, instruction: Instruction, operands: tuple[Any, ...]) -> Value | None:
-        types, payloads, result = self.typed(instruction, operands)
-        value = instruction.emit(Call(self.builder, types, result), *payloads)
-        return None if result is None else Value(self, result, value)
-
-    def _constant(self, value: float, type_: Type) -> Value:
-        assert isinstance(type_, Scalar | Vector)
-        return Value(self, type_, constant_like(type_, value))
-
-    def advance(self, pointer: Value, elements: Value | int) -> Value:
-        source = self._check_pointer(pointer).element.llvm
-        moved = self.builder.gep(
-            pointer.payload, [self.index(elements).payload], source_etype=source
-        )
-        return Value(self, pointer.type, moved)
-
-    def reinterpret(self, pointer: Value, element: Scalar) -> Value:
-        self._check_pointer(pointer)
-        return Value(self, Pointer(element), pointer.payload)
-
-    def local(self, element: Scalar, count: int) -> Value:
-        with self.at_entry():
-            memory: Any = self.builder.alloca(element.llvm, count)
-            memory.align = 64
-            memory.type = ir.PointerType()  # llvmlite gives it a typed one, which LLVM has not
-        return Value(self, Pointer(element), memory)
-
-    def _register(self, initial: Value) -> Register:
-        return _Variable(self, initial)
-
-    def _tile(self, number: int) -> Value:
-        return Value(self, tile, ir.Constant(ir.IntType(8), number))
-
-    def range(
-        self, start: Value | int, stop: Value | int, step: Value | int = 1
-    ) -> Iterator[Value]:
-        self._check_step(step)
-        first, end, by = self.index(start), self.index(stop), self.index(step)
-        b = self.builder
-        before, body, after = b.block, b.append_basic_block(), b.append_basic_block()
-        b.cbranch(b.icmp_signed("<", first.payload, end.payload), body, after)
-        b.position_at_end(body)
-        i = b.phi(_I64)
-        i.add_incoming(first.payload, before)
-        self._open += 1
-        yield Value(self, s64, i)
-        self._open -= 1
-        following = b.add(i, by.payload, flags=["nsw"])
-        i.add_incoming(following, b.block)
-        b.cbranch(b.icmp_signed("<", following, end.payload), body, after)
-        b.position_at_end(after)
-
-    def when(self, condition: Value) -> Iterator[None]:
-        b = self.builder
-        body, after = b.append_basic_block(), b.append_basic_block()
-        b.cbranch(condition.payload, body, after)
-        b.position_at_end(body)
-        self._open += 1
-        yield
-        self._open -= 1
-        b.branch(after)
-        b.position_at_end(after)
 
     def parallel(self, items: Value) -> Iterator[Value]:
         if self._open:
@@ -294,33 +192,16 @@ class Emitter(Builder):
             self._claimed.add_incoming(value, block)
         return self._claimed
 
-    @property
-    def _is_x86(self) -> bool:
-        return (self.isa.architecture or host.architecture()) == "x86_64"
-
     def _last_number(self) -> Any:
         """Where the last number on this processor stands; None where no instruction says which
         processor it is."""
-        if not self._is_x86:
+        if not self.is_x86:
             return None
         b = self.builder
-        both = self._called("llvm.x86.rdtscp", ir.LiteralStructType([_I64, _I32]))
+        both = self._call("llvm.x86.rdtscp", _CYCLES_AND_PROCESSOR)
         processor = b.and_(b.extract_value(both, 1), _I32(PROCESSORS - 1))
         table = b.load(self._counter(LAST_NUMBERS), typ=ir.PointerType())
         return b.gep(table, [b.zext(processor, _I64)], source_etype=_I8)
-
-    def _pause(self) -> None:
-        """Leave the memory that is waited for to those who write it."""
-        if self._is_x86:
-            self._called("llvm.x86.sse2.pause", ir.VoidType())
-        else:
-            self.builder.fence("seq_cst")  # which takes a while, too
-
-    def _called(self, name: str, returns: Any) -> Any:
-        """Call a function without arguments."""
-        kind = ir.FunctionType(returns, [])
-        function = self.module.globals.get(name) or ir.Function(self.module, kind, name)
-        return self.builder.call(function, [])
 
     def _wait(self) -> None:
         """Spin until the items of the region before are done by whichever threads took them."""
@@ -338,11 +219,11 @@ class Emitter(Builder):
         again = b.append_basic_block()
         b.cbranch(finished, after, tired)
         b.position_at_end(tired)
-        self._pause()
+        self.pause()
         more = b.add(spins, _I64(1))
         # A thread that holds an item may have lost its core: let it have this one.
         with b.if_then(b.icmp_signed(">", more, _I64(_SPINS_BEFORE_YIELD)), likely=False):
-            self._called("sched_yield", _I32)
+            self._call("sched_yield", ir.FunctionType(_I32, []))
         b.branch(again)
         b.position_at_end(again)
         spins.add_incoming(more, again)

@@ -23,8 +23,8 @@ from lowbit.isa.types import Pointer, Type
 from lowbit.isa.value import Value
 from lowbit.jit import cache, threads, verbose
 from lowbit.jit import compile as compiler
+from lowbit.jit.cached_call import Check, Fresh, cached_call
 from lowbit.jit.entry import bound
-from lowbit.jit.recognize import Check, Fresh, recognizer
 
 if TYPE_CHECKING:
     from lowbit.jit.interpret import Interpreter
@@ -72,17 +72,17 @@ class Program:
         call = bound(self._loaded, thread_count, self.names, varying, fixed)
         return call if thread_count == 1 else threads.Shared(call)
 
-    def recognizer(
+    def cached_call(
         self, words: Mapping[str, int], scratch: Mapping[str, int], scratch_bytes: int,
-        checks: Sequence[Check], fresh: Fresh | None, kept: Any = None, brief: bool = False,
+        checks: Sequence[Check], fresh: Fresh | None, kept: Any = None, keeps_gil: bool = False,
         thread_count: int = 1,
     ) -> Callable[..., Any] | None:  # fmt: skip
-        """This program behind a comparison of arguments: see jit.recognize.
+        """This program behind a comparison of arguments: see jit.cached_call.
 
-        `kept` lives as long as what is returned. `brief`: the GIL is kept.
+        `kept` lives as long as what is returned. `keeps_gil`: while it runs.
         """
-        return recognizer(
-            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept, brief,
+        return cached_call(
+            self._loaded, self.names, words, scratch, scratch_bytes, checks, fresh, kept, keeps_gil,
             thread_count,
         )  # fmt: skip
 

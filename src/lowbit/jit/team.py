@@ -16,13 +16,14 @@ Sources: futex(2), prctl(2); U. Drepper, "Futexes Are Tricky", 2011.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 
-from lowbit.isa import get, host
-from lowbit.jit.cache import load
+from lowbit.isa import host
+from lowbit.isa.types import Int, s32, s64, u8
 from lowbit.jit.compile import Loaded
+from lowbit.jit.function import Bit, Function, Int32, Words, compiled
 
-_NAME = "lowbit_team"
 THREAD = "lowbit"  # the name of its threads, as the system knows them
 TASKS = 8  # calls that share the pool at the same time
 # Bytes. What kernels need is far less; glibc keeps up to 40 MiB of stacks for the next threads.
@@ -34,191 +35,160 @@ _WOKEN = 4  # sleepers that a thread wakes
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT, FUTEX_WAKE, of memory that no other process sees
 _ARM = platform.machine() == "aarch64"
 _FUTEX = 98 if _ARM else 202  # the number of the system call
-_PAUSE = "aarch64.hint(i32 1)" if _ARM else "x86.sse2.pause()"
 _SET_NAME = 15  # PR_SET_NAME
 _INSIDE = 1 << 32
 
-# A task: how many threads may still enter (low half of the word) and how many are inside (high
-# half), the caller among them: 0 is a free task; the kernel; its slots, and for how many there is
-# memory. The slots that are given are preceded by their number. 128 bytes hold any system's
-# pthread_attr_t and sigset_t.
-_IR = f"""
-%task = type {{ i64, ptr, ptr, i64, [32 x i8] }}
-@tasks = internal global [{TASKS} x %task] zeroinitializer, align 64
-@bell = internal global i32 0, align 64
-@asleep = internal global i32 0, align 64
-@wanted = internal global i64 0, align 64
-@alive = internal global i64 0, align 8
-@thread = internal constant [{len(THREAD) + 1} x i8] c"{THREAD}\\00"
+_SET_MASK, _DETACHED = 2, 1  # SIG_SETMASK, PTHREAD_CREATE_DETACHED
+_ROOM = 128  # bytes, which hold any system's pthread_attr_t and sigset_t
 
-declare i32 @pthread_attr_init(ptr)
-declare i32 @pthread_attr_setstacksize(ptr, i64)
-declare i32 @pthread_attr_setdetachstate(ptr, i32)
-declare i32 @pthread_attr_destroy(ptr)
-declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_sigmask(i32, ptr, ptr)
-declare i32 @sigfillset(ptr)
-declare i64 @syscall(i64, ...)
-declare i32 @prctl(i32, ...)
-declare ptr @realloc(ptr, i64)
-declare void @llvm.{_PAUSE.replace("32 1", "32")}
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 
-define void @{_NAME}(ptr %kernel, ptr %slots, i32 %threads, i32 %flags) {{
-  %several = icmp sgt i32 %threads, 1
-  br i1 %several, label %look, label %alone
-alone:
-  call void %kernel(ptr %slots)
-  ret void
-look:
-  %i = phi i64 [ 0, %0 ], [ %next, %look_on ]
-  %task = getelementptr %task, ptr @tasks, i64 %i
-  %claim = cmpxchg ptr %task, i64 0, i64 {_INSIDE} acquire monotonic
-  %claimed = extractvalue {{ i64, i1 }} %claim, 1
-  br i1 %claimed, label %measure, label %look_on
-look_on:
-  %next = add i64 %i, 1
-  %more_tasks = icmp ult i64 %next, {TASKS}
-  br i1 %more_tasks, label %look, label %alone
-measure:
-  %words_at = getelementptr i64, ptr %slots, i64 -1
-  %words = load i64, ptr %words_at
-  %bytes = shl i64 %words, 3
-  %kernel_at = getelementptr %task, ptr %task, i64 0, i32 1
-  %copy_at = getelementptr %task, ptr %task, i64 0, i32 2
-  %room_at = getelementptr %task, ptr %task, i64 0, i32 3
-  %room = load i64, ptr %room_at
-  %fits = icmp ule i64 %bytes, %room
-  br i1 %fits, label %fill, label %enlarge
-enlarge:
-  %old = load ptr, ptr %copy_at
-  %new = call ptr @realloc(ptr %old, i64 %bytes)
-  %failed = icmp eq ptr %new, null
-  br i1 %failed, label %give_up, label %enlarged
-give_up:
-  store atomic i64 0, ptr %task release, align 8
-  br label %alone
-enlarged:
-  store ptr %new, ptr %copy_at
-  store i64 %bytes, ptr %room_at
-  br label %fill
-fill:
-  %copy = load ptr, ptr %copy_at
-  call void @llvm.memcpy.p0.p0.i64(ptr %copy, ptr %slots, i64 %bytes, i1 false)
-  store ptr %kernel, ptr %kernel_at
-  %wide = zext i32 %threads to i64
-  %others = sub i64 %wide, 1
-  %before = atomicrmw add ptr @wanted, i64 %others monotonic
-  %all = add i64 %before, %others
-  call void @start(i64 %all)
-  %opened = atomicrmw add ptr %task, i64 %others release
-  %rung = atomicrmw add ptr @bell, i32 1 seq_cst
-  call void @wake()
-  call void %kernel(ptr %copy)
-  %closed = atomicrmw and ptr %task, i64 -{_INSIDE} monotonic
-  %left = atomicrmw sub ptr %task, i64 {_INSIDE} release
-  %after = atomicrmw sub ptr @wanted, i64 %others monotonic
-  ret void
-}}
+class _Task(ctypes.Structure):
+    """`state`: how many threads may still enter (low half) and how many are inside (high half), the
+    caller among them; 0 is a free task. Its slots are a copy, with memory for `room` bytes."""
 
-define internal void @wake() {{
-  %asleep = load atomic i32, ptr @asleep seq_cst, align 4
-  %some = icmp ne i32 %asleep, 0
-  br i1 %some, label %call, label %done
-call:
-  %woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr @bell, i64 {_WAKE}, i64 {_WOKEN}, ptr null, ptr null, i64 0)
-  br label %done
-done:
-  ret void
-}}
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("state", "kernel", "slots", "room")),
+        ("rest", ctypes.c_char * 32),
+    )
 
-define internal void @start(i64 %wanted) {{
-  %thread = alloca i64
-  %attributes = alloca [128 x i8], align 16
-  %signals = alloca [128 x i8], align 16
-  %before = alloca [128 x i8], align 16
-  br label %look
-look:
-  %alive = load atomic i64, ptr @alive monotonic, align 8
-  %enough = icmp uge i64 %alive, %wanted
-  br i1 %enough, label %done, label %count
-count:
-  %more = add i64 %alive, 1
-  %change = cmpxchg ptr @alive, i64 %alive, i64 %more monotonic monotonic
-  %changed = extractvalue {{ i64, i1 }} %change, 1
-  br i1 %changed, label %create, label %look
-create:
-  call i32 @sigfillset(ptr %signals)
-  call i32 @pthread_sigmask(i32 2, ptr %signals, ptr %before)
-  call i32 @pthread_attr_init(ptr %attributes)
-  call i32 @pthread_attr_setstacksize(ptr %attributes, i64 {_STACK})
-  call i32 @pthread_attr_setdetachstate(ptr %attributes, i32 1)
-  %failed = call i32 @pthread_create(ptr %thread, ptr %attributes, ptr @work, ptr null)
-  call i32 @pthread_attr_destroy(ptr %attributes)
-  call i32 @pthread_sigmask(i32 2, ptr %before, ptr null)
-  %started = icmp eq i32 %failed, 0
-  br i1 %started, label %look, label %without
-without:
-  %fewer = atomicrmw sub ptr @alive, i64 1 monotonic
-  br label %done
-done:
-  ret void
-}}
 
-define internal ptr @work(ptr %unused) {{
-  %named = call i32 (i32, ...) @prctl(i32 {_SET_NAME}, ptr @thread)
-  br label %begin
-begin:
-  %seen = load atomic i32, ptr @bell acquire, align 4
-  br label %look
-look:
-  %i = phi i64 [ 0, %begin ], [ %i, %enter ], [ %next, %look_on ]
-  %task = getelementptr %task, ptr @tasks, i64 %i
-  %state = load atomic i64, ptr %task monotonic, align 8
-  %open = and i64 %state, {_INSIDE - 1}
-  %may = icmp ne i64 %open, 0
-  br i1 %may, label %enter, label %look_on
-look_on:
-  %next = add i64 %i, 1
-  %more_tasks = icmp ult i64 %next, {TASKS}
-  br i1 %more_tasks, label %look, label %spin
-enter:
-  %entering = add i64 %state, {_INSIDE - 1}
-  %entry = cmpxchg ptr %task, i64 %state, i64 %entering acquire monotonic
-  %entered = extractvalue {{ i64, i1 }} %entry, 1
-  br i1 %entered, label %run, label %look
-run:
-  %last = icmp eq i64 %open, 1
-  br i1 %last, label %compute, label %share
-share:
-  call void @wake()
-  br label %compute
-compute:
-  %kernel_at = getelementptr %task, ptr %task, i64 0, i32 1
-  %slots_at = getelementptr %task, ptr %task, i64 0, i32 2
-  %kernel = load ptr, ptr %kernel_at
-  %slots = load ptr, ptr %slots_at
-  call void %kernel(ptr %slots)
-  %left = atomicrmw sub ptr %task, i64 {_INSIDE} release
-  br label %begin
-spin:
-  %spins = phi i64 [ 0, %look_on ], [ %spun, %still ]
-  %now = load atomic i32, ptr @bell acquire, align 4
-  %same = icmp eq i32 %now, %seen
-  br i1 %same, label %still, label %begin
-still:
-  call void @llvm.{_PAUSE}
-  %spun = add i64 %spins, 1
-  %tired = icmp ugt i64 %spun, {_SPINS}
-  br i1 %tired, label %sleep, label %spin
-sleep:
-  %more_asleep = atomicrmw add ptr @asleep, i32 1 seq_cst
-  %seen_wide = zext i32 %seen to i64
-  %waited = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr @bell, i64 {_WAIT}, i64 %seen_wide, ptr null, ptr null, i64 0)
-  %fewer_asleep = atomicrmw sub ptr @asleep, i32 1 seq_cst
-  br label %begin
-}}
-"""  # noqa: E501
+class _Team(ctypes.Structure):
+    """What all threads share: each number that many change in a cache line of its own."""
+
+    _fields_ = (
+        ("tasks", _Task * TASKS),
+        ("bell", ctypes.c_int32), ("line_0", ctypes.c_char * 60),
+        ("asleep", ctypes.c_int32), ("line_1", ctypes.c_char * 60),
+        ("wanted", ctypes.c_int64), ("line_2", ctypes.c_char * 56),
+        ("alive", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def lowbit_team(k: Function, kernel: Int, slots: Words, threads: Int32, unused: Int32) -> None:
+    """Run a kernel, with other threads where there is a task free. The number of its slots stands
+    before them."""
+    for _ in k.unless(k.call(_shared, kernel, slots, threads)):
+        k.call(kernel, slots, returns=None)
+
+
+def _shared(k: Function, kernel: Int, slots: Words, threads: Int32) -> Bit:
+    """Whether the kernel was run with other threads."""
+    k.return_unless(threads > 1, False)
+    team = k.shared(_Team)
+    for i in k.range(0, TASKS):
+        task = team.tasks[i]
+        for _ in k.when(k.replace(task.at("state"), 0, _INSIDE, "acquire")):
+            for _ in k.unless(k.call(_filled, task, kernel, slots)):
+                k.store_atomic(task.at("state"), 0, "release")
+                k.returns(False)
+            others = threads.to(s64) - 1
+            before = k.fetch("add", team.at("wanted"), others, "monotonic")
+            k.call(_start, before + others)
+            k.fetch("add", task.at("state"), others, "release")
+            k.fetch("add", team.at("bell"), 1, "seq_cst")
+            k.call(_wake)
+            k.call(kernel, task.slots, returns=None)
+            k.fetch("and", task.at("state"), -_INSIDE, "monotonic")
+            k.fetch("sub", task.at("state"), _INSIDE, "release")
+            k.fetch("sub", team.at("wanted"), others, "monotonic")
+            k.returns(True)
+    return False
+
+
+def _filled(k: Function, task: _Task, kernel: Int, slots: Words) -> Bit:
+    """Put a call into a task, unless there is no memory."""
+    size = slots[-1] * 8
+    for _ in k.when(task.room < size):
+        larger = k.call("realloc", task.slots, size)
+        k.return_if(larger.equals(0), False)
+        task.slots, task.room = larger, size
+    k.copy(task.slots, slots, size)
+    task.kernel = kernel
+    return True
+
+
+def _wake(k: Function) -> None:
+    """Wake some of those that sleep."""
+    team = k.shared(_Team)
+    for _ in k.unless(k.load_atomic(team.at("asleep"), "seq_cst").equals(0)):
+        k.call("syscall", _FUTEX, team.at("bell"), _WAKE, _WOKEN, 0, 0, 0, fixed=1)
+
+
+def _start(k: Function, wanted: Int) -> None:
+    """Create threads until as many as that live, or no more can be created."""
+    alive_at = k.shared(_Team).at("alive")
+    for _ in k.forever():
+        alive = k.load_atomic(alive_at, "monotonic")
+        k.return_unless(alive < wanted)
+        for _ in k.when(k.replace(alive_at, alive, alive + 1, "monotonic")):
+            for _ in k.unless(k.call(_created)):
+                k.fetch("sub", alive_at, 1, "monotonic")
+                k.returns()
+
+
+def _created(k: Function) -> Bit:
+    """Create a thread that blocks all signals."""
+    thread = k.local(s64, 1)
+    attributes, signals, before = (k.local(u8, _ROOM) for _ in range(3))
+    block, detached = k.constant(_SET_MASK, s32), k.constant(_DETACHED, s32)
+    k.call("sigfillset", signals, returns=s32)
+    k.call("pthread_sigmask", block, signals, before, returns=s32)
+    k.call("pthread_attr_init", attributes, returns=s32)
+    k.call("pthread_attr_setstacksize", attributes, _STACK, returns=s32)
+    k.call("pthread_attr_setdetachstate", attributes, detached, returns=s32)
+    failed = k.call("pthread_create", thread, attributes, _work, 0, returns=s32)
+    k.call("pthread_attr_destroy", attributes, returns=s32)
+    k.call("pthread_sigmask", block, before, 0, returns=s32)
+    return failed.equals(0)
+
+
+def _work(k: Function, unused: Int) -> Int:
+    """What a thread of the pool does."""
+    k.call("prctl", k.constant(_SET_NAME, s32), k.text(THREAD), returns=s32, fixed=1)
+    for _ in k.forever():
+        seen = k.load_atomic(k.shared(_Team).at("bell"), "acquire")
+        for _ in k.unless(k.call(_helped)):
+            k.call(_wait, seen)
+    return k.index(0)
+
+
+def _helped(k: Function) -> Bit:
+    """Whether there was an open task, whose kernel has been run."""
+    for i in k.range(0, TASKS):
+        task = k.shared(_Team).tasks[i]
+        places = k.call(_entered, task)
+        for _ in k.unless(places.equals(0)):
+            for _ in k.when(places > 1):
+                k.call(_wake)
+            k.call(task.kernel, task.slots, returns=None)
+            k.fetch("sub", task.at("state"), _INSIDE, "release")
+            k.returns(True)
+    return False
+
+
+def _entered(k: Function, task: _Task) -> Int:
+    """Enter a task: how many might, this thread among them. 0: it is not open."""
+    for _ in k.forever():
+        state = k.load_atomic(task.at("state"), "monotonic")
+        places = state & (_INSIDE - 1)
+        k.return_if(places.equals(0), 0)
+        k.return_if(k.replace(task.at("state"), state, state + (_INSIDE - 1), "acquire"), places)
+    return k.index(0)
+
+
+def _wait(k: Function, seen: Int32) -> None:
+    """Until the bell is another than was seen: awake for a while, then asleep."""
+    team = k.shared(_Team)
+    for _ in k.range(0, _SPINS + 1):
+        k.return_unless(k.load_atomic(team.at("bell"), "acquire").equals(seen))
+        if _ARM:
+            k.call("llvm.aarch64.hint", k.constant(1, s32), returns=None)
+        else:
+            k.pause()
+    k.fetch("add", team.at("asleep"), 1, "seq_cst")
+    k.call("syscall", _FUTEX, team.at("bell"), _WAIT, seen.to(s64), 0, 0, 0, fixed=1)
+    k.fetch("sub", team.at("asleep"), 1, "seq_cst")
+
 
 _kept: list[Loaded] = []  # threads that race here load it twice
 
@@ -226,7 +196,7 @@ _kept: list[Loaded] = []  # threads that race here load it twice
 def address() -> int:
     """Of the function: void (kernel, its slots, number of threads, unused)."""
     if not _kept:
-        _kept.append(load(_NAME, get("generic"), lambda: _IR))
+        _kept.append(compiled(lowbit_team))
     return _kept[0].address
 
 

@@ -51,7 +51,7 @@ def _runtime() -> tuple[str, int]:
 def _after_fork() -> None:
     global _of_torch, _searched
     _of_torch, _searched = None, _torch_threads() is not None
-    _starter[0] = 0
+    _starter.function = 0
     _of_pool.clear()
     team.forget()
 
@@ -75,8 +75,8 @@ def counter() -> int:
     """The address of a function, int (), that says what `max_threads` does, if PyTorch has one; 0
     where what that was a second ago will do."""
     function = 0 if _torch_threads() is None else openmp.count_of_torch() or 0
-    if not function and not _starter[2]:  # no call of several threads has asked yet
-        _starter[2] = max_threads()
+    if not function and not _starter.threads:  # no call of several threads has asked yet
+        _starter.threads = max_threads()
     return function
 
 
@@ -100,14 +100,20 @@ _SOON, _LATER = 5e-3, 20e-3  # seconds for which it holds that PyTorch's threads
 _own, _until = True, 0.0  # whether jit.team's serve, and until when, by the monotonic clock
 _pause = _SOON
 
-# What starts the threads of calls that machine code recognizes (jit.recognize): its address, until
-# when, in nanoseconds, and `max_threads`. 0: the next call comes to Python, because there was none
-# yet, or one took as long as STALL.
-_starter = immortal((ctypes.c_int64 * 3)())
+
+class Starter(ctypes.Structure):
+    """What starts the threads of calls that machine code finds (jit.cached_call): the address of
+    that function, until when, in nanoseconds, and `max_threads`. 0: the next call comes to Python,
+    because there was none yet, or one took as long as STALL."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("function", "until", "threads"))
+
+
+_starter = immortal(Starter())
 
 
 def starter_at() -> int:
-    """Where recognized calls look for what starts threads."""
+    """Where cached calls look for what starts threads."""
     return ctypes.addressof(_starter)
 
 
@@ -153,7 +159,8 @@ def _look(begin: float, alone: bool) -> None:
 
 
 def _serve(starter: int, until: float) -> None:
-    _starter[:] = starter, int(until * 1e9), max_threads()
+    _starter.function, _starter.until = starter, int(until * 1e9)
+    _starter.threads = max_threads()
 
 
 class Shared:

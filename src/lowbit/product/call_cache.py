@@ -1,4 +1,4 @@
-"""Calls that are known: machine code checks and runs them, without Python (see jit.recognize).
+"""Calls that are known: machine code checks and runs them, without Python (see jit.cached_call).
 
 Checking a call and preparing it in Python takes longer than a small product. So a call that is made
 a second time is kept: what it compares, and what it runs. A cache keeps the last ways to call a
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from lowbit.jit import verbose
 from lowbit.jit.builtin import Finder, Known, Shapes, Table, builtin, table
-from lowbit.jit.recognize import (
+from lowbit.jit.cached_call import (
     REALS,
     Array,
     Check,
@@ -143,7 +143,7 @@ class CallCache:
         # One that is known was one that machine code could not serve, or another thread's.
         if way not in ways and isinstance(left, Array):
             made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
-            call = prepared.recognizer(operands, known, made)
+            call = prepared.cached_call(operands, known, made)
             if call is None:
                 return
             ways.add(prepared, way, (left.like.shape,), call)
@@ -189,7 +189,7 @@ class GemmCache:
         way = prepared.request, numbers["alpha"], signature(checks)
         if way not in self.ways:
             fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
-            call = prepared.recognizer(numbers, checks, fresh)
+            call = prepared.cached_call(numbers, checks, fresh)
             if call is None:
                 return
             self.ways.add(prepared, way, (a.shape, b.shape), call)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
+from lowbit.jit.launch import Launch, Place
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
 from lowbit.kernels.cpu.convolution.winograd.arithmetic import TILE
@@ -22,7 +23,7 @@ from lowbit.product.describe import of_convolution, tell_miss, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.geometry import line_table, window_table
 from lowbit.product.prepare import KEPT, RIGHT, prepare
-from lowbit.product.prepared import SCRATCH, Launch, Operand, Place, Prepared, identity
+from lowbit.product.prepared import SCRATCH, Operand, Prepared, identity, shifted
 from lowbit.product.product import Convolution, Product
 from lowbit.product.requests import common_format, convolved, group_format
 from lowbit.weights.convolution import PackedConvolution
@@ -51,7 +52,8 @@ def _grouped(c: Convolution) -> Prepared:
 
     def grouped(one: Prepared) -> Prepared:
         launches = [
-            launch.moved(
+            shifted(
+                launch,
                 {name: group * distance for name, distance in apart.items()},
                 {name: f"{name} {group}" for name in RIGHT},
             )
@@ -120,7 +122,7 @@ def _depthwise(c: Convolution) -> Prepared:
     text = of_convolution(c, "depthwise", count)
     tell_plan(text)
     constants = {"windows": line_table(over, c.channels)}
-    launches = [Launch(program, words, _PLACES)]
+    launches = [Launch(program, {**words, **_PLACES})]
     return Prepared(c, c.shape, launches, count, text=text, constants=constants, weight=_right)
 
 
@@ -150,8 +152,8 @@ def _winograd(c: Convolution) -> Prepared:
         "ahead": int(cut.ahead),
         "private_bytes": cut.private_bytes,
     }
-    places = {name: place for name, place in _PLACES.items() if name != "windows"}
-    places["private"] = Place(SCRATCH)
+    places = {**_PLACES, "private": Place(SCRATCH)}
+    del places["windows"]
     text = of_convolution(c, "winograd", count)
     tell_plan(text)
 
@@ -160,7 +162,7 @@ def _winograd(c: Convolution) -> Prepared:
 
     # All threads of a network enter each of its steps, also those that find no item.
     scratch = query.threads * cut.private_bytes
-    launches = [Launch(program, words, places)]
+    launches = [Launch(program, {**words, **places})]
     return Prepared(c, c.shape, launches, count, scratch, text, cut, weight=weight)
 
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
-from lowbit.jit.recognize import MOST_SCRATCH
+from lowbit.jit.cached_call import MOST_SCRATCH
+from lowbit.jit.launch import Launch, Place
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
 from lowbit.kernels.cpu.shared.layout import LINE
@@ -28,7 +29,7 @@ from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
 from lowbit.product.float_product import FloatProduct, Layout
 from lowbit.product.prepare import KEPT
-from lowbit.product.prepared import SCRATCH, Launch, Place, Prepared, identity
+from lowbit.product.prepared import SCRATCH, Prepared, identity, shifted
 
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
@@ -86,6 +87,7 @@ def run(
         out[...] = scaled.astype(out.dtype)
 
 
+@lru_cache(maxsize=64)
 def factors(alpha: float, beta: float) -> Mapping[str, int]:
     """The operands that are numbers: the bits of float32."""
     alpha_bits, beta_bits = struct.unpack("<2I", struct.pack("<2f", alpha, beta))
@@ -106,14 +108,14 @@ def keep(
 ) -> None:
     """Let a call be known from now on, if it is hot, and so little work that this is worth it.
 
-    out: None if `result` was made for it. most: see jit.recognize.thread_check. options: the
+    out: None if `result` was made for it. most: see jit.cached_call.thread_check. options: the
     arguments after `out`.
     """
     arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
     if not prepared.little or c is not None or beta or not arrays:
         return
     if a.size * b.shape[1] < _KNOWN and cache.ways.is_hot(prepared):
-        numbers = factors(alpha, 0)
+        numbers = factors(float(alpha), 0.0)
         cache.add(prepared, a, b, out, result, numbers, (c, alpha, beta, *options), most)
 
 
@@ -224,7 +226,7 @@ def _prepared(
     if not swapped:
         return made
     names = {"a": "b", "b": "a"}
-    return replace(made, shape=shape, launches=[one.moved({}, names) for one in made.launches])
+    return replace(made, shape=shape, launches=[shifted(one, {}, names) for one in made.launches])
 
 
 _FACTORS = identity("alpha", "beta")
@@ -251,7 +253,7 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
         "item_blocks": plan.item_blocks,
         "reads_c": int(product.c is not None),
     }
-    launch = Launch(program, words, {**_read(product), **_FACTORS, "out": Place("out")})
+    launch = Launch(program, {**words, **_read(product), **_FACTORS, "out": Place("out")})
     text = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
     return Prepared(product, product.out.shape, [launch], product.threads, 0, text, plan,
                     little=product.c is None)  # fmt: skip
@@ -318,7 +320,7 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
             "out": row * out.strides[0],
         }
         sums = {"partial": Place(SCRATCH, partial + (row * n * 4 if keeps_sums else 0))}
-        launches.append(Launch(program, words | part, places | sums).moved(begin))
+        launches.append(shifted(Launch(program, {**words, **part, **places, **sums}), begin))
     text = of_floats(product, plan.micro.name, program.isa.name)
     little = len(launches) == 1 and not keeps_sums and c is None and scratch <= MOST_SCRATCH
     return Prepared(product, out.shape, launches, threads, scratch, text, plan, little=little)

@@ -13,7 +13,7 @@ from ml_dtypes import bfloat16
 
 from lowbit.kernels.cpu.shared.formats import LIMITS
 from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
-from lowbit.kernels.cpu.shared.post_ops.gelu import CoarseGelu, CoarseGeluTanh
+from lowbit.kernels.cpu.shared.post_ops import CoarseGelu, CoarseGeluTanh
 from lowbit.numerics.float32 import float32_number, moderate
 
 # A post-operation as users write it: a name, or one with numbers.

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
-from lowbit.jit.recognize import MOST_SCRATCH
+from lowbit.jit.cached_call import MOST_SCRATCH
+from lowbit.jit.launch import Launch, Place, Word
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
@@ -21,13 +22,13 @@ from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LIN
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product.describe import of_product, tell_integers
 from lowbit.product.dispatch import Plan, outgrows_caches, plan
-from lowbit.product.prepared import SCRATCH, Launch, Operand, Place, Prepared, identity
+from lowbit.product.prepared import SCRATCH, Operand, Prepared, identity, shifted
 from lowbit.product.product import Product
 from lowbit.weights.convolution import PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
 _ZEROS = {"s4": NIBBLE_FLIP << 4 | NIBBLE_FLIP}  # bytes of panels whose values are zeros
-_BRIEF = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
+_KEEPS_GIL = 1 << 18  # multiply-adds, for which the GIL is not given back: a few microseconds
 KEPT = 1 << 12  # how many products are kept prepared
 
 RIGHT = ("panels", "column_sum", "column_zero", "column_scale")
@@ -66,7 +67,10 @@ def prepare(product: Product) -> Prepared:
         streaming = prepare(product._replace(streams=True))
 
     def right(b: PackedMatrix | PackedDepthwise) -> Mapping[str, Operand]:
-        return dict(zip(RIGHT, b.addresses_for(made.shape), strict=True))
+        panels, sums, zeros, scales = b.addresses_for(made.shape)
+        return {
+            "panels": panels, "column_sum": sums, "column_zero": zeros, "column_scale": scales
+        }  # fmt: skip
 
     return Prepared(
         product,
@@ -82,7 +86,7 @@ def prepare(product: Product) -> Prepared:
         spare_bytes=4 * PANEL * blocks(product.n, PANEL),
         streaming=streaming,
         little=not (large or constants or len(launches) > 1 or where.end > MOST_SCRATCH),
-        keeps_gil=made.threads == 1 and product.m * product.n * product.k <= _BRIEF,
+        keeps_gil=made.threads == 1 and product.m * product.n * product.k <= _KEEPS_GIL,
     )
 
 
@@ -119,8 +123,8 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> list[Launch]:
         weight=product.b.stored,
         fused=plan.fused,
     )
-    row_stride, stride = product.a_strides
-    words = {
+    (row_stride, stride), chunk = product.a_strides, plan.chunk_rows
+    words: dict[str, Word] = {
         "a_row_stride": row_stride,
         "a_stride": stride,
         "n": product.n,
@@ -133,8 +137,8 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> list[Launch]:
         "threads": plan.threads,
         "private_bytes": plan.private_bytes,
     }
-    places = identity("a", *RIGHT, "bias", "residual", "parameters", "out", "windows", "next_bytes")
-    places |= {
+    words |= identity("a", *RIGHT, "bias", "residual", "parameters", "out", "windows", "next_bytes")
+    words |= {
         "next_panels": Place("panels"),  # of no bytes; in networks, what comes next
         "packed": Place(SCRATCH, where.packed),
         "private": Place(SCRATCH, where.private),
@@ -151,12 +155,11 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> list[Launch]:
         "row_zero": 0 if product.a.uniform else 4,
     }
     return [
-        Launch(
-            program,
-            {**words, "m": min(plan.chunk_rows, product.m - first), "first_row": first},
-            places,
-        ).moved({name: first * size for name, size in each.items()})
-        for first in range(0, product.m, plan.chunk_rows)
+        shifted(
+            Launch(program, {**words, "m": min(chunk, product.m - first), "first_row": first}),
+            {name: first * size for name, size in each.items()},
+        )
+        for first in range(0, product.m, chunk)
     ]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit import verbose
+from lowbit.jit.cached_call import Check, Copied, Fresh
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
-from lowbit.jit.recognize import Check, Copied, Fresh
+from lowbit.jit.launch import Launch, Place, moved
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.shared.layout import LINE
 
@@ -23,33 +25,55 @@ _KEPT_SCRATCH = 64 << 20  # bytes up to which it is kept from call to call
 Operand = npt.NDArray[Any] | int | None
 
 
-class Place(NamedTuple):
-    """Where a parameter's memory begins: so many bytes behind an operand, or in the scratch."""
-
-    operand: str
-    offset: int = 0
-
-
-class Launch(NamedTuple):
-    """One run of a program: `words` that no call changes, and `places` of the other parameters."""
-
-    program: Program
-    words: Mapping[str, int]
-    places: Mapping[str, Place]
-
-    def moved(self, distances: Mapping[str, int], names: Mapping[str, str] | None = None) -> Launch:
-        """The same on operands so many bytes further, and of other names."""
-        names = names or {}
-        places = {
-            parameter: Place(names.get(operand, operand), offset + distances.get(operand, 0))
-            for parameter, (operand, offset) in self.places.items()
-        }
-        return self._replace(places=places)
+def shifted(
+    launch: Launch, distances: Mapping[str, int], names: Mapping[str, str] | None = None
+) -> Launch:
+    """The same on operands so many bytes further, and of other names."""
+    names = names or {}
+    places = {
+        name: Place(names.get(at.buffer, at.buffer), at.offset + distances.get(at.buffer, 0))
+        for name, at in launch.places.items()
+    }
+    return Launch(launch.program, {**launch.words, **places})
 
 
 def identity(*parameters: str) -> dict[str, Place]:
     """The places of parameters that are called like their operands."""
     return {name: Place(name) for name in parameters}
+
+
+class _Bound:
+    """Launches ready to be called, with what finds their words among the operands of a call: by an
+    operand's name where it begins, else by name and distance. `further`: of the latter, those that
+    are behind operands of a call, as name, operand, distance."""
+
+    def __init__(self, launches: Sequence[Launch], threads: int) -> None:
+        every = {_key(at): at for launch in launches for at in launch.places.values()}
+        self._scratch = {key: at.offset for key, at in every.items() if at.buffer == SCRATCH}
+        self._nothing: dict[str, Any] = dict.fromkeys(at.buffer for at in every.values())
+        self._known: tuple[int, dict[str, Any]] = -1, {}
+        self.further = [
+            (key, at.buffer, at.offset)
+            for key, at in every.items()
+            if at.offset and at.buffer != SCRATCH
+        ]
+        self.calls = [
+            (launch.program.bind(threads, tuple(launch.places), **launch.numbers),
+             itemgetter(*map(_key, launch.places.values())))
+            for launch in launches
+        ]  # fmt: skip
+
+    def at(self, start: int) -> dict[str, Any]:
+        """Operands before any is given, with scratch from here on: as in the last call, mostly."""
+        known = self._known
+        if known[0] != start:
+            scratch = {key: start + offset for key, offset in self._scratch.items()}
+            known = self._known = start, {**self._nothing, **scratch}
+        return known[1]
+
+
+def _key(place: Place) -> str:
+    return f"{place.buffer} + {place.offset}" if place.offset else place.buffer
 
 
 @dataclass(eq=False)
@@ -81,9 +105,7 @@ class Prepared:
     streaming: Prepared | None = None
     little: bool = False
     keeps_gil: bool = False
-    _calls: Sequence[tuple[Callable[..., None], Sequence[Place]]] | None = field(
-        default=None, init=False
-    )
+    _bound: _Bound | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.little &= not verbose.LEVEL  # machine code would not log calls
@@ -99,20 +121,19 @@ class Prepared:
             self._run(operands)
 
     def _run(self, operands: Mapping[str, Any]) -> None:
-        if self._calls is None:
-            self._calls = [
-                (launch.program.bind(self.threads, tuple(launch.places), **launch.words),
-                 tuple(launch.places.values()))
-                for launch in self.launches
-            ]  # fmt: skip
+        bound = self._bound
+        if bound is None:
+            bound = self._bound = _Bound(self.launches, self.threads)
         if self.scratch > _KEPT_SCRATCH:
             memory = aligned_empty((self.scratch,), np.uint8)
             start = memory.ctypes.data
         else:
             memory, start = workspace.reserve(self.scratch)
-        given = {**operands, **self.constants, SCRATCH: start}.get
-        for call, places in self._calls:
-            call(*[given(at) if not offset else moved(given(at), offset) for at, offset in places])
+        given = {**bound.at(start), **operands, **self.constants}
+        for key, operand, distance in bound.further:
+            given[key] = moved(given[operand], distance)
+        for call, words in bound.calls:
+            call(*words(given))
         del memory  # until here nothing else may use it
 
     def steps(
@@ -121,42 +142,44 @@ class Prepared:
         """The launches, as programs and a word for each parameter. start: of the scratch.
         Operands may be any objects that a distance in bytes can be added to."""
         given = {**operands, **self.constants, SCRATCH: start}.get
-        for program, words, places in self.launches:
-            named = {name: moved(given(at), offset) for name, (at, offset) in places.items()}
-            yield program, {**words, **named}
+        for one in self.launches:
+            places = one.places.items()
+            found = {name: moved(given(at.buffer), at.offset) for name, at in places}
+            yield one.program, {**one.words, **found}
 
     def parameter(self, operand: str) -> str:
         """What the program of the one launch calls an operand."""
         (launch,) = self.launches
-        return next(name for name, place in launch.places.items() if place.operand == operand)
+        return next(name for name, at in launch.places.items() if at.buffer == operand)
 
-    def recognizer(
+    def cached_call(
         self, operands: Mapping[str, Operand], checks: Sequence[Check], fresh: Fresh | None
     ) -> Callable[..., Any] | None:
-        """What recognizes calls like one that was run, and runs them: see jit.recognize.
+        """What tells calls like one that was run, and runs them: see jit.cached_call.
 
         Only for those that are `little`. operands: those that no argument of a call is.
         """
         (launch,) = self.launches
-        words, scratch = dict(launch.words), dict[str, int]()
-        for name, (operand, offset) in launch.places.items():
-            if operand == SCRATCH:
-                scratch[name] = offset
-            elif operands.get(operand) is not None:
-                words[name] = word(operands[operand]) + offset
-            elif operand in self.spare:
-                scratch[name] = self.spare[operand]
+        words, scratch = launch.numbers, dict[str, int]()
+        for name, at in launch.places.items():
+            if at.buffer == SCRATCH:
+                scratch[name] = at.offset
+            elif operands.get(at.buffer) is not None:
+                words[name] = word(operands[at.buffer]) + at.offset
+            elif at.buffer in self.spare:
+                scratch[name] = self.spare[at.buffer]
         padded = any(isinstance(check, Copied) for check in checks)
         size = self.scratch + (self.spare_bytes if padded else 0)
-        return launch.program.recognizer(
+        return launch.program.cached_call(
             words, scratch, size, checks, fresh, operands, self.keeps_gil, self.threads
         )
 
-    def into(self, result: npt.NDArray[Any], operands: Mapping[str, Any]) -> None:
+    def into(self, result: npt.NDArray[Any], operands: dict[str, Any]) -> None:
         """`run` into an array that may lie otherwise than the output that was asked for: then into
-        a new one, which is copied."""
+        a new one, which is copied. It becomes one of the operands."""
         target = result if self._lies_so(result) else np.empty(result.shape, result.dtype)
-        self.run({**operands, "out": target})
+        operands["out"] = target
+        self.run(operands)
         if target is not result:
             result[...] = target
 
@@ -166,13 +189,6 @@ class Prepared:
             return result.flags.c_contiguous
         row, step = result.strides
         return row == stride * result.itemsize and (step == result.itemsize or result.shape[1] == 1)
-
-
-def moved(address: Any, distance: int) -> Any:
-    """The place `distance` bytes further; nowhere stays nowhere."""
-    if address is None or not distance:
-        return address
-    return (word(address) if isinstance(address, np.ndarray) else address) + distance
 
 
 def row_stride(out: object) -> int:

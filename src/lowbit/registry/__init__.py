@@ -5,8 +5,8 @@
     @micro_kernels.register("tiles")
     class Tiles(MicroKernel): ...
 
-Every module below the named packages is imported when something is first looked up, so a new file
-is found by being there.
+The named modules, and every module below those that are packages, are imported when something is
+first looked up, so a new file is found by being there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Registry(Generic[T]):
             with importing():
                 for package in self._packages:
                     module = importlib.import_module(package)
-                    for found in pkgutil.walk_packages(module.__path__, f"{package}."):
+                    path = getattr(module, "__path__", ())
+                    for found in pkgutil.walk_packages(path, f"{package}."):
                         importlib.import_module(found.name)
             self._loaded = True
         return self._things

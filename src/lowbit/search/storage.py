@@ -17,8 +17,8 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.columns import take_columns
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.pack import take_columns
 from lowbit.registry.locks import cached_property
 from lowbit.search.groups import Chunk, Floats, Ids
 from lowbit.weights.panels import STORED, PackedMatrix, packed_panels

@@ -13,11 +13,11 @@ def causal_diagonal(queries: int, keys: int) -> int:
     return keys - queries
 
 
-def attention_weights(scores: Array, causal: bool) -> Array:
-    """The softmax of scores [..., queries, keys], float64; 0 in a row that attends to no key."""
-    if causal:
-        seen = np.tri(*scores.shape[-2:], k=causal_diagonal(*scores.shape[-2:]), dtype=bool)
-        scores = np.where(seen, scores, -np.inf)
+def attention_weights(scores: Array, diagonal: int | None) -> Array:
+    """The softmax of scores [..., queries, keys], float64, over the keys 0 to i + diagonal, or all;
+    0 in a row that attends to no key."""
+    if diagonal is not None:
+        scores = np.where(np.tri(*scores.shape[-2:], k=diagonal, dtype=bool), scores, -np.inf)
     greatest = scores.max(-1, keepdims=True, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isneginf(greatest), 0, greatest))
     total = powers.sum(-1, keepdims=True)

@@ -27,7 +27,7 @@ from lowbit.torch.config import (  # noqa: E402
 )
 from lowbit.torch.explain import explain  # noqa: E402
 from lowbit.torch.files import load, save  # noqa: E402
-from lowbit.torch.kinds.linear import QuantizedLinear  # noqa: E402
+from lowbit.torch.kinds import QuantizedLinear  # noqa: E402
 from lowbit.torch.mixed import mixed, sensitivity  # noqa: E402
 from lowbit.torch.network import CompiledModule, compile  # noqa: E402
 from lowbit.torch.quantize import quantize_  # noqa: E402

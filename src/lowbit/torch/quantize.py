@@ -11,8 +11,7 @@ from torch import nn
 from lowbit.numerics.methods import Activations
 from lowbit.torch.arguments import check_batches
 from lowbit.torch.config import QuantizeConfig, StaticInt8Config
-from lowbit.torch.kinds import become_quantized
-from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.kinds import STAYS, become_quantized
 from lowbit.torch.observed import observed
 from lowbit.torch.plan import Filter, Plan, Shared, plan
 from lowbit.torch.progress import Progress, check_progress, told

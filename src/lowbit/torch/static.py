@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from lowbit.graph.calibrate import Calibration
 from lowbit.graph.graph import Graph
+from lowbit.graph.operator import operators
 from lowbit.graph.passes import simplified
 from lowbit.graph.passes.equalize import equalized
 from lowbit.graph.passes.quantize import Choice, decide, quantized
@@ -99,7 +100,8 @@ def _wishes(
     if unknown := config.choices.keys() - found.keys():
         raise ValueError(f"no layer is called {', '.join(sorted(unknown))}; known: {list(found)}")
     modules = dict(model.named_modules(remove_duplicate=False))
-    operators = {node.outputs[0]: node.op for node in graph.nodes}
+    weights = {node.outputs[0]: operators.get(node.op).weight for node in graph.nodes}
+    served = {output: one.choices for output, one in weights.items() if one is not None}
     wishes: dict[str, Choice] = {}
     for name, outputs in found.items():
         owner = name
@@ -110,7 +112,7 @@ def _wishes(
                 wishes[output] = "float"
             elif name in config.choices:
                 wishes[output] = config.choices[name]
-            elif config.linear == "dynamic" and operators[output] == "Linear":
+            elif config.linear == "dynamic" and "dynamic" in served[output]:
                 wishes[output] = "dynamic"
     return wishes
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lowbit.graph.passes.demand import PRODUCTS
+from lowbit.graph.operator import operators
 from lowbit.numerics import QTensor
-from lowbit.torch.kinds import QuantizedModule, kind_of, kinds
-from lowbit.torch.kinds.kind import STAYS
+from lowbit.torch.kinds import STAYS, QuantizedModule, kind_of, kinds
 from lowbit.torch.network import CompiledModule
 from lowbit.torch.weight import QuantizedWeight
 
@@ -98,7 +97,8 @@ def _products(name: str, module: CompiledModule) -> Iterator[LayerSummary]:
     for node in module.graph.nodes:
         held = [module.graph.constants.get(one) for one in node.inputs]
         matrices = [one for one in held if one is not None and len(one.shape) > 1]
-        if node.op not in (*PRODUCTS, "GroupedMatMul") or not matrices:
+        record = operators.get(node.op)
+        if not (record.weight or record.stays) or not matrices:
             continue
         weight = matrices[0]
         whole = isinstance(weight, QTensor)

@@ -10,8 +10,11 @@ torch = pytest.importorskip("torch")
 
 from lowbit.bench.models import checkpoint  # noqa: E402
 from lowbit.bench.models.model import models  # noqa: E402
-from lowbit.bench.models.networks.resnet import ResNet  # noqa: E402
-from lowbit.bench.models.networks.vit import SMALL, VisionTransformer  # noqa: E402
+from lowbit.bench.models.networks import (  # noqa: E402
+    SMALL,
+    ResNet,
+    VisionTransformer,
+)
 
 
 @pytest.fixture(scope="module")

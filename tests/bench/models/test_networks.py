@@ -7,12 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from lowbit.bench.models.networks.crepe import Crepe  # noqa: E402
-from lowbit.bench.models.networks.efficientnet import EfficientNetLite0  # noqa: E402
-from lowbit.bench.models.networks.resnet import ResNet  # noqa: E402
-from lowbit.bench.models.networks.vit import (  # noqa: E402
+from lowbit.bench.models.networks import (  # noqa: E402
     BASE,
     SMALL,
+    Crepe,
+    EfficientNetLite0,
+    ResNet,
     VisionTransformer,
     resized_positions,
 )

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lowbit.bench.models.catalog.crepe import TorchCrepe, cents
-from lowbit.bench.models.data import files, tones
-from lowbit.bench.models.data.ratings import rated_words
+from lowbit.bench.models import data
+from lowbit.bench.models.catalog import TorchCrepe, cents
+from lowbit.bench.models.data import rated_words
 from lowbit.bench.models.model import Model, Run, models, runner
 from lowbit.registry.extras import installed
 
@@ -99,17 +99,17 @@ def test_noise_is_seen() -> None:
 
 
 def test_tones_have_their_pitch() -> None:
-    frames, hertz = tones.tones(60, 1024, 7)
+    frames, hertz = data.tones(60, 1024, 7)
     np.testing.assert_allclose(frames.mean(1), 0, atol=1e-5)
     np.testing.assert_allclose(frames.std(1), 1, atol=1e-5)
-    assert tones.LOWEST <= hertz.min() < 100
-    assert 1000 < hertz.max() <= tones.HIGHEST
-    time = np.arange(1024) / tones.RATE
+    assert data.LOWEST_TONE <= hertz.min() < 100
+    assert 1000 < hertz.max() <= data.HIGHEST_TONE
+    time = np.arange(1024) / data.TONE_RATE
 
     def left(frame: np.ndarray, pitch: float) -> float:
         """What harmonics of a pitch do not explain."""
-        partials = pitch * np.arange(1, tones.HARMONICS + 1)
-        angle = 2 * np.pi * time[:, None] * partials[partials < tones.RATE / 2]
+        partials = pitch * np.arange(1, data.HARMONICS + 1)
+        angle = 2 * np.pi * time[:, None] * partials[partials < data.TONE_RATE / 2]
         waves = np.concatenate([np.sin(angle), np.cos(angle)], 1)
         return float(np.linalg.norm(frame - waves @ np.linalg.lstsq(waves, frame, rcond=None)[0]))
 
@@ -131,29 +131,29 @@ def test_pitch_lies_between_bins() -> None:
 def test_bytes_of_files(tmp_path: Path) -> None:
     short = tmp_path / "short.py"
     short.write_bytes(b" \n  import os\n\n")
-    found = files.features(short)
+    found = data.features(short)
     assert (found.shape, found.dtype) == ((2048,), np.int32)
     assert bytes(found[:11].astype(np.uint8)) == b"import os\n\n"
-    assert (found[11:1024] == files.PADDING).all()
+    assert (found[11:1024] == data.FILE_PADDING).all()
     assert bytes(found[-13:].astype(np.uint8)) == b" \n  import os"
-    assert (found[1024:-13] == files.PADDING).all()
+    assert (found[1024:-13] == data.FILE_PADDING).all()
     long = tmp_path / "long.bin"
     long.write_bytes(b"a" * 5000 + b"b" * 5000 + b" ")
-    found = files.features(long)
+    found = data.features(long)
     assert (found[:1024] == ord("a")).all()
     assert (found[1024:] == ord("b")).all()
 
 
 def test_files_are_found_by_type(tmp_path: Path) -> None:
-    for i in range(files.EACH + 10):
+    for i in range(data.FILES_OF_A_TYPE + 10):
         (tmp_path / f"{i}.py").write_text("import this\n")
     (tmp_path / "a.toml").write_text("[table]\nkey = 1\n")
     (tmp_path / "short.md").write_text("short")
     (tmp_path / "other.xyz").write_text("something else")
-    found = files.typed_files(tmp_path)
-    assert found == files.typed_files(tmp_path)
+    found = data.typed_files(tmp_path)
+    assert found == data.typed_files(tmp_path)
     labels = [label for _, label in found]
-    assert labels.count("python") == files.EACH
+    assert labels.count("python") == data.FILES_OF_A_TYPE
     assert sorted(set(labels)) == ["python", "toml"]
 
 

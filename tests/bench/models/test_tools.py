@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from lowbit.bench.models import checkpoint
-from lowbit.bench.models.networks.resnet import ResNet
+from lowbit.bench.models.networks import ResNet
 
 ROOT = Path(__file__).parents[3]
 

@@ -84,6 +84,7 @@ ACTIVATIONS = [
         ("Reciprocal", {}),
         ("Sin", {}),
         ("Cos", {}),
+        *((op, {}) for op in ("Tan", "Sinh", "Cosh", "Atan", "Asinh")),
         ("Abs", {}),
         ("Neg", {}),
         ("Sign", {}),
@@ -102,6 +103,23 @@ ACTIVATIONS = [
 ELEMENTWISE = [
     Case("Log", (p(3, 4),)),
     Case("Sqrt", (p(3, 4),)),
+    *(Case(op, (np.tanh(n(3, 7)),)) for op in ("Asin", "Acos", "Atanh")),
+    Case("Acosh", (1 + p(3, 4),)),
+    *(
+        Case(f"Bitwise{op}", (whole(dtype, 3, 4), whole(dtype, 4)))
+        for op in ("And", "Or", "Xor")
+        for dtype in ("uint8", "int32", "int64")
+    ),
+    Case("BitwiseNot", (whole("int64", 3, 5).T,)),
+    Case("OneHot", (i(1, -1, 5, 3), f(4, "int64"), n(2)), {"axis": 0}),
+    Case("CastLike", (n(3, 4) * 9, i(1))),
+    Case("NonZero", (truth(3, 4),)),
+    *(
+        Case("GridSample", (IMAGE, np.tanh(n(2, 3, 4, 2)) * 2), {"mode": mode}, opset=20)
+        for mode in ("linear", "nearest", "cubic")
+    ),
+    Case("Hardmax", (n(2, 3, 4),), {"axis": 1}),
+    Case("EyeLike", (n(3, 4),), {"k": -1, "dtype": 7}),
     Case("Clip", (n(3, 4), f(-0.2), f(0.5))),
     Case("Clip", (n(3, 4), None, f(0.5))),
     Case("Clip", (n(3, 4),)),

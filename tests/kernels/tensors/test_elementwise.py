@@ -19,7 +19,7 @@ from tests.kernels.tensors.data import (
     stored,
 )
 
-from lowbit.graph.operators.elementwise import erf
+from lowbit.graph.expression import error_function as erf
 from lowbit.isa import active
 from lowbit.kernels.cpu.shared.formats import parameters_of
 from lowbit.kernels.cpu.shared.post_op import post_ops
@@ -157,6 +157,15 @@ WIDE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = {
     "trunc": (np.trunc, 0, 0),
     "sin": (np.sin, 2e-7, 1e-7),
     "cos": (np.cos, 2e-7, 1e-7),
+    "tan": (np.tan, 4e-7, 1e-7),
+    "sinh": (np.sinh, 5e-7, 0),
+    "cosh": (np.cosh, 5e-7, 0),
+    "asin": (np.arcsin, 4e-7, 0),
+    "acos": (np.arccos, 4e-7, 0),
+    "atan": (np.arctan, 3e-7, 1e-38),
+    "asinh": (np.arcsinh, 4e-7, 1e-38),
+    "acosh": (np.arccosh, 4e-7, 0),
+    "atanh": (np.arctanh, 4e-7, 1e-38),
 }
 
 
@@ -172,13 +181,31 @@ def test_every_unary_operation(run_all: RunAll, operation: str) -> None:
 def test_every_function(run_all: RunAll, operation: str) -> None:
     x = data(np.random.default_rng(5), "f32", (150,))
     x[:9] = 88.5, 88.9, 0.5, 1.5, -2.5, -86, 1e-3, -1e-3, 100
-    if operation in ("sin", "cos", "mish"):
+    if operation in ("asin", "acos", "atanh"):
+        x[9:20] = np.linspace(-1, 1, 11)
+    if operation in ("sin", "cos", "tan", "mish"):
         x[~np.isfinite(x) | (np.abs(x) > 8000)] = 7000
     got = _run(run_all, ("f32", poisoned("f32", x.shape)), [("f32", x)], (0, operation))
     meaning, relative, absolute = WIDE[operation]
     with np.errstate(all="ignore"):
         expected = meaning(x.astype(np.float64)).astype(np.float32)
         np.testing.assert_allclose(got, expected, rtol=relative, atol=absolute)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u4", "i8"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_bits(run_all: RunAll, dtype: str, swapped: bool) -> None:
+    """Of all integers, dense and in steps; an operand is broadcast."""
+    random, info = np.random.default_rng(7), np.iinfo(dtype)
+    x, y = (random.integers(info.min, info.max, s, dtype, True) for s in ((33, 9), (9, 33)))
+    y, raw = y.T if swapped else y[:, ::-1].T[::-1], f"raw{x.itemsize}"
+    for name, meaning in (("and", np.bitwise_and), ("or", np.bitwise_or), ("xor", np.bitwise_xor)):
+        for one in (y, y[:1], y[:, :1]):
+            got = _run(run_all, (raw, np.zeros_like(x)), [(raw, x), (raw, one)],
+                       (0, 1, f"bits_{name}"))  # fmt: skip
+            np.testing.assert_array_equal(got, meaning(x, one))
+    got = _run(run_all, (raw, np.zeros_like(x)), [(raw, y)], (0, "bits_not"))
+    np.testing.assert_array_equal(got, ~y)
 
 
 def test_functions_of_two_numbers(run_all: RunAll) -> None:

@@ -56,6 +56,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "running sums": lambda x: (x.cumsum(1), ((x * 9).long() * 2**33).cumsum(-1), (x > 0).cumsum(0)),
     "uneven averages": lambda x: (F.adaptive_avg_pool2d(x, (4, 3)), F.adaptive_avg_pool1d(x, 7)),
     "uneven maxima": lambda x: (F.adaptive_max_pool2d(x, (4, 3)), F.adaptive_max_pool1d(x, 2)),
+    "grids": lambda x: [
+        F.grid_sample(x[:, None], 2 * x.tanh().reshape(-1, 5, 3, 2), mode, padding, aligned)
+        for mode in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border", "reflection") for aligned in (False, True)
+    ],
+    "angles": lambda x: (torch.atan2(x, x.flip(1)), x.tanh().acos(), x.sinh(), (x * 9).tan()),
+    "bits": lambda x: ((x * 2**40).long() & 0xFF00FF, ~(x * 9).int() ^ 5, (x * 9).char() | 64),
+    "one hot": lambda x: F.one_hot((x * 2).long().clamp(0, 4), 5),
     "remainders": lambda x: (torch.fmod(x, INF), torch.remainder(x, INF), torch.remainder(x, -INF),
                              torch.fmod(_ties(x), 1.5), torch.remainder(_ties(x), -1.5),
                              torch.fmod(x * INF, 2), torch.fmod(x, 0)),

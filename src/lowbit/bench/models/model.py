@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bench.models.data.photographs import ImageFolder, Preprocessing
+from lowbit.bench.models.data import ImageFolder, Preprocessing
 from lowbit.bench.models.metrics import Metric, classified
 from lowbit.registry import Registry
 from lowbit.registry.extras import absent, require
@@ -27,7 +27,7 @@ Weights = str | os.PathLike[str] | None
 
 
 class Model(ABC):
-    """A network with its data. A new one is a file in `catalog`, which nothing else names."""
+    """A network with its data. A new one stands in `catalog.py`; nothing else names it."""
 
     name: ClassVar[str]
     title: ClassVar[str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lowbit.graph import Graph
 from lowbit.graph.calibrate import Calibration, calibrate
 from lowbit.graph.evaluate import Compute
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.equalize import equalized
 from lowbit.graph.passes.quantize import Choice, Decision, Setting, decide, quantized
 from lowbit.graph.passes.weights import WeightSetting
@@ -87,7 +87,8 @@ def quantized_graph(
     linear = _LINEAR[method.config]
     wishes: dict[str, Choice] = {}
     if linear != "int8":
-        wishes = {node.outputs[0]: linear for node in graph.nodes if node.op == "Linear"}
+        weights = {node.outputs[0]: operators.get(node.op).weight for node in graph.nodes}
+        wishes = {name: linear for name, one in weights.items() if one and linear in one.choices}
     calibration = Calibration(
         graph, decide(graph, wishes), method.observer, compute=compute, mask=mask,
         smooth=method.smooth,

@@ -1,1 +1,1 @@
-"""Which kernels serve a node: one file a family of operators."""
+"""What lowerings of operators have in common."""

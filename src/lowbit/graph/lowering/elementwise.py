@@ -50,12 +50,13 @@ def compute(
         pairs = [pair for one in inputs for pair in _pairs(one.tensor)]
         target = next(iter(_pairs(out.tensor)), None)
         parameters = parameters_array(pairs, values, target)
-    _add(lowering, form, [out, *inputs], parameters)
+    add(lowering, form, [out, *inputs], parameters)
 
 
-def _add(
+def add(
     lowering: Lowering, form: Elementwise, operands: Sequence[View], parameters: np.ndarray | None
 ) -> None:
+    """Add the launch of a form that was planned, of the output and the inputs."""
     program = elementwise.program(lowering.isa, form=form.form)
     places = [one.place for one in operands]
     names = ("out", "a", "b", "c")
@@ -80,6 +81,11 @@ def _pairs(tensor: Tensor) -> list[tuple[float, int]]:
     if not parameters_of(format_of(tensor)):
         return []
     return [(1.0 if tensor.scale is None else tensor.scale, tensor.zero_point)]
+
+
+def affine(tensor: Tensor) -> tuple[float, int] | None:
+    """Scale and zero point, if there are any."""
+    return None if tensor.scale is None else (tensor.scale, tensor.zero_point)
 
 
 def same_format(one: View, other: View) -> bool:

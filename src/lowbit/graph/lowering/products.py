@@ -1,34 +1,53 @@
-"""Products with weights: Linear, Conv, ConvTranspose, of 8-bit integers or of rows quantized on the
-way."""
+"""What products have in common: launches, post-operations and their operands.
+
+`post_ops`, an attribute of products with weights, is what follows in the same node: a tuple of
+steps, each a tuple of a name and numbers, done in order on the product with its bias: ("relu",),
+("clamp", 0.0, 6.0), ("residual",), which adds the node's fourth input, and so on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import Lowering, channels_last, lowerings
-from lowbit.graph.lowering.elementwise import converted, plain
-from lowbit.graph.lowering.floats import float_conv, float_linear, float_transposed
-from lowbit.graph.operators.convolution import convolution_windows, transposed_windows
+from lowbit.graph.expression import POST_OPS
+from lowbit.graph.graph import Constant, Node, Tensor, numbers
+from lowbit.graph.lower import Lowering
+from lowbit.graph.lowering.elementwise import compute, converted, plain
+from lowbit.graph.operator import Array
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.kernels.cpu.shared.post_op import WithNumbers
-from lowbit.numerics import QTensor
-from lowbit.numerics.float32 import moderate
-from lowbit.product import requests
-from lowbit.product.convolution import prepare_convolution, with_weight
-from lowbit.product.geometry import Geometry
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import panel_bytes
 from lowbit.product.prepared import Prepared
-from lowbit.product.product import Convolution
-from lowbit.weights.convolution import pack_convolution, refusal
-from lowbit.weights.panels import PackedMatrix, pack, padded
+
+_FLOAT32 = np.dtype(np.float32)
+Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+def finished(node: Node, value: Array, dtype: np.dtype[Any], residual: Array | None) -> Array:
+    """A product with its bias, float64, rounded to `dtype`, after the node's post-operations.
+
+    Each of these is computed in float64 and rounded to `dtype`, as nodes of their own would be.
+    ValueError: a step is unknown, or its operand is missing or of another shape.
+    """
+    value = value.astype(dtype)
+    for name, *parameters in node.get("post_ops", ()):
+        if name == "residual":
+            if residual is None or residual.shape != value.shape:
+                shape = None if residual is None else residual.shape
+                raise ValueError(f"expected a residual of shape {value.shape}, got {shape}")
+            value = (value + residual).astype(dtype)
+        elif name in POST_OPS:
+            value = POST_OPS[name](value.astype(np.float64), *parameters).astype(dtype)
+        else:
+            raise ValueError(f"no post-operation is called {name!r}; known: {', '.join(POST_OPS)}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,7 @@ def launch(lowering: Lowering, prepared: Prepared, operands: Mapping[str, Any]) 
         lowering.add(program, words)
 
 
-class _Epilogue:
+class Epilogue:
     """What follows a product: the output's memory, post-operations, and their operands."""
 
     def __init__(self, lowering: Lowering, node: Node, order: tuple[int, ...] | None) -> None:
@@ -59,10 +78,10 @@ class _Epilogue:
         tensor = lowering.graph.tensors[node.outputs[0]]
         self.residual: Place | None = None
         steps: list[str | WithNumbers] = ["bias"] if bias else []
-        for name, *numbers in node.get("post_ops", ()):
+        for name, *parameters in node.get("post_ops", ()):
             if name == "residual":
-                name, numbers = self._beside(lowering.view(residual), order)
-            steps.append(_Numbered(name, tuple(numbers)) if numbers else name)
+                name, parameters = self._beside(lowering.view(residual), order)
+            steps.append(_Numbered(name, tuple(parameters)) if parameters else name)
         self.spec = (bool(bias), bool(residual), tuple(steps), tensor.dtype, tensor.scale,
                      tensor.zero_point)  # fmt: skip
         self.bias = lowering.constant_bias(bias)
@@ -85,96 +104,120 @@ class _Epilogue:
         return self._lowering.known(spec.parameters)
 
 
-def _affine(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
+def row_parameters(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
     """Where the scale and the zero point of all rows are, as the kernels take them."""
     shift = FLIP if tensor.dtype == "int8" else 0
     scale = lowering.known(np.array([tensor.scale], np.float32))
     return scale, lowering.known(np.array([tensor.zero_point + shift], np.int32))
 
 
-def _pack_linear(weight: QTensor) -> PackedMatrix:
-    return pack(weight.T)
+def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = None) -> None:
+    """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
+    from lowbit.product.gemm import CopyFirst, factors, prepare_gemm  # not for 8 bits alone
 
-
-@lowerings.register("Linear")
-def linear(lowering: Lowering, node: Node) -> None:
-    """x [..., K] times weight [N, K]."""
-    weight = lowering.graph.constants.get(node.inputs[1])
-    x = lowering.view(node.inputs[0])
-    activations = node.get("activations")
-    dynamic = activations is not None
-    quantized = dynamic or x.tensor.scale is not None
-    if not isinstance(weight, QTensor) or not quantized or weight.axis not in (None, 0):
-        float_linear(lowering, node)
-        return
-    packed = lowering.packed(weight, _pack_linear)
-    panels = requests.panel_format(packed, lowering.isa.name)
-    if dynamic:
-        x = converted(lowering, x, Tensor("float32", x.shape))
-    x = plain(lowering, x)
-    m, k = math.prod(x.shape[:-1]), x.shape[-1]
-    dtype = np.dtype(x.tensor.dtype)
-    left = (m, k), (k * dtype.itemsize, dtype.itemsize), dtype
-    isa, threads = lowering.isa.name, lowering.threads
-    epilogue = _Epilogue(lowering, node, None)
-    scale = zero = None
-    if dynamic:
-        prepared, spec = requests.floats(left, panels, threads, isa, activations, 0, *epilogue.spec)
-    else:
-        shifted = x.tensor.zero_point != 0
-        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
-                                         moderate(x.tensor.scale), 0, *epilogue.spec)  # fmt: skip
-        scale, zero = _affine(lowering, x.tensor)
-    bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
-    launch(lowering, prepared, {
-        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
-        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
-        "out": epilogue.out.place,
-    })  # fmt: skip
-
-
-@lowerings.register("Conv")
-@lowerings.register("ConvTranspose")
-def convolution(lowering: Lowering, node: Node) -> None:
-    """Of images [N, C, *size], which lie with channels last, and so does the output."""
-    weight = lowering.graph.constants.get(node.inputs[1])
-    x = lowering.view(node.inputs[0])
-    transposed = node.op == "ConvTranspose"
-    how = {"groups": node.get("group", 1), "transposed": transposed}
-    if (
-        not isinstance(weight, QTensor)
-        or weight.format.name != "int8"
-        or x.tensor.scale is None
-        or refusal(weight, **how)
-    ):  # it stands for floats
-        (float_transposed if transposed else float_conv)(lowering, node)
-        return
-    rank = len(x.shape)
-    order = channels_last(rank)
-    x = plain(lowering, x, order)
-    where, groups = _geometry(node, x.shape, weight.shape)
-    packed = lowering.packed(weight, pack_convolution, **how)
-    epilogue = _Epilogue(lowering, node, order)
-    spec = OutputSpec.of(*epilogue.spec)
-    asked = Convolution(
-        x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
-        packed.matrices[0].format, lowering.isa.name, lowering.threads, spec.post_ops, spec.out,
-        moderate(x.tensor.scale) and spec.moderate,
+    added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
+    prepared = prepare_gemm(
+        _facts(a), _facts(b), added, _facts(out), True, bias is not None, lowering.threads,
+        lowering.isa.name,
     )  # fmt: skip
-    prepared = prepare_convolution(with_weight(asked, packed))
-    lowering.kept.append(prepared)
-    scale, zero = _affine(lowering, x.tensor)
-    bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
-    launch(lowering, prepared, {
-        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
-        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
-        "out": epilogue.out.place,
-    })  # fmt: skip
+    if isinstance(prepared.plan, CopyFirst):
+        _gemm_by_copies(lowering, a, b, out, bias, prepared.plan.by_columns)
+        return
+    if not prepared.launches:  # nothing is multiplied
+        if math.prod(out.shape):
+            zero = lowering.known_view(np.zeros(1, np.float32))
+            compute(lowering, out, [zero if bias is None else _row(out, bias)], (0,))
+        return
+    operands = {"a": a.place, "b": b.place, "c": bias, "out": out.place}
+    operands |= factors(1.0, float(bias is not None))
+    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
+        lowering.add(program, words)
 
 
-def _geometry(node: Node, image: tuple[int, ...], weight: tuple[int, ...]) -> tuple[Geometry, int]:
-    """What a Conv or ConvTranspose asks for, and its groups."""
-    if node.op == "Conv":
-        return convolution_windows(node, image, weight)
-    over, groups = transposed_windows(node, image, weight)
-    return over.turned(image[2:]), groups
+def _gemm_by_copies(
+    lowering: Lowering, a: View, b: View, out: View, bias: Place | None, by_columns: bool
+) -> None:
+    """As `gemm`, where the kernels cannot take operands as they lie, or would be slow."""
+    target = lowering.fresh(out.tensor, (1, 0) if by_columns else None)
+    gemm(lowering, plain(lowering, a), plain(lowering, b, (1, 0)), target)
+    if bias is None:
+        compute(lowering, out, [target], (0,))
+        return
+    compute(lowering, out, [target, _row(out, bias)], (0, 1, "add"))
+
+
+def _row(out: View, bias: Place) -> View:
+    return View(replace(out.tensor, shape=out.shape[1:]), bias, (1,))
+
+
+def _facts(view: View) -> Facts:
+    return _FLOAT32, view.shape, tuple(4 * stride for stride in view.strides)
+
+
+def as_matrix(view: View, shape: tuple[int, int], strides: tuple[int, int], distance: int) -> View:
+    """Part of a tensor as a matrix, `distance` elements further."""
+    return View(replace(view.tensor, shape=shape), view.place + 4 * distance, strides)
+
+
+def as_float32(lowering: Lowering, view: View, order: Sequence[int] | None = None) -> View:
+    return converted(lowering, view, Tensor("float32", view.shape), order)
+
+
+def weight_of(lowering: Lowering, node: Node) -> Constant:
+    """The weight of a product. NotImplementedError: it is no constant."""
+    constant = lowering.graph.constants.get(node.inputs[1])
+    if constant is None:
+        raise NotImplementedError("weights are served where they are constants")
+    return constant
+
+
+def float_weight(lowering: Lowering, node: Node) -> np.ndarray:
+    return lowering.packed(weight_of(lowering, node), floats)
+
+
+def floats(constant: Constant) -> np.ndarray:
+    return np.asarray(numbers(constant), np.float32)
+
+
+def float_products(
+    lowering: Lowering,
+    node: Node,
+    order: Sequence[int] | None,
+    parts: Sequence[tuple[View, np.ndarray, int, int]],
+) -> None:
+    """Add products, each of rows, a weight [K, N], the first column it makes and the row stride of
+    the output; then what follows them."""
+    bias = (*node.inputs, "")[2]
+    values = lowering.constant_bias(bias)
+    steps = node.get("post_ops", ())
+    out = lowering.output(node.outputs[0], order)
+    target = out
+    if steps or out.tensor.dtype != "float32":
+        target = View(replace(out.tensor, dtype="float32", scale=None, zero_point=0),
+                      lowering.scratch(4 * math.prod(out.shape)), out.strides)  # fmt: skip
+    for rows, weight, column, stride in parts:
+        m, n = rows.shape[0], weight.shape[1]
+        right = lowering.known_view(weight)
+        place = None if values is None else lowering.known(values[column : column + n].copy())
+        gemm(lowering, rows, right, as_matrix(target, (m, n), (stride, 1), column), place)
+    if target is not out:
+        ended(lowering, node, target, out)
+
+
+def ended(lowering: Lowering, node: Node, target: View, out: View, bias_left: bool = False) -> None:
+    """Add what follows a product, element by element, and with it the bias if that is left."""
+    _, _, bias, residual = (*node.inputs, "", "")[:4]
+    expression: list[int | str] = [0]
+    inputs, given = [target], list[float]()
+    values = lowering.constant_bias(bias) if bias_left else None
+    if values is not None:
+        inputs.append(lowering.known_view(values.reshape(-1, *(1,) * (len(out.shape) - 2))))
+        expression += [1, "add"]
+    for name, *numbers_of in node.get("post_ops", ()):
+        if name == "residual":
+            inputs.append(lowering.view(residual))
+            expression += [len(inputs) - 1, "add"]
+        else:
+            expression.append(name)
+            given += numbers_of
+    compute(lowering, out, inputs, expression, given)

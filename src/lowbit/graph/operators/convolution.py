@@ -1,18 +1,45 @@
-"""Convolutions of one to three dimensions, in float64, rounded once."""
+"""Convolutions of one to three dimensions, in float64, rounded once.
+
+Images lie with channels last, and so do the outputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from dataclasses import replace
+from functools import partial
 from itertools import product
-from math import prod
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, given, operators, real
-from lowbit.graph.operators.post_ops import finished
-from lowbit.graph.operators.windows import Sizes, listed, pads, seen_through, windows
+from lowbit.graph.graph import Constant, Node, Tensor
+from lowbit.graph.lower import Lowering, channels_last, strides_of
+from lowbit.graph.lowering.elementwise import compute, plain
+from lowbit.graph.lowering.products import (
+    Epilogue,
+    as_float32,
+    as_matrix,
+    ended,
+    finished,
+    float_products,
+    float_weight,
+    floats,
+    gemm,
+    launch,
+    row_parameters,
+    weight_of,
+)
+from lowbit.graph.operator import Array, Operator, Sizes, Weight, operators
+from lowbit.graph.operators.windows import convolution_windows, seen_through, transposed_windows
+from lowbit.graph.step import View
+from lowbit.kernels.cpu.tensors.loops import DIMENSIONS
+from lowbit.numerics import QTensor
+from lowbit.numerics.float32 import moderate
+from lowbit.product.convolution import prepare_convolution, with_weight
 from lowbit.product.geometry import Geometry
+from lowbit.product.output import OutputSpec
+from lowbit.product.product import Convolution
+from lowbit.weights.convolution import pack_convolution, refusal
 
 
 def convolved(x: Array, weight: Array, over: Geometry, groups: int) -> Array:
@@ -20,89 +47,73 @@ def convolved(x: Array, weight: Array, over: Geometry, groups: int) -> Array:
     n, channels = x.shape[:2]
     filters = weight.reshape(groups, weight.shape[0] // groups, -1).astype(np.float64)
     out_size, rank = over.output, len(over.size)
-    made = np.empty((n, weight.shape[0], prod(out_size)), np.float64)
+    made = np.empty((n, weight.shape[0], math.prod(out_size)), np.float64)
     for image, out in zip(x, made, strict=True):  # one after another: windows take much room
         view = seen_through(over, image[None].astype(np.float64), 0)[0]
         view = view.reshape(groups, channels // groups, *out_size, *over.kernel)
         rows = np.moveaxis(view, range(2, 2 + rank), range(2 + rank, 2 + 2 * rank))
-        columns = rows.reshape(groups, -1, prod(out_size))
+        columns = rows.reshape(groups, -1, math.prod(out_size))
         out[:] = np.matmul(filters, columns).reshape(out.shape)
     return made.reshape(n, weight.shape[0], *out_size)
 
 
-def convolution_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, int]:
-    """The windows of a Conv, and its groups. ValueError: the shapes do not fit."""
-    groups = node.get("group", 1)
-    if len(x) < 3 or len(weight) != len(x):
-        raise ValueError(f"expected [N, C, *image] and [O, C/g, *kernel], got {x} and {weight}")
-    if x[1] != weight[1] * groups or weight[0] % groups:
-        raise ValueError(f"x {x} and weight {weight} in {groups} groups do not fit together")
-    if tuple(node.get("kernel_shape") or weight[2:]) != tuple(weight[2:]):
-        raise ValueError(f"kernel_shape {node.get('kernel_shape')} is not that of weight {weight}")
-    return windows(node, x[2:], weight[2:]), groups
-
-
-def _check_bias(bias: Array | Tensor | None, channels: int) -> None:
+def _check_bias(bias: Sizes | None, channels: int) -> None:
     """ValueError: there is a bias, and not of one number a channel."""
-    if bias is not None and tuple(bias.shape) != (channels,):
-        raise ValueError(f"expected a bias of shape ({channels},), got {bias.shape}")
+    if bias is not None and tuple(bias) != (channels,):
+        raise ValueError(f"expected a bias of shape ({channels},), got {bias}")
 
 
 def _bias(bias: Array | None, channels: int, rank: int) -> Array:
     """A bias in a shape that broadcasts."""
-    _check_bias(bias, channels)
+    _check_bias(bias if bias is None else bias.shape, channels)
     return np.zeros(()) if bias is None else bias.reshape(channels, *(1,) * rank)
 
 
-class Conv(Operator):
+def _convolution(
+    node: Node, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None
+) -> Array:
     """x [N, C, *image], weight [O, C/group, *kernel], bias [O], residual as the output."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, weight = given(inputs, 2)
-        bias, residual = (*inputs, None, None)[2:4]
-        over, groups = convolution_windows(node, x.shape, weight.shape)
-        made = convolved(x, weight, over, groups) + _bias(bias, weight.shape[0], x.ndim - 2)
-        return (finished(node, made, x.dtype, residual),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, weight = given(tensors, 2)
-        over, _ = convolution_windows(node, x.sizes, weight.sizes)
-        _check_bias((*tensors, None)[2], weight.sizes[0])
-        return (Tensor(real(x).name, (x.sizes[0], weight.sizes[0], *over.output)),)
+    over, groups = convolution_windows(node, x.shape, weight.shape)
+    made = convolved(x, weight, over, groups) + _bias(bias, weight.shape[0], x.ndim - 2)
+    return finished(node, made, x.dtype, residual)
 
 
-class ConvTranspose(Operator):
+def convolution_sizes(
+    node: Node, x: Sizes, weight: Sizes, bias: Sizes | None = None, residual: Sizes | None = None
+) -> Sizes:
+    over, _ = convolution_windows(node, x, weight)
+    _check_bias(bias, weight[0])
+    return x[0], weight[0], *over.output
+
+
+def _transposed(
+    node: Node, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None
+) -> Array:
     """x [N, C, *image], weight [C, O/group, *kernel], bias [O], residual as the output."""
+    over, groups = transposed_windows(node, x.shape, weight.shape)
+    n, channels, image = x.shape[0], weight.shape[1] * groups, x.shape[2:]
+    filters = weight.reshape(groups, weight.shape[0] // groups, -1).astype(np.float64)
+    pixels = x.reshape(n, groups, x.shape[1] // groups, -1).astype(np.float64)
+    parts = np.matmul(filters.transpose(0, 2, 1), pixels)
+    parts = parts.reshape(n, channels, *over.kernel, *image)
+    made = np.zeros((n, channels, *_whole(over)))
+    for at in product(*(range(k) for k in over.kernel)):
+        where = (
+            slice(k * d, k * d + (size - 1) * s + 1, s)
+            for k, d, s, size in zip(at, over.dilation, over.stride, image, strict=True)
+        )
+        made[(slice(None), slice(None), *where)] += parts[(slice(None), slice(None), *at)]
+    cut = (slice(b, b + size) for b, size in zip(over.before, over.size, strict=True))
+    made = made[(slice(None), slice(None), *cut)] + _bias(bias, channels, len(image))
+    return finished(node, made, x.dtype, residual)
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, weight = given(inputs, 2)
-        bias, residual = (*inputs, None, None)[2:4]
-        over, groups = transposed_windows(node, x.shape, weight.shape)
-        n, channels, image = x.shape[0], weight.shape[1] * groups, x.shape[2:]
-        filters = weight.reshape(groups, weight.shape[0] // groups, -1).astype(np.float64)
-        pixels = x.reshape(n, groups, x.shape[1] // groups, -1).astype(np.float64)
-        parts = np.matmul(filters.transpose(0, 2, 1), pixels)
-        parts = parts.reshape(n, channels, *over.kernel, *image)
-        made = np.zeros((n, channels, *_whole(over)))
-        for at in product(*(range(k) for k in over.kernel)):
-            where = (
-                slice(k * d, k * d + (size - 1) * s + 1, s)
-                for k, d, s, size in zip(at, over.dilation, over.stride, image, strict=True)
-            )
-            made[(slice(None), slice(None), *where)] += parts[(slice(None), slice(None), *at)]
-        cut = (slice(b, b + size) for b, size in zip(over.before, over.size, strict=True))
-        made = made[(slice(None), slice(None), *cut)] + _bias(bias, channels, len(image))
-        return (finished(node, made, x.dtype, residual),)
 
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, weight = given(tensors, 2)
-        over, groups = transposed_windows(node, x.sizes, weight.sizes)
-        _check_bias((*tensors, None)[2], weight.sizes[1] * groups)
-        return (Tensor(real(x).name, (x.sizes[0], weight.sizes[1] * groups, *over.size)),)
+def _transposed_sizes(
+    node: Node, x: Sizes, weight: Sizes, bias: Sizes | None = None, residual: Sizes | None = None
+) -> Sizes:
+    over, groups = transposed_windows(node, x, weight)
+    _check_bias(bias, weight[1] * groups)
+    return x[0], weight[1] * groups, *over.size
 
 
 def _whole(over: Geometry) -> Sizes:
@@ -111,39 +122,200 @@ def _whole(over: Geometry) -> Sizes:
     return tuple(b + n + max(a, 0) for n, b, a in sizes)
 
 
-def transposed_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, int]:
-    """The convolution that a ConvTranspose turns around, and groups: `size` is that of the output,
-    `output` that of x. Padding is what is cut from the sum of all windows."""
-    groups = node.get("group", 1)
-    if len(x) < 3 or len(weight) != len(x):
-        raise ValueError(f"expected [N, C, *image] and [C, O/g, *kernel], got {x} and {weight}")
-    if x[1] != weight[0] or x[1] % groups:
-        raise ValueError(f"x {x} and weight {weight} in {groups} groups do not fit together")
-    kernel, image, rank = weight[2:], x[2:], len(x) - 2
-    strides, dilations = listed(node, "strides", 1, rank), listed(node, "dilations", 1, rank)
-    windows = tuple(
-        (n - 1) * s + (k - 1) * d + 1
-        for n, s, k, d in zip(image, strides, kernel, dilations, strict=True)
-    )
-    auto, out = node.get("auto_pad", "NOTSET"), node.get("output_shape")
-    if auto in ("SAME_UPPER", "SAME_LOWER") and out is None:
-        out = tuple(n * s for n, s in zip(image, strides, strict=True))
-    more = tuple(node.get("output_padding") or (0,) * rank)
-    if out is not None:  # which can be more than there is
-        more = tuple(max(m, o - w) for m, w, o in zip(more, windows, out, strict=True))
-    whole = tuple(w + m for w, m in zip(windows, more, strict=True))
-    if out is None:
-        before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
-    else:
-        total = [max(0, w - o) for w, o in zip(whole, out, strict=True)]
-        less, greater = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-        before, after = (less, greater) if auto == "SAME_UPPER" else (greater, less)
-    out = tuple(w - b - a for w, b, a in zip(whole, before, after, strict=True))
-    if min(out) < 1:
-        raise ValueError(f"the padding leaves nothing of {whole}")
-    after = tuple(a - m for a, m in zip(after, more, strict=True))
-    return Geometry(out, kernel, strides, dilations, before, after), groups
+def _lower(transposed: bool, lowering: Lowering, node: Node) -> None:
+    weight = lowering.graph.constants.get(node.inputs[1])
+    x = lowering.view(node.inputs[0])
+    how = {"groups": node.get("group", 1), "transposed": transposed}
+    if (
+        not isinstance(weight, QTensor)
+        or weight.format.name != "int8"
+        or x.tensor.scale is None
+        or refusal(weight, **how)
+    ):  # it stands for floats
+        (_float_transposed if transposed else _float_convolution)(lowering, node)
+        return
+    rank = len(x.shape)
+    order = channels_last(rank)
+    x = plain(lowering, x, order)
+    where, groups = _geometry(node, x.shape, weight.shape, transposed)
+    packed = lowering.packed(weight, pack_convolution, **how)
+    epilogue = Epilogue(lowering, node, order)
+    spec = OutputSpec.of(*epilogue.spec)
+    asked = Convolution(
+        x.shape[0], where, x.shape[1], groups, x.tensor.dtype == "int8", x.tensor.zero_point != 0,
+        packed.matrices[0].format, lowering.isa.name, lowering.threads, spec.post_ops, spec.out,
+        moderate(x.tensor.scale) and spec.moderate,
+    )  # fmt: skip
+    prepared = prepare_convolution(with_weight(asked, packed))
+    lowering.kept.append(prepared)
+    scale, zero = row_parameters(lowering, x.tensor)
+    bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
 
 
-operators.add("Conv", Conv())
-operators.add("ConvTranspose", ConvTranspose())
+def _geometry(node: Node, image: Sizes, weight: Sizes, transposed: bool) -> tuple[Geometry, int]:
+    """What a convolution asks for, and its groups."""
+    if not transposed:
+        return convolution_windows(node, image, weight)
+    over, groups = transposed_windows(node, image, weight)
+    return over.turned(image[2:]), groups
+
+
+def _of_windows(constant: Constant, groups: int) -> tuple[np.ndarray, ...]:
+    """Of a convolution, [taps · channels, outputs] for each group."""
+    each = np.split(floats(constant), groups)
+    return tuple(np.ascontiguousarray(np.moveaxis(w, 1, -1).reshape(len(w), -1).T) for w in each)
+
+
+def _float_convolution(lowering: Lowering, node: Node) -> None:
+    """Windows are brought to memory, as rows; then it is a product."""
+    x, weight = lowering.view(node.inputs[0]), weight_of(lowering, node)
+    rank, outputs = len(x.shape), weight.shape[0]
+    over, groups = convolution_windows(node, x.shape, weight.shape)
+    x = as_float32(lowering, x, channels_last(rank))
+    if groups == x.shape[1] == outputs:
+        _depthwise(lowering, node, x, float_weight(lowering, node), over)
+        return
+    each, made = x.shape[1] // groups, outputs // groups
+    parts = []
+    matrices = lowering.packed(weight, _of_windows, groups=groups)
+    for group, matrix in enumerate(matrices):
+        rows = _windows(lowering, x, over, group * each, each)
+        parts.append((rows, matrix, group * made, outputs))
+    float_products(lowering, node, channels_last(rank), parts)
+
+
+def _depthwise(lowering: Lowering, node: Node, x: View, weight: np.ndarray, over: Geometry) -> None:
+    """Of every channel by itself: tap by tap, all channels at once."""
+    order = channels_last(len(x.shape))
+    padded = _padded(lowering, x, over)
+    steps, ones = padded.strides[2:], (1,) * len(over.size)
+    out = lowering.output(node.outputs[0], order)
+    total = lowering.fresh(Tensor("float32", out.shape), order)
+    strides = [stride * step for stride, step in zip(over.stride, steps, strict=True)]
+    for number, tap in enumerate(product(*map(range, over.kernel))):
+        at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
+        part = View(total.tensor, padded.place + 4 * at, (*padded.strides[:2], *strides))
+        factor = lowering.known_view(weight[(slice(None), 0, *tap)].reshape(-1, *ones))
+        inputs = [part, factor, total] if number else [part, factor]
+        compute(lowering, total, inputs, (0, 1, "mul", 2, "add") if number else (0, 1, "mul"))
+    ended(lowering, node, total, out, bias_left=True)
+
+
+def _windows(lowering: Lowering, x: View, over: Geometry, first: int, channels: int) -> View:
+    """Rows [batch · pixels, taps · channels] of some channels of images that lie channels last."""
+    batch, whole = x.shape[:2]
+    size, taps = x.shape[2:], math.prod(over.kernel)
+    pixels, out = over.pixels, over.output
+    ones = all(n == 1 for n in (*over.kernel, *over.stride))
+    if ones and not any((*over.before, *over.after)):
+        return as_matrix(x, (batch * pixels, channels), (whole, 1), first)
+    padded = _padded(lowering, x, over)
+    extents = padded.shape[2:]
+    steps = strides_of((batch, *extents, whole))
+    rows = lowering.fresh(Tensor("float32", (batch * pixels, taps * channels)))
+    moved = [stride * step for stride, step in zip(over.stride, steps[1:-1], strict=True)]
+    apart = [dilation * step for dilation, step in zip(over.dilation, steps[1:-1], strict=True)]
+    whole_strides = strides_of((batch, *out, *over.kernel, channels))
+    # As many axes of the windows in one step as its loops have room for.
+    single = max(2 * len(size) + 2 - DIMENSIONS, 0)
+    shape = (batch, *out, *over.kernel[single:], channels)
+    tensor, first_axis = Tensor("float32", shape), 1 + len(size)
+    for tap in product(*map(range, over.kernel[:single])):
+        at = sum(t * step for t, step in zip(tap, apart, strict=False))
+        to = sum(t * s for t, s in zip(tap, whole_strides[first_axis:], strict=False))
+        source = View(
+            tensor, padded.place + 4 * (first + at), (steps[0], *moved, *apart[single:], 1)
+        )
+        strides = (*whole_strides[:first_axis], *whole_strides[first_axis + single :])
+        compute(lowering, View(tensor, rows.place + 4 * to, strides), [source], (0,))
+    return rows
+
+
+def _padded(lowering: Lowering, x: View, over: Geometry) -> View:
+    """Images with zeros around them, as far as windows reach."""
+    reach = [
+        max(size + before, (out - 1) * stride + (kernel - 1) * dilation + 1)
+        for size, before, out, stride, kernel, dilation in zip(
+            x.shape[2:], over.before, over.output, over.stride, over.kernel, over.dilation,
+            strict=True,
+        )
+    ]  # fmt: skip
+    if tuple(reach) == x.shape[2:]:
+        return x
+    order = channels_last(len(x.shape))
+    target = lowering.fresh(Tensor("float32", (*x.shape[:2], *reach)), order)
+    compute(lowering, target, [lowering.known_view(np.zeros(1, np.float32))], (0,))
+    distance = sum(b * s for b, s in zip(over.before, target.strides[2:], strict=True))
+    inner = View(x.tensor, target.place + 4 * distance, target.strides)
+    compute(lowering, inner, [x], (0,))
+    return target
+
+
+def _float_transposed(lowering: Lowering, node: Node) -> None:
+    """One product makes what each pixel adds to its surroundings; taps are then summed where they
+    belong, in memory as large as all of it, of which the output is a part."""
+    view, weight = lowering.view(node.inputs[0]), float_weight(lowering, node)
+    over, groups = transposed_windows(node, view.shape, weight.shape)
+    rank, batch = len(view.shape), view.shape[0]
+    order, each = channels_last(rank), weight.shape[1]
+    x = as_float32(lowering, view, order)
+    size, count, taps = x.shape[2:], math.prod(x.shape[2:]), math.prod(over.kernel)
+    channels, whole = each * groups, [
+        max((n - 1) * s + (k - 1) * d + 1, b + o)
+        for n, s, k, d, b, o in zip(
+            size, over.stride, over.kernel, over.dilation, over.before, over.size, strict=True
+        )
+    ]  # fmt: skip
+    made = lowering.fresh(Tensor("float32", (batch, channels, *whole)), order)
+    zero = lowering.known_view(np.zeros(1, np.float32))
+    apart = over.kernel == over.stride and not any(d > 1 for d in over.dilation)
+    if not apart or math.prod(whole) != count * taps:
+        compute(lowering, made, [zero], (0,))
+    width = x.shape[1] // groups
+    for group in range(groups):
+        matrix = weight[group * width : (group + 1) * width]
+        matrix = np.ascontiguousarray(np.moveaxis(matrix, 1, -1).reshape(width, -1))
+        rows = as_matrix(x, (batch * count, width), (x.shape[1], 1), group * width)
+        parts = lowering.fresh(Tensor("float32", (batch * count, taps * each)))
+        gemm(lowering, rows, lowering.known_view(matrix), parts)
+        inner = strides_of((batch, *size, taps * each))
+        for number, tap in enumerate(product(*map(range, over.kernel))):
+            tensor = Tensor("float32", (batch, *size, each))
+            one = View(tensor, parts.place + 4 * number * each, inner)
+            steps = made.strides[2:]
+            at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
+            moved = [s * step for s, step in zip(over.stride, steps, strict=True)]
+            target = View(tensor, made.place + 4 * (at + group * each),
+                          (made.strides[0], *moved, 1))  # fmt: skip
+            compute(lowering, target, *(([one], (0,)) if apart else ([target, one], (0, 1, "add"))))
+    distance = sum(b * s for b, s in zip(over.before, made.strides[2:], strict=True))
+    shape = lowering.graph.tensors[node.outputs[0]].sizes
+    cut = View(replace(made.tensor, shape=shape), made.place + 4 * distance, made.strides)
+    ended(lowering, node, cut, lowering.output(node.outputs[0], order), bias_left=True)
+
+
+def _rows(node: Node, x: Array, weight: Sizes) -> Array | None:
+    """The windows of an image, of all channels; None in groups."""
+    if node.get("group", 1) != 1:
+        return None
+    over, _ = convolution_windows(node, x.shape, weight)
+    view = seen_through(over, x, 0)  # [batch, channels, *out, *kernel]
+    rows = np.moveaxis(view, 1, 1 + len(over.size))
+    return rows.reshape(-1, int(np.prod(weight[1:])))
+
+
+operators.add("Conv", Operator(
+    meaning=_convolution, shape=convolution_sizes, lowering=partial(_lower, False),
+    weight=Weight(rows=_rows), samples="alone",
+    multiply_adds=lambda node, x, weight, *others: math.prod(others[-1]) * math.prod(weight[1:]),
+))  # fmt: skip
+operators.add("ConvTranspose", Operator(
+    meaning=_transposed, shape=_transposed_sizes, lowering=partial(_lower, True),
+    weight=Weight(outputs=1),
+    multiply_adds=lambda node, x, weight, *others: math.prod(x) * math.prod(weight[1:]),
+))  # fmt: skip

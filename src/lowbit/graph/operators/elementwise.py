@@ -1,204 +1,422 @@
-"""Operators that compute each element by itself, their inputs broadcast: one table."""
+"""Operators that compute each element by itself, their inputs broadcast."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, operators, real
+from lowbit.graph import expression as f
+from lowbit.graph.expression import NUMBER as N
+from lowbit.graph.expression import POST_OPS, Expression
+from lowbit.graph.graph import Node, Tensor, numbers
+from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
+from lowbit.graph.lowering.elementwise import add, broadcast, compute, plain
+from lowbit.graph.lowering.movement import identity
+from lowbit.graph.operator import Array, Operator, operators, real, required
+from lowbit.graph.parts import Parts
+from lowbit.graph.step import View
+from lowbit.kernels.cpu.tensors.elementwise import Step, plan_elementwise
+from lowbit.kernels.cpu.tensors.lookup import lookup, lookup_set
+from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
-Function = Callable[..., Any]
+Formula = tuple[tuple[Step, ...], tuple[float, ...]]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Elementwise(Operator):
-    """A function of a node and its inputs."""
+    """meaning: of the inputs, and of attributes, which are keywords with defaults: on arrays what
+    the operator computes, on expressions what its kernel does. wide: on arrays in float64, rounded
+    once to the first input's dtype."""
 
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    wide: bool = False
+
+    @property
+    def required(self) -> int:
+        return required(self.meaning)
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
+        self.check_given(inputs)
         with np.errstate(all="ignore"):
-            return (np.asarray(self.function(node, *inputs)),)
+            if not self.wide:
+                return (np.asarray(self.meaning(*inputs, **self._attributes(node))),)
+            given = [one if one is None else one.astype(np.float64) for one in inputs]
+            made = np.asarray(self.meaning(*given, **self._attributes(node)))
+            assert inputs[0] is not None
+            return (made.astype(inputs[0].dtype),)
 
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
+        self.check_given(tensors)
         shape = np.broadcast_shapes(*(one.sizes for one in tensors if one is not None))
         ones = [None if one is None else np.zeros((), real(one)) for one in tensors]
         return (Tensor(self.compute(node, *ones)[0].dtype.name, shape),)
 
+    def expression(self, node: Node, whole: Sequence[bool]) -> Expression:
+        """Of inputs that are, or are not, of integers which stand for themselves."""
+        inputs = [Expression((number,), (), one) for number, one in enumerate(whole)]
+        return self.meaning(*inputs, **self._attributes(node))
 
-def _wide(function: Callable[[Array], Array]) -> Function:
-    """A function of one number, in float64, rounded to the dtype of what it is given."""
-    return lambda node, x: function(x.astype(np.float64)).astype(x.dtype)
-
-
-def _numbered(function: Function, **defaults: float) -> Function:
-    """The same, of one number and of attributes."""
-
-    def computed(node: Node, x: Array) -> Array:
-        given = {name: float(node.get(name, value)) for name, value in defaults.items()}
-        return function(x.astype(np.float64), **given).astype(x.dtype)
-
-    return computed
+    def _attributes(self, node: Node) -> dict[str, Any]:
+        return {
+            name: type(default)(node.get(name, default))
+            for name, default in _keywords(self.meaning).items()
+        }
 
 
-def _plain(function: Function) -> Function:
-    """A function of NumPy that needs no attribute."""
-    return lambda node, *inputs: function(*inputs)
+_KEYWORDS: dict[Any, dict[str, Any]] = {}
 
 
-def _variadic(function: Function) -> Function:
-    return lambda node, *inputs: reduce(function, inputs)
+def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keywords of a function, and their defaults."""
+    if isinstance(function, f.Primitive | np.ufunc):
+        return {}
+    if function not in _KEYWORDS:
+        every = inspect.signature(function).parameters.values()
+        _KEYWORDS[function] = {
+            one.name: one.default for one in every if one.kind is one.KEYWORD_ONLY
+        }
+    return _KEYWORDS[function]
 
 
-def erf(x: Array) -> Array:
-    """The error function, float64."""
-    return np.fromiter(map(math.erf, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
+def lower(
+    expression: Sequence[Step],
+    lowering: Lowering,
+    node: Node,
+    values: Sequence[float] = (),
+    inputs: Sequence[View] | None = None,
+) -> None:
+    """An operator that is an expression of its inputs. A function of one value that is kept in 8
+    bits, with a result in 8 bits, is looked up instead, and is what the definition says."""
+    if _looked_up(lowering, node):
+        return
+    given = [lowering.view(name) for name in node.inputs if name] if inputs is None else inputs
+    shape = lowering.graph.tensors[node.outputs[0]].sizes
+    like = next((one for one in given if one.shape == shape), None)
+    out = lowering.output(node.outputs[0], None if like is None else order_of(like))
+    compute(lowering, out, given, expression, values)
 
 
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), of which neither end overflows."""
-    small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, small) / (1 + small)
+def _looked_up(lowering: Lowering, node: Node) -> bool:
+    """Whether that served, which needs all other inputs to be single numbers."""
+    made = lowering.graph.tensors[node.outputs[0]]
+    constants = lowering.graph.constants
+    changing = {name for name in node.inputs if name and name not in constants}
+    fixed = [numbers(constants[name]) for name in node.inputs if name in constants]
+    if len(changing) != 1 or made.scale is None or any(one.size != 1 for one in fixed):
+        return False
+    (name,) = changing
+    view = lowering.view(name)
+    if view.tensor.scale is None or len(view.shape) != len(made.shape):
+        return False
+    view = view if is_dense(view, order_of(view)) else plain(lowering, view)
+    stored = np.arange(256, dtype=np.uint8).view(view.tensor.dtype)
+    x = dequantize_affine(stored, np.float32(view.tensor.scale), np.int32(view.tensor.zero_point))
+    given = [
+        x if one == name else np.ravel(numbers(constants[one])) if one else None
+        for one in node.inputs
+    ]
+    values = operators.get(node.op).compute(node, *given)[0]
+    ends = float(np.finfo(np.float32).max)  # which NaN and infinity are kept as
+    values = np.nan_to_num(values, nan=-ends, posinf=ends, neginf=-ends)
+    table = quantize_affine(
+        values, np.float32(made.scale), np.int32(made.zero_point), int_format(made.dtype)
+    )
+    out = lowering.output(node.outputs[0], order_of(view))
+    lowering.add(lookup.program(lookup_set(lowering.isa)), {
+        "out": out.place, "x": view.place, "table": lowering.known(table),
+        "count": math.prod(view.shape),
+    })  # fmt: skip
+    return True
 
 
-def hard_sigmoid(x: Array, alpha: float = 0.2, beta: float = 0.5) -> Array:
-    return np.clip(alpha * x + beta, 0, 1)
+def _expressed(lowering: Lowering, node: Node) -> None:
+    """By the expression that the definition says."""
+    record = operators.get(node.op)
+    assert isinstance(record, Elementwise)
+    found = record.expression(node, [_whole(lowering, name) for name in node.inputs if name])
+    lower(found.steps, lowering, node, found.numbers)
 
 
-def hard_swish(x: Array) -> Array:
-    """x · clip(x / 6 + 1 / 2, 0, 1)."""
-    return x * hard_sigmoid(x, 1 / 6)
+def _whole(lowering: Lowering, name: str) -> bool:
+    """Whether a value is of integers that stand for themselves."""
+    tensor = lowering.view(name).tensor
+    return tensor.scale is None and np.dtype(tensor.dtype).kind in "iu"
 
 
-def gelu(x: Array) -> Array:
-    """x · Φ(x), Φ the normal distribution."""
-    return x * 0.5 * (1 + erf(x * math.sqrt(0.5)))
+def _post_op(node: Node, number: Callable[[str], float | None]) -> tuple[Any, ...] | None:
+    """A function of one number that is a single step."""
+    record = operators.get(node.op)
+    assert isinstance(record, Elementwise)
+    if record.required != 1:
+        return None
+    found = record.expression(node, [False])
+    single = len(found.steps) == 2 and found.steps[1] in POST_OPS
+    return found.steps[1:] if single else None
 
 
-def gelu_tanh(x: Array) -> Array:
-    return x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+def _add(name: str, meaning: Callable[..., Any], **traits: Any) -> None:
+    """Make an operator known. Its samples are treated alone, if other inputs broadcast."""
+    defaults: dict[str, Any] = {
+        "lowering": _expressed, "data": None, "positions": "kept", "post_op": _post_op,
+    }  # fmt: skip
+    defaults["samples"] = "alone" if required(meaning) == 1 else "broadcast"
+    defaults |= traits
+    operators.add(name, Elementwise(meaning=meaning, **defaults))
 
 
-def silu(x: Array) -> Array:
-    """x · σ(x). ONNX has no such operator before opset 24; PyTorch's name is taken."""
-    return x * sigmoid(x)
+# Activations
 
 
-def _softplus(x: Array) -> Array:
-    return np.logaddexp(x, 0)
+def _leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:
+    return f.where(x < 0, x * alpha, x)
 
 
-def _selu(x: Array, alpha: float, gamma: float) -> Array:
-    return gamma * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+def _thresholded_relu(x: Any, *, alpha: float = 1.0) -> Any:
+    return f.where(x > alpha, x, 0)
 
 
-def _gelu(node: Node, x: Array) -> Array:
-    function = gelu_tanh if node.get("approximate", "none") == "tanh" else gelu
-    return function(x.astype(np.float64)).astype(x.dtype)
+def _celu(x: Any, *, alpha: float = 1.0) -> Any:
+    return f.elu(x * (1 / alpha), 1) * alpha
 
 
-def _clip(node: Node, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+def _selu(x: Any, *, alpha: float = 1.6732632, gamma: float = 1.0507010) -> Any:
+    return f.elu(x, alpha) * gamma
+
+
+def _hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    return f.clamp(x * alpha + beta, 0, 1)
+
+
+def _gelu(x: Any, *, approximate: str = "none") -> Any:
+    return f.gelu_tanh(x) if approximate == "tanh" else f.gelu(x)
+
+
+def _clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     x = x if low is None else np.maximum(x, low)
     return x if high is None else np.minimum(x, high)
 
 
-def _power(node: Node, x: Array, y: Array) -> Array:
-    return np.power(x.astype(np.float64), y.astype(np.float64)).astype(x.dtype)
+def _clipped(lowering: Lowering, node: Node) -> None:
+    """Bounds that are known are numbers, others are broadcast."""
+    low, high = (*node.inputs[1:], "", "")[:2]
+    known = [lowering.graph.constants.get(name) if name else default
+             for name, default in ((low, -math.inf), (high, math.inf))]  # fmt: skip
+    if all(one is not None and np.size(one) == 1 for one in known):  # type: ignore[arg-type]
+        x = [lowering.view(node.inputs[0])]
+        bounds = [float(np.asarray(one).item()) for one in known]
+        lower((0, "clamp"), lowering, node, bounds, x)
+        return
+    steps: list[Step] = [0]
+    for name, step in ((low, "max"), (high, "min")):
+        if name:
+            steps += [(len(steps) + 1) // 2, step]
+    lower(steps, lowering, node)
 
 
-def _divide(node: Node, x: Array, y: Array) -> Array:
+def _clip_behind(node: Node, number: Callable[[str], float | None]) -> tuple[Any, ...] | None:
+    bounds = (*node.inputs[1:], "", "")[:2]
+    low, high = (number(name) if name else None for name in bounds)
+    if (bounds[0] and low is None) or (bounds[1] and high is None):
+        return None
+    if low == 0 and high is None:
+        return ("relu",)
+    largest = float(np.finfo(np.float32).max)
+    return "clamp", -largest if low is None else low, largest if high is None else high
+
+
+_add("Relu", f.relu, aten=("relu",), eight_bits="rescaled")
+_add("LeakyRelu", _leaky_relu, wide=True, qlinear=True,
+     aten=("leaky_relu",), arguments={"alpha": "negative_slope"})  # fmt: skip
+_add("ThresholdedRelu", _thresholded_relu, wide=True)
+_add("PRelu", lambda x, slope: f.where(x < 0, x * slope, x))
+_add("Elu", lambda x, *, alpha=1.0: f.elu(x, alpha), wide=True)
+_add("Celu", _celu, wide=True)
+_add("Selu", _selu, wide=True)
+_add("Clip", _clip, data=1, eight_bits="rescaled", lowering=_clipped, post_op=_clip_behind)
+_add("Sigmoid", f.sigmoid, wide=True, aten=("sigmoid",), qlinear=True)
+_add("HardSigmoid", _hard_sigmoid, wide=True)
+_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",))
+_add("Tanh", f.tanh, wide=True, aten=("tanh",))
+_add("Softplus", f.softplus, wide=True)
+_add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
+_add("Mish", f.mish, wide=True, aten=("mish",))
+_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"})
+_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",))
+
+
+# Functions of one number
+
+
+def _infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> Any:
+    if detect_negative and detect_positive:
+        return f.equal(abs(x), math.inf)
+    if not detect_negative and not detect_positive:
+        return f.minimum(f.equal(x, x), False)
+    return f.equal(x, math.inf if detect_positive else -math.inf)
+
+
+def _cast(x: Array, *, to: str = "float32") -> Array:
+    return x.astype(np.dtype(to))
+
+
+def _converted(lowering: Lowering, node: Node) -> None:
+    """Of numbers to booleans: whether they are not 0; to integers of 8 bits: floats towards 0, and
+    other integers their last 8 bits."""
+    made = lowering.graph.tensors[node.outputs[0]]
+    x = lowering.view(node.inputs[0])
+    if made.dtype == "bool" and x.tensor.dtype != "bool":
+        lower((N, 0, N, "equal", "sub"), lowering, node, (1, 0))
+    elif made.scale is None and made.dtype in ("uint8", "int8") and x.tensor.dtype != made.dtype:
+        wraps = (0, 0, N, "add", N, "div", "floor", N, "mul", "sub")
+        given = 128 if made.dtype == "int8" else 0, 256, 256
+        whole = _whole(lowering, node.inputs[0])
+        lower(wraps if whole else (0, "trunc"), lowering, node, given if whole else ())
+    else:
+        lower((0,), lowering, node)
+
+
+_add("Erf", f.erf, wide=True, aten=("erf",))
+_add("Exp", f.exp, wide=True, aten=("exp",))
+_add("Log", f.log, wide=True, aten=("log",))
+_add("Sqrt", f.sqrt, wide=True, aten=("sqrt",))
+_add("Reciprocal", lambda x: 1 / x, wide=True, aten=("reciprocal",))
+_add("Sin", f.sin, wide=True, aten=("sin",))
+_add("Cos", f.cos, wide=True, aten=("cos",))
+_add("Tan", f.tan, wide=True, aten=("tan",))
+_add("Sinh", f.sinh, wide=True, aten=("sinh",))
+_add("Cosh", f.cosh, wide=True, aten=("cosh",))
+_add("Asin", f.asin, wide=True, aten=("asin",))
+_add("Acos", f.acos, wide=True, aten=("acos",))
+_add("Atan", f.atan, wide=True, aten=("atan",))
+_add("Asinh", f.asinh, wide=True, aten=("asinh",))
+_add("Acosh", f.acosh, wide=True, aten=("acosh",))
+_add("Atanh", f.atanh, wide=True, aten=("atanh",))
+_add("Abs", lambda x: abs(x), aten=("abs",))
+_add("Neg", lambda x: -x, aten=("neg",))
+_add("Sign", f.sign, aten=("sign",))
+_add("Floor", f.floor, aten=("floor",))
+_add("Ceil", f.ceil, aten=("ceil",))
+_add("Round", f.nearest)
+_add("IsNaN", f.nan, aten=("isnan",))
+_add("IsInf", _infinite, aten=("isinf",))
+_add("Not", f.negated, aten=("logical_not",))
+_add("Cast", _cast, data=1, lowering=_converted, post_op=None,
+     idle=lambda node, same, dtype: dtype() == node.get("to"))  # fmt: skip
+_add("Identity", lambda x: x, data=1, eight_bits="moved", lowering=identity, post_op=None,
+     idle=lambda node, same, dtype: True)  # fmt: skip
+
+
+# Of several
+
+
+def _divide(x: Any, y: Any) -> Any:
     """The quotient; of integers, what is nearest to it towards 0."""
-    if x.dtype.kind not in "iu":
-        return np.divide(x, y)
-    y = np.where(y == 0, 1, y)
-    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))
+    whole = x.whole if isinstance(x, Expression) else x.dtype.kind in "iu"
+    return f.quotient(x, y) if whole else x / y
 
 
-def _modulo(node: Node, x: Array, y: Array) -> Array:
-    return np.fmod(x, y) if node.get("fmod", 0) else np.mod(x, y)
+def _power(x: Array, y: Array) -> Array:
+    return np.power(x, y)
 
 
-def _infinite(node: Node, x: Array) -> Array:
-    signs = (("detect_negative", np.isneginf), ("detect_positive", np.isposinf))
-    return reduce(np.logical_or, (find(x) & bool(node.get(name, 1)) for name, find in signs))
+def _powered(lowering: Lowering, node: Node) -> None:
+    """Of exponents that are known and common, a formula."""
+    known = lowering.graph.constants.get(node.inputs[1])
+    each = np.unique(known) if isinstance(known, np.ndarray) else np.zeros(0)
+    exponent = each.item() if each.size == 1 else 0
+    formulas: dict[float, Formula] = {
+        1: ((0,), ()),
+        2: ((0, 0, "mul"), ()),
+        3: ((0, 0, "mul", 0, "mul"), ()),
+        0.5: ((0, "sqrt"), ()),
+        -0.5: ((N, 0, "sqrt", "div"), (1,)),
+        -1: ((N, 0, "div"), (1,)),
+    }
+    if exponent not in formulas:
+        whole = all(_whole(lowering, name) for name in node.inputs)
+        few = (1, N, "equal", 0, 1, N, "equal", 0, 0, "mul", 1, N, "equal", 0, 0, "mul", 0, "mul")
+        exact = *few, 0, 1, "power", "nearest", "where", "where", "where"
+        lower(exact if whole else (0, 1, "power"), lowering, node, (1, 2, 3) if whole else ())
+        return
+    steps, values = formulas[exponent]
+    lower(steps, lowering, node, values, [lowering.view(node.inputs[0])])
 
 
-def _cast(node: Node, x: Array) -> Array:
-    return x.astype(np.dtype(node.get("to")))
+def _chain(op: str) -> Callable[[Parts, Node], bool]:
+    """Two by two."""
+
+    def rule(parts: Parts, node: Node) -> bool:
+        if len(node.inputs) == 2 and node.op == op:
+            return False
+        if len(node.inputs) == 1:
+            return parts.end("Identity", *node.inputs)
+        first, *middle, last = node.inputs
+        for name in middle:
+            first = parts.add(op, first, name)
+        return parts.end(op, first, last)
+
+    return rule
 
 
-def _mean(node: Node, *inputs: Array) -> Array:
+def _mean(*inputs: Array) -> Array:
     return np.divide(reduce(np.add, inputs), len(inputs), dtype=inputs[0].dtype)
 
 
-_TABLE: dict[str, Function] = {
-    # Activations
-    "Relu": lambda node, x: np.maximum(x, x.dtype.type(0)),
-    "LeakyRelu": _numbered(lambda x, alpha: np.where(x < 0, alpha * x, x), alpha=0.01),
-    "ThresholdedRelu": _numbered(lambda x, alpha: np.where(x > alpha, x, 0), alpha=1.0),
-    "PRelu": lambda node, x, slope: np.where(x < 0, slope * x, x),
-    "Elu": _numbered(lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)), alpha=1.0),
-    "Celu": _numbered(
-        lambda x, alpha: np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha)), alpha=1.0
-    ),
-    "Selu": _numbered(_selu, alpha=1.6732632, gamma=1.0507010),
-    "Clip": _clip,
-    "Sigmoid": _wide(sigmoid),
-    "HardSigmoid": _numbered(hard_sigmoid, alpha=0.2, beta=0.5),
-    "HardSwish": _wide(hard_swish),
-    "Tanh": _wide(np.tanh),
-    "Softplus": _wide(_softplus),
-    "Softsign": _wide(lambda x: x / (1 + np.abs(x))),
-    "Mish": _wide(lambda x: x * np.tanh(_softplus(x))),
-    "Gelu": _gelu,
-    "Silu": _wide(silu),
-    # Functions of one number
-    "Erf": _wide(erf),
-    "Exp": _wide(np.exp),
-    "Log": _wide(np.log),
-    "Sqrt": _wide(np.sqrt),
-    "Reciprocal": _wide(lambda x: 1 / x),
-    "Sin": _wide(np.sin),
-    "Cos": _wide(np.cos),
-    "Abs": _plain(np.abs),
-    "Neg": _plain(np.negative),
-    "Sign": _plain(np.sign),
-    "Floor": _plain(np.floor),
-    "Ceil": _plain(np.ceil),
-    "Round": _plain(np.rint),
-    "IsNaN": _plain(np.isnan),
-    "IsInf": _infinite,
-    "Not": _plain(np.logical_not),
-    "Cast": _cast,
-    "Identity": _plain(np.asarray),
-    # Of several
-    "Add": _plain(np.add),
-    "Sub": _plain(np.subtract),
-    "Mul": _plain(np.multiply),
-    "Div": _divide,
-    "Mod": _modulo,
-    "Pow": _power,
-    "Min": _variadic(np.minimum),
-    "Max": _variadic(np.maximum),
-    "Sum": _variadic(np.add),
-    "Mean": _mean,
-    "Equal": _plain(np.equal),
-    "Less": _plain(np.less),
-    "LessOrEqual": _plain(np.less_equal),
-    "Greater": _plain(np.greater),
-    "GreaterOrEqual": _plain(np.greater_equal),
-    "And": _plain(np.logical_and),
-    "Or": _plain(np.logical_or),
-    "Xor": _plain(np.logical_xor),
-    "Where": _plain(np.where),
+def _mean_in_parts(parts: Parts, node: Node) -> bool:
+    first, *others = node.inputs
+    whole = parts.add("Sum", first, *others) if others else first
+    return parts.end("Div", whole, parts.constant(np.float32(len(node.inputs))))
+
+
+_VARIADIC: dict[str, Any] = {
+    "post_op": None,
+    "idle": lambda node, same, dtype: len(node.inputs) == 1,
 }
 
-for _name, _function in _TABLE.items():
-    operators.add(_name, Elementwise(_function))
+_add("Add", lambda x, y: x + y, eight_bits="rescaled", qlinear=True)
+_add("Sub", lambda x, y: x - y)
+_add("Mul", lambda x, y: x * y, aten=("mul",), eight_bits="rescaled", qlinear=True)
+_add("Div", _divide)
+_add("Mod", lambda x, y, *, fmod=0: (f.fmod if fmod else f.remainder)(x, y))
+_add("Pow", _power, wide=True, aten=("pow",), lowering=_powered)
+_add("Min", lambda *inputs: reduce(f.minimum, inputs), aten=("minimum",), parts=_chain("Min"),
+     **_VARIADIC)  # fmt: skip
+_add("Max", lambda *inputs: reduce(f.maximum, inputs), aten=("maximum",), parts=_chain("Max"),
+     **_VARIADIC)  # fmt: skip
+_add("Sum", lambda *inputs: reduce(np.add, inputs), parts=_chain("Add"), **_VARIADIC)
+_add("Mean", _mean, parts=_mean_in_parts, **_VARIADIC)
+_add("Equal", f.equal, aten=("eq",))
+_add("Less", lambda x, y: x < y, aten=("lt",))
+_add("LessOrEqual", lambda x, y: f.maximum(x < y, f.equal(x, y)), aten=("le",))
+_add("Greater", lambda x, y: x > y, aten=("gt",))
+_add("GreaterOrEqual", lambda x, y: f.maximum(x > y, f.equal(x, y)), aten=("ge",))
+_add("And", f.minimum, aten=("logical_and",))
+_add("Or", f.maximum, aten=("logical_or",))
+_add("Xor", f.either, aten=("logical_xor",))
+_add("Where", f.where)
+
+
+# Of bits
+
+
+def _of_bits(step: str, lowering: Lowering, node: Node) -> None:
+    """Of integers of any size."""
+    inputs = [lowering.view(name) for name in node.inputs]
+    out = lowering.output(node.outputs[0])
+    strides = [out.strides, *(broadcast(one, out.shape) for one in inputs)]
+    raw, steps = f"raw{itemsize(out.tensor)}", (*range(len(inputs)), step)
+    form = plan_elementwise([raw] * len(inputs), raw, steps, out.shape, strides)
+    add(lowering, form, [out, *inputs], None)
+
+
+_add("BitwiseAnd", np.bitwise_and, lowering=partial(_of_bits, "bits_and"), post_op=None)
+_add("BitwiseOr", np.bitwise_or, lowering=partial(_of_bits, "bits_or"), post_op=None)
+_add("BitwiseXor", np.bitwise_xor, lowering=partial(_of_bits, "bits_xor"), post_op=None)
+_add("BitwiseNot", np.bitwise_not, lowering=partial(_of_bits, "bits_not"), post_op=None)

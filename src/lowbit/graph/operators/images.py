@@ -1,12 +1,24 @@
-"""Images made larger: padding and resizing."""
+"""Images made larger or smaller: padding, resizing, and windows put back."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 
-from lowbit.graph.graph import Node
-from lowbit.graph.operator import Array, operators
-from lowbit.graph.operators.shapes import Moving, axes_of, ints
+from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.lower import Lowering, order_of, strides_of
+from lowbit.graph.lowering.elementwise import compute, plain
+from lowbit.graph.lowering.movement import constant, further, settled
+from lowbit.graph.operator import Array, Operator, operators
+from lowbit.graph.operators.indices import taken
+from lowbit.graph.operators.shapes import axes_of, ints
+from lowbit.graph.operators.windows import windows
+from lowbit.graph.step import View
+from lowbit.product.geometry import Geometry
 
 _MODES = "constant", "reflect", "edge", "wrap"
 
@@ -56,12 +68,12 @@ def _resize(
     scales: Array | None = None,
     sizes: Array | None = None,
 ) -> Array:
-    refuse(node)
-    axes, factors, wanted = lengths(node, x.shape, scales, sizes)
+    _refuse(node)
+    axes, factors, wanted = _lengths(node, x.shape, scales, sizes)
     for axis, factor, length in zip(axes, factors, wanted, strict=True):
         if length == x.shape[axis] and factor == 1:
             continue
-        sources = taps(node, x.shape[axis], length, factor)
+        sources = _taps(node, x.shape[axis], length, factor)
         if len(sources) == 1:
             x = np.take(x, sources[0][0], axis)
             continue
@@ -73,7 +85,7 @@ def _resize(
     return x
 
 
-def refuse(node: Node) -> None:
+def _refuse(node: Node) -> None:
     """ValueError: an attribute of Resize is not supported."""
     if node.get("antialias", 0) or node.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise ValueError("Resize with antialias or keep_aspect_ratio_policy is not supported")
@@ -81,7 +93,7 @@ def refuse(node: Node) -> None:
         raise ValueError("Resize with exclude_outside is not supported")
 
 
-def lengths(
+def _lengths(
     node: Node, shape: tuple[int, ...], scales: Array | None, sizes: Array | None
 ) -> tuple[tuple[int, ...], list[float], list[int]]:
     """The axes, by what each is scaled, and how long it becomes."""
@@ -103,7 +115,7 @@ def _resized_shape(
     scales: Array | None = None,
     sizes: Array | None = None,
 ) -> list[int]:
-    axes, _, wanted = lengths(node, shape, scales, sizes)
+    axes, _, wanted = _lengths(node, shape, scales, sizes)
     made = list(shape)
     for axis, length in zip(axes, wanted, strict=True):
         made[axis] = length
@@ -139,7 +151,7 @@ def _nearest(node: Node, at: Array) -> Array:
     return (np.floor if mode == "floor" else np.ceil)(at).astype(np.int64)
 
 
-def taps(node: Node, length: int, out: int, factor: float) -> list[tuple[Array, Array]]:
+def _taps(node: Node, length: int, out: int, factor: float) -> list[tuple[Array, Array]]:
     """What each of the `out` elements of a resized axis is a sum of: indices of the axis, of
     `length`, and their weights, float64. Beyond its ends an axis goes on as they are."""
     at, mode = _origins(node, length, out, factor), node.get("mode", "nearest")
@@ -167,5 +179,230 @@ def _cubic(distance: Array, a: float) -> Array:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-operators.add("Pad", Moving(_pad, 1, _padded_shape))
-operators.add("Resize", Moving(_resize, 1, _resized_shape))
+def _part(view: View, axis: int, first: int, length: int, step: int = 1) -> View:
+    """Some elements of an axis."""
+    shape, strides = list(view.shape), list(view.strides)
+    made = further(view, first * strides[axis])
+    shape[axis] = length
+    strides[axis] *= step
+    return View(replace(view.tensor, shape=tuple(shape)), made.place, tuple(strides))
+
+
+def _lower_pad(lowering: Lowering, node: Node) -> None:
+    view = lowering.view(node.inputs[0])
+    pads, value, axes = (constant(lowering, node, number) for number in (1, 2, 3))
+    assert pads is not None
+    ends = pad_ends(node, len(view.shape), pads, axes)
+    for axis, (before, after) in enumerate(ends):  # what is taken away
+        first, last = max(-before, 0), view.shape[axis] - max(-after, 0)
+        view = _part(view, axis, first, last - first)
+    ends = [(max(before, 0), max(after, 0)) for before, after in ends]
+    out = lowering.output(node.outputs[0], order_of(view))
+    inner = out
+    mode = node.get("mode", "constant")
+    if mode == "constant":
+        fill = np.float32(0 if value is None else value.item())
+        _fill_around(lowering, out, ends, view.shape, fill)
+    for axis, (before, _) in enumerate(ends):
+        inner = _part(inner, axis, before, view.shape[axis])
+    compute(lowering, inner, [view], (0,))
+    if mode != "constant":
+        _repeat(lowering, out, ends, view.shape, mode)
+
+
+def _fill_around(
+    lowering: Lowering, out: View, ends: Sequence[tuple[int, int]], inside: Sequence[int],
+    fill: np.float32,
+) -> None:  # fmt: skip
+    """Constants, only where nothing else will be."""
+    number = lowering.known_view(np.full(1, fill))
+    for axis, (before, after) in enumerate(ends):
+        for first, length in ((0, before), (before + inside[axis], after)):
+            if length:
+                compute(lowering, _part(out, axis, first, length), [number], (0,))
+        out = _part(out, axis, before, inside[axis])
+
+
+def _repeat(
+    lowering: Lowering, out: View, ends: Sequence[tuple[int, int]], inside: Sequence[int],
+    mode: str,
+) -> None:  # fmt: skip
+    """What lies inside again around it, axis by axis: in runs of even steps."""
+    for axis, (before, after) in enumerate(ends):
+        # Axes before this one are whole by now, those behind it are not.
+        whole = out
+        for other in range(axis + 1, len(ends)):
+            whole = _part(whole, other, ends[other][0], inside[other])
+        index = np.pad(np.arange(inside[axis]), (before, after), mode) + before  # type: ignore[call-overload]
+        for first, last in ((0, before), (before + inside[axis], len(index))):
+            while first < last:
+                step = int(index[first + 1] - index[first]) if first + 1 < last else 0
+                end = first + 1
+                while end < last and index[end] - index[end - 1] == step:
+                    end += 1
+                source = _part(whole, axis, int(index[first]), end - first, step)
+                compute(lowering, _part(whole, axis, first, end - first), [source], (0,))
+                first = end
+
+
+def _lower_resize(lowering: Lowering, node: Node) -> None:
+    """Each axis that changes is a sum of elements that are taken; whole copies are views."""
+    _refuse(node)
+    view = lowering.view(node.inputs[0])
+    scales, sizes = (constant(lowering, node, number) for number in (2, 3))
+    axes, factors, wanted = _lengths(node, view.shape, scales, sizes)
+    changing = [
+        (axis, _taps(node, view.shape[axis], length, factor))
+        for axis, factor, length in zip(axes, factors, wanted, strict=True)
+        if length != view.shape[axis] or factor != 1
+    ]
+    repeats = {axis: _repeats(found[0][0], view.shape[axis]) for axis, found in changing}
+    if node.get("mode", "nearest") == "nearest" and all(repeats.values()):
+        _repeated(lowering, node, view, repeats)
+        return
+    for number, (axis, sources) in enumerate(changing):
+        if len(sources) == 1:
+            view = taken(lowering, view, axis, sources[0][0].tolist())
+            continue
+        last = number == len(changing) - 1
+        view = _blended(lowering, node, view, axis, sources, last)
+    if node.outputs[0] not in lowering.views:
+        settled(lowering, node, view)
+
+
+def _repeats(index: np.ndarray, length: int) -> int:
+    """How often each element of an axis is taken, if all are as often and in order; else 0."""
+    times = len(index) // max(length, 1)
+    same = times > 0 and np.array_equal(index, np.repeat(np.arange(length), times))
+    return times if same else 0
+
+
+def _repeated(lowering: Lowering, node: Node, view: View, times: dict[int, int]) -> None:
+    """One copy, from a view in which each element stands several times."""
+    out = lowering.output(node.outputs[0], order_of(view))
+
+    def split(strides: Sequence[int], inner: bool) -> tuple[int, ...]:
+        made = list[int]()
+        for axis, stride in enumerate(strides):
+            count = times.get(axis, 1)
+            made += [stride * count, stride] if inner else [stride, 0]
+        return tuple(made)
+
+    sizes = [n for axis, size in enumerate(view.shape) for n in (size, times.get(axis, 1))]
+    source = View(replace(view.tensor, shape=tuple(sizes)), view.place, split(view.strides, False))
+    target = View(replace(out.tensor, shape=tuple(sizes)), out.place, split(out.strides, True))
+    compute(lowering, target, [source], (0,))
+
+
+def _blended(
+    lowering: Lowering, node: Node, view: View, axis: int,
+    sources: Sequence[tuple[np.ndarray, np.ndarray]], last: bool,
+) -> View:  # fmt: skip
+    """A weighted sum of elements that are taken from an axis."""
+    shape = (*view.shape[:axis], len(sources[0][0]), *view.shape[axis + 1 :])
+    order = order_of(view)
+    along = [-1 if one == axis else 1 for one in range(len(shape))]
+    total: View | None = None
+    for number, (index, weight) in enumerate(sources):
+        part = taken(lowering, view, axis, index.tolist())
+        factor = lowering.known_view(weight.astype(np.float32).reshape(along))
+        ending = last and number == len(sources) - 1
+        out = (
+            lowering.output(node.outputs[0], order)
+            if ending
+            else lowering.fresh(Tensor("float32", shape), order)
+        )
+        if total is None:
+            compute(lowering, out, [part, factor], (0, 1, "mul"))
+        else:
+            compute(lowering, out, [part, factor, total], (0, 1, "mul", 2, "add"))
+        total = out
+    assert total is not None
+    return total
+
+
+def _summed_windows(
+    node: Node, x: tuple[int, ...], image: Array, block: Array
+) -> tuple[Geometry, int]:
+    """Where the windows of x [N, C · taps, L] lie, and the channels C. ValueError: they do not
+    fit."""
+    over = windows(node, ints(image), ints(block))
+    taps = math.prod(over.kernel)
+    if len(x) != 3 or x[1] % taps or x[2] != math.prod(over.output):
+        raise ValueError(
+            f"expected [N, C times {taps}, {math.prod(over.output)}] of windows, got {list(x)}"
+        )
+    return over, x[1] // taps
+
+
+def _col2im(node: Node, x: Array, image: Array, block: Array) -> Array:
+    over, channels = _summed_windows(node, x.shape, image, block)
+    windowed = x.reshape(len(x), channels, *over.kernel, *over.output).astype(np.float64)
+    reach = [n + b + a for n, b, a in zip(over.size, over.before, over.after, strict=True)]
+    whole = np.zeros((len(x), channels, *reach))
+    for tap in product(*map(range, over.kernel)):
+        places = tuple(
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, n, s in zip(tap, over.dilation, over.output, over.stride, strict=True)
+        )
+        whole[(..., *places)] += windowed[(slice(None), slice(None), *tap)]
+    inside = tuple(slice(b, b + n) for b, n in zip(over.before, over.size, strict=True))
+    return whole[(..., *inside)].astype(x.dtype)
+
+
+def _image_sizes(node: Node, x: tuple[int, ...], image: Array, block: Array) -> tuple[int, ...]:
+    return x[0], _summed_windows(node, x, image, block)[1], *ints(image)
+
+
+def _lower_col2im(lowering: Lowering, node: Node) -> None:
+    """In an image as large as the windows reach, of which the output is a part."""
+    x = plain(lowering, lowering.view(node.inputs[0]))
+    image, block = (constant(lowering, node, number) for number in (1, 2))
+    assert image is not None
+    assert block is not None
+    over, channels = _summed_windows(node, x.shape, image, block)
+    batch, rank = x.shape[0], len(over.size)
+    reach = [n + b + a for n, b, a in zip(over.size, over.before, over.after, strict=True)]
+    whole = lowering.fresh(Tensor("float32", (batch, channels, *reach)))
+    compute(lowering, whole, [lowering.known_view(np.zeros(1, np.float32))], (0,))
+    strides = strides_of((batch, channels, *over.kernel, *over.output))
+    outer, inner = strides[:2], strides[2 + rank :]
+    shape = (batch, channels, *over.output)
+    steps = whole.strides[2:]
+    moved = tuple(s * stride for s, stride in zip(over.stride, steps, strict=True))
+    for tap in product(*map(range, over.kernel)):
+        first = sum(t * s for t, s in zip(tap, strides[2:], strict=False))
+        at = sum(t * d * s for t, d, s in zip(tap, over.dilation, steps, strict=True))
+        part = View(replace(x.tensor, shape=shape), x.place, (*outer, *inner))
+        target = View(replace(whole.tensor, shape=shape), whole.place, (*whole.strides[:2], *moved))
+        target = further(target, at)
+        compute(lowering, target, [target, further(part, first)], (0, 1, "add"))
+    begin = sum(b * s for b, s in zip(over.before, steps, strict=True))
+    cut = further(whole, begin)
+    settled(lowering, node, View(replace(whole.tensor, shape=(batch, channels, *over.size)),
+                                 cut.place, whole.strides))  # fmt: skip
+
+
+def _takes_pixels(known: Callable[[str], Array | None], node: Node) -> bool:
+    return node.get("mode", "nearest") == "nearest"
+
+
+def _fills_with_zeros(known: Callable[[str], Array | None], node: Node) -> bool:
+    fill = (*node.inputs, "", "")[2]
+    if node.get("mode", "constant") != "constant" or not fill:
+        return True
+    number = known(fill)
+    return number is not None and not number.any()
+
+
+operators.add("Pad", Operator(
+    meaning=_pad, numbers_from=1, shape=_padded_shape, lowering=_lower_pad, eight_bits="format",
+    eight_bits_if=_fills_with_zeros,
+))  # fmt: skip
+operators.add("Resize", Operator(
+    meaning=_resize, numbers_from=1, shape=_resized_shape, lowering=_lower_resize,
+    eight_bits="format", eight_bits_if=_takes_pixels,
+))  # fmt: skip
+operators.add("Col2Im", Operator(
+    meaning=_col2im, numbers_from=1, shape=_image_sizes, lowering=_lower_col2im
+))  # fmt: skip

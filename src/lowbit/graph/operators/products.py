@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, given, operators, real
-from lowbit.graph.operators.post_ops import finished
-from lowbit.numerics import quantize_rows
-
-Sizes = tuple[int, ...]
+from lowbit.graph.graph import Constant, Node, Tensor
+from lowbit.graph.lower import Lowering
+from lowbit.graph.lowering.elementwise import broadcast, compute, converted, in_format, plain
+from lowbit.graph.lowering.movement import settled
+from lowbit.graph.lowering.products import (
+    Epilogue,
+    as_float32,
+    as_matrix,
+    finished,
+    float_products,
+    floats,
+    gemm,
+    launch,
+    row_parameters,
+    weight_of,
+)
+from lowbit.graph.operator import Array, Operator, Sizes, Weight, operators
+from lowbit.graph.parts import Parts
+from lowbit.graph.step import View
+from lowbit.kernels.cpu.tensors.grouped import grouped_product
+from lowbit.numerics import QTensor, quantize_rows
+from lowbit.numerics.float32 import moderate
+from lowbit.product import requests
+from lowbit.weights.panels import PackedMatrix, pack, padded
 
 
 def product_shape(a: Sizes, b: Sizes) -> Sizes:
@@ -29,92 +51,64 @@ def exact(a: Array, b: Array) -> Array:
     return np.matmul(np.ascontiguousarray(a, np.float64), np.ascontiguousarray(b, np.float64))
 
 
-class MatMul(Operator):
-    """a [..., M, K] @ b [..., K, N], or vectors, as NumPy's."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        a, b = given(inputs, 2)
-        return (exact(a, b).astype(a.dtype),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        a, b = given(tensors, 2)
-        return (Tensor(real(a).name, product_shape(a.sizes, b.sizes)),)
+def _matmul(node: Node, a: Array, b: Array) -> Array:
+    return exact(a, b).astype(a.dtype)
 
 
-class MatMulInteger(Operator):
+def _matmul_integer(
+    node: Node, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None
+) -> Array:
     """(a - a_zero) @ (b - b_zero) of 8-bit integers, int32. Zero points: one, or one a row of a, a
     column of b."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        a, b = given(inputs, 2)
-        a_zero, b_zero = (*inputs, None, None)[2:4]
-        left, right = a.astype(np.float64), b.astype(np.float64)
-        if a_zero is not None:
-            left = left - (a_zero if a_zero.ndim != 1 or a_zero.size == 1 else a_zero[:, None])
-        if b_zero is not None:
-            right = right - b_zero
-        return (exact(left, right).astype(np.int32),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        a, b = given(tensors, 2)
-        return (Tensor("int32", product_shape(a.sizes, b.sizes)),)
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    if a_zero is not None:
+        left = left - (a_zero if a_zero.ndim != 1 or a_zero.size == 1 else a_zero[:, None])
+    if b_zero is not None:
+        right = right - b_zero
+    return exact(left, right).astype(np.int32)
 
 
-class Gemm(Operator):
+def _gemm(node: Node, a: Array, b: Array, c: Array | None = None) -> Array:
     """alpha · A @ B + beta · C, with transA and transB; C [M, N] or what broadcasts to it."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        a, b = given(inputs, 2)
-        (c,) = (*inputs, None)[2:3]
-        a, b = a.T if node.get("transA", 0) else a, b.T if node.get("transB", 0) else b
-        made = exact(a, b) * float(node.get("alpha", 1.0))
-        if c is not None:
-            made = made + np.broadcast_to(c, made.shape) * float(node.get("beta", 1.0))
-        return (made.astype(a.dtype),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        a, b = given(tensors, 2)
-        (c,) = (*tensors, None)[2:3]
-        left = a.sizes[::-1] if node.get("transA", 0) else a.sizes
-        right = b.sizes[::-1] if node.get("transB", 0) else b.sizes
-        if len(left) != 2 or len(right) != 2:
-            raise ValueError(f"expected two matrices, got shapes {a.sizes} and {b.sizes}")
-        shape = product_shape(left, right)
-        if c is not None and np.broadcast_shapes(c.sizes, shape) != shape:
-            raise ValueError(f"C {c.sizes} does not broadcast to {shape}")
-        return (Tensor(real(a).name, shape),)
+    a, b = a.T if node.get("transA", 0) else a, b.T if node.get("transB", 0) else b
+    made = exact(a, b) * float(node.get("alpha", 1.0))
+    if c is not None:
+        made = made + np.broadcast_to(c, made.shape) * float(node.get("beta", 1.0))
+    return made.astype(a.dtype)
 
 
-class Linear(Operator):
+def _gemm_sizes(node: Node, a: Sizes, b: Sizes, c: Sizes | None = None) -> Sizes:
+    if len(a) != 2 or len(b) != 2:
+        raise ValueError(f"expected two matrices, got shapes {a} and {b}")
+    left, right = a[::-1] if node.get("transA", 0) else a, b[::-1] if node.get("transB", 0) else b
+    shape = product_shape(left, right)
+    if c is not None and np.broadcast_shapes(c, shape) != shape:
+        raise ValueError(f"C {c} does not broadcast to {shape}")
+    return shape
+
+
+def _linear(
+    node: Node, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None
+) -> Array:
     """x [..., K] @ weight [N, K] transposed + bias [N]; residual as the output.
 
     activations="dynamic": each row of x is rounded to 8 bits first, with a scale and a zero point
     of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point.
     """
+    made = exact(_rows(node, x), weight.T)
+    if bias is not None:
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"bias {bias.shape} does not fit weight {weight.shape}")
+        made += bias
+    return finished(node, made, x.dtype, residual)
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, weight = given(inputs, 2)
-        bias, residual = (*inputs, None, None)[2:4]
-        made = exact(_rows(node, x), weight.T)
-        if bias is not None:
-            if bias.shape != weight.shape[:1]:
-                raise ValueError(f"bias {bias.shape} does not fit weight {weight.shape}")
-            made += bias
-        return (finished(node, made, x.dtype, residual),)
 
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, weight = given(tensors, 2)
-        if len(weight.sizes) != 2:
-            raise ValueError(f"expected a weight [N, K], got {weight.sizes}")
-        return (Tensor(real(x).name, product_shape(x.sizes, weight.sizes[::-1])),)
+def _linear_sizes(
+    node: Node, x: Sizes, weight: Sizes, bias: Sizes | None = None, residual: Sizes | None = None
+) -> Sizes:
+    if len(weight) != 2:
+        raise ValueError(f"expected a weight [N, K], got {weight}")
+    return product_shape(x, weight[::-1])
 
 
 def _rows(node: Node, x: Array) -> Array:
@@ -131,22 +125,17 @@ def _rows(node: Node, x: Array) -> Array:
     return ((q.astype(np.float64) - zero[:, None]) * scale[:, None]).reshape(x.shape)
 
 
-class Einsum(Operator):
+def _einsum(node: Node, *arrays: Array) -> Array:
     """Sums of products as Einstein wrote them; the equation names every axis, without "...\"."""
+    read, made, _ = _labels(node, [one.shape for one in arrays])
+    wide = [one.astype(np.float64) for one in arrays]
+    value = np.einsum(f"{','.join(read)}->{made}", *wide, optimize=True)
+    return value.astype(arrays[0].dtype)
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        read, made, _ = _labels(node, [one.shape for one in inputs if one is not None])
-        arrays = [one for one in inputs if one is not None]
-        wide = [one.astype(np.float64) for one in arrays]
-        value = np.einsum(f"{','.join(read)}->{made}", *wide, optimize=True)
-        return (value.astype(arrays[0].dtype),)
 
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        given = [one for one in tensors if one is not None]
-        _, made, sizes = _labels(node, [one.sizes for one in given])
-        return (Tensor(real(given[0]).name, tuple(sizes[label] for label in made)),)
+def _einsum_sizes(node: Node, *shapes: Sizes) -> Sizes:
+    _, made, sizes = _labels(node, shapes)
+    return tuple(sizes[label] for label in made)
 
 
 def _labels(node: Node, shapes: Sequence[Sizes]) -> tuple[list[str], str, dict[str, int]]:
@@ -165,30 +154,221 @@ def _labels(node: Node, shapes: Sequence[Sizes]) -> tuple[list[str], str, dict[s
     return read, made, sizes
 
 
-class GroupedMatMul(Operator):
+def _grouped(node: Node, x: Array, weight: Array, ends: Array) -> Array:
     """x [M, K], weight [G, K, N], ends [G]: the rows from ends[g - 1], or 0, to before ends[g] of
     x times weight[g], as an expert of a mixture has them. Rows behind the last end are 0."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, weight, ends = given(inputs, 3)
-        made, first = np.zeros((len(x), weight.shape[2]), x.dtype), 0
-        for matrix, end in zip(weight, ends.tolist(), strict=True):
-            made[first:end] = exact(x[first:end], matrix)
-            first = max(first, end)
-        return (made,)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, weight, ends = (one.sizes for one in given(tensors, 3))
-        if len(x) != 2 or len(weight) != 3 or weight[1] != x[1] or ends != weight[:1]:
-            raise ValueError(f"x {x}, weight {weight} and ends {ends} do not fit")
-        return (Tensor("float32", (x[0], weight[2])),)
+    made, first = np.zeros((len(x), weight.shape[2]), x.dtype), 0
+    for matrix, end in zip(weight, ends.tolist(), strict=True):
+        made[first:end] = exact(x[first:end], matrix)
+        first = max(first, end)
+    return made
 
 
-operators.add("GroupedMatMul", GroupedMatMul())
-operators.add("Einsum", Einsum())
-operators.add("MatMul", MatMul())
-operators.add("MatMulInteger", MatMulInteger())
-operators.add("Gemm", Gemm())
-operators.add("Linear", Linear())
+def _grouped_sizes(node: Node, x: Sizes, weight: Sizes, ends: Sizes) -> Sizes:
+    if len(x) != 2 or len(weight) != 3 or weight[1] != x[1] or ends != weight[:1]:
+        raise ValueError(f"x {x}, weight {weight} and ends {ends} do not fit")
+    return x[0], weight[2]
+
+
+def _pack_linear(weight: QTensor) -> PackedMatrix:
+    return pack(weight.T)
+
+
+def _lower_linear(lowering: Lowering, node: Node) -> None:
+    """x [..., K] times weight [N, K]."""
+    weight = lowering.graph.constants.get(node.inputs[1])
+    x = lowering.view(node.inputs[0])
+    activations = node.get("activations")
+    dynamic = activations is not None
+    quantized = dynamic or x.tensor.scale is not None
+    if not isinstance(weight, QTensor) or not quantized or weight.axis not in (None, 0):
+        _float_linear(lowering, node)
+        return
+    packed = lowering.packed(weight, _pack_linear)
+    panels = requests.panel_format(packed, lowering.isa.name)
+    if dynamic:
+        x = converted(lowering, x, Tensor("float32", x.shape))
+    x = plain(lowering, x)
+    m, k = math.prod(x.shape[:-1]), x.shape[-1]
+    dtype = np.dtype(x.tensor.dtype)
+    left = (m, k), (k * dtype.itemsize, dtype.itemsize), dtype
+    isa, threads = lowering.isa.name, lowering.threads
+    epilogue = Epilogue(lowering, node, None)
+    scale = zero = None
+    if dynamic:
+        prepared, spec = requests.floats(left, panels, threads, isa, activations, 0, *epilogue.spec)
+    else:
+        shifted = x.tensor.zero_point != 0
+        prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
+                                         moderate(x.tensor.scale), 0, *epilogue.spec)  # fmt: skip
+        scale, zero = row_parameters(lowering, x.tensor)
+    bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
+    launch(lowering, prepared, {
+        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
+        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
+        "out": epilogue.out.place,
+    })  # fmt: skip
+
+
+def _columns(constant: Constant) -> np.ndarray:
+    """Of [N, K], as [K, N]."""
+    return np.ascontiguousarray(floats(constant).T)
+
+
+def _float_linear(lowering: Lowering, node: Node) -> None:
+    """x [..., K] times weight [N, K], which may be of integers that stand for floats."""
+    x = as_float32(lowering, lowering.view(node.inputs[0]))
+    weight = lowering.packed(weight_of(lowering, node), _columns)
+    m, (k, n) = math.prod(x.shape[:-1]), weight.shape
+    float_products(lowering, node, None, [(as_matrix(x, (m, k), (k, 1), 0), weight, 0, n)])
+
+
+def _lower_matmul(lowering: Lowering, node: Node) -> None:
+    """Matrices of float32 that are no weights, one after another."""
+    a, b = (
+        in_format(lowering, view, Tensor("float32", view.shape))
+        for view in map(lowering.view, node.inputs)
+    )
+    tensor = lowering.graph.tensors[node.outputs[0]]
+    out = lowering.output(node.outputs[0])
+    target = out
+    if tensor.dtype != "float32":
+        target = lowering.fresh(replace(tensor, dtype="float32", scale=None, zero_point=0))
+    whole = target
+    if len(a.shape) == 1:
+        a, target = _wider(a, 0), _wider(target, max(len(target.shape) - 1, 0))
+    if len(b.shape) == 1:
+        b, target = _wider(b, 1), _wider(target, len(target.shape))
+    leading = target.shape[:-2]
+    left = broadcast(a, (*leading, *a.shape[-2:]))
+    right = broadcast(b, (*leading, *b.shape[-2:]))
+    for index in product(*map(range, leading)):
+        at = [
+            sum(i * s for i, s in zip(index, one, strict=False))
+            for one in (left, right, target.strides)
+        ]
+        gemm(
+            lowering,
+            as_matrix(a, a.shape[-2:], a.strides[-2:], at[0]),  # type: ignore[arg-type]
+            as_matrix(b, b.shape[-2:], b.strides[-2:], at[1]),  # type: ignore[arg-type]
+            as_matrix(target, target.shape[-2:], target.strides[-2:], at[2]),  # type: ignore[arg-type]
+        )
+    if whole is not out:
+        compute(lowering, out, [whole], (0,))
+
+
+def _wider(view: View, axis: int) -> View:
+    """With one more axis, of one element."""
+    shape, strides = list(view.shape), list(view.strides)
+    shape.insert(axis, 1)
+    strides.insert(axis, 1)
+    return View(replace(view.tensor, shape=tuple(shape)), view.place, tuple(strides))
+
+
+def _lower_grouped(lowering: Lowering, node: Node) -> None:
+    x, weight, ends = (lowering.view(name) for name in node.inputs)
+    x, weight = (converted(lowering, one, Tensor("float32", one.shape)) for one in (x, weight))
+    if ends.tensor.dtype not in ("int32", "int64"):
+        raise NotImplementedError(f"ends are int32 or int64, not {ends.tensor.dtype}")
+    ends = plain(lowering, ends)
+    groups, depth, n = weight.shape
+    out = lowering.fresh(Tensor("float32", (x.shape[0], n)))
+    indices = "s32" if ends.tensor.dtype == "int32" else "s64"
+    lowering.add(grouped_product.program(lowering.isa, indices=indices), {
+        "out": out.place, "x": x.place, "weight": weight.place, "ends": ends.place,
+        "rows": x.shape[0], "groups": groups, "k_size": depth, "n": n,
+    })  # fmt: skip
+    settled(lowering, node, out)
+
+
+def _gemm_in_parts(parts: Parts, node: Node) -> bool:
+    a, b, c = (*node.inputs, "")[:3]
+    a = parts.add("Transpose", a, perm=(1, 0), like=parts.tensor(a)) if node.get("transA") else a
+    b = parts.add("Transpose", b, perm=(1, 0), like=parts.tensor(b)) if node.get("transB") else b
+    alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
+    if alpha == 1 and not c:
+        return parts.end("MatMul", a, b)
+    made = parts.add("MatMul", a, b)
+    if alpha != 1:
+        factor = parts.constant(np.float32(alpha))
+        if not c:
+            return parts.end("Mul", made, factor)
+        made = parts.add("Mul", made, factor)
+    if beta != 1:
+        c = parts.add("Mul", c, parts.constant(np.float32(beta)))
+    return parts.end("Add", made, c)
+
+
+def _einsum_in_parts(parts: Parts, node: Node) -> bool:
+    """Of two operands with sums over what both have: a product of matrices."""
+    left, _, made = node.get("equation").replace(" ", "").partition("->")
+    read = left.split(",")
+    if not made or len(read) != 2 or any(len(set(one)) < len(one) for one in (*read, made)):
+        return False
+    a, b = read
+    batch = [x for x in made if x in a and x in b]
+    summed = [x for x in a if x in b and x not in made]
+    rows, columns = ([x for x in made if x in one and x not in batch] for one in (a, b))
+    if (
+        len(batch) + len(summed) + len(rows) != len(a)
+        or len(columns) + len(batch) != len(made) - (len(rows))
+        or len(batch) + len(summed) + len(columns) != len(b)
+    ):
+        return False
+    sizes: dict[str, int] = {}
+    matrices = []
+    for name, labels, order, tail in (
+        (node.inputs[0], a, [batch, rows, summed], (rows, summed)),
+        (node.inputs[1], b, [batch, summed, columns], (summed, columns)),
+    ):
+        tensor = parts.tensor(name)
+        sizes |= dict(zip(labels, tensor.sizes, strict=True))
+        perm = tuple(labels.index(x) for group in order for x in group)
+        moved = parts.add("Transpose", name, perm=perm, like=tensor)
+        shape = [sizes[x] for x in batch]
+        shape += [int(np.prod([sizes[x] for x in group])) for group in tail]
+        matrices.append(parts.shaped(moved, shape, tensor))
+    product = parts.add("MatMul", *matrices)
+    ordered = [*batch, *rows, *columns]
+    shaped = parts.shaped(product, [sizes[x] for x in ordered])
+    return parts.end("Transpose", shaped, perm=tuple(ordered.index(x) for x in made))
+
+
+def _mixes_last(node: Node, rank: int, count: int) -> bool:
+    return rank > count
+
+
+def _each_sum(node: Node, x: Sizes, *others: Sizes) -> int:
+    return math.prod(others[-1]) * x[-1]
+
+
+_TWO: dict[str, Any] = {"stays": "both of its operands are activations"}
+
+operators.add("Linear", Operator(
+    meaning=_linear, shape=_linear_sizes, lowering=_lower_linear, onnx=False, aten=("linear",),
+    weight=Weight(0, -1, ("int8", "dynamic", "int4"), lambda node, x, weight: x),
+    positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum,
+))  # fmt: skip
+operators.add("MatMul", Operator(
+    meaning=_matmul, shape=lambda node, a, b: product_shape(a, b), lowering=_lower_matmul,
+    aten=("matmul", "mm", "bmm", "mv", "dot"),
+    positions="kept", positions_if=_mixes_last, multiply_adds=_each_sum, **_TWO,
+))  # fmt: skip
+operators.add("Gemm", Operator(
+    meaning=_gemm, shape=_gemm_sizes, parts=_gemm_in_parts,
+    multiply_adds=lambda node, a, *others: _each_sum(
+        node, a[::-1] if node.get("transA", 0) else a, *others
+    ), **_TWO,
+))  # fmt: skip
+operators.add("Einsum", Operator(
+    meaning=_einsum, shape=_einsum_sizes, parts=_einsum_in_parts
+))  # fmt: skip
+operators.add("GroupedMatMul", Operator(
+    meaning=_grouped, shape=_grouped_sizes, dtype="float32", lowering=_lower_grouped, onnx=False,
+    aten=("transformers::grouped_mm_fallback",),  # of float32; PyTorch's is of bfloat16 there
+    stays="products of groups of rows have kernels of float32 only",
+))  # fmt: skip
+# An importer makes a quantized Linear of it.
+operators.add("MatMulInteger", Operator(
+    meaning=_matmul_integer, shape=lambda node, a, b, *zeros: product_shape(a, b), dtype="int32"
+))  # fmt: skip

@@ -7,14 +7,19 @@ where a quotient is next to a half can give the next integer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, finite, given, operators
-from lowbit.graph.operators.convolution import convolution_windows, convolved
+from lowbit.graph.lower import Lowering, order_of
+from lowbit.graph.lowering.elementwise import compute
+from lowbit.graph.operator import Array, Operator, Sizes, finite, operators
+from lowbit.graph.operators.convolution import convolution_sizes, convolved
 from lowbit.graph.operators.products import exact, product_shape
+from lowbit.graph.operators.windows import convolution_windows
+from lowbit.graph.step import View
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
 _INTEGERS = ("uint8", "int8")
@@ -51,105 +56,100 @@ def dequantized(q: Array, scale: Array, zero: Array | None) -> Array:
     return ((q - zero).astype(np.float32) * scale.astype(np.float32)).astype(scale.dtype)
 
 
-class QuantizeLinear(Operator):
+def _quantize(node: Node, x: Array, scale: Array, zero: Array | None = None) -> Array:
     """clamp(round(x / scale) + zero_point), per tensor or along `axis`."""
+    axis = node.get("axis", 1)
+    scale = along(scale, axis, x.ndim)
+    zero = None if zero is None else along(zero, axis, x.ndim)
+    return quantized(x, scale, zero, node.get("output_dtype", "uint8"))
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = given(inputs, 2)
-        (zero,) = (*inputs, None)[2:3]
-        axis = node.get("axis", 1)
-        scale = along(scale, axis, x.ndim)
-        zero = None if zero is None else along(zero, axis, x.ndim)
-        return (quantized(x, scale, zero, node.get("output_dtype", "uint8")),)
 
+class _Quantize(Operator):
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
-        (x,) = given(tensors)
-        _, zero = (*tensors, None, None)[1:3]
+        (made,) = super().infer(node, tensors, known)
+        zero = (*tensors, None, None)[2]
         dtype = node.get("output_dtype", "uint8") if zero is None else zero.dtype
-        return (Tensor(dtype, x.sizes),)
+        return (replace(made, dtype=dtype),)
 
 
-class DequantizeLinear(Operator):
+def _dequantize(node: Node, x: Array, scale: Array, zero: Array | None = None) -> Array:
     """scale · (x - zero_point), per tensor or along `axis`."""
+    axis = node.get("axis", 1)
+    zero = None if zero is None else along(zero, axis, x.ndim)
+    return dequantized(x, along(scale, axis, x.ndim), zero)
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = given(inputs, 2)
-        (zero,) = (*inputs, None)[2:3]
-        axis = node.get("axis", 1)
-        zero = None if zero is None else along(zero, axis, x.ndim)
-        return (dequantized(x, along(scale, axis, x.ndim), zero),)
 
+class _Dequantize(Operator):
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
-        x, scale = given(tensors, 2)
-        return (Tensor(scale.dtype, x.sizes),)
+        (made,) = super().infer(node, tensors, known)
+        assert tensors[1] is not None
+        return (replace(made, dtype=tensors[1].dtype),)
 
 
-class DynamicQuantizeLinear(Operator):
+def _dynamically(node: Node, x: Array) -> tuple[Array, ...]:
     """uint8 with the scale and zero point that the least and greatest element give."""
+    low, high = (np.float32(find(x, initial=0)) for find in (np.min, np.max))
+    scale = np.asarray((high - low) / np.float32(255)) if high > low else np.float32(1)
+    zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
+    return quantized(x, np.asarray(scale), zero), np.asarray(scale), np.asarray(zero)
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        (x,) = given(inputs)
-        low, high = (np.float32(find(x, initial=0)) for find in (np.min, np.max))
-        scale = np.asarray((high - low) / np.float32(255)) if high > low else np.float32(1)
-        zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
-        return quantized(x, np.asarray(scale), zero), np.asarray(scale), np.asarray(zero)
+
+class _Dynamically(Operator):
+    def infer(
+        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+    ) -> tuple[Tensor, ...]:
+        (made,) = super().infer(node, tensors, known)
+        return made, Tensor("float32", ()), Tensor("uint8", ())
+
+
+def _convolve(
+    node: Node, x: Array, weight: Array, x_zero: Array | None = None, zeros: Array | None = None
+) -> Array:
+    """The convolution of x - x_zero with weight - zeros, int32."""
+    windows, groups = convolution_windows(node, x.shape, weight.shape)
+    left, right = x.astype(np.float64), weight.astype(np.float64)
+    left = left if x_zero is None else left - x_zero
+    if zeros is not None:
+        right = right - along(zeros, 0, weight.ndim)
+    return convolved(left, right, windows, groups).astype(np.int32)
+
+
+class _Quantized(Operator):
+    """Of two operands, each with scale and zero point, and then those of the output."""
 
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
-        (x,) = given(tensors)
-        return Tensor("uint8", x.sizes), Tensor("float32", ()), Tensor("uint8", ())
+        (made,) = super().infer(node, tensors, known)
+        assert tensors[7] is not None
+        return (replace(made, dtype=tensors[7].dtype),)
 
 
-class ConvInteger(Operator):
-    """The convolution of x - x_zero with weight - weight_zero, int32."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, weight = given(inputs, 2)
-        x_zero, weight_zero = (*inputs, None, None)[2:4]
-        windows, groups = convolution_windows(node, x.shape, weight.shape)
-        left, right = x.astype(np.float64), weight.astype(np.float64)
-        left = left if x_zero is None else left - x_zero
-        if weight_zero is not None:
-            right = right - along(weight_zero, 0, weight.ndim)
-        return (convolved(left, right, windows, groups).astype(np.int32),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, weight = given(tensors, 2)
-        return (_convolution(node, x, weight, "int32"),)
+def _quantized_convolution(
+    node: Node, x: Array, x_scale: Array, x_zero: Array, weight: Array, w_scale: Array,
+    w_zero: Array, y_scale: Array, y_zero: Array, bias: Array | None = None,
+) -> Array:  # fmt: skip
+    """Of x, weight and an int32 bias."""
+    left = _values(x, x_scale, x_zero)
+    w_scale, w_zero = (along(one, 0, weight.ndim) for one in (w_scale, w_zero))
+    windows, groups = convolution_windows(node, left.shape, weight.shape)
+    made = convolved(left, _values(weight, w_scale, w_zero), windows, groups)
+    if bias is not None:
+        scaled = bias.astype(np.float64) * x_scale * w_scale.reshape(-1)
+        made += scaled.reshape(-1, *(1,) * (made.ndim - 2))
+    return quantized(made, y_scale, y_zero)
 
 
-def _convolution(node: Node, x: Tensor, weight: Tensor, dtype: str) -> Tensor:
-    windows, _ = convolution_windows(node, x.sizes, weight.sizes)
-    return Tensor(dtype, (x.sizes[0], weight.sizes[0], *windows.output))
-
-
-class QLinearConv(Operator):
-    """Conv of x, weight and an int32 bias (each with scale, zero point), quantized."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = given(inputs, 8)
-        (bias,) = (*inputs, None)[8:9]
-        left = _values(x, x_scale, x_zero)
-        w_scale, w_zero = (along(one, 0, weight.ndim) for one in (w_scale, w_zero))
-        windows, groups = convolution_windows(node, left.shape, weight.shape)
-        made = convolved(left, _values(weight, w_scale, w_zero), windows, groups)
-        if bias is not None:
-            scaled = bias.astype(np.float64) * x_scale * w_scale.reshape(-1)
-            made += scaled.reshape(-1, *(1,) * (made.ndim - 2))
-        return (quantized(made, y_scale, y_zero),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, _, _, weight, _, _, _, y_zero = given(tensors, 8)
-        return (_convolution(node, x, weight, y_zero.dtype),)
+def _quantized_product(
+    node: Node, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array,
+    y_scale: Array, y_zero: Array,
+) -> Array:  # fmt: skip
+    left, right = _values(a, a_scale, a_zero), _values(b, b_scale, b_zero)
+    return quantized(exact(left, right), y_scale, y_zero)
 
 
 def _values(q: Array, scale: Array, zero: Array) -> Array:
@@ -158,24 +158,46 @@ def _values(q: Array, scale: Array, zero: Array) -> Array:
     return (wide - zero) * scale.astype(np.float64)
 
 
-class QLinearMatMul(Operator):
-    """a @ b of 8-bit integers with scales, quantized."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = given(inputs, 8)
-        left, right = _values(a, a_scale, a_zero), _values(b, b_scale, b_zero)
-        return (quantized(exact(left, right), y_scale, y_zero),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        a, _, _, b, _, _, _, y_zero = given(tensors, 8)
-        return (Tensor(y_zero.dtype, product_shape(a.sizes, b.sizes)),)
+def _scaled(lowering: Lowering, node: Node, view: View) -> View:
+    """A view of stored integers as what they stand for. NotImplementedError: by channel."""
+    scale, zero = ([lowering.graph.constants.get(name) for name in node.inputs[1:]] + [None])[:2]
+    if not isinstance(scale, np.ndarray) or scale.size != 1 or np.size(zero) != 1:  # type: ignore[arg-type]
+        raise NotImplementedError(f"{node.op} is served with one scale that is a constant")
+    number = 0 if zero is None else int(np.asarray(zero).item())
+    tensor = Tensor(view.tensor.dtype, view.shape, float(scale.item()), number)
+    return View(tensor, view.place, view.strides)
 
 
-operators.add("QuantizeLinear", QuantizeLinear())
-operators.add("DequantizeLinear", DequantizeLinear())
-operators.add("DynamicQuantizeLinear", DynamicQuantizeLinear())
-operators.add("ConvInteger", ConvInteger())
-operators.add("QLinearConv", QLinearConv())
-operators.add("QLinearMatMul", QLinearMatMul())
+def _lower_quantize(lowering: Lowering, node: Node) -> None:
+    x = lowering.view(node.inputs[0])
+    out = lowering.output(node.outputs[0], order_of(x))
+    compute(lowering, _scaled(lowering, node, out), [x], (0,))
+
+
+def _lower_dequantize(lowering: Lowering, node: Node) -> None:
+    x = _scaled(lowering, node, lowering.view(node.inputs[0]))
+    compute(lowering, lowering.output(node.outputs[0], order_of(x)), [x], (0,))
+
+
+def _first(node: Node, x: Sizes, *others: Sizes | None) -> Sizes:
+    return x
+
+
+operators.add("QuantizeLinear", _Quantize(
+    meaning=_quantize, shape=_first, lowering=_lower_quantize))  # fmt: skip
+operators.add("DequantizeLinear", _Dequantize(
+    meaning=_dequantize, shape=_first, lowering=_lower_dequantize))  # fmt: skip
+# Importers make others of these.
+operators.add("DynamicQuantizeLinear", _Dynamically(
+    meaning=_dynamically, shape=_first, dtype="uint8"))  # fmt: skip
+operators.add("ConvInteger", Operator(
+    meaning=_convolve, dtype="int32",
+    shape=lambda node, x, weight, *zeros: convolution_sizes(node, x, weight),
+))  # fmt: skip
+operators.add("QLinearConv", _Quantized(
+    meaning=_quantized_convolution,
+    shape=lambda node, x, _, __, weight, *others: convolution_sizes(node, x, weight),
+))  # fmt: skip
+operators.add("QLinearMatMul", _Quantized(
+    meaning=_quantized_product, shape=lambda node, a, _, __, b, *others: product_shape(a, b)
+))  # fmt: skip

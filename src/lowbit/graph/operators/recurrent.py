@@ -1,7 +1,7 @@
 """Recurrent layers, each written as the operators of its steps.
 
 The same writing is what a layer means, run on arrays, and what becomes of it where its sizes are
-known (passes/recurrent.py).
+known (`_in_parts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, given, operators, real
+from lowbit.graph.operator import Array, Operator, operators, real
+from lowbit.graph.parts import Parts
 
 T = TypeVar("T")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -292,18 +293,21 @@ def _function(name: str, values: dict[str, float]) -> Function:
     return apply
 
 
-class Recurrent(Operator):
+def _layer(node: Node, *inputs: Array | None) -> tuple[Array, ...]:
     """X [steps, batch, K], W, R, B, sequence_lens, initial_h, and of an LSTM initial_c, P; Y, Y_h,
     and of an LSTM Y_c. Gates lie in ONNX's order; with layout = 1 the batch comes first."""
+    x, w, r = inputs[:3]
+    assert x is not None
+    assert w is not None
+    assert r is not None
+    return tuple(layer(Arrays(), node, inputs, Sizes.of(node, x.shape, w.shape, r.shape)))
 
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, w, r = given(inputs, 3)
-        return tuple(layer(Arrays(), node, inputs, Sizes.of(node, x.shape, w.shape, r.shape)))
 
+class _Recurrent(Operator):
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
-        x, w, r = given(tensors, 3)
+        x, w, r = (one for one in tensors[:3] if one is not None)
         sizes = Sizes.of(node, x.sizes, w.sizes, r.sizes)
         if node.get("layout", 0):
             y = sizes.batch, sizes.steps, sizes.directions, sizes.hidden
@@ -315,5 +319,35 @@ class Recurrent(Operator):
         return tuple(Tensor(real(x).name, shape) for shape in (y, *(last,) * states))
 
 
-for _name in GATES:
-    operators.add(_name, Recurrent())
+class _Names(Writer[str]):
+    """Operators as nodes of a graph; those of nothing but constants are computed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
+        arrays = [array for name in inputs if (array := self._parts.numbers(name)) is not None]
+        if len(arrays) < len(inputs):
+            return self._parts.add(op, *inputs, **attributes)
+        node = Node(op, inputs, ("",), attributes)
+        return self.constant(operators.get(op).compute(node, *arrays)[0])
+
+    def constant(self, value: Array) -> str:
+        return self._parts.constant(value)
+
+
+def _in_parts(parts: Parts, node: Node) -> bool:
+    """A layer of a sequence whose length is known by now."""
+    x, w, r = (parts.tensor(name).sizes for name in node.inputs[:3])
+    inputs = [name or None for name in node.inputs]
+    outputs = layer(_Names(parts), node, inputs, Sizes.of(node, x, w, r))
+    for number, (name, made) in enumerate(zip(node.outputs, outputs, strict=False)):
+        if name:
+            parts.end("Identity", made, output=number)
+    return True
+
+
+_RECORD = _Recurrent(meaning=_layer, parts=_in_parts)
+operators.add("RNN", _RECORD)
+operators.add("GRU", _RECORD)
+operators.add("LSTM", _RECORD)

@@ -1,16 +1,71 @@
-"""Sums, means and greatest elements along axes."""
+"""Pools, and sums, means and greatest elements along axes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from lowbit.graph.graph import Node
-from lowbit.graph.operator import Array, operators
-from lowbit.graph.operators.shapes import Moving, axes_of
+from lowbit.graph.graph import Node, Tensor
+from lowbit.graph.lower import Lowering, channels_last
+from lowbit.graph.lowering.elementwise import (
+    compute,
+    converted,
+    format_of,
+    plain,
+    same_format,
+)
+from lowbit.graph.lowering.movement import constant, settled
+from lowbit.graph.operator import Array, Operator, Sizes, operators
+from lowbit.graph.operators.shapes import axes_of
+from lowbit.graph.operators.windows import divisors, pool_windows, seen_through
+from lowbit.graph.parts import Parts
+from lowbit.graph.step import Place, View
+from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
+from lowbit.kernels.cpu.tensors.elementwise import parameters_array
+from lowbit.kernels.cpu.tensors.pool import pool, pool_block
+from lowbit.kernels.cpu.tensors.reduce import reduce_columns, reduce_rows
+from lowbit.kernels.cpu.tensors.reduction import Reduction
+from lowbit.kernels.cpu.tensors.scan import ELEMENTS, running_sums
 
 Reduce = Callable[[Array, tuple[int, ...]], Array]
+
+
+def _greatest_of_windows(node: Node, x: Array) -> Array:
+    """[N, C, *out] of x [N, C, *image]. ValueError: the indices are asked for."""
+    if len(node.outputs) > 1 and node.outputs[1]:
+        raise ValueError("the second output of MaxPool, indices, is not supported")
+    over = pool_windows(node, x.shape[2:])
+    least = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
+    view = seen_through(over, x, least)
+    return view.max(axis=tuple(range(x.ndim, view.ndim)))
+
+
+def _mean_of_windows(node: Node, x: Array) -> Array:
+    """Of what lies in the image, with count_include_pad also in `pads`."""
+    over = pool_windows(node, x.shape[2:])
+    view = seen_through(over, x.astype(np.float64), 0)
+    total = view.sum(tuple(range(x.ndim, view.ndim)))
+    return (total / divisors(node, over)).astype(x.dtype)
+
+
+def _pooled_sizes(node: Node, x: Sizes) -> Sizes:
+    return *x[:2], *pool_windows(node, x[2:]).output
+
+
+def _mean_of_images(node: Node, x: Array) -> Array:
+    mean = x.mean(axis=tuple(range(2, x.ndim)), keepdims=True, dtype=np.float64)
+    return mean.astype(x.dtype)
+
+
+def _greatest_of_images(node: Node, x: Array) -> Array:
+    return x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+def _image_sizes(node: Node, x: Sizes) -> Sizes:
+    return *x[:2], *(1,) * (len(x) - 2)
 
 
 def _wide(x: Array) -> Array:
@@ -18,17 +73,11 @@ def _wide(x: Array) -> Array:
     return x if x.dtype.kind in "iu" else x.astype(np.float64)
 
 
-class Reducing(Moving):
+def _reduce(function: Reduce, node: Node, x: Array, axes: Array | None = None) -> Array:
     """A function of numbers and axes that keeps those axes, one long."""
-
-    def __init__(self, reduce: Reduce) -> None:
-        super().__init__(self._computed, 1, _reduced_shape)
-        self.reduce = reduce
-
-    def _computed(self, node: Node, x: Array, axes: Array | None = None) -> Array:
-        found = _axes(node, axes, x.ndim)
-        made = np.asarray(self.reduce(x, found)).astype(x.dtype)
-        return made if node.get("keepdims", 1) else made.squeeze(found)
+    found = _axes(node, axes, x.ndim)
+    made = np.asarray(function(x, found)).astype(x.dtype)
+    return made if node.get("keepdims", 1) else made.squeeze(found)
 
 
 def _kept(node: Node, shape: tuple[int, ...], reduced: tuple[int, ...]) -> list[int]:
@@ -78,20 +127,205 @@ def _extreme(find: Callable[..., Array]) -> Callable[..., Array]:
     return computed
 
 
-_TABLE: dict[str, Reduce] = {
-    "ReduceMean": lambda x, axes: _wide(x).mean(axes, keepdims=True),
-    "ReduceSum": lambda x, axes: _wide(x).sum(axes, keepdims=True),
-    "ReduceProd": lambda x, axes: _wide(x).prod(axes, keepdims=True),
-    "ReduceMax": lambda x, axes: x.max(axes, keepdims=True),
-    "ReduceMin": lambda x, axes: x.min(axes, keepdims=True),
-    "ReduceL1": lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
-    "ReduceL2": lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
-    "ReduceLogSumExp": _log_sum_exp,
-    "ReduceSumSquare": lambda x, axes: np.square(_wide(x)).sum(axes, keepdims=True),
-}
+def _reduction(lowering: Lowering, kind: str, x: View, out: View) -> tuple[Reduction, Place | None]:
+    """The kernel's static argument, and its numbers."""
+    made = Reduction(kind, format_of(x.tensor), format_of(out.tensor),
+                     kind == "max" and not same_format(x, out))  # fmt: skip
+    if not made.converted:
+        return made, None
+    given = [(one.tensor.scale, one.tensor.zero_point) for one in (x, out)]
+    pairs = [(scale, zero) for scale, zero in given[:1] if scale is not None]
+    scale, zero = given[1]
+    target = None if scale is None else (scale, zero)
+    return made, lowering.known(parameters_array(pairs, (), target))
 
-for _name, _reduce in _TABLE.items():
-    operators.add(_name, Reducing(_reduce))
-operators.add("CumSum", Moving(_cumulative_sum, None, lambda node, shape, axis: shape))
-operators.add("ArgMax", Moving(_extreme(np.argmax), None, _extreme_shape, "int64"))
-operators.add("ArgMin", Moving(_extreme(np.argmin), None, _extreme_shape, "int64"))
+
+def _lower_pool(kind: str, lowering: Lowering, node: Node) -> None:
+    view = lowering.view(node.inputs[0])
+    order = channels_last(len(view.shape))
+    x = plain(lowering, view, order)
+    batch, channels, *size = x.shape
+    over = pool_windows(node, tuple(size))
+    out = lowering.output(node.outputs[0], order)
+    reduction, parameters = _reduction(lowering, kind, x, out)
+    places, counts = over.places().astype(np.int32), divisors(node, over).astype(np.int32)
+    taps = places.shape[1]
+    lowering.add(pool.program(lowering.isa, reduction=reduction), {
+        "out": out.place, "x": x.place, "places": lowering.known(places),
+        "divisors": lowering.known(counts.ravel()), "parameters": parameters, "batch": batch,
+        "x_pixels": math.prod(size), "pixels": over.pixels, "taps": taps,
+        "channels": channels, "x_stride": channels, "out_stride": channels,
+        "block": pool_block(taps, channels),
+    })  # fmt: skip
+
+
+def _lower_reduction(lowering: Lowering, node: Node, kind: str, axes: tuple[int, ...]) -> None:
+    """Over neighbouring axes, in the order in which they lie."""
+    x = lowering.view(node.inputs[0])
+    rank = len(x.shape)
+    axes = tuple(sorted(axis % rank for axis in axes))
+    kept = [axis for axis in range(rank) if axis not in axes]
+    # Channels-last images are read as they lie; else the axes that are reduced stand last.
+    spatial = axes == tuple(range(2, rank)) and rank > 2
+    order = channels_last(rank) if spatial else (*kept, *axes)
+    x = plain(lowering, x, order)
+    out = lowering.output(node.outputs[0])
+    reduction, parameters = _reduction(lowering, kind, x, out)
+    count = math.prod(x.shape[axis] for axis in axes)
+    words = {"out": out.place, "x": x.place, "parameters": parameters, "count": count}
+    if spatial:
+        program = reduce_columns.program(lowering.isa, reduction=reduction)
+        lowering.add(program, {**words, "outer": x.shape[0], "inner": x.shape[1]})
+        return
+    program = reduce_rows.program(lowering.isa, reduction=reduction)
+    lowering.add(program, {**words, "rows": math.prod(x.shape[axis] for axis in kept)})
+
+
+def _of_images(kind: str, lowering: Lowering, node: Node) -> None:
+    rank = len(lowering.view(node.inputs[0]).shape)
+    _lower_reduction(lowering, node, kind, tuple(range(2, rank)))
+
+
+def _by_axes(kind: str, lowering: Lowering, node: Node) -> None:
+    x = lowering.view(node.inputs[0])
+    axes = _axes(node, constant(lowering, node, 1), len(x.shape))
+    if axes:
+        _lower_reduction(lowering, node, kind, axes)
+    elif x.shape:
+        compute(lowering, lowering.output(node.outputs[0]), [x], (0,))
+    else:
+        _lower_reduction(lowering, node, kind, ())
+
+
+def _lower_cumulative(lowering: Lowering, node: Node) -> None:
+    x, out = lowering.view(node.inputs[0]), lowering.graph.tensors[node.outputs[0]]
+    found = constant(lowering, node, 1)
+    assert found is not None
+    rank, axis = len(x.shape), int(found.item()) % len(x.shape)
+    order = (*(one for one in range(rank) if one != axis), axis)
+    # Numbers with a scale are added as what they stand for.
+    work = out if out.scale is None and format_of(out) in ELEMENTS else Tensor("float32", out.shape)
+    given = converted(lowering, x, work, order)
+    sums = lowering.fresh(work, order)
+    form = {name: bool(node.get(name, 0)) for name in ("exclusive", "reverse")}
+    program = running_sums.program(lowering.isa, format=format_of(work), **form)
+    count = x.shape[axis]
+    lowering.add(program, {
+        "out": sums.place, "x": given.place, "rows": math.prod(x.shape) // max(1, count),
+        "count": count,
+    })  # fmt: skip
+    settled(lowering, node, sums)
+
+
+def _lower_argmax(lowering: Lowering, node: Node) -> None:
+    if node.get("select_last_index", 0):
+        raise NotImplementedError("the first of equals is found, not the last")
+    view = lowering.view(node.inputs[0])
+    rank = len(view.shape)
+    axis = node.get("axis", 0) % rank
+    if view.tensor.dtype == "int64":
+        raise NotImplementedError("no kernel compares int64: Cast to float32 first")
+    x = plain(lowering, view, (*(one for one in range(rank) if one != axis), axis))
+    out = lowering.output(node.outputs[0])
+    count = x.shape[axis]
+    lowering.add(argmax.program(lowering.isa, format=format_of(x.tensor)), {
+        "places": out.place, "x": x.place, "rows": math.prod(out.shape), "count": count,
+        "block": argmax_block(count),
+    })  # fmt: skip
+
+
+Rule = Callable[[Parts, Node], bool]
+
+
+def _between(before: str, op: str, after: str) -> Rule:
+    """A reduction of what an operator makes, and one that follows."""
+
+    def rule(parts: Parts, node: Node) -> bool:
+        x, *axes = node.inputs
+        x = parts.add(before, *((x, x) if before == "Mul" else (x,)))
+        if not after:
+            return parts.end(op, x, *axes, **parts.attributes)
+        made = parts.add(op, x, *axes, **parts.attributes)
+        return parts.end(after, made)
+
+    return rule
+
+
+def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
+    x, *axes = node.inputs
+    kept = {**parts.attributes, "keepdims": 1}
+    greatest = parts.add("ReduceMax", x, *axes, **kept)
+    powers = parts.add("Exp", parts.add("Sub", x, greatest))
+    total = parts.add("ReduceSum", powers, *axes, **parts.attributes)
+    shape = parts.tensor(node.outputs[0]).sizes
+    return parts.end("Add", parts.add("Log", total), parts.shaped(greatest, shape))
+
+
+def _as_floats(parts: Parts, node: Node) -> bool:
+    """Sums and the like of integers, exact up to 2^24, are made of float32."""
+    tensor = parts.tensor(node.inputs[0])
+    if tensor.scale is not None or tensor.dtype not in ("int64", "int32", "bool"):
+        return False
+    x = parts.add("Cast", node.inputs[0], to="float32")
+    made = parts.add(node.op, x, *node.inputs[1:], **parts.attributes)
+    if tensor.dtype == "bool":  # of no numbers at all the greatest is -inf, and false
+        return parts.end("Greater", made, parts.constant(np.zeros((), np.float32)))
+    return parts.end("Cast", made, to=parts.tensor(node.outputs[0]).dtype)
+
+
+def _arg_min(parts: Parts, node: Node) -> bool:
+    x = node.inputs[0]
+    turned = parts.add("Not" if parts.tensor(x).dtype == "bool" else "Neg", x)
+    return parts.end("ArgMax", turned, **parts.attributes)
+
+
+def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None) -> None:
+    """Make a reduction known; kind: the kernel's, if there is one."""
+    operators.add(name, Operator(
+        meaning=partial(_reduce, function), numbers_from=1, shape=_reduced_shape, parts=parts,
+        lowering=partial(_by_axes, kind) if kind else None,
+    ))  # fmt: skip
+
+
+def _as_floats_or(rule: Rule) -> Rule:
+    return lambda parts, node: _as_floats(parts, node) or rule(parts, node)
+
+
+_add("ReduceMean", lambda x, axes: _wide(x).mean(axes, keepdims=True), "mean", _as_floats)
+_add("ReduceSum", lambda x, axes: _wide(x).sum(axes, keepdims=True), "sum", _as_floats)
+_add("ReduceMax", lambda x, axes: x.max(axes, keepdims=True), "max", _as_floats)
+_add("ReduceMin", lambda x, axes: x.min(axes, keepdims=True),
+     parts=_as_floats_or(_between("Neg", "ReduceMax", "Neg")))  # fmt: skip
+_add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True))
+_add("ReduceL1", lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
+     parts=_between("Abs", "ReduceSum", ""))  # fmt: skip
+_add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
+     parts=_between("Mul", "ReduceSum", "Sqrt"))  # fmt: skip
+_add("ReduceSumSquare", lambda x, axes: np.square(_wide(x)).sum(axes, keepdims=True),
+     parts=_between("Mul", "ReduceSum", ""))  # fmt: skip
+_add("ReduceLogSumExp", _log_sum_exp, parts=_log_sum_exp_in_parts)
+operators.add("CumSum", Operator(
+    meaning=_cumulative_sum, shape=lambda node, x, axis: x, lowering=_lower_cumulative
+))  # fmt: skip
+operators.add("ArgMax", Operator(
+    meaning=_extreme(np.argmax), shape=_extreme_shape, dtype="int64", lowering=_lower_argmax
+))  # fmt: skip
+operators.add("ArgMin", Operator(
+    meaning=_extreme(np.argmin), shape=_extreme_shape, dtype="int64", parts=_arg_min
+))  # fmt: skip
+operators.add("MaxPool", Operator(
+    meaning=_greatest_of_windows, shape=_pooled_sizes, lowering=partial(_lower_pool, "max"),
+    parts=_as_floats, outputs=1, eight_bits="moved", samples="alone",
+))  # fmt: skip
+operators.add("AveragePool", Operator(
+    meaning=_mean_of_windows, shape=_pooled_sizes, lowering=partial(_lower_pool, "mean"),
+    parts=_as_floats, qlinear=True, eight_bits="format", samples="alone",
+))  # fmt: skip
+operators.add("GlobalAveragePool", Operator(
+    meaning=_mean_of_images, shape=_image_sizes, lowering=partial(_of_images, "mean"),
+    qlinear=True, eight_bits="rescaled", samples="alone",
+))  # fmt: skip
+operators.add("GlobalMaxPool", Operator(
+    meaning=_greatest_of_images, shape=_image_sizes, lowering=partial(_of_images, "max"),
+    eight_bits="moved", samples="alone",
+))  # fmt: skip

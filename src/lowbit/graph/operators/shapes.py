@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, given, operators, real
-
-Sizes = tuple[int, ...]
-Compute = Any  # (node, *inputs) -> array or tuple of arrays
-
-
-class Moving(Operator):
-    """A function of a node and its inputs.
-
-    From the input `numbers_from` on, the shape depends on the numbers, which have to be known.
-    The shape is `shape` of the node, the first input's shape and the other inputs. Without that it
-    is found on views that take no room, which serves where the function makes no copy.
-    """
-
-    def __init__(
-        self,
-        function: Compute,
-        numbers_from: int | None = None,
-        shape: Callable[..., Sequence[int]] | None = None,
-        dtype: str | None = None,
-    ) -> None:
-        self.function = function
-        self.numbers_from = numbers_from
-        self.shape = shape
-        self.dtype = dtype
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        made = self.function(node, *inputs)
-        return made if isinstance(made, tuple) else (np.asarray(made),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        self.check_known(node, tensors, known)
-        x = tensors[0]
-        if self.shape is not None and x is not None:
-            shape = self.shape(node, x.sizes, *known[1:])
-            return (Tensor(self.dtype or real(x).name, tuple(int(size) for size in shape)),)
-        arrays = [
-            one if one is not None or t is None else np.broadcast_to(np.zeros((), real(t)), t.sizes)
-            for t, one in zip(tensors, known, strict=True)
-        ]
-        made = self.compute(node, *arrays)
-        return tuple(Tensor(one.dtype.name, one.shape) for one in made)
-
-    def check_known(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> None:
-        """ValueError: the shape depends on numbers that are not known."""
-        if self.numbers_from is None:
-            return
-        for index in range(self.numbers_from, len(tensors)):
-            if tensors[index] is not None and known[index] is None:
-                raise ValueError(
-                    f"its shape depends on the numbers of {node.inputs[index]!r}, which are "
-                    "known only when the network runs: that is not supported"
-                )
+from lowbit.graph.graph import Node
+from lowbit.graph.lower import Lowering, order_of
+from lowbit.graph.lowering.elementwise import compute
+from lowbit.graph.lowering.movement import further, identity, moved
+from lowbit.graph.operator import Array, Operator, Sizes, operators
+from lowbit.graph.parts import Parts
+from lowbit.graph.step import View
 
 
 def ints(array: Array) -> tuple[int, ...]:
@@ -148,18 +97,15 @@ def _slice(
     return x[tuple(cut)]
 
 
-def _gather_elements(node: Node, x: Array, indices: Array) -> Array:
-    axis = node.get("axis", 0) % x.ndim
-    lines = tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(indices.shape))
-    return np.take_along_axis(x[lines], indices, axis)
-
-
 def _expand(node: Node, x: Array, shape: Array) -> Array:
-    return np.broadcast_to(x, np.broadcast_shapes(x.shape, ints(shape)))
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, ints(shape)), subok=True)
 
 
 def _tile(node: Node, x: Array, repeats: Array) -> Array:
-    return np.tile(x, ints(repeats))
+    pairs = list(zip(ints(repeats), x.shape, strict=True))
+    split = x.reshape([n for _, size in pairs for n in (1, size)])
+    wide = np.broadcast_to(split, [n for pair in pairs for n in pair], subok=True)
+    return wide.reshape([times * size for times, size in pairs])
 
 
 def _shape(node: Node, x: Array) -> Array:
@@ -188,6 +134,18 @@ def _trilu(node: Node, x: Array, k: Array | None = None) -> Array:
     return (np.triu if node.get("upper", 1) else np.tril)(x, 0 if k is None else ints(k)[0])
 
 
+def _triangle(parts: Parts, node: Node) -> bool:
+    x, *given = (name for name in node.inputs if name)
+    k = parts.known(given[0]) if given else np.zeros(1)
+    if k is None:
+        return False
+    tensor = parts.tensor(x)
+    cut = np.triu if node.get("upper", 1) else np.tril
+    inside = cut(np.ones(tensor.sizes[-2:], bool), int(np.ravel(k)[0]))
+    zero = np.zeros((), "float32" if tensor.scale is not None else tensor.dtype)
+    return parts.end("Where", parts.constant(inside), x, parts.constant(zero))
+
+
 def _depth_to_space(node: Node, x: Array) -> Array:
     n, channels, high, wide = x.shape
     block = node.get("blocksize")
@@ -204,131 +162,87 @@ def _space_to_depth(node: Node, x: Array) -> Array:
     n, channels, high, wide = x.shape
     block = node.get("blocksize")
     parts = x.reshape(n, channels, high // block, block, wide // block, block)
-    moved = parts.transpose(space_to_depth_order(node))
+    moved = parts.transpose(_space_to_depth_order(node))
     return moved.reshape(n, -1, high // block, wide // block)
 
 
-def space_to_depth_order(node: Node) -> tuple[int, ...]:
+def _space_to_depth_order(node: Node) -> tuple[int, ...]:
     """Of the axes batch, channel, row, row of a block, column, column of a block."""
     return (0, 1, 3, 5, 2, 4) if node.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
 
 
-class ConstantOfShape(Moving):
-    """An array of one number."""
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        self.check_known(node, tensors, known)
-        assert known[0] is not None
-        return (Tensor(node.get("dtype", "float32"), ints(known[0])),)
-
-
-class Concat(Operator):
-    """Inputs one after another along `axis`."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        return (np.concatenate([one for one in inputs if one is not None], node.get("axis")),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        given = [one for one in tensors if one is not None]
-        first, axis = given[0], node.get("axis") % len(given[0].shape)
-        others = {one.sizes[:axis] + one.sizes[axis + 1 :] for one in given}
-        if len(others) > 1:
-            raise ValueError(f"only axis {axis} may differ")
-        length = sum(one.sizes[axis] for one in given)
-        shape = (*first.sizes[:axis], length, *first.sizes[axis + 1 :])
-        return (Tensor(real(first).name, shape),)
+def _concat(lowering: Lowering, node: Node) -> None:
+    """Each input is copied to its place."""
+    inputs = [lowering.view(name) for name in node.inputs]
+    out = lowering.output(node.outputs[0], order_of(inputs[0]))
+    axis = node.get("axis", 0) % len(out.shape)
+    first = 0
+    for one in inputs:
+        shape = one.shape
+        target = further(out, first * out.strides[axis])
+        target = View(replace(out.tensor, shape=shape), target.place, out.strides)
+        compute(lowering, target, [one], (0,))
+        first += shape[axis]
 
 
-class Gather(Operator):
-    """The elements of x at indices of `axis`, which may count from the end."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, indices = given(inputs, 2)
-        axis = node.get("axis", 0)
-        least, greatest = (find(indices, initial=0) for find in (np.min, np.max))
-        if not -x.shape[axis] <= least <= greatest < max(x.shape[axis], 1):
-            raise ValueError(f"indices from {least} to {greatest} of {x.shape[axis]} elements")
-        return (np.take(x, indices, axis),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, indices = given(tensors, 2)
-        axis = node.get("axis", 0) % len(x.sizes)
-        return (Tensor(real(x).name, x.sizes[:axis] + indices.sizes + x.sizes[axis + 1 :]),)
+def _joined(node: Node, *inputs: Array | None) -> Array:
+    return np.concatenate([one for one in inputs if one is not None], node.get("axis"))
 
 
-def flat(indices: Array, sizes: tuple[int, ...]) -> Array:
-    """Where indices [..., axes] are in an array of these sizes, in C order, int64; negative ones
-    count from the end. ValueError: one is out of range."""
-    limits = np.array(sizes, np.int64)
-    if np.any((indices < -limits) | (indices >= limits)):
-        raise ValueError(f"an index is out of range for axes of {list(sizes)}")
-    steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    places = np.where(indices < 0, indices + limits, indices) * np.array(steps, np.int64)
-    return places.sum(-1, dtype=np.int64)
+def _joined_sizes(node: Node, *inputs: Sizes | None) -> Sizes:
+    """ValueError: the inputs differ in more than the axis."""
+    given = [one for one in inputs if one is not None]
+    axis = node.get("axis") % len(given[0])
+    if len({one[:axis] + one[axis + 1 :] for one in given}) > 1:
+        raise ValueError(f"only axis {axis} may differ")
+    return *given[0][:axis], sum(one[axis] for one in given), *given[0][axis + 1 :]
 
 
-class GatherND(Operator):
-    """x at indices [..., axes]: the last dimension of the indices counts the axes of x that they
-    are of, behind `batch_dims` axes which both have."""
-
-    def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        x, indices = given(inputs, 2)
-        shape, own, axes = self._shape(node, x.shape, indices.shape)
-        outer = math.prod(x.shape[:own])
-        table = x.reshape(outer, math.prod(x.shape[own : own + axes]), *x.shape[own + axes :])
-        places = flat(indices, x.shape[own : own + axes]).reshape(outer, -1 if outer else 0)
-        return (table[np.arange(outer)[:, None], places].reshape(shape),)
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, indices = given(tensors, 2)
-        return (Tensor(real(x).name, self._shape(node, x.sizes, indices.sizes)[0]),)
-
-    def _shape(self, node: Node, x: Sizes, indices: Sizes) -> tuple[Sizes, int, int]:
-        """The output's shape, the axes of the batch, and how many numbers are an index."""
-        own, axes = node.get("batch_dims", 0), indices[-1] if indices else 0
-        if not 0 <= own < len(indices) or x[:own] != indices[:own] or own + axes > len(x):
-            raise ValueError(
-                f"indices of shape {list(indices)}, with {own} axes of a batch, do not name "
-                f"elements of an array of shape {list(x)}"
-            )
-        return (*indices[:-1], *x[own + axes :]), own, axes
+def _add(name: str, meaning: Callable[..., Any], numbers_from: int | None = None, **traits: Any
+         ) -> None:  # fmt: skip
+    """Make a movement known: its lowering is its meaning."""
+    defaults: dict[str, Any] = {"lowering": moved, "eight_bits": "moved"}
+    defaults |= traits
+    operators.add(name, Operator(meaning=meaning, numbers_from=numbers_from, **defaults))
 
 
-_FIXED: dict[str, Compute] = {
-    "Flatten": _flatten,
-    "Transpose": _transpose,
-    "GatherElements": _gather_elements,
-    "Shape": _shape,
-    "Size": _size,
-    "Dropout": _dropout,
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-}
-_BY_NUMBERS: dict[str, tuple[Compute, int]] = {
-    "Reshape": (_reshape, 1),
-    "Squeeze": (_squeeze, 1),
-    "Unsqueeze": (_unsqueeze, 1),
-    "Split": (_split, 1),
-    "Slice": (_slice, 1),
-    "Expand": (_expand, 1),
-    "Range": (_range, 0),
-}
+def _same_shape(node: Node, same: Callable[[], bool], dtype: Callable[[], str]) -> bool:
+    return same()
 
-for _name, _function in _FIXED.items():
-    operators.add(_name, Moving(_function))
-for _name, (_function, _first) in _BY_NUMBERS.items():
-    operators.add(_name, Moving(_function, _first))
-operators.add("Trilu", Moving(_trilu, None, lambda node, shape, *k: shape))
-operators.add("Tile", Moving(_tile, 1, lambda node, shape, times: ints(np.multiply(shape, times))))
-operators.add("ConstantOfShape", ConstantOfShape(_constant_of_shape, 0))
-operators.add("Concat", Concat())
-operators.add("Gather", Gather())
-operators.add("GatherND", GatherND())
+
+def _is_in_order(node: Node, same: Callable[[], bool], dtype: Callable[[], str]) -> bool:
+    perm = node.get("perm")
+    return perm is not None and tuple(perm) == tuple(range(len(perm)))
+
+
+def _keeps_first(node: Node, rank: int, count: int) -> bool:
+    return node.get("perm", ())[:count] == tuple(range(count))
+
+
+_RESHAPED: dict[str, Any] = {"positions": "reshaped", "idle": _same_shape}
+
+_add("Reshape", _reshape, 1, **_RESHAPED)
+_add("Flatten", _flatten, **_RESHAPED)
+_add("Squeeze", _squeeze, 1, **_RESHAPED)
+_add("Unsqueeze", _unsqueeze, 1, **_RESHAPED)
+_add("Transpose", _transpose, positions="kept", positions_if=_keeps_first, idle=_is_in_order)
+_add("Split", _split, 1, positions="kept")
+_add("Slice", _slice, 1)
+_add("Expand", _expand, 1, idle=_same_shape)
+_add("Tile", _tile, 1, idle=_same_shape)
+_add("DepthToSpace", _depth_to_space)
+_add("SpaceToDepth", _space_to_depth)
+_add("Dropout", _dropout, lowering=identity, eight_bits="", outputs=1,
+     idle=lambda node, same, dtype: True)  # fmt: skip
+_add("Concat", _joined, shape=_joined_sizes, lowering=_concat, data=None, positions="kept",
+     idle=lambda node, same, dtype: len(node.inputs) == 1)  # fmt: skip
+operators.add("Trilu", Operator(
+    meaning=_trilu, shape=lambda node, shape, k=None: shape, parts=_triangle))  # fmt: skip
+# Constants, once sizes are known.
+operators.add("Shape", Operator(meaning=_shape, sizes_only=True))
+operators.add("Size", Operator(meaning=_size, sizes_only=True))
+operators.add("NonZero", Operator(
+    meaning=lambda node, x: np.array(np.nonzero(x)), numbers_from=0
+))  # fmt: skip
+operators.add("Range", Operator(meaning=_range, numbers_from=0))
+operators.add("ConstantOfShape", Operator(meaning=_constant_of_shape, numbers_from=0))

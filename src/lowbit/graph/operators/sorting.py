@@ -1,14 +1,19 @@
-"""The first elements of an axis in order."""
+"""The first elements of an axis in order: their places by a kernel, the elements by the places."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, given, operators, real
-from lowbit.graph.operators.shapes import Moving, ints
+from lowbit.graph.lower import Lowering
+from lowbit.graph.lowering.elementwise import format_of, plain
+from lowbit.graph.operator import Array, Operator, Sizes, operators
+from lowbit.graph.operators.indices import gathered
+from lowbit.graph.operators.shapes import ints
+from lowbit.kernels.cpu.tensors.sort import ARRAYS, sort
 
 
 def order(x: Array, axis: int, descending: bool) -> Array:
@@ -37,7 +42,7 @@ def _first(node: Node, x: Array, k: Array) -> tuple[Array, Array]:
     return np.take_along_axis(x, places, axis), places
 
 
-class TopK(Moving):
+class _TopK(Operator):
     """The K greatest (largest=0: least) elements of x along `axis`, in order, and their places.
 
     They are in order whatever `sorted` says, which leaves the order open."""
@@ -45,11 +50,35 @@ class TopK(Moving):
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
-        self.check_known(node, tensors, known)
-        (x,), (k,) = given(tensors), given(known[1:2])
-        axis, count = check(node, x.sizes, k)
-        shape = (*x.sizes[:axis], count, *x.sizes[axis + 1 :])
-        return Tensor(real(x).name, shape), Tensor("int64", shape)
+        (values,) = super().infer(node, tensors, known)
+        return values, Tensor("int64", values.shape)
 
 
-operators.add("TopK", TopK(_first, 1))
+def _sizes(node: Node, x: Sizes, k: Array) -> Sizes:
+    axis, count = check(node, x, k)
+    return *x[:axis], count, *x[axis + 1 :]
+
+
+def _top_k(lowering: Lowering, node: Node) -> None:
+    view = lowering.view(node.inputs[0])
+    rank = len(view.shape)
+    axis = node.get("axis", -1) % rank
+    order = (*(one for one in range(rank) if one != axis), axis)
+    x = plain(lowering, view, order)
+    values, places = (*node.outputs, "")[:2]
+    shape = lowering.graph.tensors[values or places].sizes
+    count, kept = x.shape[axis], shape[axis]
+    indices = Tensor("int64", shape)
+    out = lowering.output(places, order) if places else lowering.fresh(indices, order)
+    form = {"format": format_of(x.tensor), "descending": bool(node.get("largest", 1))}
+    lowering.add(sort.program(lowering.isa, **form), {
+        "places": out.place, "x": x.place,
+        "scratch": lowering.scratch(8 * ARRAYS * count * lowering.threads),
+        "rows": math.prod(shape) // max(1, kept), "count": count, "kept": kept,
+        "levels": max(0, count - 1).bit_length(),
+    })  # fmt: skip
+    if values:
+        gathered(lowering, x, out, lowering.output(values, order), order, axis, True)
+
+
+operators.add("TopK", _TopK(meaning=_first, numbers_from=1, shape=_sizes, lowering=_top_k))

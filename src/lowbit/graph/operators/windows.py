@@ -141,3 +141,49 @@ def windows(node: Node, image: Sizes, kernel: Sizes) -> Geometry:
         more = node.get("ceil_mode", 0) and last < n + b
         ends.append(a + last - room if more else a)
     return Geometry(image, kernel, strides, dilations, before, tuple(ends))
+
+
+def convolution_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, int]:
+    """The windows of a Conv, and its groups. ValueError: the shapes do not fit."""
+    groups = node.get("group", 1)
+    if len(x) < 3 or len(weight) != len(x):
+        raise ValueError(f"expected [N, C, *image] and [O, C/g, *kernel], got {x} and {weight}")
+    if x[1] != weight[1] * groups or weight[0] % groups:
+        raise ValueError(f"x {x} and weight {weight} in {groups} groups do not fit together")
+    if tuple(node.get("kernel_shape") or weight[2:]) != tuple(weight[2:]):
+        raise ValueError(f"kernel_shape {node.get('kernel_shape')} is not that of weight {weight}")
+    return windows(node, x[2:], weight[2:]), groups
+
+
+def transposed_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, int]:
+    """The convolution that a ConvTranspose turns around, and groups: `size` is that of the output,
+    `output` that of x. Padding is what is cut from the sum of all windows."""
+    groups = node.get("group", 1)
+    if len(x) < 3 or len(weight) != len(x):
+        raise ValueError(f"expected [N, C, *image] and [C, O/g, *kernel], got {x} and {weight}")
+    if x[1] != weight[0] or x[1] % groups:
+        raise ValueError(f"x {x} and weight {weight} in {groups} groups do not fit together")
+    kernel, image, rank = weight[2:], x[2:], len(x) - 2
+    strides, dilations = listed(node, "strides", 1, rank), listed(node, "dilations", 1, rank)
+    windows = tuple(
+        (n - 1) * s + (k - 1) * d + 1
+        for n, s, k, d in zip(image, strides, kernel, dilations, strict=True)
+    )
+    auto, out = node.get("auto_pad", "NOTSET"), node.get("output_shape")
+    if auto in ("SAME_UPPER", "SAME_LOWER") and out is None:
+        out = tuple(n * s for n, s in zip(image, strides, strict=True))
+    more = tuple(node.get("output_padding") or (0,) * rank)
+    if out is not None:  # which can be more than there is
+        more = tuple(max(m, o - w) for m, w, o in zip(more, windows, out, strict=True))
+    whole = tuple(w + m for w, m in zip(windows, more, strict=True))
+    if out is None:
+        before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
+    else:
+        total = [max(0, w - o) for w, o in zip(whole, out, strict=True)]
+        less, greater = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+        before, after = (less, greater) if auto == "SAME_UPPER" else (greater, less)
+    out = tuple(w - b - a for w, b, a in zip(whole, before, after, strict=True))
+    if min(out) < 1:
+        raise ValueError(f"the padding leaves nothing of {whole}")
+    after = tuple(a - m for a, m in zip(after, more, strict=True))
+    return Geometry(out, kernel, strides, dilations, before, after), groups

@@ -8,16 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.numerics import QTensor, int_format
 
 _INTEGERS = ("int8", "uint8")
-_MOVED = frozenset({
-    "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice",
-    "SpaceToDepth", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-})  # fmt: skip
-"""Operators that do with integers what they do with what these stand for."""
 UNKNOWN = ("?",)
 """The shape of a tensor that only says a format; infer.inferred finds the shape."""
 
@@ -62,7 +57,9 @@ def _without_integers(values: Values, node: Node) -> Replacement | None:
 
 def _moved(values: Values, node: Node) -> Replacement | None:
     """Integers with a scale that are only moved: in their place what they stand for."""
-    if node.op not in _MOVED or not node.inputs or len(node.outputs) != 1:
+    record = operators.get(node.op)
+    moved = record.eight_bits == "moved" and record.data == 1
+    if not moved or not node.inputs or len(node.outputs) != 1:
         return None
     made = values.maker(node.inputs[0], "QuantizeLinear")
     if made is None or len(made.inputs) < 3:
@@ -71,12 +68,12 @@ def _moved(values: Values, node: Node) -> Replacement | None:
     if scale is None or scale.size != 1:
         return None
     (x, *others), out = node.inputs, node.outputs[0]
-    real, moved = f"{out}.real", f"{out}.moved"
+    real, output = f"{out}.real", f"{out}.moved"
     pair = made.inputs[1:3]
     return Replacement([
         Node("DequantizeLinear", (x, *pair), (real,), {}, real),
-        node.replaced(inputs=(real, *others), outputs=(moved,)),
-        Node("QuantizeLinear", (moved, *pair), (out,), {}, f"{out}.quantize"),
+        node.replaced(inputs=(real, *others), outputs=(output,)),
+        Node("QuantizeLinear", (output, *pair), (out,), {}, f"{out}.quantize"),
     ])  # fmt: skip
 
 
@@ -200,7 +197,8 @@ def by_channel(graph: Graph) -> Graph:
     """Weights of one scale for all get it once a channel, which is what kernels take."""
     constants = dict(graph.constants)
     for node in graph.nodes:
-        weight = constants.get(node.inputs[1]) if node.op in ("Conv", "Linear") else None
+        record = operators.get(node.op).weight
+        weight = constants.get(node.inputs[1]) if record and not record.outputs else None
         if isinstance(weight, QTensor) and weight.axis is None and weight.group_size is None:
             n = weight.shape[0]
             scale, zero = np.repeat(weight.scale, n), np.repeat(weight.zero_point, n)

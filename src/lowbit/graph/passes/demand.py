@@ -5,35 +5,20 @@ from __future__ import annotations
 from collections.abc import Set
 
 from lowbit.graph.graph import Graph, Node, live, numbers
-
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "Linear"})
-"""Operators that have kernels of 8-bit integers."""
-
-_MOVING = frozenset({
-    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity", "MaxPool",
-    "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-    "Unsqueeze",
-})  # fmt: skip
-_RESCALING = frozenset({"Add", "Clip", "GlobalAveragePool", "Mul", "Relu"})
-_ALL_DATA = frozenset({"Add", "Concat", "Mul"})
-
-
-def data_inputs(node: Node) -> tuple[str, ...]:
-    """The inputs whose elements a node computes with: not its weights, shapes or limits."""
-    if node.op in PRODUCTS:
-        return tuple(name for name in (node.inputs[0], *node.inputs[3:4]) if name)
-    return node.inputs if node.op in _ALL_DATA else node.inputs[:1]
+from lowbit.graph.operator import Array, operators
 
 
 def moves(graph: Graph, node: Node) -> bool:
     """Whether what a node makes has the format of what it reads: elements of it, zeros, or means of
     neighbours."""
-    if node.op == "Resize":
-        return node.get("mode", "nearest") == "nearest"
-    if node.op == "Pad" and node.get("mode", "constant") == "constant":
-        fill = (*node.inputs, "", "")[2]
-        return not fill or (fill in graph.constants and not numbers(graph.constants[fill]).any())
-    return node.op in _MOVING or node.op == "AveragePool"
+    record = operators.get(node.op)
+
+    def known(name: str) -> Array | None:
+        return numbers(graph.constants[name]) if name in graph.constants else None
+
+    condition = record.eight_bits_if
+    kept = record.eight_bits in ("moved", "format")
+    return kept and (condition is None or condition(known, node))
 
 
 def readers_of_8_bits(graph: Graph, products: Set[str]) -> dict[str, tuple[str, ...]]:
@@ -45,12 +30,13 @@ def readers_of_8_bits(graph: Graph, products: Set[str]) -> dict[str, tuple[str, 
     read: dict[str, tuple[str, ...]] = {}
     wanted: set[str] = set()
     for node in reversed(graph.nodes):
-        inputs = data_inputs(node)
+        record = operators.get(node.op)
+        inputs = record.data_inputs(node)
         for_8_bits = bool(wanted.intersection(node.outputs))
-        if node.op in PRODUCTS:
+        if record.weight is not None:
             taken = node.outputs[0] in products
             inputs = inputs if for_8_bits else inputs[:1]  # the residual as the output
-        elif node.op in _RESCALING:
+        elif record.eight_bits == "rescaled":
             taken = for_8_bits and not any(name in graph.constants for name in inputs)
         else:
             taken = for_8_bits and moves(graph, node)
@@ -77,7 +63,8 @@ def sharing(graph: Graph, wanted: Set[str]) -> dict[str, str]:
 
     for node in graph.nodes:
         if moves(graph, node):
-            same = [name for name in (*data_inputs(node), *node.outputs) if name in leader]
+            read = operators.get(node.op).data_inputs(node)
+            same = [name for name in (*read, *node.outputs) if name in leader]
             for name in same[1:]:
                 leader[find(name)] = find(same[0])
     return {name: find(name) for name in wanted}
@@ -112,8 +99,9 @@ def only_for_attention(graph: Graph, products: Set[str]) -> frozenset[str]:
         wanted = _only_for(graph, refused)
         made: set[str] = set()
         for node in graph.nodes:
-            from_products = node.op in PRODUCTS and node.outputs[0] in products
-            moved = moves(graph, node) and made.issuperset(data_inputs(node))
+            record = operators.get(node.op)
+            from_products = record.weight is not None and node.outputs[0] in products
+            moved = moves(graph, node) and made.issuperset(record.data_inputs(node))
             if from_products or moved:
                 made.update(wanted.intersection(node.outputs))
         found = {
@@ -134,7 +122,7 @@ def _only_for(graph: Graph, refused: Set[str]) -> set[str]:
         if node.op == "Attention" and node.outputs[0] not in refused:
             taken = node.inputs[:3]
         elif moves(graph, node) and wanted.issuperset(filter(None, node.outputs)):
-            taken = data_inputs(node)
+            taken = operators.get(node.op).data_inputs(node)
         wanted.update(taken)
         others.update(set(node.inputs) - set(taken))
         others.update(node.inputs[3:] if node.op == "Attention" else ())

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node
+from lowbit.graph.operator import operators
 from lowbit.graph.passes.rewriting import Values
-from lowbit.numerics.methods import equalization
-from lowbit.numerics.methods.smoothquant import smoothquant_factors
+from lowbit.numerics.methods import equalization, smoothquant_factors
 
 Array = npt.NDArray[Any]
 Constants = dict[str, Constant]
@@ -63,7 +63,8 @@ def _pairs(graph: Graph) -> list[tuple[Node, Node]]:
 
 def _is_layer(values: Values, node: Node) -> bool:
     """Whether a node's weight, and bias, are float constants that nothing else reads."""
-    if node.op not in ("Conv", "Linear"):
+    weight = operators.get(node.op).weight
+    if weight is None or weight.outputs:
         return False
     own = [name for name in node.inputs[1:3] if name]
     return all(values.array(name) is not None and values.uses[name] == 1 for name in own)
@@ -114,7 +115,7 @@ def smoothings(graph: Graph) -> tuple[Smoothing, ...]:
             continue
         readers = tuple(one for one in graph.nodes if output in one.inputs)
         fits = readers and all(
-            one.op == "Linear" and output not in one.inputs[1:] and _is_layer(values, one)
+            _sums_last(one) and output not in one.inputs[1:] and _is_layer(values, one)
             for one in readers
         )
         own = [values.array(name) for name in node.inputs[1:3] if name]
@@ -122,6 +123,12 @@ def smoothings(graph: Graph) -> tuple[Smoothing, ...]:
         if fits and unshared and all(one is not None and one.ndim == 1 for one in own):
             found.append(Smoothing(node, readers))
     return tuple(found)
+
+
+def _sums_last(node: Node) -> bool:
+    """Whether a product sums over the last axis, which norms of rows have scales for."""
+    weight = operators.get(node.op).weight
+    return weight is not None and weight.channels == -1
 
 
 def smoothed(

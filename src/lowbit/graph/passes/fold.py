@@ -12,6 +12,7 @@ from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.functions import FUNCTION_RULES
 from lowbit.graph.passes.infer import facts, naming
 from lowbit.graph.passes.linear import LINEAR_RULES
+from lowbit.graph.passes.parts import slice_of_concat
 from lowbit.graph.passes.rewriting import Values, rewritten
 from lowbit.numerics import QTensor
 
@@ -25,7 +26,7 @@ def folded(graph: Graph) -> Graph:
     while True:
         before = graph
         graph = without_copies(without_identities(with_constants(graph)))
-        graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES))
+        graph = rewritten(graph, (*FUNCTION_RULES, *LINEAR_RULES, slice_of_concat))
         if graph is before or graph.nodes == before.nodes:
             return graph
 
@@ -150,14 +151,11 @@ def _does_nothing(values: Values, node: Node) -> bool:
     tensors = values.graph.tensors
     if values.formatted(made) and tensors.get(source) != tensors[made]:
         return False
-    if node.op in ("Identity", "Dropout"):
-        return True
-    if node.op in ("Concat", "Sum", "Max", "Min", "Mean"):
-        return len(node.inputs) == 1
-    if node.op == "Transpose":
-        perm = node.get("perm")
-        return perm is not None and tuple(perm) == tuple(range(len(perm)))
-    if node.op == "Cast":
-        return bool(values.views) and values.views[0][source].dtype == node.get("to")
-    moves = node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile")
-    return moves and values.same_shape(source, made)
+    idle = operators.get(node.op).idle
+    if idle is None:
+        return False
+
+    def dtype() -> str:
+        return values.views[0][source].dtype if values.views else ""
+
+    return idle(node, lambda: values.same_shape(source, made), dtype)

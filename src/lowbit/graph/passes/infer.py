@@ -104,15 +104,15 @@ def _numbers(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) ->
     made = [tensors[name] for name in node.outputs if name]
     if any(one.scale is not None or np.prod(one.sizes) > _FEW for one in made):
         return {}
-    read: list[Array | None] = []
+    record, read = operators.get(node.op), list[Array | None]()
     for name in node.inputs:
         one = known.get(name)
-        if one is None and name and node.op in ("Shape", "Size"):
+        if one is None and name and record.sizes_only:
             one = np.broadcast_to(np.zeros((), np.int8), tensors[name].sizes)
         if name and one is None:
             return {}
         read.append(one)
     with naming(node, read):
-        values = operators.get(node.op).compute(node, *read)
+        values = record.compute(node, *read)
     made = zip(node.outputs, values, strict=False)
     return {name: np.asarray(value) for name, value in made if name}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit.graph.graph import Constant, Node
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, Weight, operators
 from lowbit.graph.passes.rewriting import Replacement, Rule, Values
 from lowbit.numerics import QTensor, int_format
-
-_LAYERS = ("Conv", "ConvTranspose", "Linear")
 
 
 def transposed(weight: Constant) -> Constant:
@@ -66,7 +64,7 @@ def bias(values: Values, node: Node) -> Replacement | None:
     if node.op != "Add":
         return None
     for made, added in (node.inputs, node.inputs[::-1]):
-        layer, vector = values.only(made, *_LAYERS), values.array(added)
+        layer, vector = values.layer(made), values.array(added)
         if layer is None or vector is None or layer.get("post_ops"):
             continue
         if any((*layer.inputs, "", "")[2:4]) or not _by_channel(values, layer, vector):
@@ -79,7 +77,7 @@ def bias(values: Values, node: Node) -> Replacement | None:
 
 def bias_of_runs(values: Values, node: Node) -> Replacement | None:
     """A bias that is no constant, which kernels do not take, is added behind the product."""
-    if node.op not in _LAYERS or node.get("post_ops"):
+    if operators.get(node.op).weight is None or node.get("post_ops"):
         return None
     x, weight, bias, residual = (*node.inputs, "", "")[:4]
     known = values.constant(weight)
@@ -99,8 +97,14 @@ def _channels(values: Values, layer: Node) -> int | None:
     weight = values.constant(layer.inputs[1])
     if weight is None:
         return None
-    groups = layer.get("group", 1)
-    return weight.shape[1] * groups if layer.op == "ConvTranspose" else weight.shape[0]
+    axis = _record(layer).outputs
+    return weight.shape[axis] * (layer.get("group", 1) if axis else 1)
+
+
+def _record(layer: Node) -> Weight:
+    found = operators.get(layer.op).weight
+    assert found is not None
+    return found
 
 
 def _by_channel(values: Values, layer: Node, vector: Array) -> bool:
@@ -108,7 +112,7 @@ def _by_channel(values: Values, layer: Node, vector: Array) -> bool:
     count, weight = _channels(values, layer), values.constant(layer.inputs[1])
     if count is None or weight is None or vector.size != count:
         return False
-    if layer.op == "Linear":
+    if _record(layer).channels == -1:
         rank = values.rank(layer.outputs[0]) if vector.ndim > 1 else 1
         return vector.shape[-1] == count and rank is not None and vector.ndim <= rank
     after = (1,) * (len(weight.shape) - 2)
@@ -119,10 +123,10 @@ def batch_normalization(values: Values, node: Node) -> Replacement | None:
     """A batch normalization behind a product with a constant weight goes into that weight."""
     if node.op != "BatchNormalization" or node.get("training_mode", 0) or any(node.outputs[1:]):
         return None
-    layer = values.only(node.inputs[0], *_LAYERS)
+    layer = values.layer(node.inputs[0])
     if layer is None or layer.get("post_ops") or layer.get("activations"):
         return None
-    if layer.op == "Linear" and values.rank(node.inputs[0]) != 2:
+    if _record(layer).channels == -1 and values.rank(node.inputs[0]) != 2:
         return None
     weight, given = values.array(layer.inputs[1]), (*layer.inputs, "")[2]
     old = values.array(given) if given else np.zeros(())
@@ -143,7 +147,7 @@ def batch_normalization(values: Values, node: Node) -> Replacement | None:
 
 def _scaled(layer: Node, weight: Array, factor: Array) -> Array:
     """A weight with a factor for each channel of the output."""
-    if layer.op != "ConvTranspose":
+    if not _record(layer).outputs:
         return (weight * factor.reshape(-1, *(1,) * (weight.ndim - 1))).astype(weight.dtype)
     groups = layer.get("group", 1)  # The weight is [group · C, O, ...].
     parts = weight.reshape(groups, -1, *weight.shape[1:])

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.operator import operators
-from lowbit.graph.operators.elementwise import Elementwise
-from lowbit.graph.operators.normalization import Normalizing
-from lowbit.graph.passes.demand import data_inputs
 from lowbit.graph.passes.infer import facts
-
-_IN_ORDER = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
-_KEEPING = frozenset({"Attention", "Concat", "Linear", "MatMul", "Split", "Transpose"}) | _IN_ORDER
 
 
 def with_positions(graph: Graph, mask: str) -> frozenset[str]:
@@ -32,21 +26,19 @@ def with_positions(graph: Graph, mask: str) -> frozenset[str]:
         before = set(found)
         for names in alike:
             found |= names if found & names else set()
-    convolved = {node.inputs[0] for node in graph.nodes if node.op in ("Conv", "ConvTranspose")}
+    weights = ((node, operators.get(node.op).weight) for node in graph.nodes)
+    convolved = {node.inputs[0] for node, one in weights if one and one.channels == 1}
     return frozenset(one for one in found - convolved if len(tensors[one].shape) > len(sizes))
 
 
 def _alike(node: Node, tensors: Mapping[str, Tensor], count: int) -> tuple[str, ...]:
     """What a node reads and makes whose first `count` axes are the same, if their sizes are."""
-    kind, rank = operators.get(node.op), len(tensors[node.outputs[0]].shape)
-    if node.op == "Gather" and not node.get("axis", 0):
+    record, rank = operators.get(node.op), len(tensors[node.outputs[0]].shape)
+    condition = record.positions_if
+    if not record.positions or not (condition is None or condition(node, rank, count)):
+        return ()
+    if record.positions == "indices":
         return node.inputs[1], *node.outputs
-    if node.op == "Transpose" and node.get("perm", ())[:count] != tuple(range(count)):
-        return ()
-    if node.op in ("Linear", "MatMul") and rank <= count:  # they mix the last axis
-        return ()
-    if node.op not in _KEEPING and not isinstance(kind, Elementwise | Normalizing):
-        return ()
-    read = node.inputs if isinstance(kind, Elementwise) else data_inputs(node)
-    every = (name for name in (*read, *node.outputs) if name)
-    return tuple(n for n in every if node.op in _IN_ORDER or len(tensors[n].shape) == rank)
+    every = (name for name in (*record.data_inputs(node), *node.outputs) if name)
+    apart = record.positions == "reshaped"
+    return tuple(name for name in every if apart or len(tensors[name].shape) == rank)

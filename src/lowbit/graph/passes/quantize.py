@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
-from lowbit.graph.operator import Array
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.absorb import UNKNOWN
-from lowbit.graph.passes.demand import PRODUCTS, demanded, only_for_attention, sharing, with_copies
+from lowbit.graph.passes.demand import demanded, only_for_attention, sharing, with_copies
 from lowbit.graph.passes.weights import Seen, WeightSetting, correction
 from lowbit.numerics import QTensor, affine_parameters, int_format
 from lowbit.numerics.methods import Activations
@@ -63,7 +63,8 @@ def decide(
     """
     made = []
     for node in graph.nodes:
-        if node.op in (*PRODUCTS, "MatMul", "Gemm", "Attention", "GroupedMatMul"):
+        record = operators.get(node.op)
+        if record.weight or record.stays:
             output = node.outputs[0]
             wish = (wishes or {}).get(output)
             refusal = _refusal(graph, node, wish or default)
@@ -76,10 +77,9 @@ def decide(
 
 def _refusal(graph: Graph, node: Node, wish: Choice) -> str:
     """Why a product cannot be what is wished; "" if it can."""
-    if node.op == "GroupedMatMul":
-        return "products of groups of rows have kernels of float32 only"
-    if node.op not in PRODUCTS:
-        return "both of its operands are activations"
+    record = operators.get(node.op)
+    if record.weight is None:
+        return record.stays
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return "its weight is not a constant"
@@ -89,9 +89,9 @@ def _refusal(graph: Graph, node: Node, wish: Choice) -> str:
         return "its weight holds NaN or infinity"
     if not weight.size:
         return "its weight is empty"
-    if wish in ("dynamic", "int4") and node.op != "Linear":
+    if wish not in (*record.weight.choices, "float"):
         return f"a {node.op} cannot be {wish!r}"
-    if node.op == "ConvTranspose" and node.get("group", 1) != 1:
+    if record.weight.outputs and node.get("group", 1) != 1:
         return "a transposed convolution in groups has no scale for each output channel"
     return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
-from lowbit.graph.operator import Array, real
+from lowbit.graph.operator import Array, operators, real
 from lowbit.graph.passes.infer import views
 from lowbit.numerics import QTensor
 
@@ -42,6 +42,12 @@ class Values:
     def only(self, name: str, *ops: str) -> Node | None:
         """The same, if the value is read once and by a node."""
         return self.maker(name, *ops) if self.uses[name] == 1 and not self.leaves(name) else None
+
+    def layer(self, name: str) -> Node | None:
+        """The same, of a product with a weight."""
+        node = self.producers.get(name)
+        weighted = node is not None and operators.get(node.op).weight is not None
+        return self.only(name, node.op) if node is not None and weighted else None
 
     def leaves(self, name: str) -> bool:
         return name in self.graph.outputs

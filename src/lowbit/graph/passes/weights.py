@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.graph.graph import Node
-from lowbit.graph.operators.convolution import convolution_windows
-from lowbit.graph.operators.windows import seen_through
+from lowbit.graph.operator import operators
 from lowbit.numerics import QTensor, Range
 from lowbit.numerics.methods import Activations, bias_correction, methods
 
@@ -57,29 +56,29 @@ class WeightSetting:
         made = methods.get(method)(**how).quantize(rows, seen).weight
         if weight.ndim == 2:
             return made
-        axis = int(node.op == "ConvTranspose")
+        axis = _outputs(node)
         moved = made.values.reshape(np.moveaxis(weight, axis, 0).shape)
         values = np.ascontiguousarray(np.moveaxis(moved, 0, axis))
         return QTensor(values, made.scale, made.zero_point, made.format, axis)
 
 
+def _outputs(node: Node) -> int:
+    """The axis of a weight that is the output's channels."""
+    weight = operators.get(node.op).weight
+    return 0 if weight is None else weight.outputs
+
+
 def _as_matrix(node: Node, weight: Array) -> Array:
     """[N, K] of a weight, N output channels."""
-    moved = np.moveaxis(weight, int(node.op == "ConvTranspose"), 0)
+    moved = np.moveaxis(weight, _outputs(node), 0)
     return moved.reshape(len(moved), -1)
 
 
 def rows(node: Node, x: Array, weight_shape: tuple[int, ...]) -> Array | None:
     """The rows [..., K] that a product multiplies by its weight [N, K]; None where there is no one
     matrix of them, in groups and in transposed convolutions."""
-    if node.op == "Linear":
-        return x
-    if node.op != "Conv" or node.get("group", 1) != 1:
-        return None
-    over, _ = convolution_windows(node, x.shape, weight_shape)
-    view = seen_through(over, x, 0)  # [batch, channels, *out, *kernel]
-    rank = len(over.size)
-    return np.moveaxis(view, 1, 1 + rank).reshape(-1, int(np.prod(weight_shape[1:])))
+    weight = operators.get(node.op).weight
+    return None if weight is None else weight.rows(node, x, weight_shape)
 
 
 def correction(node: Node, weight: Array, quantized: QTensor, mean: Array) -> Array:
@@ -87,7 +86,7 @@ def correction(node: Node, weight: Array, quantized: QTensor, mean: Array) -> Ar
     inputs of these means [C]. (Near the border of an image, where there is padding, it does not.)
     """
     groups = node.get("group", 1)
-    axis = int(node.op == "ConvTranspose")
+    axis = _outputs(node)
     totals = []
     for one in (weight, quantized.dequantize()):
         moved = np.moveaxis(one, axis, 0)

@@ -85,7 +85,8 @@ def _packing(problem: Problem, packed: Any) -> Callable[[], object]:
     rows *= plan.block_rows * plan.shape.row_blocks
     room = np.zeros(rows * padded_k(asked.k) + LINE + PANEL, np.uint8)
     sums = np.zeros(rows, np.int32)
-    _, words, places = prepared.launches[0]
-    call = program.bind(1, tuple(places), **{**words, "m": asked.m, "n": 0})
+    first = prepared.launches[0]
+    places = tuple(first.places)
+    call = program.bind(1, places, **{**first.numbers, "m": asked.m, "n": 0})
     given = {"a": problem.a, "packed": room[-room.ctypes.data % LINE :], "row_sum": sums}
     return lambda: call(*map(given.get, places))

@@ -22,70 +22,68 @@ from pathlib import Path
 import numpy as np
 
 from lowbit import isa
+from lowbit.isa.generic import minimum, select
 from lowbit.jit.compile import Loaded, object_code
+from lowbit.jit.function import Function, Int32, Text, Words, function_ir
 
 CAPACITY = 2000
 STACK_BYTES = 64 << 10
 _MOST_THREADS = 1024
-_HEADER, _STACK_AT = 16, 256  # of a record: its thread and its stack's length; the copy
-_RECORD = _STACK_AT + STACK_BYTES
 _INTERVAL_NS = 1_000_000  # the kernel looks at these clocks once a tick, mostly every 4 ms
 _FIRST_SCAN_SECONDS, _SCAN_SECONDS = 0.005, 0.05
 
 # Linux on x86-64: registers of `ucontext_t`, in the order of <sys/ucontext.h>, by DWARF's numbers.
-_REGISTERS_AT, _REGISTERS = 40, (8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16)
+_REGISTERS = 8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, 16
+_STACK_POINTER = _REGISTERS.index(7)
 _SIGEV_THREAD_ID = 4
 _THREAD_CLOCK = 6  # of another thread: its number, complemented and shifted by 3, and this
 
-# A thread's own data lie behind its stack, where fs:0 points to them: what comes then may be
-# another's, and gone by the time it is copied. The main thread's lie elsewhere.
-_HANDLER = """
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define void @handler(i32 %signal, ptr %info, ptr %context) {{
-  %value = getelementptr i8, ptr %info, i64 24
-  %index = load i64, ptr %value
-  %thread = and i64 %index, 4294967295
-  %at = getelementptr i8, ptr %context, i64 160
-  %sp = load i64, ptr %at
-  %threads = inttoptr i64 {threads} to ptr
-  %own = getelementptr [2 x i64], ptr %threads, i64 %thread
-  store i64 %sp, ptr %own
-  %top_at = getelementptr i64, ptr %own, i64 1
-  %top = load i64, ptr %top_at
-  %mapped = sub i64 %top, %sp
-  %self = load i64, ptr addrspace(257) null
-  %own_part = sub i64 %self, %sp
-  %above = icmp sgt i64 %own_part, 0
-  %less = icmp slt i64 %own_part, %mapped
-  %inside = and i1 %above, %less
-  %room = select i1 %inside, i64 %own_part, i64 %mapped
-  %some = icmp sgt i64 %room, 0
-  br i1 %some, label %known, label %done
-known:
-  %next = inttoptr i64 {count} to ptr
-  %number = atomicrmw add ptr %next, i64 1 monotonic
-  %fits = icmp ult i64 %number, {capacity}
-  br i1 %fits, label %keep, label %done
-keep:
-  %short = icmp ult i64 %room, {stack_bytes}
-  %length = select i1 %short, i64 %room, i64 {stack_bytes}
-  %offset = mul i64 %number, {record}
-  %records = inttoptr i64 {records} to ptr
-  %one = getelementptr i8, ptr %records, i64 %offset
-  store i64 %thread, ptr %one
-  %length_at = getelementptr i8, ptr %one, i64 8
-  store i64 %length, ptr %length_at
-  %to = getelementptr i8, ptr %one, i64 {header}
-  %from = getelementptr i8, ptr %context, i64 {registers_at}
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 136, i1 false)
-  %stack_to = getelementptr i8, ptr %one, i64 {stack_at}
-  %stack = inttoptr i64 %sp to ptr
-  call void @llvm.memcpy.p0.p0.i64(ptr %stack_to, ptr %stack, i64 %length, i1 false)
-  br label %done
-done:
-  ret void
-}}
-"""
+
+class _Thread(ctypes.Structure):
+    _fields_ = (("stack_pointer", ctypes.c_int64), ("stack_end", ctypes.c_int64))
+
+
+class _Record(ctypes.Structure):
+    _fields_ = (
+        ("thread", ctypes.c_int64), ("length", ctypes.c_int64),
+        ("registers", ctypes.c_int64 * len(_REGISTERS)), ("stack", ctypes.c_uint8 * STACK_BYTES),
+    )  # fmt: skip
+
+
+class _Information(ctypes.Structure):
+    """siginfo_t."""
+
+    _fields_ = (("signal", ctypes.c_char * 24), ("value", ctypes.c_int64))
+
+
+class _Context(ctypes.Structure):
+    """ucontext_t."""
+
+    _fields_ = (("flags", ctypes.c_char * 40), ("registers", ctypes.c_int64 * len(_REGISTERS)))
+
+
+def _handler(threads: int, count: int, records: int) -> Text:
+    """What the signal calls, with memory at these addresses."""
+
+    def handler(k: Function, signal: Int32, info: _Information, context: _Context) -> None:
+        thread = info.value & 0xFFFFFFFF
+        own = k.view(_Thread, k.index(threads))[thread]
+        pointer = own.stack_pointer = context.registers[_STACK_POINTER]
+        mapped = own.stack_end - pointer
+        # A thread's own data lie behind its stack. What comes then may be another's, and gone by
+        # the time it is copied. The main thread's lie elsewhere.
+        to_own = k.call("pthread_self") - pointer
+        room = select((to_own > 0) & (to_own < mapped), to_own, mapped)
+        k.return_unless(room > 0)
+        number = k.fetch("add", k.view(Words, k.index(count)).pointer, 1, "monotonic")
+        k.return_unless(number < CAPACITY)
+        record = k.view(_Record, k.index(records))[number]
+        record.thread = thread
+        record.length = minimum(room, k.index(STACK_BYTES))
+        k.copy(record.at("registers"), context.at("registers"), 8 * len(_REGISTERS))
+        k.copy(record.at("stack"), pointer, record.length)
+
+    return handler
 
 
 class _Action(ctypes.Structure):
@@ -148,19 +146,10 @@ class Sampler:
 
     def __init__(self) -> None:
         self._count = np.zeros(1, np.int64)
-        self._threads = np.zeros((_MOST_THREADS, 2), np.int64)  # stack pointer, end of the stack
-        self._records = np.zeros(CAPACITY * _RECORD, np.uint8)
-        text = _HANDLER.format(
-            threads=self._threads.ctypes.data,
-            count=self._count.ctypes.data,
-            records=self._records.ctypes.data,
-            capacity=CAPACITY,
-            record=_RECORD,
-            stack_bytes=STACK_BYTES,
-            header=_HEADER,
-            stack_at=_STACK_AT,
-            registers_at=_REGISTERS_AT,
-        )
+        self._threads = np.zeros(_MOST_THREADS, _Thread)
+        self._records = np.zeros(CAPACITY, _Record)
+        memory = (self._threads, self._count, self._records)
+        text = function_ir(_handler(*(array.ctypes.data for array in memory)))
         # Without vectors: the thread that is interrupted may be anywhere.
         self._code = Loaded(object_code(text, isa.GENERIC), "handler", isa.GENERIC)
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -226,13 +215,13 @@ class Sampler:
             thread = int(name)
             if thread not in self._timers and thread not in skip:
                 self._set_timer(thread)
-        new = np.flatnonzero((self._threads[:, 0] != 0) & (self._threads[:, 1] == 0))
+        places, ends = self._threads["stack_pointer"], self._threads["stack_end"]
+        new = np.flatnonzero((places != 0) & (ends == 0))
         if len(new):
             known = mappings()
             for index in new:
-                place = self._threads[index, 0]
-                found = (one.end for one in known if one.start <= place < one.end)
-                self._threads[index, 1] = next(found, 0)
+                found = (one.end for one in known if one.start <= places[index] < one.end)
+                ends[index] = next(found, 0)
 
     def _set_timer(self, thread: int) -> None:
         if len(self._names) == _MOST_THREADS:
@@ -252,14 +241,11 @@ class Sampler:
 
     def samples(self) -> list[Sample]:
         """What was kept, once it has ended."""
-        records = self._records.reshape(CAPACITY, _RECORD)[: self.count]
         found = []
-        for record in records:
-            thread, length = record[:_HEADER].view(np.int64)
-            values = record[_HEADER : _HEADER + 8 * 17].view(np.uint64)
-            registers = [0] * 17
-            for number, value in zip(_REGISTERS, values, strict=True):
+        for record in self._records[: self.count]:
+            registers = [0] * len(_REGISTERS)
+            for number, value in zip(_REGISTERS, record["registers"].view(np.uint64), strict=True):
                 registers[number] = int(value)
-            stack = record[_STACK_AT : _STACK_AT + length].tobytes()
-            found.append(Sample(self._names[thread], tuple(registers), stack))
+            stack = record["stack"][: record["length"]].tobytes()
+            found.append(Sample(self._names[record["thread"]], tuple(registers), stack))
         return found

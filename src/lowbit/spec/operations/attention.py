@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.spec.attention import attention_weights
+from lowbit.spec.attention import attention_weights, causal_diagonal
 from lowbit.spec.case import Case
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array
 from lowbit.spec.operation import Operation
@@ -24,7 +24,8 @@ def _wide(k: Array) -> Array:
 
 def _weights(q: Array, k: Array, causal: bool) -> Array:
     """[batch, heads, queries, keys]."""
-    return attention_weights(q @ _wide(k).swapaxes(2, 3) / np.sqrt(q.shape[3]), causal)
+    diagonal = causal_diagonal(q.shape[2], k.shape[2]) if causal else None
+    return attention_weights(q @ _wide(k).swapaxes(2, 3) / np.sqrt(q.shape[3]), diagonal)
 
 
 def _slack(case: Case, q: Array, k: Array, v: Array, *, causal: bool) -> Array:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lowbit.torch.kinds.attention import QuantizedMultiheadAttention
+from lowbit.torch.kinds import QuantizedMultiheadAttention
 
 _PARTS = "q_proj_weight", "k_proj_weight", "v_proj_weight"
 

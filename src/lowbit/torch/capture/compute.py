@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lowbit.graph.evaluate import Compute
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import Array, operators
+from lowbit.graph.operators.attention import diagonal_of
 
 _STEPS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu,
@@ -59,14 +60,11 @@ def _linear(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return F.linear(x, weight, bias) if node.get("activations") is None else None
 
 
-def _attention(
-    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
-) -> Tensor | None:
-    causal = bool(node.get("is_causal", 0))
-    # Rows that see nothing, and causal for other keys than queries, are another thing in PyTorch.
-    if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
+def _attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor | None:
+    diagonal = diagonal_of(node, q.shape[-2], k.shape[-2])  # PyTorch's is always 0
+    if mask is not None or diagonal:  # rows that see nothing are another thing in PyTorch
         return None
-    how = {"is_causal": causal, "scale": node.get("scale")}
+    how = {"is_causal": diagonal is not None, "scale": node.get("scale")}
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how)
 
 

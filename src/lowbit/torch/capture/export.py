@@ -28,7 +28,15 @@ from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
 
 _log = logging.getLogger(__name__)
 _LEAST = 2  # of a size that is free, to torch.export
-_OF_SIZES = frozenset({"aten::sym_size", "aten::_assert_tensor_metadata", "aten::_assert_scalar"})
+_CHECKS = frozenset(
+    {
+        "aten::sym_size",
+        "aten::_assert_tensor_metadata",
+        "aten::_assert_scalar",
+        "aten::_assert_async",
+    }
+)
+"""Calls that compute nothing. Conditions of sizes are kept, those of data are not."""
 
 
 @dataclass(frozen=True)
@@ -383,7 +391,7 @@ def _name(node: fx.Node) -> str:
     if isinstance(node.target, HigherOrderOperator):
         return f"higher_order::{node.target.name()}"
     schema = getattr(node.target, "_schema", None)
-    return "" if schema is None or schema.name in _OF_SIZES else schema.name
+    return "" if schema is None or schema.name in _CHECKS else schema.name
 
 
 def _is_fixed(node: fx.Node, fixed: set[fx.Node]) -> bool:

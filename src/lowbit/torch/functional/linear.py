@@ -21,7 +21,7 @@ from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.kernels.triton.fast.tiles import Int4Weight
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
-from lowbit.product.prepare import KEPT, RIGHT
+from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import Prepared
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.int4 import int4_matmul
@@ -288,16 +288,14 @@ def _linear_cpu(
             bias is not None,
             threads_key(None),
         )
-        right = (
-            parts.memory.ctypes.data if parts and prepared.plan.shape.summed else panels.data_ptr(),
-            column_sums.data_ptr(),
-            0 if zero_points is None else zero_points.data_ptr(),
-            scale.data_ptr(),
-        )
-        prepared.run({
-            **dict(zip(RIGHT, right, strict=True)), "a": x.data_ptr(), "out": out.data_ptr(),
-            "bias": None if bias is None else bias.data_ptr(),
-        })  # fmt: skip
+        operands = {
+            "a": x, "panels": panels, "column_sum": column_sums, "column_zero": zero_points,
+            "column_scale": scale, "bias": bias, "out": out,
+        }  # fmt: skip
+        given = {name: None if one is None else one.data_ptr() for name, one in operands.items()}
+        if parts and prepared.plan.shape.summed:
+            given["panels"] = parts.memory.ctypes.data
+        prepared.run(given)
     return out if out.dtype is dtype else out.to(dtype)
 
 

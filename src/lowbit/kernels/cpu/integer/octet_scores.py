@@ -21,7 +21,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD, QUADS
-from lowbit.kernels.cpu.shared.nibbles import unpacked
+from lowbit.kernels.cpu.shared.pack import unpacked
 
 _PER_PANEL = PANEL // OCTET
 _BYTES = OCTET * QUAD  # of an octet in a line

@@ -34,7 +34,7 @@ from lowbit.kernels.cpu.rows.strips import Strip, Strips
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD
-from lowbit.kernels.cpu.shared.nibbles import unpack_nibbles
+from lowbit.kernels.cpu.shared.pack import unpack_nibbles
 from lowbit.kernels.cpu.shared.post_op import Operands
 
 Range = tuple[Value, Value]

@@ -28,7 +28,7 @@ from lowbit.kernels.cpu.integer.in_place import (
 )
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, span
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
-from lowbit.kernels.cpu.shared.nibbles import unpacked
+from lowbit.kernels.cpu.shared.pack import unpacked
 
 _PAIRS = QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k

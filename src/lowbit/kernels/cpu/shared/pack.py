@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lowbit.isa.generic import minimum, shuffle
-from lowbit.isa.types import Int, S32Pointer, U8Pointer, Vector, s32, u8, u16, u32
+from lowbit.isa.generic import minimum, prefetch, shuffle
+from lowbit.isa.types import Int, S32Pointer, S64Pointer, U8Pointer, Vector, s32, u8, u16, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, QUAD, QUADS
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, QUAD, QUADS
 
 
 @kernel
@@ -87,3 +87,52 @@ def _gather(start: Value, n_stride: Value, target: Value, flip: int) -> None:
     for column in range(PANEL):
         four = (start + n_stride * column).cast(u32).load()
         (target + column * QUAD).cast(u32).store(four ^ (flip * 0x01010101))
+
+
+# From panels of nibbles to panels of bytes.
+
+
+def unpack_nibbles(k: Builder, source: Value, target: Value, k_blocks: Value, kind: str) -> None:
+    """Bring a panel's nibbles, "u4" or "s4", into bytes: `k_blocks` times 64 k (see layout.py)."""
+    for line in k.range(0, k_blocks * (PANEL_LINE // LINE // 2)):
+        for number, values in enumerate(unpacked((source + line * LINE).load(LINE), kind)):
+            (target + (line * 2 + number) * LINE).store(values)
+
+
+def unpacked(both: Value, kind: str) -> tuple[Value, Value]:
+    """The bytes in a vector of nibbles, those in the low ones first."""
+    low, high = both & 15, both >> 4
+    return (low - NIBBLE_FLIP, high - NIBBLE_FLIP) if kind == "s4" else (low, high)
+
+
+_AHEAD = 16  # columns whose lines are fetched before they are read
+
+
+@kernel
+def take_columns(
+    k: Builder, panels: S32Pointer, lines: Int, sums: S32Pointer, scale: S32Pointer,
+    bias: S32Pointer, columns: S64Pointer, first: Int, out_panels: S32Pointer,
+    out_sums: S32Pointer, out_scale: S32Pointer, out_bias: S32Pointer, begin: Int, count: Int,
+    *, biased: bool,
+) -> None:  # fmt: skip
+    """Column begin + i of the panels `out_panels` becomes column columns[i] − first of `panels`.
+
+    Of bytes or of nibbles, since a column's part of a line is 32 bits of either (see layout.py);
+    so are a sum, a scale and a bias. A panel has so many lines. Columns that are not named stay
+    as they are.
+    """
+    for block in k.parallel((count + (PANEL - 1)) // PANEL):
+        for number in k.range(block * PANEL, minimum(block * PANEL + PANEL, count)):
+            column = (columns + number).load() - first
+            place = begin + number
+            source = panels + (column // PANEL * lines * PANEL + column % PANEL)
+            target = out_panels + (place // PANEL * lines * PANEL + place % PANEL)
+            ahead = (columns + minimum(number + _AHEAD, count - 1)).load() - first
+            coming = panels + ahead // PANEL * lines * PANEL
+            for line in k.range(0, lines * PANEL, PANEL):
+                prefetch(coming + line)
+                (target + line).store((source + line).load())
+            (out_sums + place).store((sums + column).load())
+            (out_scale + place).store((scale + column).load())
+            if biased:
+                (out_bias + place).store((bias + column).load())

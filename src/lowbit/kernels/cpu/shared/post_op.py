@@ -1,7 +1,7 @@
 """A post-operation: what may follow a product, in registers, before its one store.
 
 Its name is code; the numbers that it is given are not: they come with each call in one array of
-parameters. A new one is a file in post_ops/.
+parameters. A new one is added to post_ops.py.
 """
 
 from __future__ import annotations

@@ -81,15 +81,24 @@ OPERATIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "sqrt": (1, sqrt),
     **FUNCTIONS,
 }
+# What an expression can hold where elements are their bits, of `RAW`.
+BITS: dict[str, tuple[int, Callable[..., Value]]] = {
+    "bits_and": (2, lambda a, b: a & b),
+    "bits_or": (2, lambda a, b: a | b),
+    "bits_xor": (2, lambda a, b: a ^ b),
+    "bits_not": (1, lambda a: a ^ ((a ^ a) - 1)),
+}
+OPERATIONS |= BITS
 
 
 class Form(NamedTuple):
     """What is computed. It keys the code.
 
-    inputs, out: formats, "s64" too, or of a copy one of `RAW`. Integers pass through float32, which
-    holds them exactly up to 2^24; what becomes s32 or s64 loses its fraction. expression: in
-    postfix order, of each element as float32: the number of an input, "number" for one of the
-    parameters, the name of one of `OPERATIONS`, or of a post-operation that needs no tensor.
+    inputs, out: formats, "s64" too, or of a copy and of `BITS` one of `RAW`. Integers pass through
+    float32, which holds them exactly up to 2^24; what becomes s32 or s64 loses its fraction.
+    expression: in postfix order, of each element as float32: the number of an input, "number" for
+    one of the parameters, the name of one of `OPERATIONS`, or of a post-operation that needs no
+    tensor.
     columns: as in `Loops`.
     """
 
@@ -121,7 +130,7 @@ def plan_elementwise(
     """
     form = Form(tuple(inputs), out, tuple(expression), ())
     _check(form)
-    tile_bytes = RAW[out].bytes if out in RAW else 0
+    tile_bytes = RAW[out].bytes if out in RAW and form.expression == (0,) else 0
     loops: Loops = plan_loops(shape, strides, tile_bytes)
     return Elementwise(form._replace(columns=loops.columns), loops.geometry, loops.items)
 
@@ -149,9 +158,9 @@ def _check(form: Form) -> None:
     if len(form.inputs) > 3:
         raise ValueError(f"at most three inputs, got {len(form.inputs)}")
     if RAW.keys() & {*form.inputs, form.out}:
-        if (form.inputs, form.expression) != ((form.out,), (0,)):
-            raise ValueError(f"{form.out} can only be copied, from the same: got {form}")
-        return
+        of_bits = all(isinstance(step, int) or step in BITS for step in form.expression)
+        if {*form.inputs} != {form.out} or not of_bits:
+            raise ValueError(f"{form.out} can only be copied, or its bits joined: got {form}")
     depth = 0
     for step in form.expression:
         if isinstance(step, int) and step not in range(len(form.inputs)):
@@ -219,14 +228,14 @@ class _Row:
             for kind, how in zip(kinds, form.columns, strict=True)
         ]
         self._loaded: list[Convert] = [same] * len(form.inputs)
-        self._evaluate: Callable[[list[Value]], Value] = lambda values: values[0]
         self._stored: Convert = same
         if not raw:
             self._loaded = [
                 dequantizing(name, [next(numbers) for _ in range(parameters_of(name))])
                 for name in form.inputs
             ]
-            self._evaluate = _compiled(k, form.expression, numbers, self._lanes)
+        self._evaluate = _compiled(k, form.expression, numbers, self._lanes)
+        if not raw:
             left = [next(numbers) for _ in range(parameters_of(form.out))]
             self._stored = storing(form.out, left)
 

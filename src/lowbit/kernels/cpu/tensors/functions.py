@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from lowbit.isa.generic import maximum, minimum, select
+from lowbit.isa.generic import maximum, minimum, select, sqrt
 from lowbit.isa.types import f32
 from lowbit.isa.value import Value
 from lowbit.kernels.cpu.shared import functions
@@ -26,6 +26,8 @@ _HALF_PI = (1.5703125, 4.837512969970703125e-4, 7.549789948768648e-8)
 # sin(r) = r + r³·p(r²) and cos(r) = 1 − r²/2 + r⁴·p(r²) for |r| ≤ π/4: the Cephes library's.
 _SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 _COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
+# atan(r) = r + r³·p(r²) for |r| ≤ tan(π/8): the Cephes library's.
+_ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
 
 
 def _magnitude(x: Value) -> Value:
@@ -131,6 +133,71 @@ def _wave(x: Value, quarter: int) -> Value:
     return keeping_nan(x, select((turn & 2).equals(0), made, 0.0 - made))
 
 
+def _odd(x: Value, of_magnitude: Value) -> Value:
+    """A function f(-x) = -f(x), from what it is of |x|."""
+    return keeping_nan(x, select(x < 0.0, 0.0 - of_magnitude, of_magnitude))
+
+
+def sinh(x: Value) -> Value:
+    """(e^x − e^-x) / 2, which loses nothing near 0."""
+    size = _magnitude(x)
+    less, half = elu(0.0 - size, constant(x, 1.0)), exp(size * 0.5)
+    return _odd(x, less * (less + 2.0) * -0.5 * half * half)
+
+
+def cosh(x: Value) -> Value:
+    size = _magnitude(x)
+    half = exp(size * 0.5)
+    return keeping_nan(x, (exp(size * -2.0) + 1.0) * 0.5 * half * half)
+
+
+def atan(x: Value) -> Value:
+    """The angle of this tangent, between −π/2 and π/2."""
+    size = _magnitude(x)
+    far, near = 1.0 + math.sqrt(2) < size, size < math.sqrt(2) - 1.0
+    turned = select(far, -1.0 / size, (size - 1.0) / (size + 1.0))
+    rest = select(near, size, turned)
+    start = select(far, constant(x, math.pi / 2), constant(x, math.pi / 4))
+    square = rest * rest
+    angle = fused(rest * square, polynomial(square, _ATAN), rest)
+    return _odd(x, angle + select(near, constant(x, 0.0), start))
+
+
+def asin(x: Value) -> Value:
+    return atan(x / sqrt((1.0 - x) * (1.0 + x)))
+
+
+def acos(x: Value) -> Value:
+    return 2.0 * atan(sqrt((1.0 - x) / (1.0 + x)))
+
+
+def _log1p(x: Value) -> Value:
+    """ln(1 + x): the logarithm of what the sum is rounded to, and what the rounding took away."""
+    total = x + 1.0
+    kept, made = total - 1.0, log(total)
+    return select(kept.equals(x), made, made + (x - kept) / total)
+
+
+def _area(x: Value, over: Value) -> Value:
+    """ln(1 + over), or ln(2x) where that is the same and `over` may be beyond float32."""
+    return select(x < 1e30, _log1p(over), log(x) + math.log(2))
+
+
+def asinh(x: Value) -> Value:
+    size = _magnitude(x)
+    inverse = 1.0 / size
+    return _odd(x, _area(size, size + size / (inverse + sqrt(inverse * inverse + 1.0))))
+
+
+def acosh(x: Value) -> Value:
+    over = x - 1.0
+    return _area(x, over + sqrt(over) * sqrt(over + 2.0))
+
+
+def atanh(x: Value) -> Value:
+    return (_log1p(x) - _log1p(0.0 - x)) * 0.5
+
+
 # How many operands, and what is made of them.
 FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "exp": (1, exp),
@@ -146,4 +213,6 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "power": (2, power),
     "sin": (1, lambda x: _wave(x, 0)),
     "cos": (1, lambda x: _wave(x, 1)),
+    "tan": (1, lambda x: _wave(x, 0) / _wave(x, 1)),
+    **{one.__name__: (1, one) for one in (sinh, cosh, asin, acos, atan, asinh, acosh, atanh)},
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32
 
-from lowbit.kernels.steps.gpu.layouts import PLAIN
+from lowbit.kernels.steps.gpu import PLAIN
 from lowbit.kernels.steps.registry import step
 
 TILE = 16

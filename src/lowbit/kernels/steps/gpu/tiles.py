@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from lowbit.kernels.steps.gpu.layouts import PLAIN
+from lowbit.kernels.steps.gpu import PLAIN
 from lowbit.kernels.steps.registry import step
 from lowbit.kernels.triton.fast.launch import launch
 

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
 from lowbit.graph.operator import operators
+from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
-
-_UNARY = {
-    "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor",
-    "hardswish": "HardSwish", "log": "Log", "logical_not": "Not", "mish": "Mish", "neg": "Neg",
-    "reciprocal": "Reciprocal", "relu": "Relu", "sigmoid": "Sigmoid", "sign": "Sign",
-    "sin": "Sin", "sqrt": "Sqrt", "tanh": "Tanh",
-}  # fmt: skip
-
-_UNARY |= {
-    name: op
-    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh")
-    if (op := name.capitalize()) in operators.load()
-}
-
-_BINARY = {
-    "eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater",
-    "le": "LessOrEqual", "logical_and": "And", "logical_or": "Or", "logical_xor": "Xor",
-    "lt": "Less", "maximum": "Max", "minimum": "Min", "mul": "Mul", "pow": "Pow",
-}  # fmt: skip
 
 _ALMOST_LINEAR = 20.0
 _LN_2, _LN_10 = math.log(2), math.log(10)
-
-
-@converter(*_UNARY)
-def unary(b: Builder, *, x: Value, **_: Any) -> Value:
-    if b.out.dtype is torch.bool and b.operator == "sign":
-        return x
-    return b.add(_UNARY[b.operator], b.cast(x, b.out.dtype))
 
 
 def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
@@ -59,18 +35,32 @@ def _like(number: Any) -> Any:
     return 0.0 if isinstance(number, torch.SymFloat) else 0
 
 
-@converter(*_BINARY)
-def binary(b: Builder, *, x: Any, other: Any = None, exponent: Any = None) -> Value:
-    dtype = torch.bool if b.operator.startswith("logical") else None
-    two = operands(b, x, exponent if other is None else other, dtype=dtype)
-    return b.add(_BINARY[b.operator], *two)
+def same_operator(op: str, b: Builder, **arguments: Any) -> Value:
+    """An operator of ours that is ATen's: inputs in the order of its schema, attributes by name."""
+    record, logical = operators.get(op), b.operator.startswith("logical")
+    named = {ours: arguments.pop(theirs) for ours, theirs in record.arguments.items()}
+    given = [one for one in arguments.values() if one is not None]
+    if not isinstance(record, Elementwise):
+        return b.add(op, *(one for one in given if isinstance(one, str)), **named)
+    if len(given) > 1:
+        inputs = operands(b, *given, dtype=torch.bool if logical else None)
+    elif b.out.dtype is torch.bool and not logical:
+        inputs = given
+    else:
+        inputs = [b.cast(given[0], b.out.dtype)]
+    return b.add(op, *inputs, **named)
 
 
-@converter("div", "floor_divide")
+for _op, _record in operators.load().items():
+    for _name in _record.aten:
+        converter(_name)(partial(same_operator, _op))
+
+
+@converter("div")
 def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) -> Value:
     """Of integers, ONNX's division drops the fraction, as "trunc" does."""
     one, two = operands(b, x, other)
-    floored = b.operator == "floor_divide" or rounding_mode == "floor"
+    floored = rounding_mode == "floor"
     if b.out.dtype.is_floating_point:
         made = b.add("Div", one, two)
         if floored:
@@ -105,17 +95,15 @@ def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
     return b.add("Div", b.add("Round", b.add("Mul", x, power)), power)
 
 
-@converter("add", "sub", "rsub")
+@converter("add", "sub")
 def add(b: Builder, *, x: Any, other: Any, alpha: Any = 1) -> Value:
     one, two = operands(b, x, other)
-    if b.operator == "rsub":
-        one, two = two, one
     if alpha != 1:  # of what is added or taken away
         two = b.add("Mul", two, b.number(alpha, _common(b, (x, other))))
     return b.add("Add" if b.operator == "add" else "Sub", one, two)
 
 
-@converter("clamp", "hardtanh", "clamp_min", "clamp_max")
+@converter("clamp", "hardtanh")
 def clamp(
     b: Builder, *, x: Value, min: Any = None, max: Any = None, min_val: Any = None,
     max_val: Any = None,
@@ -130,29 +118,9 @@ def clamp(
     return b.add("Clip", x, *limits)
 
 
-@converter("relu6")
-def relu6(b: Builder, *, x: Value) -> Value:
-    return clamp(b, x=x, min=0.0, max=6.0)
-
-
-@converter("silu")
-def silu(b: Builder, *, x: Value) -> Value:
-    return b.add("Silu", x)
-
-
 @converter("hardsigmoid")
 def hardsigmoid(b: Builder, *, x: Value) -> Value:
     return b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
-
-
-@converter("gelu")
-def gelu(b: Builder, *, x: Value, approximate: str) -> Value:
-    return b.add("Gelu", x, approximate=approximate)
-
-
-@converter("leaky_relu")
-def leaky_relu(b: Builder, *, x: Value, negative_slope: float) -> Value:
-    return b.add("LeakyRelu", x, alpha=float(negative_slope))
 
 
 @converter("elu")
@@ -189,11 +157,6 @@ def rsqrt(b: Builder, *, x: Value) -> Value:
     return b.add("Reciprocal", b.add("Sqrt", b.cast(x, b.out.dtype)))
 
 
-@converter("square")
-def square(b: Builder, *, x: Value) -> Value:
-    return b.add("Mul", x, x)
-
-
 @converter("expm1")
 def expm1(b: Builder, *, x: Value) -> Value:
     """(exp(x) + 1) · tanh(x / 2), which loses nothing near 0."""
@@ -223,10 +186,14 @@ def exp2(b: Builder, *, x: Value) -> Value:
     return b.add("Pow", b.number(2, b.out.dtype), b.cast(x, b.out.dtype))
 
 
-@converter("tan")
-def tan(b: Builder, *, x: Value) -> Value:
-    x = b.cast(x, b.out.dtype)
-    return b.add("Div", b.add("Sin", x), b.add("Cos", x))
+@converter("atan2")
+def atan2(b: Builder, *, x: Value, other: Value) -> Value:
+    """The angle of the point (other, x), which is beyond a quarter of a turn left of 0."""
+    x, other = operands(b, x, other)
+    zero, half = b.number(0, b.out.dtype), b.number(math.pi, b.out.dtype)
+    angle = b.add("Where", b.add("Equal", x, zero), zero, b.add("Atan", b.add("Div", x, other)))
+    turn = b.add("Where", b.add("Less", x, zero), b.add("Neg", half), half)
+    return b.add("Where", b.add("Less", other, zero), b.add("Add", angle, turn), angle)
 
 
 @converter("erfc")
@@ -247,14 +214,11 @@ def ne(b: Builder, *, x: Any, other: Any) -> Value:
 _OF_BITS = {"and": "And", "xor": "Xor", "or": "Or", "not": "Not"}
 
 
-@converter("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__",
-           "__xor__")  # fmt: skip
+@converter("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
 def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
-    op = _OF_BITS[b.operator.removeprefix("bitwise").strip("_")]
+    op = _OF_BITS[b.operator.removeprefix("bitwise_")]
     if b.out.dtype is not torch.bool:
         op = f"Bitwise{op}"
-        if op not in operators.load():
-            raise NotImplementedError(f"{b.operator} is translated for booleans only")
     if other is None:
         return b.add(op, x)
     return b.add(op, *operands(b, x, other, dtype=b.out.dtype))
@@ -265,25 +229,13 @@ def where(b: Builder, *, condition: Value, x: Any, other: Any) -> Value:
     return b.add("Where", condition, *operands(b, x, other, dtype=b.out.dtype))
 
 
-@converter("masked_fill")
-def masked_fill(b: Builder, *, x: Value, mask: Value, value: Any) -> Value:
-    (fill,) = operands(b, value, dtype=b.out.dtype)
-    return b.add("Where", mask, fill, x)
-
-
-@converter("isinf", "isnan")
-def not_finite(b: Builder, *, x: Value) -> Value:
-    return b.add("IsInf" if b.operator == "isinf" else "IsNaN", x)
-
-
-@converter("_to_copy", "to", "type_as")
+@converter("_to_copy")
 def to_copy(b: Builder, *, x: Value, **_: Any) -> Value:
     return b.cast(x, b.out.dtype)
 
 
 @converter(
-    "clone", "contiguous", "detach", "alias", "lift_fresh_copy", "dropout", "feature_dropout",
-    "alpha_dropout", "detach_",
+    "clone", "alias", "lift_fresh_copy", "dropout", "detach_",
 )  # fmt: skip
 def same(b: Builder, *, x: Value = "", input: Value = "", train: bool = False, **_: Any) -> Value:
     if train:
@@ -297,7 +249,7 @@ def copy_strided(b: Builder, *, a: Value, stride: Any) -> Value:
     return a
 
 
-@converter("_softmax", "softmax", "_safe_softmax")
+@converter("_softmax", "_safe_softmax")
 def softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
     made = b.add("Softmax", b.cast(x, b.out.dtype), axis=dim)
     if b.operator != "_safe_softmax":
@@ -306,8 +258,3 @@ def softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
     nothing = b.number(-math.inf, b.out.dtype)
     greatest = b.add("ReduceMax", x, b.ints([dim]), keepdims=1)
     return b.add("Where", b.add("Equal", greatest, nothing), b.number(0, b.out.dtype), made)
-
-
-@converter("_log_softmax", "log_softmax")
-def log_softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
-    return b.add("LogSoftmax", x, axis=dim)

@@ -196,18 +196,6 @@ def _written(
     return b.add("Transpose", made, perm=tuple(order.index(axis) for axis in range(len(order))))
 
 
-@converter("index_add", "index_copy")
-def index_write(
-    b: Builder, *, x: Value, dim: int, index: Value, source: Value, alpha: Any = 1
-) -> Value:
-    source, dtype = b.cast(source, b.out.dtype), b.out.dtype
-    if alpha != 1:
-        source, shape = b.add("Mul", source, b.number(alpha, dtype)), b.shape(source)
-        b.fakes[source] = b.out.new_empty(shape)
-    reduction = "add" if b.operator == "index_add" else "none"
-    return _written(b, x, [dim % len(b.shape(x))], [index], source, reduction)
-
-
 _REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max",
                "amin": "min", "mean": "add"}  # fmt: skip
 
@@ -309,3 +297,15 @@ def embedding_bag(
         zeros = b.number(0, b.out[0].dtype)
         made = b.add("Where", b.add("Equal", counts, zeros), zeros, made)
     return (made,)
+
+
+@converter("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
+def grid_sample(
+    b: Builder, *, input: Value, grid: Value, interpolation_mode: int, padding_mode: int,
+    align_corners: bool,
+) -> Value:  # fmt: skip
+    return b.add(
+        "GridSample", input, grid, mode=("linear", "nearest", "cubic")[interpolation_mode],
+        padding_mode=("zeros", "border", "reflection")[padding_mode],
+        align_corners=int(align_corners),
+    )  # fmt: skip

@@ -10,58 +10,13 @@ import numpy as np
 import torch
 
 from lowbit.graph.graph import Attribute
-from lowbit.torch.capture.builder import Builder, Value, converter, same_size
+from lowbit.torch.capture.builder import Builder, Value, converter
 
 
 def _spread(given: Any, axes: int) -> tuple[int, ...]:
     """A number, or one for each axis."""
     given = (given,) if isinstance(given, int) else tuple(given)
     return given * axes if len(given) == 1 else given
-
-
-@converter("linear")
-def linear(b: Builder, *, input: Value, weight: Value, bias: Value | None) -> Value:
-    return b.add("Linear", input, weight, *([bias] if bias else []))
-
-
-@converter("matmul", "mm", "bmm", "mv", "dot")
-def matmul(b: Builder, *, x: Value, other: Value = "", mat2: Value = "", **more: Value) -> Value:
-    return b.add("MatMul", x, other or mat2 or more.get("vec") or more["tensor"])
-
-
-@converter("transformers::grouped_mm_fallback")
-def grouped_mm(b: Builder, *, input: Value, weight: Value, offs: Value) -> Value:
-    """What transformers exports of float32; PyTorch's own `_grouped_mm` is of bfloat16 there."""
-    return b.add("GroupedMatMul", input, weight, offs)
-
-
-@converter("addmm", "baddbmm")
-def addmm(b: Builder, *, x: Value, beta: float, alpha: float, **factors: Value) -> Value:
-    product = b.add("MatMul", *factors.values())
-    if alpha != 1:
-        product = b.add("Mul", product, b.number(alpha, b.out.dtype))
-    if beta == 0:
-        return product
-    if beta != 1:
-        x = b.add("Mul", x, b.number(beta, b.out.dtype))
-    return b.add("Add", product, x)
-
-
-@converter("conv1d", "conv2d", "conv3d")
-def conv(
-    b: Builder, *, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-    dilation: Any, groups: int,
-) -> Value:  # fmt: skip
-    axes = len(b.shape(weight)) - 2
-    kernel = [int(size) for size in b.shape(weight)[2:]]
-    strides, dilations = _spread(stride, axes), _spread(dilation, axes)
-    if isinstance(padding, str):
-        whole = [d * (k - 1) * (padding == "same") for d, k in zip(dilations, kernel, strict=True)]
-        pads = (*(one // 2 for one in whole), *(one - one // 2 for one in whole))
-    else:
-        pads = _spread(padding, axes) * 2
-    how: dict[str, Attribute] = {"strides": strides, "pads": pads, "dilations": dilations}
-    return _windowed(b, "Conv", input, weight, bias, group=groups, **how)
 
 
 def _axes(b: Builder) -> int:
@@ -79,27 +34,22 @@ def _windowed(b: Builder, op: str, x: Value, *inputs: Value | None, **how: Attri
     return b.add("Squeeze", b.add(op, *given, **how), b.ints([0]))
 
 
-@converter("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(
+@converter("convolution")
+def convolution(
     b: Builder, *, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-    output_padding: Any, groups: int, dilation: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int,
 ) -> Value:  # fmt: skip
     axes = len(b.shape(weight)) - 2
     attributes: dict[str, Attribute] = {
         "strides": _spread(stride, axes),
         "pads": _spread(padding, axes) * 2,
         "dilations": _spread(dilation, axes),
-        "output_padding": _spread(output_padding, axes),
         "group": groups,
     }
-    return _windowed(b, "ConvTranspose", input, weight, bias, **attributes)
-
-
-@converter("convolution")
-def convolution(b: Builder, *, transposed: bool, output_padding: Any, **given: Any) -> Value:
     if transposed:
-        return conv_transpose(b, output_padding=output_padding, **given)
-    return conv(b, **given)
+        attributes["output_padding"] = _spread(output_padding, axes)
+    op = "ConvTranspose" if transposed else "Conv"
+    return _windowed(b, op, input, weight, bias, **attributes)
 
 
 @converter("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices",
@@ -167,7 +117,7 @@ def _adaptive(b: Builder, x: Value, output_size: Sequence[int], op: str, whole: 
     return _windowed(b, op, x, kernel_shape=window, strides=window)
 
 
-@converter("batch_norm", "_native_batch_norm_legit_no_training")
+@converter("_native_batch_norm_legit_no_training")
 def batch_norm(
     b: Builder, *, input: Value, weight: Value | None, bias: Value | None,
     running_mean: Value | None, running_var: Value | None, eps: float, **_: Any,
@@ -179,7 +129,7 @@ def batch_norm(
         )
     ones = _affine(b, int(b.shape(running_mean)[0]), weight, bias)
     made = b.add("BatchNormalization", input, *ones, running_mean, running_var, epsilon=eps)
-    return made if b.operator == "batch_norm" else (made,)
+    return (made,)
 
 
 def _affine(b: Builder, channels: int, weight: Value | None, bias: Value | None) -> list[Value]:
@@ -190,7 +140,7 @@ def _affine(b: Builder, channels: int, weight: Value | None, bias: Value | None)
     ]
 
 
-@converter("layer_norm", "native_layer_norm")
+@converter("native_layer_norm")
 def layer_norm(
     b: Builder, *, input: Value, normalized_shape: Sequence[int], weight: Value | None,
     bias: Value | None, eps: float, **_: Any,
@@ -198,34 +148,26 @@ def layer_norm(
     sizes = tuple(int(size) for size in normalized_shape)
     inputs = [weight or b.constant(np.ones(sizes, np.float32)), *([bias] if bias else [])]
     made = b.add("LayerNormalization", input, *inputs, axis=-len(sizes), epsilon=eps)
-    return made if b.operator == "layer_norm" else (made,)
+    return (made,)
 
 
-@converter("group_norm")
+@converter("native_group_norm")
 def group_norm(
-    b: Builder, *, input: Value, num_groups: int, weight: Value | None, bias: Value | None,
-    eps: float, **_: Any,
-) -> Value:  # fmt: skip
+    b: Builder, *, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float,
+    **_: Any,
+) -> tuple[Value]:  # fmt: skip
     """As an instance norm of groups, which ONNX has in every version."""
     sizes = b.shape(input)
     fixed = all(isinstance(size, int) for size in sizes[1:])  # -1 says nothing of empty batches
-    last = math.prod(sizes[1:]) // num_groups if fixed else -1
-    cut = b.add("Reshape", input, b.ints([0, num_groups, last]))
-    plain = _affine(b, num_groups, None, None)
+    last = math.prod(sizes[1:]) // group if fixed else -1
+    cut = b.add("Reshape", input, b.ints([0, group, last]))
+    plain = _affine(b, group, None, None)
     made = b.add("InstanceNormalization", cut, *plain, epsilon=eps)
     made = b.reshape(made, sizes[:1], sizes)
     each = (int(sizes[1]), *[1] * (len(sizes) - 2))
     for op, one in (("Mul", weight), ("Add", bias)):
         made = b.add(op, made, b.reshape(one, (), each)) if one else made
-    return made
-
-
-@converter("native_group_norm")
-def native_group_norm(
-    b: Builder, *, input: Value, weight: Value | None, bias: Value | None, group: int, eps: float,
-    **_: Any,
-) -> tuple[Value]:  # fmt: skip
-    return (group_norm(b, input=input, num_groups=group, weight=weight, bias=bias, eps=eps),)
+    return (made,)
 
 
 @converter("instance_norm")
@@ -257,13 +199,7 @@ def attention(
 ) -> Value:  # fmt: skip
     if dropout_p:
         raise NotImplementedError("attention with dropout in eval mode is not translated")
-    sizes = b.shape(query)[-2], b.shape(key)[-2]
-    if is_causal and not same_size(*sizes):  # in PyTorch query i attends to the keys 0 to i
-        if attn_mask:
-            raise NotImplementedError("causal attention with a mask, of other keys than queries")
-        ones = b.add("ConstantOfShape", b.ints(sizes), value=1, dtype="bool")
-        attn_mask, is_causal = b.add("Trilu", ones, upper=0), False
-    attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
+    attributes: dict[str, Attribute] = {"is_causal": 1, "diagonal": 0} if is_causal else {}
     if scale is not None:
         attributes["scale"] = scale * 1.0  # float() would make a number of what sizes say
     return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)

@@ -19,10 +19,7 @@ from lowbit.torch.capture.builder import (
 )
 
 
-@converter(
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze",
-    "_reshape_alias",
-)  # fmt: skip
+@converter("view", "_unsafe_view", "squeeze", "unsqueeze", "_reshape_alias")
 def reshape(b: Builder, *, x: Value, dim: Any = None, **_: Any) -> Value:
     before, after = b.shape(x), b.out.shape
     if b.operator == "squeeze":  # an axis that a run makes 1 long would go too
@@ -38,7 +35,7 @@ def permute(b: Builder, *, x: Value, dims: Sequence[int]) -> Value:
     return b.add("Transpose", x, perm=tuple(axis % axes for axis in dims))
 
 
-@converter("transpose", "t", "numpy_T", "swapaxes")
+@converter("transpose", "t")
 def transpose(b: Builder, *, x: Value, dim0: int = 0, dim1: int = 1, **_: Any) -> Value:
     order = list(range(len(b.shape(x))))
     if len(order) < 2:
@@ -47,7 +44,7 @@ def transpose(b: Builder, *, x: Value, dim0: int = 0, dim1: int = 1, **_: Any) -
     return b.add("Transpose", x, perm=tuple(order))
 
 
-@converter("expand", "expand_as")
+@converter("expand")
 def expand(b: Builder, *, x: Value, **_: Any) -> Value:
     before, after = b.shape(x), list(b.out.shape)
     if same_shape(before, after):
@@ -66,19 +63,13 @@ def repeat(b: Builder, *, x: Value, repeats: Sequence[int]) -> Value:
     return b.add("Tile", x, b.ints(repeats))
 
 
-@converter("cat", "concat")
+@converter("cat")
 def cat(b: Builder, *, tensors: Sequence[Value], dim: int) -> Value:
     given = [b.cast(one, b.out.dtype) for one in tensors if tuple(b.shape(one)) != (0,)]
     return b.add("Concat", *given, axis=dim) if len(given) > 1 else given[0]
 
 
-@converter("stack")
-def stack(b: Builder, *, tensors: Sequence[Value], dim: int) -> Value:
-    axis = dim % len(b.out.shape)
-    return b.add("Concat", *[b.add("Unsqueeze", one, b.ints([axis])) for one in tensors], axis=axis)
-
-
-@converter("split", "split_with_sizes", "chunk", "unsafe_chunk", "unbind", "tensor_split")
+@converter("split", "split_with_sizes", "unbind")
 def split(b: Builder, *, x: Value, dim: int, **_: Any) -> tuple[Value, ...]:
     axis = dim % len(b.shape(x))
     if b.operator == "unbind":
@@ -103,11 +94,6 @@ _END = 2**63 - 1
 @converter("select")
 def select(b: Builder, *, x: Value, dim: int, index: Any) -> Value:
     return b.add("Gather", x, b.ints([index], scalar=True), axis=dim)
-
-
-@converter("narrow")
-def narrow(b: Builder, *, x: Value, dim: int, start: int, length: int) -> Value:
-    return slice_(b, x=x, dim=dim, start=start, end=start + length, step=1)
 
 
 @converter("embedding")
@@ -453,27 +439,3 @@ def _resized(b: Builder, x: Value, factors: Any = None, **how: str) -> Value:
     if factors is not None:
         by = [b.constant(factors)]
     return b.add("Resize", x, "", *by, axes=tuple(range(2, 2 + len(sizes))), **how)
-
-
-@converter("pixel_shuffle")
-def pixel_shuffle(b: Builder, *, x: Value, upscale_factor: int) -> Value:
-    return b.add("DepthToSpace", x, blocksize=upscale_factor, mode="CRD")
-
-
-@converter("pixel_unshuffle")
-def pixel_unshuffle(b: Builder, *, x: Value, downscale_factor: int) -> Value:
-    """ONNX's SpaceToDepth puts the channel last among the three."""
-    n = downscale_factor
-    *_, channels, height, width = (int(size) for size in b.shape(x)[-3:])
-    cut = b.add("Reshape", x, b.ints([-1, channels, height // n, n, width // n, n]))
-    moved = b.add("Transpose", cut, perm=(0, 1, 3, 5, 2, 4))
-    return b.add("Reshape", moved, b.ints([-1, channels * n * n, height // n, width // n]))
-
-
-@converter("channel_shuffle")
-def channel_shuffle(b: Builder, *, x: Value, groups: int) -> Value:
-    channels, *rest = (int(size) for size in b.shape(x)[1:])
-    cut = b.add("Reshape", x, b.ints([-1, groups, channels // groups, int(np.prod(rest))]))
-    return b.add(
-        "Reshape", b.add("Transpose", cut, perm=(0, 2, 1, 3)), b.ints([-1, channels, *rest])
-    )

@@ -1,1 +1,0 @@
-"""Data with labels, as arrays: NumPy, and PIL for photographs."""

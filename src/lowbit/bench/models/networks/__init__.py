@@ -1,1 +1,0 @@
-"""Networks as PyTorch modules, whose keys are those of the usual checkpoints."""

@@ -1,1 +1,0 @@
-"""What may follow a product: one file each."""

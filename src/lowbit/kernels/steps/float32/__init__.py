@@ -1,1 +1,0 @@
-"""Products of float32 matrices, from three loops to packed operands."""

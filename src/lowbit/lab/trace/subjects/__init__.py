@@ -1,1 +1,0 @@
-"""What can be traced by name, a file an engine."""
