@@ -22,6 +22,7 @@ from lowbit.kernels.cpu.attention.plan import (
     micro_for,
     plan_attention,
 )
+from lowbit.spec.attention import causal_diagonal
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,10 @@ class Problem:
     padding: np.ndarray | None = None
     causal: bool = False
     scale: float | None = None
+
+    @property
+    def diagonal(self) -> int | None:
+        return causal_diagonal(self.sizes.queries, self.sizes.keys) if self.causal else None
 
     @property
     def factor(self) -> float:
@@ -95,7 +100,7 @@ def _plan(p: Problem, out: np.ndarray, isa: str, products: str, threads: int) ->
     for one in (p.mask, p.padding):  # [batch, heads, queries, keys], whatever they were
         if one is not None:
             strides.append(tuple(s // one.itemsize for s in one.strides[:3]))
-    return plan_attention(p.form, p.sizes, strides, get(isa), products, p.causal, threads)
+    return plan_attention(p.form, p.sizes, strides, get(isa), products, p.diagonal, threads)
 
 
 def _run(
@@ -154,8 +159,8 @@ def _exact(p: Problem, pair: bool) -> tuple[np.ndarray, np.ndarray]:
     hidden = np.zeros(scores.shape, bool)
     if p.padding is not None:
         hidden |= np.broadcast_to(p.padding == 0, scores.shape)
-    if p.causal:
-        hidden |= ~np.tril(np.ones((s.queries, s.keys), bool))
+    if p.diagonal is not None:
+        hidden |= ~np.tri(s.queries, s.keys, p.diagonal, bool)
     scores = np.where(hidden, -np.inf, scores)
     greatest = scores.max(-1, keepdims=True, initial=-np.inf)
     error = error + 6 * U * (size + size.max(-1, keepdims=True, initial=0))

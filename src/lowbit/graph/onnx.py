@@ -274,6 +274,8 @@ def _node(node: NodeProto) -> Node:
             attributes.update(value=value.item(), dtype=value.dtype.name)
         else:
             attributes[one.name] = _value(node, one)
+    if attributes.get("is_causal"):
+        attributes["diagonal"] = 0
     inputs, name = tuple(node.input), node.name or next(iter(node.output), "")
     return Node(node.op_type, inputs, tuple(node.output), attributes, name)
 

@@ -21,6 +21,9 @@ from lowbit.graph.lowering.movement import reshaped
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import Place, View
 
+_HEADS_TOGETHER = {3: (1, 0, 2), 4: (0, 2, 1, 3)}
+"""The order in memory of an output, by its rank: most readers want all heads of a query at once."""
+
 
 def _attention(node: Node, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
     """softmax(q @ kᵀ · scale + mask) @ v, in float64, rounded once: an operator of lowbit's own.
@@ -28,21 +31,30 @@ def _attention(node: Node, q: Array, k: Array, v: Array, mask: Array | None = No
     q [..., H, L, D], k [..., G, S, D] and v [..., G, S, E], where each of the G heads serves H / G
     neighbours of q; the result is [..., H, L, E]. mask, which broadcasts to [..., H, L, S]: what is
     added to the scores, or booleans that are true where a key takes part. Attributes: scale, which
-    is 1/√D if left out; is_causal: row i sees the keys 0 to i, as in PyTorch. A row that sees no
-    key is all zeros. (Vaswani et al. 2017, arXiv:1706.03762.)
+    is 1/√D if left out; is_causal: row i attends to the keys 0 to i + diagonal, which is that of
+    `causal_diagonal` if left out, and 0 in ONNX and PyTorch. A row that attends to no key is all
+    zeros. (Vaswani et al. 2017, arXiv:1706.03762.)
     """
+    from lowbit.spec.attention import attention_weights  # not for networks that only run
+
     _check(q.shape, k.shape, v.shape)
-    k, v = (_for_heads(one.astype(np.float64), q) for one in (k, v))
+    group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
+    k, v = (np.repeat(one.astype(np.float64), group, -min(one.ndim, 3)) for one in (k, v))
     scores = np.matmul(q.astype(np.float64), k.swapaxes(-1, -2))
     scores *= float(node.get("scale", q.shape[-1] ** -0.5))
     if mask is not None:
         scores = scores + (np.where(mask, 0, -np.inf) if mask.dtype == bool else mask)
-    if node.get("is_causal", 0):
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
-    greatest = scores.max(-1, keepdims=True, initial=-np.inf)
-    powers = np.exp(scores - np.where(np.isneginf(greatest), 0, greatest))
-    total = powers.sum(-1, keepdims=True)
-    return np.matmul(powers / np.where(total == 0, 1, total), v).astype(q.dtype)
+    weights = attention_weights(scores, diagonal_of(node, *scores.shape[-2:]))
+    return np.matmul(weights, v).astype(q.dtype)
+
+
+def diagonal_of(node: Node, queries: int, keys: int) -> int | None:
+    """Query i attends to the keys 0 to i + this; None: to all."""
+    if not node.get("is_causal"):
+        return None
+    from lowbit.spec.attention import causal_diagonal  # not for networks without
+
+    return node.get("diagonal", causal_diagonal(queries, keys))
 
 
 def _sizes(node: Node, q: Sizes, k: Sizes, v: Sizes, mask: Sizes | None = None) -> Sizes:
@@ -56,13 +68,6 @@ def _check(q: Sizes, k: Sizes, v: Sizes) -> None:
     heads = (q[-3], k[-3]) if fits and len(q) > 2 else (1, 1)
     if not fits or q[:-3] != k[:-3] or not heads[1] or heads[0] % heads[1]:
         raise ValueError(f"attention of q {q}, k {k} and v {v}, which do not fit together")
-
-
-def _for_heads(one: Array, q: Array) -> Array:
-    """k or v with as many heads as q has."""
-    if one.ndim < 3 or one.shape[-3] == q.shape[-3]:
-        return one
-    return np.repeat(one, q.shape[-3] // one.shape[-3], axis=-3)
 
 
 def _operand(lowering: Lowering, view: View) -> View:
@@ -79,12 +84,10 @@ def _operand(lowering: Lowering, view: View) -> View:
 
 def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
     """A mask of float32 or of bytes as the kernel reads it: broadcast, the last axis dense."""
-    boolean = view.tensor.dtype == "bool"
-    if not boolean:
+    if view.tensor.dtype != "bool":
         view = in_format(lowering, view, Tensor("float32", view.shape))
-    keys = shape[-1]
-    if view.shape[-1] != keys or view.strides[-1] != 1:
-        target = lowering.fresh(replace(view.tensor, shape=(*view.shape[:-1], keys)))
+    if view.shape[-1] != shape[-1] or view.strides[-1] != 1:
+        target = lowering.fresh(replace(view.tensor, shape=(*view.shape[:-1], shape[-1])))
         compute(lowering, target, [view], (0,))
         view = target
     whole = replace(view.tensor, shape=shape)
@@ -97,15 +100,6 @@ def _mask(lowering: Lowering, view: View, shape: tuple[int, ...]) -> View:
     return reshaped(lowering, plain(lowering, wide), flat)
 
 
-def _heads_together(rank: int) -> tuple[int, ...]:
-    """The order in memory of an output of which what follows, as a rule, wants all heads of a query
-    beside each other."""
-    order = list(range(rank))
-    if 2 < rank <= 4:
-        order[-3], order[-2] = order[-2], order[-3]
-    return tuple(order)
-
-
 def _lower_attention(lowering: Lowering, node: Node) -> None:
     """Bytes are multiplied as bfloat16, which holds them, and float32 as float32."""
     # Not for networks without attention.
@@ -115,31 +109,28 @@ def _lower_attention(lowering: Lowering, node: Node) -> None:
     views = [lowering.view(name) for name in node.inputs[:3]]
     formats = {one.tensor.dtype if one.tensor.scale is not None else "" for one in views}
     if len(formats) > 1 or formats == {""}:
-        same = {one.tensor.dtype for one in views}
-        wanted = "bfloat16" if same == {"bfloat16"} else "float32"
+        wanted = "bfloat16" if {one.tensor.dtype for one in views} == {"bfloat16"} else "float32"
         views = [in_format(lowering, one, Tensor(wanted, one.shape)) for one in views]
     q, k, v = (_operand(lowering, one) for one in views)
     rank = len(lowering.graph.tensors[node.outputs[0]].shape)
-    out = _operand(lowering, lowering.output(node.outputs[0], _heads_together(rank)))
+    out = _operand(lowering, lowering.output(node.outputs[0], _HEADS_TOGETHER.get(rank)))
     name = node.inputs[3] if len(node.inputs) > 3 else ""
     strides = [one.strides[:3] for one in (q, k, v, out)]
     places: dict[str, Place | None] = {"mask": None, "padding": None}
     if name:
-        mask = lowering.view(name)
-        scores = (*views[0].shape[:-1], k.shape[2])
-        mask = _mask(lowering, mask, scores)
+        mask = _mask(lowering, lowering.view(name), (*views[0].shape[:-1], k.shape[2]))
         kind = "padding" if mask.tensor.dtype == "bool" else "mask"
         places[kind] = mask.place
         strides.append(mask.strides[:3])
     form = plans.AttentionForm(format_of(q.tensor), format_of(out.tensor),
                          places["mask"] is not None, places["padding"] is not None)  # fmt: skip
-    sizes = plans.Sizes(q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-                  k.shape[1])  # fmt: skip
+    (batch, heads, queries, size), (_, key_heads, keys, _) = q.shape, k.shape
+    sizes = plans.Sizes(batch, heads, queries, keys, size, v.shape[3], key_heads)
     plan = plans.plan_attention(
         form, sizes, strides, lowering.isa, "f32" if form.inputs == "f32" else "bf16",
-        bool(node.get("is_causal", 0)), lowering.threads,
+        diagonal_of(node, queries, keys), lowering.threads,
     )  # fmt: skip
-    scale = float(node.get("scale", q.shape[3] ** -0.5))
+    scale = float(node.get("scale", size**-0.5))
     given = [affine(one.tensor) for one in (q, k, v, out)]
     lowering.add(attention.program(plan.isa, form=form, micro=plan.micro), {
         "out": out.place, "q": q.place, "key": k.place, "value": v.place, **places,

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from lowbit.spec.attention import attention_weights, causal_diagonal
 from lowbit.spec.case import Case
 from lowbit.spec.dtypes import FLOAT32_UNIT, Array
 from lowbit.spec.operation import Operation
@@ -22,16 +23,9 @@ def _wide(k: Array) -> Array:
 
 
 def _weights(q: Array, k: Array, causal: bool) -> Array:
-    """[batch, heads, queries, keys]; 0 in a row that sees no key."""
-    scores = q @ _wide(k).swapaxes(2, 3) / np.sqrt(q.shape[3])
-    queries, keys = scores.shape[2:]
-    seen: Array = np.ones((queries, keys), bool)
-    if causal:
-        seen = np.tril(seen, keys - queries)
-    scores = np.where(seen, scores, -np.inf)
-    some = seen.any(axis=1, keepdims=True)
-    weights = np.exp(scores - np.where(some, scores.max(axis=3, keepdims=True), 0))
-    return weights / np.where(some, weights.sum(axis=3, keepdims=True), 1)
+    """[batch, heads, queries, keys]."""
+    diagonal = causal_diagonal(q.shape[2], k.shape[2]) if causal else None
+    return attention_weights(q @ _wide(k).swapaxes(2, 3) / np.sqrt(q.shape[3]), diagonal)
 
 
 def _slack(case: Case, q: Array, k: Array, v: Array, *, causal: bool) -> Array:
@@ -54,8 +48,7 @@ def attention(
     *,
     causal: bool = False,
 ) -> Halves[np.ndarray, "2 4 Q D"]:
-    """z = softmax(q kᵀ / √D) v of each head: over all keys or, causal, over those up to the
-    query's own place, counted from the last."""
+    """z = softmax(q kᵀ / √D) v of each head; causal: see `causal_diagonal`."""
     return _weights(q, k, causal) @ _wide(v)
 
 

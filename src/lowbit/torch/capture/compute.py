@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lowbit.graph.evaluate import Compute
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import Array, operators
+from lowbit.graph.operators.attention import diagonal_of
 
 _STEPS: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu,
@@ -59,12 +60,11 @@ def _linear(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return F.linear(x, weight, bias) if node.get("activations") is None else None
 
 
-def _attention(
-    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
-) -> Tensor | None:
-    if mask is not None:  # rows that see nothing are another thing in PyTorch
+def _attention(node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor | None:
+    diagonal = diagonal_of(node, q.shape[-2], k.shape[-2])  # PyTorch's is always 0
+    if mask is not None or diagonal:  # rows that see nothing are another thing in PyTorch
         return None
-    how = {"is_causal": bool(node.get("is_causal", 0)), "scale": node.get("scale")}
+    how = {"is_causal": diagonal is not None, "scale": node.get("scale")}
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import LARGEST_HEAD
+from lowbit.spec.attention import causal_diagonal
 from lowbit.torch.arguments import check_alike, check_tensor
 from lowbit.torch.registration import register, specified, specified_gradients
 
@@ -23,9 +24,8 @@ def attention(
 
     q: bfloat16 or float16 [batch, heads, queries, size], size at most 128; k, v: [batch, key heads,
     keys, size] of the same dtype, any strides. Several heads share a key head where there are fewer
-    of those: head h uses key head h // (heads // key heads). causal: query i sees the keys up to
-    i + keys - queries, so that the last query sees all. A query that sees none gives zeros. scale:
-    1/√size if not given.
+    of those: head h uses key head h // (heads // key heads). causal: the last query sees all
+    keys (`causal_diagonal`). A query that sees none gives zeros. scale: 1/√size if not given.
 
     The result is like q, contiguous. Sums are float32; weights are rounded to q's dtype before they
     multiply v. Differentiable, once. On Hopper the copy engine wants rows at multiples of 16 bytes:
@@ -43,8 +43,7 @@ def attention(
             )
     check_alike("attention", q=q, k=k, v=v)
     _check_shapes(q, k, v)
-    if scale is None:
-        scale = 1 / math.sqrt(q.shape[3])
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     if not 0 < scale < math.inf:
         raise ValueError(f"attention: scale is {scale}; it must be positive (negate q if need be)")
     return _attention_op(q, k, v, causal, scale)[0]
@@ -74,9 +73,8 @@ def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
     k = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = q.double() @ k.mT * scale
     if causal:
-        queries, keys = scores.shape[-2:]
-        seen = torch.ones((queries, keys), dtype=torch.bool, device=q.device).tril(keys - queries)
-        scores = scores.masked_fill(~seen, -math.inf)
+        unseen = torch.ones_like(scores).triu(causal_diagonal(*scores.shape[-2:]) + 1)
+        scores = scores.masked_fill(unseen.bool(), -math.inf)
     return scores
 
 

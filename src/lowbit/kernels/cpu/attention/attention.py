@@ -148,8 +148,7 @@ class _Work:
 
     def limit(self, row: Value) -> Value:
         """How many keys a query attends to."""
-        g = self._g
-        return maximum(minimum(row + g.diagonal + 1, g.keys), self._k.index(0))
+        return maximum(minimum(row + self._g.diagonal + 1, self._g.keys), self._k.index(0))
 
     def pack(self, key: Value, value: Value, keys: Value) -> None:
         """Pack so many keys and values of a head."""

@@ -150,7 +150,7 @@ def step_shape(micro: FloatMicro) -> tuple[int, int, int]:
 
 def plan_attention(
     form: AttentionForm, sizes: Sizes, strides: Sequence[Sequence[int]], isa: InstructionSet,
-    products: str = "bf16", causal: bool = False, threads: int = 1,
+    products: str = "bf16", diagonal: int | None = None, threads: int = 1,
 ) -> AttentionPlan:  # fmt: skip
     """What `attention` needs.
 
@@ -158,7 +158,7 @@ def plan_attention(
       from batch to batch, head to head, row to row, in elements (see `Strides`).
     - products: "bf16", rounded once to it where operands are float32, or "f32". The machine's own
       instructions are taken, or float32.
-    - causal: query i attends to keys 0 to i.
+    - diagonal: query i attends to the keys 0 to i + diagonal; None: to all.
     - threads: how many there will be, for the number of items; the result does not depend on it.
 
     ValueError: a format, products, sizes or strides are none.
@@ -181,14 +181,13 @@ def plan_attention(
     chunks = min(blocks, max(1, -(-threads * _ITEMS // max(heads, 1)) if threads > 1 else 1))
     chunk_rows = -(-blocks // max(chunks, 1)) * block
     chunks = -(-sizes.queries // max(chunk_rows, 1))
-    diagonal = 0 if causal else sizes.keys
     numbers = [
         sizes.heads, sizes.heads // sizes.key_heads, chunks, chunk_rows, sizes.queries, sizes.keys,
-        sizes.head_dim, sizes.value_dim, diagonal, *_scratch(form, sizes, micro),
+        sizes.head_dim, sizes.value_dim, sizes.keys if diagonal is None else diagonal,
+        *_scratch(form, sizes, micro),
         *(n for one in given for n in one),
     ]  # fmt: skip
-    geometry = np.array(numbers, np.int64)
-    scratch = geometry_of(numbers).scratch_bytes
+    geometry, scratch = np.array(numbers, np.int64), geometry_of(numbers).scratch_bytes
     return AttentionPlan(micro.isa, form, micro, geometry, heads * chunks, scratch)
 
 

@@ -199,7 +199,7 @@ def attention(
 ) -> Value:  # fmt: skip
     if dropout_p:
         raise NotImplementedError("attention with dropout in eval mode is not translated")
-    attributes: dict[str, Attribute] = {"is_causal": int(is_causal)}
+    attributes: dict[str, Attribute] = {"is_causal": 1, "diagonal": 0} if is_causal else {}
     if scale is not None:
         attributes["scale"] = scale * 1.0  # float() would make a number of what sizes say
     return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)
