@@ -67,6 +67,3 @@ class Parts:
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
         sizes = self.constant(np.array(shape, np.int64))
         return self.add("Reshape", x, sizes, like=like, allowzero=1)
-
-    def end_shaped(self, x: str, shape: Sequence[int]) -> bool:
-        return self.end("Reshape", x, self.constant(np.array(shape, np.int64)), allowzero=1)

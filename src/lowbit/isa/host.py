@@ -59,6 +59,12 @@ def is_linux_x86() -> bool:
     return sys.platform == "linux" and architecture() == "x86_64"
 
 
+@cache
+def process() -> ctypes.CDLL:
+    """All libraries that are loaded, the C library among them."""
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def executable(size: int, code: Callable[[int, int], bytes], writable: int = 0) -> int:
     """The address of memory for as long as the process lives: `size` bytes that may be read and
     run, and on pages behind them `writable` bytes of zeros. `code` makes the bytes for the address
@@ -66,7 +72,7 @@ def executable(size: int, code: Callable[[int, int], bytes], writable: int = 0) 
 
     OSError: the system gives no such memory.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = process()
     libc.mmap.restype = ctypes.c_void_p
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     private, access = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
@@ -214,7 +220,6 @@ def tile_permission() -> str:
     """Ask the operating system once for the use of AMX tiles: "" if granted, else the reason."""
     if not is_linux_x86():
         return "AMX tiles are asked for through Linux on x86-64, which this is not"
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
+    if process().syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0:
         return ""
     return f"Linux refused the use of tiles (arch_prctl, errno {ctypes.get_errno()})"

@@ -29,6 +29,7 @@ from lowbit.jit.builder import counters
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
 from lowbit.jit.function import Function, Words, compiled
+from lowbit.jit.launch import moved
 from lowbit.jit.threads import Shared
 
 _RATE_SECONDS, _RATE_ERROR, _READINGS = 10e-3, 1e-5, 100  # of the clock's rate
@@ -103,7 +104,7 @@ def chain(
 
     def run(*given: Any) -> None:
         values = *given, get_ident()
-        call(*[_further(values[i], distance) for i, distance in order])
+        call(*[moved(values[i], distance) for i, distance in order])
 
     return run
 
@@ -129,13 +130,6 @@ def _reading(clock: Callable[..., None]) -> tuple[int, float]:
         if nearest[0] < _RATE_ERROR:
             break
     return nearest[1:]
-
-
-def _further(given: Any, distance: int) -> Any:
-    """An argument, or the address of what lies some bytes behind its beginning."""
-    if not distance:
-        return given
-    return (given if isinstance(given, int) else given.ctypes.data) + distance
 
 
 @cache

@@ -1,5 +1,4 @@
-"""Object files for x86-64 put into memory without LLVM, whose library takes longer to load than a
-hundred such files, and 50 MB.
+"""Object files for x86-64 put into memory without LLVM, whose library is slow to load.
 
 LLVM's code for a JIT follows the large code model: a function reaches what lies outside of it by
 64-bit distances from the global offset table, which holds the addresses of other libraries'
@@ -12,9 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import cache
 
-from lowbit.isa.host import executable
+from lowbit.isa.host import executable, process
 
 _X86_64 = 62
 _SYMBOLS, _RELOCATIONS, _UNWINDING, _ZEROS = 2, 4, 0x70000001, 8  # kinds of sections
@@ -114,10 +112,4 @@ class ObjectFile:
             return value
         if name == _TABLE:
             return base + self._table
-        return ctypes.addressof(ctypes.c_char.in_dll(_process(), name.decode()))
-
-
-@cache
-def _process() -> ctypes.CDLL:
-    """All libraries that are loaded."""
-    return ctypes.CDLL(None)
+        return ctypes.addressof(ctypes.c_char.in_dll(process(), name.decode()))

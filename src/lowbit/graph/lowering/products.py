@@ -63,8 +63,7 @@ class _Numbered(WithNumbers):
 
 
 def launch(lowering: Lowering, prepared: Prepared, operands: Mapping[str, Any]) -> None:
-    """Add the launches of what was prepared; what comes next is, for now, the same again."""
-    operands = {**operands, "next_bytes": panel_bytes(prepared.request.b)}
+    """Add the launches of what was prepared."""
     for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
         lowering.add(program, words)
 
@@ -98,10 +97,20 @@ class Epilogue:
         name = "residual_u8" if tensor.dtype == "uint8" else "residual_s8"
         return name, [tensor.scale, tensor.zero_point]
 
-    def parameters(self, spec: OutputSpec) -> Place | None:
-        if spec.parameters is None:
-            return None
-        return self._lowering.known(spec.parameters)
+    def launch(
+        self, prepared: Prepared, weight: Any, x: View, rows: tuple[Place | None, Place | None],
+        bias: np.ndarray | None, spec: OutputSpec,
+    ) -> None:  # fmt: skip
+        """Add the launches of x by a packed weight. rows: of `row_parameters`, or Nones; bias: as
+        the weight's kernels read it. What comes next is, for now, the same again."""
+        lowering, numbers = self._lowering, spec.parameters
+        scale, zero = rows
+        launch(lowering, prepared, {
+            **prepared.weight(weight), "a": x.place, "row_scale": scale, "row_zero": zero,
+            "bias": None if bias is None else lowering.known(bias), "residual": self.residual,
+            "parameters": None if numbers is None else lowering.known(numbers),
+            "out": self.out.place, "next_bytes": panel_bytes(prepared.request.b),
+        })  # fmt: skip
 
 
 def row_parameters(lowering: Lowering, tensor: Tensor) -> tuple[Place, Place]:
@@ -130,8 +139,7 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
         return
     operands = {"a": a.place, "b": b.place, "c": bias, "out": out.place}
     operands |= factors(1.0, float(bias is not None))
-    for program, words in prepared.steps(operands, lowering.scratch(prepared.scratch)):
-        lowering.add(program, words)
+    launch(lowering, prepared, operands)
 
 
 def _gemm_by_copies(

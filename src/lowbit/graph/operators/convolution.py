@@ -25,7 +25,6 @@ from lowbit.graph.lowering.products import (
     float_weight,
     floats,
     gemm,
-    launch,
     row_parameters,
     weight_of,
 )
@@ -148,13 +147,9 @@ def _lower(transposed: bool, lowering: Lowering, node: Node) -> None:
     )  # fmt: skip
     prepared = prepare_convolution(with_weight(asked, packed))
     lowering.kept.append(prepared)
-    scale, zero = row_parameters(lowering, x.tensor)
-    bias = None if epilogue.bias is None else lowering.known(packed.biased(epilogue.bias))
-    launch(lowering, prepared, {
-        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
-        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
-        "out": epilogue.out.place,
-    })  # fmt: skip
+    rows = row_parameters(lowering, x.tensor)
+    bias = None if epilogue.bias is None else packed.biased(epilogue.bias)
+    epilogue.launch(prepared, packed, x, rows, bias, spec)
 
 
 def _geometry(node: Node, image: Sizes, weight: Sizes, transposed: bool) -> tuple[Geometry, int]:

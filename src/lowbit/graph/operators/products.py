@@ -22,13 +22,12 @@ from lowbit.graph.lowering.products import (
     float_products,
     floats,
     gemm,
-    launch,
     row_parameters,
     weight_of,
 )
 from lowbit.graph.operator import Array, Operator, Sizes, Weight, operators
 from lowbit.graph.parts import Parts
-from lowbit.graph.step import View
+from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.grouped import grouped_product
 from lowbit.numerics import QTensor, quantize_rows
 from lowbit.numerics.float32 import moderate
@@ -194,20 +193,16 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     left = (m, k), (k * dtype.itemsize, dtype.itemsize), dtype
     isa, threads = lowering.isa.name, lowering.threads
     epilogue = Epilogue(lowering, node, None)
-    scale = zero = None
+    rows: tuple[Place | None, Place | None] = None, None
     if dynamic:
         prepared, spec = requests.floats(left, panels, threads, isa, activations, 0, *epilogue.spec)
     else:
         shifted = x.tensor.zero_point != 0
         prepared, spec = requests.scaled(left, panels, threads, isa, shifted, True,
                                          moderate(x.tensor.scale), 0, *epilogue.spec)  # fmt: skip
-        scale, zero = row_parameters(lowering, x.tensor)
-    bias = None if epilogue.bias is None else lowering.known(padded(epilogue.bias))
-    launch(lowering, prepared, {
-        **prepared.weight(packed), "a": x.place, "row_scale": scale, "row_zero": zero, "bias": bias,
-        "residual": epilogue.residual, "parameters": epilogue.parameters(spec),
-        "out": epilogue.out.place,
-    })  # fmt: skip
+        rows = row_parameters(lowering, x.tensor)
+    bias = None if epilogue.bias is None else padded(epilogue.bias)
+    epilogue.launch(prepared, packed, x, rows, bias, spec)
 
 
 def _columns(constant: Constant) -> np.ndarray:
