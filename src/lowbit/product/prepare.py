@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LIN
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product.describe import of_product, tell_integers
 from lowbit.product.dispatch import Plan, outgrows_caches, plan
-from lowbit.product.prepared import SCRATCH, Operand, Prepared, identity, shifted
+from lowbit.product.prepared import SCRATCH, Chunks, Operand, Prepared, identity, shifted
 from lowbit.product.product import Product
 from lowbit.weights.convolution import PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
@@ -111,7 +111,7 @@ class _Scratch(NamedTuple):
         return cls(0, private, zero, sums, scale, scale + 4 * plan.chunk_rows * entries)
 
 
-def _launches(product: Product, plan: Plan, where: _Scratch) -> list[Launch]:
+def _launches(product: Product, plan: Plan, where: _Scratch) -> Chunks:
     """The machine code, what no call changes, and where its operands are: of as many rows at a time
     as have room in the scratch."""
     program = product_kernel.program(
@@ -154,13 +154,13 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> list[Launch]:
         "row_scale": 0 if product.a.uniform else 4,
         "row_zero": 0 if product.a.uniform else 4,
     }
-    return [
-        shifted(
-            Launch(program, {**words, "m": min(chunk, product.m - first), "first_row": first}),
-            {name: first * size for name, size in each.items()},
-        )
-        for first in range(0, product.m, chunk)
-    ]
+
+    def make(first: int) -> Launch:
+        own = {"m": min(chunk, product.m - first), "first_row": first}
+        distances = {name: first * size for name, size in each.items()}
+        return shifted(Launch(program, {**words, **own}), distances)
+
+    return Chunks(range(0, product.m, chunk), make)
 
 
 def panel_bytes(b: PanelFormat) -> int:

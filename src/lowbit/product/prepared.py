@@ -42,6 +42,20 @@ def identity(*parameters: str) -> dict[str, Place]:
     return {name: Place(name) for name in parameters}
 
 
+class Chunks(Sequence[Launch]):
+    """Launches for chunks of rows, by the first row. They are made when they are asked for, since
+    rows that no memory holds are refused only when the output is allocated."""
+
+    def __init__(self, firsts: range, make: Callable[[int], Launch]) -> None:
+        self._firsts, self._make = firsts, make
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __getitem__(self, which: Any) -> Any:
+        return self._make(self._firsts[which])
+
+
 class _Bound:
     """Launches ready to be called, with what finds their words among the operands of a call: by an
     operand's name where it begins, else by name and distance. `further`: of the latter, those that
