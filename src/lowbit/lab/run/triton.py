@@ -57,6 +57,7 @@ def triton_modules() -> tuple[Any, Any, Any]:
     if not OLDEST <= version <= NEWEST:
         raise RuntimeError(f"{known}; this is {triton.__version__}: {fitting}")
     try:
+        import triton.compiler.code_generator  # it keeps functions that are replaced later
         import triton.language as tl
         from triton.runtime import interpreter
 
