@@ -21,8 +21,7 @@ from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
-from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, split, sums_and_sizes
+from lowbit.weights.repacking import Split, columns, split, sums_and_sizes
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]

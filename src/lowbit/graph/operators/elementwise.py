@@ -21,8 +21,7 @@ from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.elementwise import Step, plan_elementwise
-from lowbit.kernels.cpu.tensors.lookup import lookup, lookup_set
+from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
 Formula = tuple[tuple[Step, ...], tuple[float, ...]]

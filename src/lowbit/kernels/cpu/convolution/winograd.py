@@ -1,4 +1,4 @@
-"""Convolution with windows of 3 x 3 in a quarter of the products: see arithmetic.py.
+"""Convolution with windows of 3 x 3 in a quarter of the products: see winograd_tiles.py.
 
 An item is some tiles of 4 x 4 outputs, one behind the other, by some panels of 16 columns:
 
@@ -7,7 +7,7 @@ An item is some tiles of 4 x 4 outputs, one behind the other, by some panels of 
     3. the 36 sums of a tile and column → 16 outputs, finished and stored
 
 All of them lie in memory of the thread, in the second-level cache. Lines of different planes lie no
-multiple of a page apart. Weights (weights.py) pass once for each item; where they come from afar,
+multiple of a page apart. Weights pass once for each item; where they come from afar,
 those of the next plane are fetched in the course of the products of this one.
 
 Tiles at the lower and at the right end of an image may have fewer outputs, and then take fewer of
@@ -23,10 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lowbit.isa.avx2 import vpmaddwd
-from lowbit.isa.avx2_vnni import vpdpwssd_256
-from lowbit.isa.avx512 import vpmaddwd_512
-from lowbit.isa.avx512_vnni import vpdpwssd
+from lowbit.isa.avx2 import vpdpwssd_256, vpmaddwd
+from lowbit.isa.avx512 import vpdpwssd, vpmaddwd_512
 from lowbit.isa.generic import maximum, minimum, prefetch_far, select
 from lowbit.isa.types import (
     F32Pointer,
@@ -43,16 +41,16 @@ from lowbit.isa.types import (
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.convolution.winograd.arithmetic import (
+from lowbit.kernels.cpu.convolution.winograd_tiles import (
     POINTS,
     SEEN,
     TILE,
     WHOLE,
     Tile,
     last_tile,
+    panels_of,
     sums_of,
 )
-from lowbit.kernels.cpu.convolution.winograd.cut import panels_of
 from lowbit.kernels.cpu.rows.input_format import ImageRows, LeftOperand
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL

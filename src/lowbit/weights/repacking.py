@@ -1,4 +1,4 @@
-"""Panels of bytes split in two: smaller weights, and lists of what was taken away from some."""
+"""Panels packed anew, for kernels that multiply few columns, or sum products in 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.jit.workspace import aligned_empty
-from lowbit.kernels.cpu.shared.corrections import (
+from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.panel_format import (
     CHUNKS,
     CYCLES,
     LISTED,
@@ -20,7 +21,29 @@ from lowbit.kernels.cpu.shared.corrections import (
     TOGETHER,
     SplitFormat,
 )
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+
+# Few columns packed so that many k of each are multiplied at once.
+
+
+def columns(stored: npt.NDArray[np.int8], held: int, piece: int) -> npt.NDArray[np.uint8]:
+    """Columns [K, N] as pieces of `piece` k of each: uint8 [ceil(K / piece), held, piece].
+
+    `held`, no less than N, counts the columns; those behind N are zeros. The last vectors hold the
+    last `piece` k, with zeros for those which the vectors before them hold
+    (kernels/cpu/integer/in_place.py). `piece` is at most K.
+    """
+    k, n = stored.shape
+    whole, rest = divmod(k, piece)
+    made = aligned_empty((blocks(k, piece), held, piece), np.uint8)
+    made[...] = 0
+    turned = stored.view(np.uint8).T
+    made[:whole, :n] = turned[:, : k - rest].reshape(n, whole, piece).transpose(1, 0, 2)
+    if rest:
+        made[-1, :n, piece - rest :] = turned[:, k - rest :]
+    return made
+
+
+# Panels of bytes split in two: smaller weights, and lists of what was taken away from some.
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +55,7 @@ _SAMPLE = 1 << 15  # weights that decide how many products are summed
 
 class Split(NamedTuple):
     """memory: uint8, the panels and, behind them, the lists if there are any, as
-    kernels/cpu/shared/corrections.py describes them. format: what they are."""
+    kernels/cpu/shared/layout.py describes them. format: what they are."""
 
     memory: npt.NDArray[np.uint8]
     format: SplitFormat
