@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +15,10 @@ import numpy.typing as npt
 from lowbit.graph.session import Session
 from lowbit.lm.checkpoint import open_checkpoint
 from lowbit.lm.network import Networks, Weights
-from lowbit.registry.locks import Lock
+from lowbit.lm.generation import Prompt, Stream, generate
+from lowbit.lm.sampling import Sampling
+from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
 
 Logits = npt.NDArray[np.float32]
@@ -94,6 +97,23 @@ class LanguageModel:
         return cls(path, networks, checkpoint=checkpoint, context=length, threads=threads,
                    notes=held.notes, isa=isa)  # fmt: skip
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of text. ValueError: the model's files hold none."""
+        if os.path.isdir(self.path):
+            return Tokenizer.from_folder(self.path)
+        return Tokenizer.from_gguf(self._checkpoint.metadata)
+
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        stop: str | Iterable[str] = (), raw: bool = False,
+    ) -> Stream:  # fmt: skip
+        """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
+        return generate(
+            self, self.tokenizer, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop,
+            raw=raw,
+        )  # fmt: skip
+
     def sequence(self, ids: Sequence[int] = ()) -> TokenSequence:
         """A new sequence; of those that ended, one that began like `ids` lends what it knows.
 
@@ -115,10 +135,11 @@ class LanguageModel:
         with self.sequence() as sequence:
             return self._head_of(sequence.hidden(ids))
 
-    def perplexity(self, ids: Sequence[int], stride: int | None = None) -> float:
-        """exp of the mean negative log-likelihood of each token after the first, in windows of the
-        context, or of `stride` tokens, each on its own."""
-        ids, size = list(ids), min(stride or self.context, self.context)
+    def perplexity(self, text: str | Sequence[int], window: int | None = None) -> float:
+        """exp of the mean negative log-likelihood of each token of a text after the first, in
+        windows of the context, or of so many tokens, each on its own."""
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        size = min(window or self.context, self.context)
         total, count = 0.0, 0
         for first in range(0, len(ids), size):
             part = ids[first : first + size]

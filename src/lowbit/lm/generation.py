@@ -1,0 +1,197 @@
+"""Text from a language model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lowbit.lm.sampling import Sampler, Sampling
+from lowbit.lm.stops import Stops
+from lowbit.lm.tokenizer import Tokenizer
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or a conversation: messages with a role and a content."""
+
+
+class EngineSequence(Protocol):
+    """Tokens that an engine has seen, and their keys and values."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has been fed."""
+        ...
+
+    def feed(self, ids: Sequence[int]) -> np.ndarray:
+        """The logits behind the last of these tokens, which follow the earlier: float32 [V]."""
+        ...
+
+    def close(self) -> None:
+        """Give its memory back."""
+        ...
+
+
+class Engine(Protocol):
+    """What computes logits."""
+
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence may have."""
+        ...
+
+    @property
+    def vocabulary(self) -> int:
+        """How many logits there are, V."""
+        ...
+
+    def sequence(self, ids: Sequence[int] = ()) -> EngineSequence:
+        """A new one; it may know tokens already that `ids` begin with, but for the last."""
+        ...
+
+
+class Stream(Iterator[str]):
+    """The text that a model makes, in pieces, as they become certain.
+
+    prompt_tokens, text_tokens: how many tokens went in and came out. prompt_seconds, text_seconds:
+    how long the model took; what the caller does between two pieces does not count. reason: why it
+    ended: "end" (the model has no more to say), "stop" (a stop string), "length" (max_tokens),
+    "context" (no more tokens fit); "" before that, or if it was closed.
+    """
+
+    reason: Literal["", "end", "stop", "length", "context"]
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        ids: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: str | Iterable[str],
+    ) -> None:
+        """As `generate` makes it. ids: the prompt's tokens."""
+        if not ids:
+            raise ValueError("the prompt is empty, and no token of the model's begins a text")
+        if len(ids) > engine.context:
+            raise ValueError(
+                f"the prompt has {len(ids):,} tokens; the context holds {engine.context:,}"
+            )
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
+        self.prompt_tokens, self.text_tokens, self._steps = len(ids), 0, 0
+        self.prompt_seconds, self.text_seconds, self._seconds = 0.0, 0.0, 0.0
+        self.reason = ""
+        self._engine, self._ids, self._max_tokens = engine, list(ids), max_tokens
+        self._sampler, self._ends = Sampler(sampling), tokenizer.ends
+        self._text, self._stops = tokenizer.stream(), Stops(stop)
+        self._pieces = self._run() if max_tokens else self._nothing()
+
+    def __next__(self) -> str:
+        begin = perf_counter()
+        try:
+            return next(self._pieces)
+        finally:
+            self._seconds += perf_counter() - begin
+            self.text_seconds = self._seconds - self.prompt_seconds
+
+    def close(self) -> None:
+        """End it here; its memory is given back, as it is when it has come to its end."""
+        self._pieces.close()
+
+    def figures(self) -> dict[str, Any]:
+        """All fields, and tokens per second. The first token of the text comes with the prompt:
+        the text's speed is that of the steps behind it."""
+        names = ("prompt_tokens", "prompt_seconds", "text_tokens", "text_seconds", "reason")
+        speeds = {
+            "prompt_tokens_per_second": _per_second(self.prompt_tokens, self.prompt_seconds),
+            "text_tokens_per_second": _per_second(self._steps, self.text_seconds),
+        }
+        return {name: getattr(self, name) for name in names} | speeds
+
+    def _nothing(self) -> Generator[str]:
+        self.reason = "length"
+        yield from ()
+
+    def _run(self) -> Generator[str]:
+        begin = perf_counter()
+        sequence = self._engine.sequence(self._ids)
+        try:
+            try:
+                logits = sequence.feed(self._ids[sequence.length :])
+            finally:
+                self.prompt_seconds = perf_counter() - begin
+            while True:
+                piece = self._next(logits)
+                if piece:
+                    yield piece
+                if not self.reason and sequence.length >= self._engine.context:
+                    self.reason = "context"
+                if self.reason:
+                    break
+                logits = sequence.feed(self._ids[-1:])
+                self._steps += 1
+            rest = "" if self.reason == "stop" else self._rest()
+            if rest:
+                yield rest
+        finally:
+            sequence.close()
+
+    def _next(self, logits: np.ndarray) -> str:
+        """Choose a token; what can be shown with it."""
+        id = self._sampler.pick(logits, self._ids)
+        if id in self._ends:
+            self.reason = "end"
+            return ""
+        self._ids.append(id)
+        self.text_tokens += 1
+        piece, stopped = self._stops.add(self._text.add(id))
+        if stopped:
+            self.reason = "stop"
+        elif self.text_tokens == self._max_tokens:
+            self.reason = "length"
+        return piece
+
+    def _rest(self) -> str:
+        piece, stopped = self._stops.add(self._text.rest())
+        return piece if stopped else piece + self._stops.rest()
+
+
+def generate(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    *,
+    max_tokens: int = 512,
+    sampling: Sampling | None = None,
+    stop: str | Iterable[str] = (),
+    raw: bool = False,
+) -> Stream:
+    """The text that follows a prompt.
+
+    prompt: a conversation, or a text: what a user says, or where the model has no chat template, or
+    with `raw`, a text to go on with. max_tokens: of the text. sampling: greedy by default. stop:
+    strings that end the text, and are not given.
+
+    ValueError: the prompt is longer than the context, or empty; max_tokens is negative; a stop
+    string is empty; the chat template refuses the conversation.
+    """
+    ids = prompt_ids(tokenizer, prompt, raw=raw)
+    return Stream(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    """The tokens that `generate` begins with. ValueError: messages with raw, or as `chat`."""
+    if isinstance(prompt, str):
+        if raw or tokenizer.template is None:
+            ids = tokenizer.encode(prompt)
+            return ids or [id for id in (tokenizer.bos,) if id is not None]
+        prompt = [{"role": "user", "content": prompt}]
+    if raw:
+        raise ValueError("raw takes a text, not messages")
+    return tokenizer.encode(tokenizer.chat(prompt), special=False)
+
+
+def _per_second(tokens: int, seconds: float) -> float:
+    return tokens / seconds if seconds > 0 else 0.0
