@@ -91,7 +91,7 @@ def test_a_recognized_call_gives_the_same_bits(way: str, given: bool) -> None:
     for _ in range(3):
         function(first, b, out=out, **options)
     recognized = way != "scaled by rows, one zero point"  # which the kernel needs for each row
-    assert table.count(b) == recognized
+    assert len(table.ways(b)) == recognized
     for x, right in zip((first, first[::-1].copy()), expected, strict=True):
         if out is not None:
             out[...] = 77
@@ -99,7 +99,7 @@ def test_a_recognized_call_gives_the_same_bits(way: str, given: bool) -> None:
         assert out is None or result is out
         assert result.dtype == right.dtype
         assert result.tobytes() == right.tobytes()
-    assert table.count(b) == recognized
+    assert len(table.ways(b)) == recognized
 
 
 def test_numbers_are_read_anew() -> None:
@@ -187,7 +187,7 @@ def test_outputs_are_checked_each_time() -> None:
     apart = np.empty((M, N), np.float32)
     expected = call(apart).copy()
     call(apart)
-    assert api._scaled.count(b) == 1
+    assert len(api._scaled.ways(b)) == 1
     for offset in (0, 4, M * K - 2):
         refused(lambda at=offset: call(out(at)), ValueError, "shares memory")
     assert call(out(-(-M * K // 4) * 4)).tobytes() == expected.tobytes()
@@ -225,7 +225,7 @@ def test_lists_are_compared_by_what_is_in_them() -> None:
     steps = ["relu"]
     for _ in range(4):
         lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps)
-    assert api._scaled.count(b) == 1
+    assert len(api._scaled.ways(b)) == 1
     steps.clear()
     assert lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps).min() < 0
 
@@ -273,7 +273,7 @@ def test_operands_of_another_class_are_not_recognized() -> None:
     for _ in range(4):
         made = lowbit.matmul(BYTES["uint8"], other)
         np.testing.assert_array_equal(made, lowbit.matmul(BYTES["uint8"], b))
-    assert api._exact.count(other) == 0
+    assert len(api._exact.ways(other)) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -286,7 +286,7 @@ def test_several_threads(way: str) -> None:
     expected = function(x, other, **options)
     for _ in range(200):
         assert function(x, b, **options).tobytes() == expected.tobytes()
-    assert TABLES[name].count(b) == (way != "scaled by rows, one zero point")
+    assert len(TABLES[name].ways(b)) == (way != "scaled by rows, one zero point")
 
 
 @kernel
@@ -322,7 +322,7 @@ def test_calls_at_the_same_time() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = pool.map(lambda _: lowbit.matmul(a, b, threads=8), range(200))
         assert all((result == expected).all() for result in results)
-    assert api._exact.count(b) == 1
+    assert len(api._exact.ways(b)) == 1
     assert not cached_call._scratch.taken
 
 
@@ -366,7 +366,7 @@ def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.Monk
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):
         assert lowbit.matmul(BYTES["uint8"], b).tobytes() == expected.tobytes()
-    assert api._exact.count(b) == 0
+    assert len(api._exact.ways(b)) == 0
 
 
 def test_the_layout_is_known_here() -> None:
@@ -380,7 +380,7 @@ def test_bfloat16_rows() -> None:
     expected = lowbit.linear_weight_only(x, b)
     for _ in range(3):
         assert lowbit.linear_weight_only(x, b).tobytes() == expected.tobytes()
-    assert api._weight_only.count(b) == 1
+    assert len(api._weight_only.ways(b)) == 1
 
 
 def test_an_output_that_cannot_be_made() -> None:
@@ -411,7 +411,7 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         torch.set_num_threads(1)
         for _ in range(3):
             assert (lowbit.matmul(a, b) == 4000).all()
-        assert api._exact.count(b) == 1
+        assert len(api._exact.ways(b)) == 1
         ((known,),) = b._calls["matmul"]
         assert known(a, None, None, None) is not None
         assert known(a, None, 1, None) is None

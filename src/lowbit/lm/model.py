@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from lowbit.graph.session import Session
 from lowbit.lm.checkpoint import open_checkpoint
-from lowbit.lm.network import Networks, Weights
 from lowbit.lm.generation import Prompt, Stream, generate
+from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
 from lowbit.registry.locks import Lock, cached_property
