@@ -70,6 +70,22 @@ def test_another_formula_stays(name: str) -> None:
     assert ops(folded(alpha)) == ["HardSigmoid", "Mul"]
 
 
+def test_how_a_formula_is_written_does_not_matter() -> None:
+    """Nor what its value is rounded to; but what differs far away, or compares, is another."""
+    negative = ("Neg", "x", "a"), ("Exp", "a", "b"), ("Add", "b one", "c"), ("Div", "x c", "y")
+    numbers = {**NUMBERS, "least": C(-100), "most": C(500)}
+    whole = graph(*negative, constants=numbers)
+    assert ops(folded(whole)) == ["Silu"]
+    same(whole, folded(whole))
+    rounded = simplified(graph(*FORMULAS["Silu"][:1], ("Mul", "a x", "b"), *pair("b", "y"),
+                               constants=SCALES))  # fmt: skip
+    assert ops(rounded) == ["Silu"]
+    for last in (("Clip", "s least most", "y"), ("Where", "m s s", "y")):
+        other = graph(("Sigmoid", "x", "a"), ("Mul", "a x", "s"), ("IsNaN", "x", "m"), last,
+                      constants=numbers, outputs=("y", "s"))  # fmt: skip
+        assert last[0] in ops(folded(other))
+
+
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
 def test_layer_normalization_in_parts_becomes_one(square: str) -> None:
     power = ("Pow", "d two", "p") if square == "Pow" else ("Mul", "d d", "p")

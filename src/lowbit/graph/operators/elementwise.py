@@ -242,13 +242,14 @@ _add("Selu", _selu, wide=True)
 _add("Clip", _clip, data=1, eight_bits="rescaled", lowering=_clipped, post_op=_clip_behind)
 _add("Sigmoid", f.sigmoid, wide=True, aten=("sigmoid",), qlinear=True)
 _add("HardSigmoid", _hard_sigmoid, wide=True)
-_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",))
+_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",), formulas=({},))
 _add("Tanh", f.tanh, wide=True, aten=("tanh",))
 _add("Softplus", f.softplus, wide=True)
 _add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
-_add("Mish", f.mish, wide=True, aten=("mish",))
-_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"})
-_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",))
+_add("Mish", f.mish, wide=True, aten=("mish",), formulas=({},))
+_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"},
+     formulas=({}, {"approximate": "tanh"}))  # fmt: skip
+_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",), formulas=({},))
 
 
 # Functions of one number
