@@ -147,6 +147,7 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
             if shown:
                 print(piece, end="", flush=True)
         finished = True
+    stream.close()
     if shown:
         print(flush=True)
     return "".join(pieces), finished

@@ -17,38 +17,29 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 class EngineSequence(Protocol):
-    """Tokens that an engine has seen, and their keys and values."""
+    """Tokens that an engine has been fed, `length` of them, and their keys and values.
+
+    feed: gives the logits behind the last of some tokens, which follow the earlier: float32 [V].
+    close: gives its memory back.
+    """
 
     @property
-    def length(self) -> int:
-        """How many tokens it has been fed."""
-        ...
-
-    def feed(self, ids: Sequence[int]) -> np.ndarray:
-        """The logits behind the last of these tokens, which follow the earlier: float32 [V]."""
-        ...
-
-    def close(self) -> None:
-        """Give its memory back."""
-        ...
+    def length(self) -> int: ...
+    def feed(self, ids: Sequence[int]) -> np.ndarray: ...
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
-    """What computes logits."""
+    """What computes logits, `vocabulary` of them, for sequences of at most `context` tokens.
+
+    sequence: a new one, without tokens.
+    """
 
     @property
-    def context(self) -> int:
-        """How many tokens a sequence may have."""
-        ...
-
+    def context(self) -> int: ...
     @property
-    def vocabulary(self) -> int:
-        """How many logits there are, V."""
-        ...
-
-    def sequence(self) -> EngineSequence:
-        """A new one, without tokens."""
-        ...
+    def vocabulary(self) -> int: ...
+    def sequence(self) -> EngineSequence: ...
 
 
 class Stream(Iterator[str]):

@@ -30,7 +30,7 @@ _ENDS = (
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Tokenizer:
     """Turns text into token ids and back. Several threads may use it at once.
 
@@ -77,7 +77,8 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text; added tokens are found in it. special: with the token that begins
         texts, where the model wants it; a conversation's template writes it itself."""
-        return self.to_ids(text, special)
+        whole = text.encode("utf-8", "replace").decode()  # a terminal gives bytes as surrogates
+        return self.to_ids(whole, special)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. special: with control tokens.
@@ -241,7 +242,7 @@ def _byte_level(file: _Gguf) -> Callable[[str, bool], list[int]]:
     texts = (text for text, _ in file.added.values())
     fast.add_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     begin = file.begin(known.add_bos)
-    return lambda text, special: begin * special + fast.encode(text, add_special_tokens=False).ids
+    return lambda text, special: [*begin * bool(special), *fast.encode(text).ids]
 
 
 def _sentence_piece(file: _Gguf) -> Callable[[str, bool], list[int]]:
@@ -255,7 +256,7 @@ def _sentence_piece(file: _Gguf) -> Callable[[str, bool], list[int]]:
     strips = texts - {"<unk>", "<s>", "<|endoftext|>"} if phi else set()
 
     def to_ids(text: str, special: bool) -> list[int]:
-        ids, last = begin * special, ""
+        ids, last = begin * bool(special), ""
         for index, part in enumerate(added.split(text)):  # every second is an added token
             if index % 2:
                 ids.append(file.ids[part])
@@ -284,14 +285,13 @@ def _from_folder(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; save_pretrained of transformers writes it")
-    held = _json(path)
     try:
-        fast = Fast.from_str(json.dumps(held))
+        fast = Fast.from_file(str(path))
     except Exception as error:  # what it raises is Exception itself
         raise ValueError(f"{path}: {error}") from error
     fast.no_truncation()
     fast.no_padding()
-    decoder = json.dumps(held.get("decoder"))
+    decoder = fast.decoder.__getstate__().decode() if fast.decoder else "null"
     if not any(f'"{known}"' in decoder for known in ("ByteLevel", "ByteFallback", "Metaspace")):
         raise ValueError(f"{path}: its decoder is {decoder}, whose tokens are not known")
     config = _json(folder / "tokenizer_config.json")
