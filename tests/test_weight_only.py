@@ -20,7 +20,7 @@ from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
 from lowbit.lab.check.cpu_functions import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case, Operation
-from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.spec.operations.products import linear_groups, linear_weight_only
 from lowbit.weights.panels import PackedMatrix
 
 pytestmark = pytest.mark.slow

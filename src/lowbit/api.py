@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit.cached_call import Check, Same, constant
+from lowbit.jit.cached_call import Check, Same, constant, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
 from lowbit.product import gemm as gemms
@@ -34,6 +34,7 @@ from lowbit.product.arguments import (
     per_row,
     plain_number,
     real_dtype,
+    row_stride,
     zero_points,
 )
 from lowbit.product.call_cache import (
@@ -48,7 +49,6 @@ from lowbit.product.call_cache import (
 from lowbit.product.dispatch import threads_key
 from lowbit.product.gemm import LITTLE, prepare_gemm
 from lowbit.product.output import AnyPostOp, post_ops_tuple
-from lowbit.product.prepared import row_stride
 from lowbit.product.types import FloatDtype, FloatType, Kind, Numbers, Operand, OutDtype
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
@@ -63,6 +63,7 @@ _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of by
 _exact, _scaled, _dynamic, _weight_only = map(
     CallCache, ("matmul", "matmul_scaled", "linear_dynamic", "linear_weight_only")
 )
+_gemm = CallCache("gemm", arrays=2)
 
 
 @_exact.builtin
@@ -387,7 +388,7 @@ def _linear(
     return returned
 
 
-@gemms.cache.builtin
+@_gemm.builtin
 def gemm(
     a: Kind,
     b: Kind,
@@ -424,8 +425,6 @@ def gemm(
     given = None if out is None else array(out, "out")
     if given is not None and out_dtype is not None and dtype != given.dtype:
         raise ValueError(f"out is {given.dtype}, but out_dtype is {out_dtype!r}")
-    if given is not None and not given.flags.writeable:
-        raise ValueError("out is read-only")
     little = threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE
     key = 1 if little else threads_key(threads)
     prepared = prepare_gemm(
@@ -440,6 +439,13 @@ def gemm(
     else:
         added, result = gemms.apart(left, right, added, given, scale, scale_c), given
     gemms.run(prepared, left, right, added, result, scale, scale_c)
-    most = -key if key < 0 else None
-    gemms.keep(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
+    if prepared.little and _gemm.is_hot(None, prepared):
+        checks = {
+            "a": as_given(a, left, prepared.parameter("a")), "c": constant(c),
+            "b": as_given(b, right, prepared.parameter("b")), "alpha": constant(alpha),
+            "beta": constant(beta), "out": as_given(out, result, "out", written=True),
+            "out_dtype": constant(out_dtype) or Same(out_dtype), "isa": constant(isa),
+            "threads": thread_check(threads, -key if key < 0 else None),
+        }  # fmt: skip
+        _gemm.add(None, prepared, gemms.factors(scale, 0.0), checks, result, out is None)
     return returned

@@ -11,7 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from lowbit.isa import TABLE, available, get
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.attention.attention import attention
 from lowbit.kernels.cpu.attention.plan import (

@@ -11,10 +11,8 @@ import lowbit
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panel_packing import Panels
+from lowbit.weights.packings import Panels, Rows, Tiles
 from lowbit.weights.panels import PackedMatrix
-from lowbit.weights.rows import Rows
-from lowbit.weights.tiles import Tiles
 
 FORMATS = [
     INT8,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowbit.lm.generation import Stream
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.locks import importing
 
-__all__ = ["Sampling", "Stream", "Tokenizer"]
+if TYPE_CHECKING:
+    from lowbit.lm.model import LanguageModel
+
+__all__ = ["LanguageModel", "Sampling", "Stream", "Tokenizer"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LanguageModel":  # imported when it is used, as it brings what compiles kernels
-        return importlib.import_module("lowbit.lm.model").LanguageModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """What brings the kernels is imported when it is first used."""
+    if name != "LanguageModel":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with importing():
+        from lowbit.lm.model import LanguageModel
+    return LanguageModel

@@ -6,8 +6,8 @@ from functools import cache
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
-from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.numerics import int_format
 from lowbit.product.dispatch import Plan, consider

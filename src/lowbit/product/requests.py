@@ -14,19 +14,15 @@ import numpy as np
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
-from lowbit.kernels.cpu.rows.input_format import InputFormat
-from lowbit.kernels.cpu.rows.lowered import Lowered
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.convolution import winograd_tiles
+from lowbit.kernels.cpu.rows.digits import Digits, Quantized, SignedBytes
+from lowbit.kernels.cpu.rows.input_format import Bytes, InputFormat
 from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
-from lowbit.kernels.cpu.rows.windows import Windows
-from lowbit.kernels.cpu.shared.corrections import SplitFormat
+from lowbit.kernels.cpu.rows.windows import Lowered, Windows
 from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
-from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat, SplitFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
 from lowbit.product.dispatch import consider, wants_proof, wants_split
@@ -94,7 +90,7 @@ def bounded(weight: PackedConvolution, isa: str | None) -> bool:
 @cache
 def _wants_bounds(isa: str | None) -> bool:
     """Whether knowing how large sums get could get a convolution on this set a faster kernel."""
-    return winograd_cut.may_serve(instruction_sets.active(isa))
+    return winograd_tiles.may_serve(instruction_sets.active(isa))
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:

@@ -21,8 +21,7 @@ from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
-from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, split, sums_and_sizes
+from lowbit.weights.repacking import Split, columns, split, sums_and_sizes
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
@@ -309,6 +308,21 @@ class PackedMatrix:
         if self.dtype == "uint4":
             return stored.view(np.uint8)
         return stored.view(np.uint8) ^ np.uint8(FLIP) if self.dtype == "uint8" else stored
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """What the integers stand for, float32 [K, N]: scale · (integer − zero point)."""
+        k, n, size = self.K, self.N, self.group_size
+        values = self.unpack().astype(np.float32)
+        if self.scale is None:
+            return values
+        middle = int_format(self.dtype).midpoint if size or self.weight == "s8" else 0
+        zeros = np.float32(0) if self.zero_points is None else self.zero_points.astype(np.float32)
+        zeros = np.broadcast_to(zeros, self.scale.shape)
+        if size is None:
+            return (values - (zeros[:n] + middle)) * self.scale[:n]
+        scale, zeros = (by_groups(each, k, n, size) for each in (self.scale, zeros))
+        groups = np.arange(k) // size
+        return (values - (zeros[groups] + middle)) * scale[groups]
 
     def quantized(self) -> QTensor:
         """The QTensor [K, N] that was packed, with a scale for each column, or of each group.

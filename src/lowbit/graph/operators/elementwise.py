@@ -21,8 +21,7 @@ from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.elementwise import Step, plan_elementwise
-from lowbit.kernels.cpu.tensors.lookup import lookup, lookup_set
+from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
 Formula = tuple[tuple[Step, ...], tuple[float, ...]]
@@ -242,13 +241,14 @@ _add("Selu", _selu, wide=True)
 _add("Clip", _clip, data=1, eight_bits="rescaled", lowering=_clipped, post_op=_clip_behind)
 _add("Sigmoid", f.sigmoid, wide=True, aten=("sigmoid",), qlinear=True)
 _add("HardSigmoid", _hard_sigmoid, wide=True)
-_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",))
+_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",), formulas=({},))
 _add("Tanh", f.tanh, wide=True, aten=("tanh",))
 _add("Softplus", f.softplus, wide=True)
 _add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
-_add("Mish", f.mish, wide=True, aten=("mish",))
-_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"})
-_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",))
+_add("Mish", f.mish, wide=True, aten=("mish",), formulas=({},))
+_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"},
+     formulas=({}, {"approximate": "tanh"}))  # fmt: skip
+_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",), formulas=({},))
 
 
 # Functions of one number

@@ -21,6 +21,7 @@ class Values:
         self.graph = graph
         self.producers = graph.producers()
         self.uses = graph.uses()
+        self.order = {name: place for place, name in enumerate(self.producers)}
         self._views: tuple[dict[str, Tensor], ...] | None = None
 
     def formatted(self, name: str) -> bool:

@@ -51,11 +51,11 @@ from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     Convert,
+    RowStore,
     parameters_of,
     store_vector,
 )
 from lowbit.kernels.cpu.shared.functions import rounded
-from lowbit.kernels.cpu.shared.packing import RowStore
 
 
 @kernel

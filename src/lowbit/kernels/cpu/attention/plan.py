@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import InstructionSet, chain
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
 
 _ROWS = 32  # queries of a block, about: their scores and a panel of keys fit the nearest cache

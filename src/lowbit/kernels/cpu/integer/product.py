@@ -12,7 +12,7 @@ them, or in the course of their first products, into memory of its own that neve
 caches; rows are then packed once for each item beside them, which is cheaper than the way through
 memory. Panels of nibbles become panels of bytes in such memory too, once for each item. Where the
 shape says so, rows are not packed at all: the micro-kernel reads them where they lie (in_place.py);
-and where they are windows of images, an item makes what they have in common (rows/strips.py).
+and where they are windows of images, an item makes what they have in common (rows/windows.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.integer.left import Place, Rows, ceil
 from lowbit.kernels.cpu.integer.micro_kernel import Fetch, MicroKernel, Shape, Span, Step
 from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand
-from lowbit.kernels.cpu.rows.strips import Strip, Strips
+from lowbit.kernels.cpu.rows.windows import Strip, Strips
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD
