@@ -156,11 +156,12 @@ class _Gguf:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
-        self.tokens: list[str] = []
-        for index, token in enumerate(self.values("tokens")):
-            if not isinstance(token, str):
-                raise ValueError(f"tokenizer.ggml.tokens[{index}] is {token!r}; it must be text")
-            self.tokens.append(token or f"[EMPTY_{index}]")
+        self.tokens: list[str] = []  # `values` asks how many
+        tokens = self.values("tokens")
+        wrong = next((id for id, token in enumerate(tokens) if not isinstance(token, str)), None)
+        if wrong is not None:
+            raise ValueError(f"tokenizer.ggml.tokens[{wrong}] is {tokens[wrong]!r}, not text")
+        self.tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
         self.ids = {token: id for id, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             twice = next(token for id, token in enumerate(self.tokens) if self.ids[token] > id)
@@ -189,13 +190,12 @@ class _Gguf:
             raise ValueError(f"tokenizer.ggml.{key} is {id}; there are {len(self.tokens):,} tokens")
         return None if id is None else int(id)
 
-    def merges(self) -> list[tuple[str, str]]:
-        merges: list[tuple[str, str]] = []
-        for merge in self.values("merges", least=1):
-            left, space, right = str(merge).partition(" ")
-            if not (left and space and right):
-                raise ValueError(f"tokenizer.ggml.merges[{len(merges)}] is {merge!r}, not a pair")
-            merges.append((left, right))
+    def merges(self) -> list[Any]:
+        """Pairs of tokens, the first to merge first. ValueError: one is no pair."""
+        merges = [tuple(str(merge).split(" ", 1)) for merge in self.values("merges", least=1)]
+        wrong = next((id for id, one in enumerate(merges) if len(one) < 2 or "" in one), None)
+        if wrong is not None:
+            raise ValueError(f"tokenizer.ggml.merges[{wrong}] is {merges[wrong]}, not a pair")
         return merges
 
     def begin(self, default: bool) -> list[int]:
