@@ -42,8 +42,8 @@ def write_vocabulary(path: Path, metadata: dict[str, Any]) -> None:
 class FakeSequence:
     """Answers with the tokens of a script, one after another; logs what it is fed."""
 
-    def __init__(self, engine: FakeEngine) -> None:
-        self.engine, self.length, self.closed = engine, 0, False
+    def __init__(self, engine: FakeEngine, length: int) -> None:
+        self.engine, self.length, self.closed = engine, length, False
 
     def feed(self, ids: Sequence[int]) -> np.ndarray:
         assert not self.closed
@@ -61,14 +61,17 @@ class FakeSequence:
 
 
 class FakeEngine:
-    """An engine whose text is given beforehand."""
+    """An engine whose text is given beforehand. known: how many tokens of a prompt it knows."""
 
-    def __init__(self, script: Sequence[int], vocabulary: int, context: int = 64) -> None:
+    def __init__(
+        self, script: Sequence[int], vocabulary: int, context: int = 64, known: int = 0
+    ) -> None:
         self.script, self.vocabulary, self.context = list(script), vocabulary, context
+        self.known = known
         self.fed: list[list[int]] = []
         self.sequences: list[FakeSequence] = []
 
-    def sequence(self) -> FakeSequence:
+    def sequence(self, ids: Sequence[int] = ()) -> FakeSequence:
         self.fed.clear()
-        self.sequences.append(FakeSequence(self))
+        self.sequences.append(FakeSequence(self, min(self.known, max(0, len(ids) - 1))))
         return self.sequences[-1]

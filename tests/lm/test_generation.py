@@ -48,6 +48,16 @@ def test_a_text_is_made_to_its_end(smollm: Tokenizer) -> None:
     assert list(stream) == []
 
 
+def test_tokens_that_the_engine_knows_are_not_fed_again(smollm: Tokenizer) -> None:
+    engine = engine_for(smollm, known=2)
+    ids = smollm.encode("a b c d")
+    stream = generate(engine, smollm, "a b c d", raw=True)
+    assert "".join(stream) == TEXT
+    assert engine.fed[0] == ids[2:]
+    assert (stream.prompt_tokens, stream.known_tokens) == (4, 2)
+    assert stream.figures()["prompt_tokens_per_second"] == 2 / stream.prompt_seconds
+
+
 def test_a_conversation_and_a_question_go_through_the_template(smollm: Tokenizer) -> None:
     engine = engine_for(smollm, context=100)
     messages = [{"role": "user", "content": "Hello"}]
@@ -72,6 +82,7 @@ def test_length(smollm: Tokenizer, count: int) -> None:
     assert text == smollm.decode(smollm.encode(TEXT)[:count])  # half an emoji, too
     assert (stream.reason, stream.text_tokens) == ("length", count)
     assert len(engine.fed) == count
+    assert (stream.figures()["prompt_tokens_per_second"] > 0) == (count > 0)
 
 
 def test_stop_strings_end_across_tokens(smollm: Tokenizer) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ from lowbit.cli.app import JsonFile, Threads, command, opened
 
 if TYPE_CHECKING:
     from lowbit.lm import Stream
-
-_INTERRUPTED = 130  # as shells tell of SIGINT
 
 Model = Annotated[
     Path,
@@ -91,7 +89,7 @@ def generate(
             file.write(json.dumps({"text": text, **stream.figures()}, indent=1) + "\n")
     _tell_speeds(stream)
     if not finished:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(130)  # as shells tell of SIGINT
 
 
 @command("chat", example="chat model.gguf --temperature 0.7 --min-p 0.1")
@@ -147,16 +145,18 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
             if shown:
                 print(piece, end="", flush=True)
         finished = True
+    stream.close()
     if shown:
         print(flush=True)
     return "".join(pieces), finished
 
 
 def _tell_speeds(stream: Stream) -> None:
-    figures: dict[str, Any] = stream.figures()
+    figures = stream.figures()
+    known = f", {figures['known_tokens']:,} of them known," if figures["known_tokens"] else ""
     parts = (
-        f"{name}: {figures[f'{name}_tokens']:,} tokens in {figures[f'{name}_seconds']:.2f} s, "
-        f"{figures[f'{name}_tokens_per_second']:,.1f} tokens/s"
+        f"{name}: {figures[f'{name}_tokens']:,} tokens{known if name == 'prompt' else ''} in "
+        f"{figures[f'{name}_seconds']:.2f} s, {figures[f'{name}_tokens_per_second']:,.1f} tokens/s"
         for name in ("prompt", "text")
     )
     print("; ".join((*parts, f"ended by {stream.reason or 'Ctrl-C'}")), file=sys.stderr)

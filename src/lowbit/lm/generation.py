@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal, Protocol
@@ -17,76 +18,62 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 class EngineSequence(Protocol):
-    """Tokens that an engine has seen, and their keys and values."""
+    """Tokens that an engine has been fed, `length` of them, and their keys and values.
+
+    feed: gives the logits behind the last of some tokens, which follow the earlier: float32 [V].
+    close: gives its memory back.
+    """
 
     @property
-    def length(self) -> int:
-        """How many tokens it has been fed."""
-        ...
-
-    def feed(self, ids: Sequence[int]) -> np.ndarray:
-        """The logits behind the last of these tokens, which follow the earlier: float32 [V]."""
-        ...
-
-    def close(self) -> None:
-        """Give its memory back."""
-        ...
+    def length(self) -> int: ...
+    def feed(self, ids: Sequence[int]) -> np.ndarray: ...
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
-    """What computes logits."""
+    """What computes logits, `vocabulary` of them, for sequences of at most `context` tokens.
+
+    sequence: a new one; it may know tokens already that `ids` begin with, but for the last.
+    """
 
     @property
-    def context(self) -> int:
-        """How many tokens a sequence may have."""
-        ...
-
+    def context(self) -> int: ...
     @property
-    def vocabulary(self) -> int:
-        """How many logits there are, V."""
-        ...
-
-    def sequence(self, ids: Sequence[int] = ()) -> EngineSequence:
-        """A new one; it may know tokens already that `ids` begin with, but for the last."""
-        ...
+    def vocabulary(self) -> int: ...
+    def sequence(self, ids: Sequence[int] = ()) -> EngineSequence: ...
 
 
 class Stream(Iterator[str]):
     """The text that a model makes, in pieces, as they become certain.
 
-    prompt_tokens, text_tokens: how many tokens went in and came out. prompt_seconds, text_seconds:
-    how long the model took; what the caller does between two pieces does not count. reason: why it
-    ended: "end" (the model has no more to say), "stop" (a stop string), "length" (max_tokens),
-    "context" (no more tokens fit); "" before that, or if it was closed.
+    prompt_tokens, text_tokens: how many tokens went in and came out. known_tokens: those of the
+    prompt that the engine knew from before. prompt_seconds, text_seconds: how long the model took;
+    what the caller does between two pieces does not count. reason: why it ended: "end" (the model
+    has no more to say), "stop" (a stop string), "length" (max_tokens), "context" (no more tokens
+    fit); "" before that, or if it was closed.
     """
 
     reason: Literal["", "end", "stop", "length", "context"]
 
     def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        ids: Sequence[int],
-        max_tokens: int,
-        sampling: Sampling,
-        stop: str | Iterable[str],
-    ) -> None:
+        self, engine: Engine, tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int,
+        sampling: Sampling, stop: str | Iterable[str],
+    ) -> None:  # fmt: skip
         """As `generate` makes it. ids: the prompt's tokens."""
         if not ids:
             raise ValueError("the prompt is empty, and no token of the model's begins a text")
         if len(ids) > engine.context:
-            raise ValueError(
-                f"the prompt has {len(ids):,} tokens; the context holds {engine.context:,}"
-            )
+            told = f"the prompt has {len(ids):,} tokens; the context holds {engine.context:,}"
+            raise ValueError(told)
         if max_tokens < 0:
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
-        self.prompt_tokens, self.text_tokens, self._steps = len(ids), 0, 0
+        self.prompt_tokens, self.known_tokens, self.text_tokens, self._steps = len(ids), 0, 0, 0
         self.prompt_seconds, self.text_seconds, self._seconds = 0.0, 0.0, 0.0
         self.reason = ""
         self._engine, self._ids, self._max_tokens = engine, list(ids), max_tokens
         self._sampler, self._ends = Sampler(sampling), tokenizer.ends
         self._text, self._stops = tokenizer.stream(), Stops(stop)
-        self._pieces = self._run() if max_tokens else self._nothing()
+        self._pieces = self._run()
 
     def __next__(self) -> str:
         begin = perf_counter()
@@ -103,23 +90,27 @@ class Stream(Iterator[str]):
     def figures(self) -> dict[str, Any]:
         """All fields, and tokens per second. The first token of the text comes with the prompt:
         the text's speed is that of the steps behind it."""
-        names = ("prompt_tokens", "prompt_seconds", "text_tokens", "text_seconds", "reason")
+        names = (
+            "prompt_tokens", "known_tokens", "prompt_seconds", "text_tokens", "text_seconds",
+            "reason",
+        )  # fmt: skip
+        steps = {"prompt": self.prompt_tokens - self.known_tokens, "text": self._steps}
         speeds = {
-            "prompt_tokens_per_second": _per_second(self.prompt_tokens, self.prompt_seconds),
-            "text_tokens_per_second": _per_second(self._steps, self.text_seconds),
+            f"{part}_tokens_per_second": count / (getattr(self, f"{part}_seconds") or math.inf)
+            for part, count in steps.items()
         }
         return {name: getattr(self, name) for name in names} | speeds
 
-    def _nothing(self) -> Generator[str]:
-        self.reason = "length"
-        yield from ()
-
     def _run(self) -> Generator[str]:
+        if self._max_tokens == 0:
+            self.reason = "length"
+            return
         begin = perf_counter()
         sequence = self._engine.sequence(self._ids)
         try:
+            self.known_tokens = sequence.length
             try:
-                logits = sequence.feed(self._ids[sequence.length :])
+                logits = sequence.feed(self._ids[self.known_tokens :])
             finally:
                 self.prompt_seconds = perf_counter() - begin
             while True:
@@ -132,9 +123,9 @@ class Stream(Iterator[str]):
                     break
                 logits = sequence.feed(self._ids[-1:])
                 self._steps += 1
-            rest = "" if self.reason == "stop" else self._rest()
-            if rest:
-                yield rest
+            held = self._stops.add(self._text.rest())[0] + self._stops.rest()
+            if held and self.reason != "stop":
+                yield held
         finally:
             sequence.close()
 
@@ -153,21 +144,11 @@ class Stream(Iterator[str]):
             self.reason = "length"
         return piece
 
-    def _rest(self) -> str:
-        piece, stopped = self._stops.add(self._text.rest())
-        return piece if stopped else piece + self._stops.rest()
-
 
 def generate(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    prompt: Prompt,
-    *,
-    max_tokens: int = 512,
-    sampling: Sampling | None = None,
-    stop: str | Iterable[str] = (),
-    raw: bool = False,
-) -> Stream:
+    engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int = 512,
+    sampling: Sampling | None = None, stop: str | Iterable[str] = (), raw: bool = False,
+) -> Stream:  # fmt: skip
     """The text that follows a prompt.
 
     prompt: a conversation, or a text: what a user says, or where the model has no chat template, or
@@ -191,7 +172,3 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> li
     if raw:
         raise ValueError("raw takes a text, not messages")
     return tokenizer.encode(tokenizer.chat(prompt), special=False)
-
-
-def _per_second(tokens: int, seconds: float) -> float:
-    return tokens / seconds if seconds > 0 else 0.0

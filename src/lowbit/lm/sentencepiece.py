@@ -15,7 +15,7 @@ SPACE = "▁"
 # A word with the spaces before it. Where no piece has a space behind another character, merges
 # never cross from one word to the next.
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-_MOST_KEPT = 1 << 16
+_MOST_KEPT, _LONGEST_KEPT = 1 << 16, 64
 
 
 class SentencePiece:
@@ -43,9 +43,11 @@ class SentencePiece:
     def _word(self, word: str) -> list[int]:
         found = self._kept.get(word)
         if found is None:
+            found = self._merged(word)
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            found = self._kept[word] = self._merged(word)
+            if len(word) <= _LONGEST_KEPT:
+                self._kept[word] = found
         return found
 
     def _merged(self, word: str) -> list[int]:

@@ -30,7 +30,7 @@ _ENDS = (
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Tokenizer:
     """Turns text into token ids and back. Several threads may use it at once.
 
@@ -77,7 +77,8 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The ids of a text; added tokens are found in it. special: with the token that begins
         texts, where the model wants it; a conversation's template writes it itself."""
-        return self.to_ids(text, special)
+        whole = text.encode("utf-8", "replace").decode()  # a terminal gives bytes as surrogates
+        return self.to_ids(whole, special)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD. special: with control tokens.
@@ -155,11 +156,12 @@ class _Gguf:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
-        self.tokens: list[str] = []
-        for index, token in enumerate(self.values("tokens")):
-            if not isinstance(token, str):
-                raise ValueError(f"tokenizer.ggml.tokens[{index}] is {token!r}; it must be text")
-            self.tokens.append(token or f"[EMPTY_{index}]")
+        self.tokens: list[str] = []  # `values` asks how many
+        tokens = self.values("tokens")
+        wrong = next((id for id, token in enumerate(tokens) if not isinstance(token, str)), None)
+        if wrong is not None:
+            raise ValueError(f"tokenizer.ggml.tokens[{wrong}] is {tokens[wrong]!r}, not text")
+        self.tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(tokens)]
         self.ids = {token: id for id, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             twice = next(token for id, token in enumerate(self.tokens) if self.ids[token] > id)
@@ -188,13 +190,12 @@ class _Gguf:
             raise ValueError(f"tokenizer.ggml.{key} is {id}; there are {len(self.tokens):,} tokens")
         return None if id is None else int(id)
 
-    def merges(self) -> list[tuple[str, str]]:
-        merges: list[tuple[str, str]] = []
-        for merge in self.values("merges", least=1):
-            left, space, right = str(merge).partition(" ")
-            if not (left and space and right):
-                raise ValueError(f"tokenizer.ggml.merges[{len(merges)}] is {merge!r}, not a pair")
-            merges.append((left, right))
+    def merges(self) -> list[Any]:
+        """Pairs of tokens, the first to merge first. ValueError: one is no pair."""
+        merges = [tuple(str(merge).split(" ", 1)) for merge in self.values("merges", least=1)]
+        wrong = next((id for id, one in enumerate(merges) if len(one) < 2 or "" in one), None)
+        if wrong is not None:
+            raise ValueError(f"tokenizer.ggml.merges[{wrong}] is {merges[wrong]}, not a pair")
         return merges
 
     def begin(self, default: bool) -> list[int]:
@@ -241,7 +242,7 @@ def _byte_level(file: _Gguf) -> Callable[[str, bool], list[int]]:
     texts = (text for text, _ in file.added.values())
     fast.add_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
     begin = file.begin(known.add_bos)
-    return lambda text, special: begin * special + fast.encode(text, add_special_tokens=False).ids
+    return lambda text, special: [*begin * bool(special), *fast.encode(text).ids]
 
 
 def _sentence_piece(file: _Gguf) -> Callable[[str, bool], list[int]]:
@@ -255,7 +256,7 @@ def _sentence_piece(file: _Gguf) -> Callable[[str, bool], list[int]]:
     strips = texts - {"<unk>", "<s>", "<|endoftext|>"} if phi else set()
 
     def to_ids(text: str, special: bool) -> list[int]:
-        ids, last = begin * special, ""
+        ids, last = begin * bool(special), ""
         for index, part in enumerate(added.split(text)):  # every second is an added token
             if index % 2:
                 ids.append(file.ids[part])
@@ -284,14 +285,13 @@ def _from_folder(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; save_pretrained of transformers writes it")
-    held = _json(path)
     try:
-        fast = Fast.from_str(json.dumps(held))
+        fast = Fast.from_file(str(path))
     except Exception as error:  # what it raises is Exception itself
         raise ValueError(f"{path}: {error}") from error
     fast.no_truncation()
     fast.no_padding()
-    decoder = json.dumps(held.get("decoder"))
+    decoder = fast.decoder.__getstate__().decode() if fast.decoder else "null"
     if not any(f'"{known}"' in decoder for known in ("ByteLevel", "ByteFallback", "Metaspace")):
         raise ValueError(f"{path}: its decoder is {decoder}, whose tokens are not known")
     config = _json(folder / "tokenizer_config.json")
