@@ -1,4 +1,4 @@
-"""Products with 4-bit weights in groups along K, a scale for each group.
+"""Products with 4-bit and 8-bit weights in groups along K, a scale for each group.
 
 In the layers of CPUs groups are a dimension of their own, G of S elements each, so that shapes say
 what belongs together; the functions of the library take the same memory as x [M, K] and b [K, N].
@@ -14,7 +14,7 @@ from lowbit.spec.case import Case
 from lowbit.spec.data import draw_activations, draw_scales, draw_zero_points_of
 from lowbit.spec.dtypes import DTYPES, Array
 from lowbit.spec.dtypes import FLOAT32_UNIT as _UNIT
-from lowbit.spec.operations import FloatOut, Halves, NibbleWeights, Operands, specified
+from lowbit.spec.operations import FloatOut, GroupWeights, Halves, Operands, specified
 
 _TINY = DTYPES["float32"].least
 _ROUNDINGS = 12  # float32 operations on a group's sums, at most
@@ -30,10 +30,10 @@ def _centred(b: Array, b_zero_point: Array | None = None) -> Array:
     return b if b_zero_point is None else b - b_zero_point[:, None]
 
 
-def _nibbles(case: Case, b: Array, b_zero_point: Array | None = None) -> Array:
-    """Σ over what the kernels multiply: the nibble as it is stored, and what is taken from it."""
-    nibbles = b - case.dtype("b").low
-    return nibbles + np.abs(nibbles - _centred(b, b_zero_point))
+def _unsigned(case: Case, b: Array, b_zero_point: Array | None = None) -> Array:
+    """What the kernels multiply: unsigned integers, and the magnitude of what they subtract."""
+    unsigned = b - case.dtype("b").low
+    return unsigned + np.abs(unsigned - _centred(b, b_zero_point))
 
 
 def _sum(x: Array, weight: Array, scale: Array) -> Array:
@@ -54,7 +54,7 @@ def _weight_only_budget(
     size, largest = np.abs(x), LARGEST[case.dtype("x").name]
     step = size.max(axis=2, keepdims=True, initial=0) / largest
     step = np.where(step <= DTYPES["float32"].least_normal, step * largest, step) + 0 * size
-    mass = _sum(size + step, _nibbles(case, b, b_zero_point), b_scale)
+    mass = _sum(size + step, _unsigned(case, b, b_zero_point), b_scale)
     return _sum(step, np.abs(_centred(b, b_zero_point)), b_scale) + _rounded(mass, case)
 
 
@@ -72,7 +72,7 @@ def _weight_only_budget(
 )
 def linear_weight_only(
     x: Operands[np.ndarray, "M G S"],
-    b: NibbleWeights[np.ndarray, "G S N"],
+    b: GroupWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
 ) -> FloatOut[np.ndarray, "M N"]:
@@ -95,7 +95,7 @@ def _groups_budget(
     case: Case, x: Array, b: Array, b_scale: Array, *, symmetric: bool, **zero_point: Array
 ) -> Array:
     _, magnitude, row_scale = _quantized(x, symmetric)
-    return _rounded(_sum(magnitude, _nibbles(case, b, **zero_point), b_scale) * row_scale, case)
+    return _rounded(_sum(magnitude, _unsigned(case, b, **zero_point), b_scale) * row_scale, case)
 
 
 def _ideal(*, symmetric: bool, **inputs: Array) -> Array:
@@ -117,7 +117,7 @@ def _ideal(*, symmetric: bool, **inputs: Array) -> Array:
 )
 def linear_groups(
     x: Float32[np.ndarray, "M G S"],
-    b: NibbleWeights[np.ndarray, "G S N"],
+    b: GroupWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
     *,

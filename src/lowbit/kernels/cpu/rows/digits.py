@@ -22,7 +22,7 @@ from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, acr
 from lowbit.kernels.cpu.rows.quantized import Affine, choose_affine
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.groups import BASE, LARGEST, Grouping
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 
 _UNIT = 8  # k that no group divides
 _INFINITY_BITS = 0x7F800000
@@ -143,7 +143,7 @@ class _Total:
     def store(self, place: Value) -> None:
         sums = [reduce_add(part.value) for part in self.parts]
         if self.grouping.exact:
-            place.cast(s32).store(sums[0] * NIBBLE_FLIP)
+            place.cast(s32).store(sums[0] * self.grouping.flip)
             return
         value = self.k.constant(0.0, f32)
         for number, one in enumerate(sums):
@@ -187,7 +187,7 @@ def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Va
             last = sums + (_groups(grouping, row.length) - 1)
             if grouping.exact:
                 last = last.cast(s32)
-                last.store(last.load() + rest.value * NIBBLE_FLIP)
+                last.store(last.load() + rest.value * grouping.flip)
             else:
                 last.store(last.load() + rest.value.to(f32))
 
