@@ -32,7 +32,7 @@ def _short(dtype: str) -> str:
 
 
 def of_product(product: Product, plan: Plan) -> str:
-    """An integer product; of 4-bit weights with groups, the dtype says their size: s4g32."""
+    """An integer product; of weights with groups, the dtype says their size: s4g32."""
     a, b = product.a.element, product.b
     groups = f"g{b.group_size}" if b.group_size else ""
     out = "f32" if product.output == "max8" else product.output

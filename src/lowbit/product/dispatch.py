@@ -17,7 +17,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
 from lowbit.kernels.cpu.rows.windows import Image
 from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
-from lowbit.kernels.cpu.shared.panel_format import SplitFormat
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, SplitFormat
 from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.product.product import Product
 
@@ -186,7 +186,7 @@ def plan(product: Product) -> Plan:
         item_steps, item_panels = _items(product, micro, shape, work, fused)
         if fused and not shape.piece:  # the rows of a step
             private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
-    if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
+    if product.b.stored in NIBBLES and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     private_bytes += micro.scratch_bytes(shape, query.k_blocks)
     if shape.span:
@@ -305,7 +305,7 @@ def _items(
         across, fitting = 1, cache // 2 // padded_k(product.k)
     elif shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
-    elif product.b.stored != "s8" and not shape.nibbles:
+    elif product.b.stored in NIBBLES and not shape.nibbles:
         fitting *= 2  # panels are unpacked again for each item
     rows = step_rows * product.a.digits
     down = 1 if half else blocks(steps, max(1, fitting // rows))  # and below

@@ -21,7 +21,7 @@ from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
 from lowbit.kernels.cpu.rows.windows import Lowered, Windows
 from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.groups import Grouping
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat, SplitFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
@@ -33,7 +33,8 @@ from lowbit.product.product import Convolution, Product
 from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
-_MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
+# By what panels hold: k of a group whose sums int32 surely holds.
+_MOST_IN_GROUP = {"u4": longest_sum("int8", "uint4"), "u8": longest_sum("int8", "uint8")}
 _LEAST_PIECE = 16  # bytes of an image that are copied at once
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
@@ -184,18 +185,19 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     symmetric = activations == "symmetric"
     if not b.group_size:
         if activations == "float":
-            raise ValueError(f"activations 'float' need a 4-bit weight with groups, got {b.dtype}")
+            raise ValueError(f"activations 'float' need a weight with groups, got {b.dtype}")
         check_k(b.k, "uint8", b.dtype, (True, b.centred))
         return Quantized(symmetric)
     size = min(b.group_size, padded_k(max(b.k, 1)))
-    if size > _MOST_IN_GROUP:
+    most, flip = _MOST_IN_GROUP[b.stored], FLIP if b.stored == "u8" else NIBBLE_FLIP
+    if size > most:
         raise ValueError(
-            f"sums over groups of {size} k could overflow int32; at most {_MOST_IN_GROUP} cannot: "
+            f"sums over groups of {size} k could overflow int32; at most {most} cannot: "
             "quantize b with a smaller group_size"
         )
     if activations == "float":
-        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "bfloat16")
-    return SignedBytes(Grouping(size, 1, b.zero_points), symmetric)
+        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points, flip), dtype == "bfloat16")
+    return SignedBytes(Grouping(size, 1, b.zero_points, flip), symmetric)
 
 
 def convolved(c: Convolution) -> Product:

@@ -66,7 +66,7 @@ class Panels:
     def refusal(self, format: WeightFormat, in_features: int) -> str | None:
         """Why a weight of this format cannot be packed so; None if it can."""
         size = format.group_of(in_features)
-        if size is not None and size < in_features and (refusal := group_refusal("uint4", size)):
+        if size is not None and size < in_features and (refusal := group_refusal(size)):
             return refusal
         summed = size or in_features
         if size is None:

@@ -32,7 +32,7 @@ from lowbit.kernels.cpu.tensors.grouped import grouped_product
 from lowbit.numerics import QTensor, quantize_rows
 from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
-from lowbit.weights.panels import PackedMatrix, pack, padded
+from lowbit.weights.panels import PackedMatrix, group_refusal, pack, padded
 
 
 def product_shape(a: Sizes, b: Sizes) -> Sizes:
@@ -184,7 +184,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     quantized = dynamic or x.tensor.scale is not None
     if isinstance(weight, PackedMatrix) and dynamic:
         packed = weight
-    elif isinstance(weight, QTensor) and quantized and weight.axis in (None, 0):
+    elif isinstance(weight, QTensor) and quantized and _in_panels(weight, dynamic):
         packed = lowering.packed(weight, _pack_linear)
     else:
         _float_linear(lowering, node)
@@ -208,6 +208,15 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
         rows = row_parameters(lowering, x.tensor)
     bias = None if epilogue.bias is None else padded(epilogue.bias)
     epilogue.launch(prepared, packed, x, rows, bias, spec)
+
+
+def _in_panels(weight: QTensor, dynamic: bool) -> bool:
+    """Whether panels hold a weight [N, K], and products of such rows take them."""
+    if weight.group_size is None:
+        return weight.axis in (None, 0)
+    along = weight.axis == 0 and weight.group_axis == 1
+    short = weight.group_size < weight.shape[1]
+    return dynamic and along and not (short and group_refusal(weight.group_size))
 
 
 def _columns(constant: Constant) -> np.ndarray:

@@ -18,8 +18,8 @@ from lowbit.spec.operations import (
     ByteWeights,
     FloatOut,
     Floats,
+    GroupWeights,
     Halves,
-    NibbleWeights,
     Operands,
     ScaledOut,
     specified,
@@ -236,15 +236,15 @@ _GROUPED_SIZES = {"M": 5, "N": 21, "G": 2, "S": 32}
 _DRAWS = {"b_scale": draw_scales, "b_zero_point": draw_zero_points_of("b")}
 
 
-def _centred_nibbles(b: Array, b_zero_point: Array | None = None) -> Array:
+def _centred_groups(b: Array, b_zero_point: Array | None = None) -> Array:
     """b less its zero points, [G, S, N]."""
     return b if b_zero_point is None else b - b_zero_point[:, None]
 
 
-def _nibbles(case: Case, b: Array, b_zero_point: Array | None = None) -> Array:
-    """Σ over what the kernels multiply: the nibble as it is stored, and what is taken from it."""
-    nibbles = b - case.dtype("b").low
-    return nibbles + np.abs(nibbles - _centred_nibbles(b, b_zero_point))
+def _unsigned(case: Case, b: Array, b_zero_point: Array | None = None) -> Array:
+    """What the kernels multiply: unsigned integers, and the magnitude of what they subtract."""
+    unsigned = b - case.dtype("b").low
+    return unsigned + np.abs(unsigned - _centred_groups(b, b_zero_point))
 
 
 def _sum(x: Array, weight: Array, scale: Array) -> Array:
@@ -265,8 +265,8 @@ def _weight_only_budget(
     size, largest = np.abs(x), LARGEST[case.dtype("x").name]
     step = size.max(axis=2, keepdims=True, initial=0) / largest
     step = np.where(step <= DTYPES["float32"].least_normal, step * largest, step) + 0 * size
-    mass = _sum(size + step, _nibbles(case, b, b_zero_point), b_scale)
-    return _sum(step, np.abs(_centred_nibbles(b, b_zero_point)), b_scale) + _rounded(mass, case)
+    mass = _sum(size + step, _unsigned(case, b, b_zero_point), b_scale)
+    return _sum(step, np.abs(_centred_groups(b, b_zero_point)), b_scale) + _rounded(mass, case)
 
 
 @specified(
@@ -283,14 +283,14 @@ def _weight_only_budget(
 )
 def linear_weight_only(
     x: Operands[np.ndarray, "M G S"],
-    b: NibbleWeights[np.ndarray, "G S N"],
+    b: GroupWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
 ) -> FloatOut[np.ndarray, "M N"]:
     """c = Σ_g b_scale[g, n] · Σ_s (b[g, s, n] − b_zero_point[g, n]) · x[m, g, s]. A row that is not
     finite gives a row of NaN."""
     finite = np.isfinite(x).all(axis=(1, 2), keepdims=True)
-    return _sum(np.where(finite, x, np.nan), _centred_nibbles(b, b_zero_point), b_scale)
+    return _sum(np.where(finite, x, np.nan), _centred_groups(b, b_zero_point), b_scale)
 
 
 def _quantized_rows(x: Array, symmetric: bool) -> tuple[Array, Array, Array]:
@@ -306,7 +306,7 @@ def _groups_budget(
     case: Case, x: Array, b: Array, b_scale: Array, *, symmetric: bool, **zero_point: Array
 ) -> Array:
     _, magnitude, row_scale = _quantized_rows(x, symmetric)
-    return _rounded(_sum(magnitude, _nibbles(case, b, **zero_point), b_scale) * row_scale, case)
+    return _rounded(_sum(magnitude, _unsigned(case, b, **zero_point), b_scale) * row_scale, case)
 
 
 def _ideal(*, symmetric: bool, **inputs: Array) -> Array:
@@ -328,7 +328,7 @@ def _ideal(*, symmetric: bool, **inputs: Array) -> Array:
 )
 def linear_groups(
     x: Float32[np.ndarray, "M G S"],
-    b: NibbleWeights[np.ndarray, "G S N"],
+    b: GroupWeights[np.ndarray, "G S N"],
     b_scale: Float32[np.ndarray, "G N"],
     b_zero_point: Int32[np.ndarray, "G N"] | None = None,
     *,
@@ -337,7 +337,7 @@ def linear_groups(
     """linear_weight_only of dequantize(quantize_rows(x)): each row of x has a scale and a zero
     point of its own, groups are summed exactly, scaled and added in float32, in ascending order."""
     q, _, row_scale = _quantized_rows(x, symmetric)
-    return _sum(q, _centred_nibbles(b, b_zero_point), b_scale) * row_scale
+    return _sum(q, _centred_groups(b, b_zero_point), b_scale) * row_scale
 
 
 _SHIFTS = np.arange(0, 32, 4)

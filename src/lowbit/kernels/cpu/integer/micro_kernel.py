@@ -27,12 +27,12 @@ class KernelQuery(NamedTuple):
     """A product [m, k] by [k, n], as far as it decides which micro-kernel serves it and how.
 
     `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
-    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
-    or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes, contiguous along K,
-    of which nothing but their products is wanted, so they need not be packed; `signed` ones, which
-    somebody must make unsigned. `split`: of weights that are split besides. `line`: rows lie a
-    fixed distance apart, and so many, windows of an output line, belong together; `aligned`: they
-    begin at multiples of 64 bytes. `alone`: one thread serves it.
+    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8",
+    with groups "u8") or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes,
+    contiguous along K, of which nothing but their products is wanted, so they need not be packed;
+    `signed` ones, which somebody must make unsigned. `split`: of weights that are split besides.
+    `line`: rows lie a fixed distance apart, and so many, windows of an output line, belong
+    together; `aligned`: they begin at multiples of 64 bytes. `alone`: one thread serves it.
     """
 
     m: int

@@ -22,7 +22,7 @@ from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import InputFormat, Row, RowFacts, across
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.groups import BASE, LARGEST, Grouping
-from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 
 # Rows of float32, quantized to 8 bits while they are packed. `q` is the stored, unsigned value.
 
@@ -267,7 +267,7 @@ class _Total:
     def store(self, place: Value) -> None:
         sums = [reduce_add(part.value) for part in self.parts]
         if self.grouping.exact:
-            place.cast(s32).store(sums[0] * NIBBLE_FLIP)
+            place.cast(s32).store(sums[0] * self.grouping.flip)
             return
         value = self.k.constant(0.0, f32)
         for number, one in enumerate(sums):
@@ -311,7 +311,7 @@ def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Va
             last = sums + (_groups(grouping, row.length) - 1)
             if grouping.exact:
                 last = last.cast(s32)
-                last.store(last.load() + rest.value * NIBBLE_FLIP)
+                last.store(last.load() + rest.value * grouping.flip)
             else:
                 last.store(last.load() + rest.value.to(f32))
 

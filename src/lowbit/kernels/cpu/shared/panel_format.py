@@ -51,6 +51,7 @@ UNPROVEN = 2 * FLIP
 
 # What users call the integers, and what the panels hold.
 STORED = {"int8": "s8", "uint8": "s8", "int4": "s4", "uint4": "u4"}
+NIBBLES = ("u4", "s4")
 
 
 class PanelFormat(NamedTuple):
@@ -81,6 +82,9 @@ class PanelFormat(NamedTuple):
 
     @property
     def stored(self) -> str:
-        """What the panels hold: bytes, "s8", or nibbles, "u4" or "s4". With groups, nibbles less 8
-        are taken as they are, unsigned."""
-        return "u4" if self.group_size else STORED[self.dtype]
+        """What the panels hold: bytes, "s8", or nibbles, "u4" or "s4". With groups they are taken
+        unsigned, with 128 ("u8") or 8 ("u4") to be subtracted."""
+        kind = STORED[self.dtype]
+        if not self.group_size:
+            return kind
+        return "u4" if kind in NIBBLES else "u8"
