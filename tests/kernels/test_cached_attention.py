@@ -22,10 +22,11 @@ from lowbit.kernels.cpu.attention.plan import attention_parameters
 CAPACITY = 2 * CHUNK + 70
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Heads of queries, of keys, their elements, and how many of these turn.
+LIMITS = ({"window": 70}, {"window": CHUNK + 9, "cap": 1.5}, {"window": 1}, {"cap": 0.5})
 HEADS = ((9, 3, 64, 64), (4, 1, 40, 16), (2, 2, 128, 64), (16, 1, 8, 0), (6, 2, 80, 80))
 
 
-def problem(heads, dtype, positions, slots, seed=0):
+def problem(heads, dtype, positions, slots, seed=0, **attributes):
     """The arrays of a call, by input, and the graph; a cache of values that are not small."""
     (queries, keys, size, rotated), rng = heads, np.random.default_rng(seed)
     rows, count = len(positions), 1 if slots is None else max(slots) + 1
@@ -43,7 +44,7 @@ def problem(heads, dtype, positions, slots, seed=0):
     table = rotation_table(CAPACITY, 100.0 ** -(np.arange(n) / max(n, 1)))
     tensors = {name: Tensor(one.dtype.name, one.shape) for name, one in given.items()}
     names = ("q", "k", "v", "rotation", "positions", "cache", *(["slots"] if slots else []))
-    node = Node("CachedAttention", names, ("out",), {"layer": 1})
+    node = Node("CachedAttention", names, ("out",), {"layer": 1, **attributes})
     return given, Graph(tuple(given), ("out",), (node,), {"rotation": table}, tensors)
 
 
@@ -90,13 +91,43 @@ def test_chunks_of_a_prompt(heads, dtype, isa, first, rows):
         check(given, graph, out, cache, 1e-6 if dtype == "float32" else 2e-2)
 
 
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_windows_and_caps(limits, dtype, isa):
+    heads = (6, 2, 40, 32)
+    for positions, slots in (
+        ([CHUNK + 8, 0, 2 * CHUNK + 3, 69], [1, 3, 0, 2]),
+        (range(5), None), (range(CHUNK - 60, CHUNK + 150), None),
+    ):  # fmt: skip
+        given, graph = problem(heads, dtype, positions, slots, **limits)
+        outs = []
+        for threads in (1, 3):
+            cache = given["cache"].copy()
+            out = Session(graph, threads=threads, isa=isa).run(**{**given, "cache": cache})["out"]
+            check(given, graph, out, cache, 2e-6 if slots or dtype == "float32" else 2e-2)
+            outs.append(out)
+        assert (outs[0] == outs[1]).all() or slots is None
+
+
+def test_keys_before_a_window_are_not_read():
+    """They may be anything."""
+    for positions, slots in (([CHUNK + 200], [0]), (range(CHUNK, CHUNK + 40), None)):
+        given, graph = problem((4, 2, 32, 32), "float32", positions, slots, window=100)
+        given["cache"][..., : positions[0] - 99, :] = np.nan
+        cache = given["cache"].copy()
+        out = Session(graph, threads=1).run(**{**given, "cache": cache})["out"]
+        np.testing.assert_allclose(out, expected(given, graph)[0], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("limits", [{}, {"window": 70, "cap": 1.5}], ids=str)
 @pytest.mark.parametrize("isa", list(SETS))
-def test_the_text_reads_and_writes_only_what_is_there(isa):
+def test_the_text_reads_and_writes_only_what_is_there(isa, limits):
     """By the interpreter, which checks each access."""
     heads = (4, 2, 24, 16)
-    given, graph = problem(heads, "float32", [3, CHUNK + 1], [1, 0])
+    given, graph = problem(heads, "float32", [3, CHUNK + 1], [1, 0], **limits)
     out, cache = np.zeros((2, 4, 24), np.float32), given["cache"].copy()
-    form = CachedForm("f32", 24, 16, 2)
+    form = CachedForm("f32", 24, 16, 2, **limits)
     part = cache.reshape(-1)[2 * 2 * CAPACITY * 24 :]  # the second layer
     chunks = -(-CAPACITY // CHUNK)
     cached_attention.interpret(SETS[isa], {

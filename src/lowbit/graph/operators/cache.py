@@ -23,8 +23,9 @@ def _cached(
     q [rows, heads, size], k and v [rows, key heads, size]: of tokens at `positions` [rows], of
     which q and k are turned here, see `rotation_table` [positions, 2, n]. cache [slots, layers, 2,
     key heads, capacity, size]. Without `slots` [rows] rows are neighbours in slot 0. Attributes:
-    layer; scale, 1/√size if left out; bits: of the products of queries that come together, 32 or
-    16.
+    layer; scale, 1/√size if left out; window: a token attends to so many at most, itself and those
+    before; cap: scores become cap · tanh(score / cap); bits: of the products of queries that come
+    together, 32 or 16.
     """
     layer, size = node.get("layer", 0), q.shape[-1]
     group, out = q.shape[1] // k.shape[1], np.zeros(q.shape, np.float64)
@@ -33,9 +34,12 @@ def _cached(
     for row, (slot, at) in enumerate(zip(where, positions, strict=True)):
         cache[slot, layer, 0, :, at], cache[slot, layer, 1, :, at] = keys[row], v[row]
     for row, (slot, at) in enumerate(zip(where, positions, strict=True)):
-        known = np.repeat(cache[slot, layer, :, :, : at + 1].astype(np.float64), group, 1)
+        first = max(0, at + 1 - node.get("window", at + 1))
+        known = np.repeat(cache[slot, layer, :, :, first : at + 1].astype(np.float64), group, 1)
         scores = np.einsum("hd,hsd->hs", turned[row].astype(np.float64), known[0])
         scores *= node.get("scale", size**-0.5)
+        if cap := node.get("cap"):
+            scores = cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[row] = np.einsum("hs,hsd->hd", weights / weights.sum(-1, keepdims=True), known[1])
     return out.astype(q.dtype)
@@ -54,8 +58,10 @@ def _sizes(node: Node, q: Sizes, k: Sizes, v: Sizes, rotation: Sizes, *others: S
     cache = others[1]
     fits = len(q) == len(k) == 3 and k == v and q[0] == k[0] and q[2] == k[2]
     fits = fits and len(cache) == 6 and (cache[3], cache[5]) == k[1:] and not q[1] % k[1]
+    fits = fits and node.get("window", 1) > 0 and node.get("cap", 1.0) > 0
     if not fits or node.get("layer", 0) >= cache[1] or 2 * rotation[2] > q[2]:
-        raise ValueError(f"q {q}, k {k}, v {v}, rotation {rotation}, cache {cache} do not fit")
+        raise ValueError(f"q {q}, k {k}, v {v}, rotation {rotation}, cache {cache} do not fit, or "
+                         f"the window or the cap of {node.attributes} is not positive")  # fmt: skip
     return q
 
 
@@ -68,8 +74,9 @@ def _lower(lowering: Lowering, node: Node) -> None:
     q, k, v, rotation, positions, cache, *slots = map(lowering.view, node.inputs)
     (rows, all_heads, size), heads = q.shape, k.shape[1]
     _, layers, _, _, capacity, _ = cache.shape
+    window, cap = node.get("window", 0), float(node.get("cap", 0.0))
     form = cached.CachedForm(
-        format_of(cache.tensor), size, 2 * rotation.shape[2], all_heads // heads
+        format_of(cache.tensor), size, 2 * rotation.shape[2], all_heads // heads, window, cap
     )
     if why := cached.refusal(form):
         raise NotImplementedError(why)
@@ -88,7 +95,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "v_stride": new[2].strides[0], "rows": rows, "heads": heads, "capacity": capacity,
     }  # fmt: skip
     if slots:
-        chunks = -(-capacity // cached.CHUNK)
+        chunks = -(-min(capacity, window or capacity) // cached.CHUNK)
         lowering.add(cached.cached_attention.program(lowering.isa, form=form), {
             **words, "out": out.place, "slots": slots[0].place, "parameters": parameters,
             "scratch": lowering.scratch(4 * form.scores * lowering.threads),
@@ -102,11 +109,13 @@ def _lower(lowering: Lowering, node: Node) -> None:
     one = (0, size, all_heads * size)
     held = (0, capacity * size, size)
     plan = plans.plan_attention(
-        plans.AttentionForm(form.cache, "f32"), sizes, [one, held, held, one], lowering.isa,
+        plans.AttentionForm(form.cache, "f32", window=window, cap=cap), sizes,
+        [one, held, held, one], lowering.isa,
         "f32" if node.get("bits", 32) == 32 else "bf16", 0, lowering.threads,
     )  # fmt: skip
     words |= {"table": lowering.known(plan.geometry), "geometry": place}
-    lowering.add(cached.append_rows.program(lowering.isa, form=form), words)
+    lowering.add(cached.append_rows.program(lowering.isa, form=form._replace(window=0, cap=0.0)),
+                 words)  # fmt: skip
     lowering.add(attention.program(plan.isa, form=plan.form, micro=plan.micro), {
         "out": out.place, "q": turned.place, "key": keys,
         "value": keys + heads * capacity * size * element, "mask": None, "padding": None,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import extract, fma, minimum
+from lowbit.isa.generic import extract, fma, maximum, minimum
 from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
@@ -43,13 +43,16 @@ class CachedForm(NamedTuple):
     """What is static. It keys the code.
 
     cache: "f32" or "bf16". head_dim: of queries, keys and values; `rotated` of them are turned by
-    their position, an even number. group: how many heads of queries share one of keys.
+    their position, an even number. group: how many heads of queries share one of keys. window,
+    cap: of `AttentionForm`.
     """
 
     cache: str
     head_dim: int
     rotated: int
     group: int
+    window: int = 0
+    cap: float = 0.0
 
     @property
     def part(self) -> int:
@@ -221,7 +224,8 @@ def cached_attention(
     As `append_rows`, but each row is the newest of a sequence: its keys begin slots[row] ·
     slot_stride elements further. out: float32 [rows, heads · group, size]. parameters: what scores
     are multiplied by before 2 is raised to them. scratch: float32 [threads, form.scores]; parts:
-    float32 [rows, heads, chunks, group, form.part], where `chunks` of CHUNK keys hold `capacity`.
+    float32 [rows, heads, chunks, group, form.part], where `chunks` of CHUNK keys hold `capacity`,
+    or the window.
     """
     new = _Rows(k, form, [(q, q_stride), (key, k_stride), (value, v_stride)], rotation, positions,
                 slots, cache, heads, capacity, slot_stride)  # fmt: skip
@@ -232,13 +236,19 @@ def cached_attention(
     for item in k.parallel(rows * heads * chunks):
         chunk, pair = item % chunks, item // chunks
         row, head = pair // heads, pair % heads
-        left = (positions + row).load() + 1 - chunk * CHUNK
+        position, begin = (positions + row).load(), chunk * CHUNK
+        if form.window:
+            begin = begin + work.first(position)
+        left = position + 1 - begin
         for _ in k.when(left > 0):
-            keys = new.keys(row, head) + chunk * (CHUNK * size)
+            keys = new.keys(row, head) + begin * size
             work.attend(turned + pair * (group * size), keys, minimum(left, k.index(CHUNK)),
                         parts + item * (group * form.part))  # fmt: skip
     for pair in k.parallel(rows * heads):
-        used = ((positions + pair // heads).load() + CHUNK) // CHUNK
+        position = (positions + pair // heads).load()
+        if form.window:
+            position = position - work.first(position)
+        used = (position + CHUNK) // CHUNK
         for h in range(group):
             first = parts + pair * chunks * (group * form.part) + h * form.part
             work.combine(first, used, out + (pair * group + h) * size)
@@ -251,14 +261,15 @@ class _Chunks:
         k = self._k = rows.k
         self._rows, self._form, self._scores = rows, rows.form, scores
         lanes = self._lanes = k.isa.vector_bytes // 4
-        edge = k.local(f32, 2 * lanes)
-        edge.store(k.zeros(f32, lanes))
-        (edge + lanes).store(k.constant(1.0, f32).splat(lanes))
-        self._weigher = Weigher(k, lanes, False, parameters.load().splat(lanes), edge)
+        self._weigher = Weigher.of(k, lanes, False, parameters.load(), rows.form.cap)
         self._pieces = list(rows.pieces(self._form.head_dim))
         self._stride = CHUNK + _PAD
         # Sums that registers hold beside what they are made of.
         self._room = max(1, k.isa.vector_registers // 2 - 1)
+
+    def first(self, position: Value) -> Value:
+        """The first key of a window."""
+        return maximum(position + (1 - self._form.window), self._k.index(0))
 
     def attend(self, queries: Value, keys: Value, count: Value, part: Value) -> None:
         """A chunk of so many keys, for the queries that share them."""
@@ -269,6 +280,7 @@ class _Chunks:
                 self._score(queries, keys + j * form.head_dim, some, self._scores + j)
         for h in range(form.group):
             scores, end = self._scores + h * self._stride, part + h * form.part + form.head_dim
+            self._weigher.cap(scores, 0, count)
             shift = self._weigher.shift(scores, count, None, None)
             end.store(shift)
             total = self._weigher.weigh(scores, count, count, shift, False)
