@@ -12,7 +12,6 @@ from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
-from lowbit.numerics import quantize
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
@@ -74,11 +73,6 @@ class Weights:
 
     def _panels(self, weight: QuantizedWeight, scale: float) -> PackedMatrix:
         q = weight.weight
-        if q.format.bits == 8 and q.group_size is not None:
-            self.notes["rounded again, a scale for each row"] = (
-                self.notes.get("rounded again, a scale for each row", 0) + q.values.size
-            )
-            q, weight = quantize(weight.dequantize(), "int8", axis=0), QuantizedWeight(q)
         if scale != 1:
             q = type(q)(q.values, q.scale * np.float32(scale), q.zero_point, q.format, q.axis,
                         q.group_size, q.group_axis)  # fmt: skip
