@@ -75,7 +75,7 @@ def test_a_product_is_within_one_quantum(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("activations", ["dynamic", "symmetric"])
+@pytest.mark.parametrize("activations", ["dynamic", "symmetric", "grouped", "float"])
 @pytest.mark.parametrize(("dtype", "group"), [("int8", 32), ("uint8", 16), ("int4", 128)])
 def test_products_with_weights_in_groups(
     name: str, activations: str, dtype: Any, group: int
@@ -83,7 +83,8 @@ def test_products_with_weights_in_groups(
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((2, 3, 75), np.float32), rng.standard_normal((37, 75), np.float32)
     weight = quantize(w, dtype, axis=0, group_size=group, symmetric=False)
-    node = Node("Linear", ("x", "w"), ("y",), {"activations": activations})
+    how = {"activations": activations, "group_size": group}
+    node = Node("Linear", ("x", "w"), ("y",), how)
     tensors = {"x": Tensor("float32", x.shape)}
     graph = Graph(("x",), ("y",), (node,), {"w": weight}, tensors)
     want = evaluate(graph, {"x": x})["y"]

@@ -60,7 +60,7 @@ class LanguageModel:
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, threads: int | None = None,
-        context: int | None = None, sequences: int = 4, activations: str = "dynamic",
+        context: int | None = None, sequences: int = 4, activations: str = "grouped",
         weights: str | WeightFormat | None = None, cache: str = "bfloat16", isa: str | None = None,
     ) -> LanguageModel:  # fmt: skip
         """A GGUF file, or a folder with config.json and safetensors.
@@ -69,8 +69,9 @@ class LanguageModel:
           use at most.
         - context: positions of a sequence, at most those that the model was made for; 4,096, or
           fewer, if left out. sequences: how many there may be at once.
-        - activations: "dynamic": products with integers round what they multiply to 8 bits, with a
-          scale for each token; "float": not at all, with weights of 4 bits.
+        - activations: what products with weights in groups multiply: "grouped": 8 bits, with a
+          scale for each group of a token; "dynamic": one for each token, as products with other
+          integers have it; "float": as good as float32.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
           a WeightFormat; None: they stay float32.
         - cache: of keys and values, "bfloat16" or "float32".
@@ -78,8 +79,10 @@ class LanguageModel:
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.
         """
-        if activations not in ("dynamic", "float"):
-            raise ValueError(f"activations must be 'dynamic' or 'float', got {activations!r}")
+        if activations not in ("grouped", "dynamic", "float"):
+            raise ValueError(
+                f"activations must be 'grouped', 'dynamic' or 'float', got {activations!r}"
+            )
         if cache not in _DTYPES:
             raise ValueError(f"cache must be one of {', '.join(_DTYPES)}, got {cache!r}")
         if sequences < 1:

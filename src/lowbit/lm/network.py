@@ -23,8 +23,8 @@ CACHES = {"float32": np.float32, "bfloat16": "bfloat16"}
 class Weights:
     """A model's tensors as kernels read them.
 
-    - activations: of products with integers: "dynamic", 8 bits with a scale for each token, or
-      "float", as good as float32.
+    - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
+      of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
     - constants: by name, for all graphs. notes: what was rounded once more, and why.
     """
@@ -194,6 +194,7 @@ class _Nodes:
         if isinstance(packed, PackedMatrix):
             grouped = packed.group_size is not None
             attributes["activations"] = self._weights.activations if grouped else "dynamic"
+            attributes["group_size"] = packed.group_size
         if residual:
             attributes["post_ops"] = (("residual",),)
         return self._add("Linear", (x, weight, bias, residual), **attributes)[0]

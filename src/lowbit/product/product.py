@@ -99,7 +99,7 @@ class Product(NamedTuple):
         """What follows the sums. With groups, the sums hold scales and zero points already."""
         scales = "both"
         if self.a.grouping:
-            scales = "row" if self.a.digits == 1 else "none"
+            scales = "none" if self.a.grouping.by_group else "row"
         return Epilogue(
             a_zero=self.a.zero_points,
             b_zero=bool(self.b.zero_points) and self.a.grouping is None,

@@ -175,17 +175,20 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     """What floats become on their way to the kernel.
 
     activations: "dynamic", which are quantized row by row; "symmetric", the same with a fixed zero
-    point; or "float", as good as their `dtype`, "float32" or "bfloat16", for which b has groups.
+    point; "grouped", with a scale for each group that b has; or "float", as good as their `dtype`,
+    "float32" or "bfloat16", for which b has groups.
     ValueError: they do not go with b, or a sum could leave int32.
     """
-    if activations not in ("dynamic", "symmetric", "float"):
+    if activations not in ("dynamic", "symmetric", "grouped", "float"):
         raise ValueError(
-            f"activations must be 'dynamic', 'symmetric' or 'float', got {activations!r}"
+            f"activations must be 'dynamic', 'symmetric', 'grouped' or 'float', got {activations!r}"
         )
     symmetric = activations == "symmetric"
     if not b.group_size:
-        if activations == "float":
-            raise ValueError(f"activations 'float' need a weight with groups, got {b.dtype}")
+        if activations in ("float", "grouped"):
+            raise ValueError(
+                f"activations {activations!r} need a weight with groups, not {b.dtype}"
+            )
         check_k(b.k, "uint8", b.dtype, (True, b.centred))
         return Quantized(symmetric)
     size = min(b.group_size, padded_k(max(b.k, 1)))
@@ -195,6 +198,8 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
             f"sums over groups of {size} k could overflow int32; at most {most} cannot: "
             "quantize b with a smaller group_size"
         )
+    if activations == "grouped":
+        return Digits(Grouping(size, 1, b.zero_points, flip, own=True))
     if activations == "float":
         return Digits(Grouping(size, _DIGITS[dtype], b.zero_points, flip), dtype == "bfloat16")
     return SignedBytes(Grouping(size, 1, b.zero_points, flip), symmetric)

@@ -92,8 +92,9 @@ def _linear(
     """x [..., K] @ weight [N, K] transposed + bias [N]; residual as the output.
 
     activations="dynamic": each row of x is rounded to 8 bits first, with a scale and a zero point
-    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point; "float":
-    not at all, as without, but 4-bit weights with groups stay in their panels.
+    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point;
+    "grouped": with a scale for each `group_size` of K; "float": not at all, as without, but weights
+    with groups stay in their panels.
     """
     made = exact(_rows(node, x), weight.T)
     if bias is not None:
@@ -116,9 +117,15 @@ def _rows(node: Node, x: Array) -> Array:
     activations = node.get("activations")
     if activations in (None, "float"):
         return x
+    if activations == "grouped":
+        parts = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        starts = np.arange(0, x.shape[-1], node.get("group_size"))
+        unit = np.maximum.reduceat(np.abs(parts), starts, axis=1) / 127
+        unit = np.repeat(np.where(unit == 0, 1, unit), node.get("group_size"), 1)[:, : x.shape[-1]]
+        return (np.rint(parts / unit) * unit).reshape(x.shape)
     if activations not in ("dynamic", "symmetric"):
         raise ValueError(
-            "activations should be 'dynamic', 'symmetric', 'float' or left out, got "
+            "activations should be 'dynamic', 'symmetric', 'grouped', 'float' or left out, got "
             f"{activations!r}"
         )
     rows = x.reshape(-1, x.shape[-1]).astype(np.float32)

@@ -38,7 +38,7 @@ class Rows:
     `block_outputs` rows of the operand.
 
     Arrays over the rows have an entry for each; of sums, float32, with groups, one for each group,
-    and of scales too if rows have several digits. What nobody asks for is not touched.
+    and of scales too if they are by group. What nobody asks for is not touched.
     """
 
     format: InputFormat
@@ -140,5 +140,5 @@ class Rows:
                 self.scale + r, self.operand.zero + r, self.sum + r if self.wants_sums else None
             )
         first = r * self.groups.count
-        scale = self.scale + (first if self.format.digits > 1 else r)
+        scale = self.scale + (first if self.groups.grouping.by_group else r)
         return RowFacts(scale, self.operand.zero + r, self.groups.row_sum + first)

@@ -4,9 +4,9 @@ Three digits hold 23 bits of the greatest number of a row's group and its sign, 
 
     X = max|x| / Q        q = round(x / X)        q = d0·256² + d1·256 + d2,  −128 ≤ d ≤ 127
 
-with Q = 2^22 − 1, or 32639. So a number is off by at most 2^−23 (2^−16) of the greatest of its
-group and the rounding of x / X: about what float32 (bfloat16) itself loses where the numbers of a
-group are of one size.
+with Q = 2^22 − 1, or 32639; one holds 7, with Q = 127. So a number is off by at most 2^−23 (2^−16)
+of the greatest of its group and the rounding of x / X: about what float32 (bfloat16) itself loses
+where the numbers of a group are of one size.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lowbit.kernels.cpu.shared.layout import FLIP, LINE
 # Rows of float32, quantized to 8 bits while they are packed. `q` is the stored, unsigned value.
 
 _LANES = 16
+_MOST = LARGEST | {1: 127}  # of one digit, a signed byte
 _INFINITY_BITS = 0x7F800000
 _MINUS_ZERO_BITS = 0x80000000
 _SMALLEST_NORMAL = 2.0**-126
@@ -224,7 +225,7 @@ def _split_group(
     first = group * grouping.size
     end = minimum(first + grouping.size, row.length)
     greatest, finite = _greatest(k, row, first, end, lanes)
-    unit = greatest / float(LARGEST[grouping.digits])
+    unit = greatest / float(_MOST[grouping.digits])
     usable = (unit > _SMALLEST_NORMAL) & finite
     one = k.constant(1.0, f32)
     inverse = select(usable, one / unit, k.constant(0.0, f32)).splat(lanes)

@@ -35,13 +35,20 @@ class Grouping(NamedTuple):
 
     `size`: the k of a group, a multiple of 8. `digits`: of the left operand, each of which is a
     row of bytes. `flip`: what has made the weight's integers unsigned, 8 or 128. `zeros`: the type
-    of its zero points less that, "s8" or "f32"; "" if there are none.
+    of its zero points less that, "s8" or "f32"; "" if there are none. `own`: of one digit, whether
+    each group of a row has a scale of its own, as it has with several.
     """
 
     size: int
     digits: int
     zeros: str
     flip: int = NIBBLE_FLIP
+    own: bool = False
+
+    @property
+    def by_group(self) -> bool:
+        """Whether rows have a scale for each group."""
+        return self.own or self.digits > 1
 
     @property
     def exact(self) -> bool:
@@ -58,7 +65,7 @@ Add = Callable[[Value, list[Value], Value], Value]
 class Groups:
     """Where scales, zero points and sums of groups are.
 
-    scale, zero: 16 for each group of each panel; row_scale (with several digits) and row_sum:
+    scale, zero: 16 for each group of each panel; row_scale (if that is by group) and row_sum:
     float32, one for each of `count` groups of each of `rows` rows. Exact ones have q an integer,
     and in place of its sum `flip` times that, s32.
     """
@@ -91,7 +98,7 @@ class Groups:
 
         def add(place: Value, sums: list[Value], total: Value) -> Value:
             value = bracket(None if centred else place, sums).to(f32) * scale
-            if len(sums) > 1:
+            if self.grouping.by_group:
                 value = value * (self.row_scale + place).load().splat(lanes)
             return total + value
 
