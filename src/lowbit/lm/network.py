@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
@@ -99,7 +102,8 @@ class Networks:
         weights.constants["rotation"] = rotation_table(capacity, frequencies)
         if d.straight:
             weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
-        layers = [_Layer(d, weights, number) for number in range(d.layers)]
+        with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
+            layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
         sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
         self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
         self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))

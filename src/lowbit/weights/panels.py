@@ -417,12 +417,12 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
     real_zero = zero.astype(np.float64)
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
+    values = b.values.view(np.int8) - np.int8(middle) if middle else b.values
     starts = np.arange(0, depth, size)
-    values = b.values.astype(np.int16) - np.int16(middle)
     counts = np.minimum(depth - starts, size)[:, None]
-    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int64) if depth else zero
+    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int32) if depth else zero
     real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
-    panels, _ = panels_and_sums(values.astype(np.int8), isa)
+    panels, _ = panels_and_sums(values, isa)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
     return PackedMatrix(
         panels=_bytes_to_nibbles(panels, True) if b.format.bits == 4 else _flipped(panels),
