@@ -24,6 +24,7 @@ from lowbit.graph.step import View
 from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
+_ALMOST_LINEAR = 20.0  # where softplus is its argument in float32
 Formula = tuple[tuple[Step, ...], tuple[float, ...]]
 
 
@@ -181,6 +182,17 @@ def _thresholded_relu(x: Any, *, alpha: float = 1.0) -> Any:
     return f.where(x > alpha, x, 0)
 
 
+def _elu(x: Any, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    made = f.elu(x if input_scale == 1 else x * input_scale, alpha)
+    return made if scale == 1 else made * scale
+
+
+def _softplus(x: Any, *, beta: float = 1.0, threshold: float = _ALMOST_LINEAR) -> Any:
+    """Beyond the threshold x itself."""
+    made = f.softplus(x) if beta == 1 else f.softplus(x * beta) / beta
+    return made if threshold >= _ALMOST_LINEAR else f.where(x * beta > threshold, x, made)
+
+
 def _celu(x: Any, *, alpha: float = 1.0) -> Any:
     return f.elu(x * (1 / alpha), 1) * alpha
 
@@ -235,7 +247,8 @@ _add("LeakyRelu", _leaky_relu, wide=True, qlinear=True,
      aten=("leaky_relu",), arguments={"alpha": "negative_slope"})  # fmt: skip
 _add("ThresholdedRelu", _thresholded_relu, wide=True)
 _add("PRelu", lambda x, slope: f.where(x < 0, x * slope, x))
-_add("Elu", lambda x, *, alpha=1.0: f.elu(x, alpha), wide=True)
+_add("Elu", _elu, wide=True, aten=("elu",),
+     arguments={name: name for name in ("alpha", "scale", "input_scale")})  # fmt: skip
 _add("Celu", _celu, wide=True)
 _add("Selu", _selu, wide=True)
 _add("Clip", _clip, data=1, eight_bits="rescaled", lowering=_clipped, post_op=_clip_behind)
@@ -243,7 +256,8 @@ _add("Sigmoid", f.sigmoid, wide=True, aten=("sigmoid",), qlinear=True)
 _add("HardSigmoid", _hard_sigmoid, wide=True)
 _add("HardSwish", f.hardswish, wide=True, aten=("hardswish",), formulas=({},))
 _add("Tanh", f.tanh, wide=True, aten=("tanh",))
-_add("Softplus", f.softplus, wide=True)
+_add("Softplus", _softplus, wide=True, aten=("softplus",),
+     arguments={"beta": "beta", "threshold": "threshold"})  # fmt: skip
 _add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
 _add("Mish", f.mish, wide=True, aten=("mish",), formulas=({},))
 _add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"},
@@ -273,6 +287,11 @@ def _angle(y: Any, x: Any) -> Any:
     """Of the point (x, y), which is beyond a quarter of a turn left of 0."""
     angle = f.where(f.equal(y, 0), 0, f.atan(y / x))
     return f.where(x < 0, angle + f.where(y < 0, -math.pi, math.pi), angle)
+
+
+def _rounded(x: Any, *, decimals: int = 0) -> Any:
+    power = 10.0**decimals
+    return f.nearest(x * power) / power if decimals else f.nearest(x)
 
 
 def _cast(x: Array, *, to: str = "float32") -> Array:
@@ -324,7 +343,7 @@ _add("Neg", lambda x: -x, aten=("neg",))
 _add("Sign", f.sign, aten=("sign",))
 _add("Floor", f.floor, aten=("floor",))
 _add("Ceil", f.ceil, aten=("ceil",))
-_add("Round", f.nearest)
+_add("Round", _rounded)
 _add("IsNaN", f.nan, aten=("isnan",))
 _add("IsInf", _infinite, aten=("isinf",))
 _add("Not", f.negated, aten=("logical_not",))

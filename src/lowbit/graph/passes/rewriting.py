@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
 from lowbit.graph.operator import Array, operators, real
@@ -63,7 +62,7 @@ class Values:
     def number(self, name: str) -> float | None:
         """A constant of one number."""
         found = self.graph.constants.get(name)
-        return None if found is None or np.prod(found.shape) != 1 else numbers(found).item()
+        return None if found is None or math.prod(found.shape) != 1 else numbers(found).item()
 
     @property
     def views(self) -> tuple[dict[str, Tensor], ...]:

@@ -12,8 +12,6 @@ from lowbit.graph.operator import operators
 from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
 
-_ALMOST_LINEAR = 20.0
-
 
 def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
     """Tensors and numbers as values of the dtype that PyTorch computes with."""
@@ -82,12 +80,7 @@ def trunc(b: Builder, *, x: Value) -> Value:
 
 @converter("round")
 def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
-    if not b.out.dtype.is_floating_point:
-        return x
-    if not decimals:
-        return b.add("Round", x)
-    power = b.number(10.0**decimals, b.out.dtype)
-    return b.add("Div", b.add("Round", b.add("Mul", x, power)), power)
+    return b.add("Round", x, decimals=decimals) if b.out.dtype.is_floating_point else x
 
 
 @converter("add", "sub")
@@ -118,33 +111,12 @@ def hardsigmoid(b: Builder, *, x: Value) -> Value:
     return b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
-@converter("elu")
-def elu(b: Builder, *, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    if input_scale != 1:
-        raise NotImplementedError("elu of what is scaled before is not translated")
-    made = b.add("Elu", x, alpha=float(alpha))
-    return made if scale == 1 else b.add("Mul", made, b.number(scale, b.out.dtype))
-
-
 @converter("prelu", "_prelu_kernel")
 def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
     sizes, axes = b.shape(weight), len(b.shape(x))
     if len(sizes) == 1 and axes > 2:  # a slope for each channel, which is the second axis
         weight = b.reshape(weight, sizes, (sizes[0], *[1] * (axes - 2)))
     return b.add("PRelu", x, weight)
-
-
-@converter("softplus")
-def softplus(b: Builder, *, x: Value, beta: float, threshold: float) -> Value:
-    """Beyond the threshold x itself, which beyond 20 is what softplus is in float32."""
-    factor = None if beta == 1 else b.number(beta, b.out.dtype)
-    scaled = x if factor is None else b.add("Mul", x, factor)
-    made = b.add("Softplus", scaled)
-    if factor is not None:
-        made = b.add("Div", made, factor)
-    if threshold >= _ALMOST_LINEAR:
-        return made
-    return b.add("Where", b.add("Greater", scaled, b.number(threshold, b.out.dtype)), x, made)
 
 
 @converter("rsqrt")
