@@ -22,8 +22,7 @@ from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
-from lowbit.bench.models.metrics import classified
-from lowbit.bench.models.model import models
+from lowbit.bench.models.model import classified, models
 from lowbit.bench.networks.engine import REFERENCE, Engine, Work, engines
 from lowbit.bench.networks.prepare import Facts, Task
 from lowbit.bench.networks.quantize import CONFIGS, check_config

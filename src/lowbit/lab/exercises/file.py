@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from lowbit.lab.exercises.course import Exercise
-from lowbit.lab.run.program import first_line
+from lowbit.lab.run.trace import first_line
 from lowbit.spec import exercises
 
 

@@ -318,7 +318,6 @@ def _compiled(
 
 # Any function of one byte, through a table of its 256 results.
 
-_SIMPLE = {"number", "add", "sub", "mul", "min", "max", "neg", "abs", "relu", "clamp"}
 _LANES = 64
 _UNROLLED = 8
 _BLOCK = 32768  # bytes of an item
@@ -327,34 +326,6 @@ _BLOCK = 32768  # bytes of an item
 def lookup_set(isa: InstructionSet) -> InstructionSet:
     """Whose program of `lookup` serves at this level: an extension's where the machine has it."""
     return AVX512_VBMI if AVX512_VBMI in chain(isa, extensions=True) else isa
-
-
-def lookup_pays(isa: InstructionSet, expression: Sequence[Step]) -> bool:
-    """Whether `lookup` is faster than `elementwise`, for contiguous tensors of 8 bits.
-
-    Where bytes are looked up one by one, at some five a nanosecond, arithmetic is as fast.
-    """
-    functions = {step for step in expression if isinstance(step, str)}
-    return lookup_set(isa) is AVX512_VBMI or bool(functions - _SIMPLE)
-
-
-def byte_table(
-    isa: InstructionSet,
-    formats: tuple[str, str],
-    affine: tuple[tuple[float, int], tuple[float, int]],
-    expression: Sequence[Step],
-    numbers: Sequence[float] = (),
-) -> npt.NDArray[np.uint8]:
-    """What `elementwise` makes of each byte, [256]: for tensors of 8 bits in and out.
-
-    formats, affine: those of input and output, "u8" or "s8", with scale and zero point.
-    """
-    table, every = np.empty(256, np.uint8), np.arange(256, dtype=np.uint8)
-    plan = plan_elementwise([formats[0]], formats[1], expression, (256,), [(1,), (1,)])
-    program = elementwise.program(isa, form=plan.form)
-    parameters = parameters_array(affine[:1], numbers, affine[1])
-    program(1, table, every, None, None, parameters, plan.geometry, plan.items)
-    return table
 
 
 @kernel
