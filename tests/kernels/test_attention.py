@@ -11,7 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from lowbit.isa import TABLE, available, get
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.attention.attention import attention
 from lowbit.kernels.cpu.attention.plan import (
@@ -22,6 +22,7 @@ from lowbit.kernels.cpu.attention.plan import (
     micro_for,
     plan_attention,
 )
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
 from lowbit.spec.attention import causal_diagonal
 
 pytestmark = pytest.mark.slow
@@ -152,6 +153,9 @@ def _exact(p: Problem, pair: bool) -> tuple[np.ndarray, np.ndarray]:
     rounding = 2 * UB + UB * UB if pair and not exact_inputs else 0.0
     scores = q @ k.swapaxes(2, 3) * p.factor
     size = np.abs(q) @ np.abs(k).swapaxes(2, 3) * p.factor
+    if p.form.cap:
+        scores = p.form.cap * np.tanh(scores / p.form.cap)
+        size = size + p.form.cap
     error = size * (rounding + (s.head_dim + 4) * U)
     if p.mask is not None:
         scores = scores + p.mask
@@ -161,6 +165,8 @@ def _exact(p: Problem, pair: bool) -> tuple[np.ndarray, np.ndarray]:
         hidden |= np.broadcast_to(p.padding == 0, scores.shape)
     if p.diagonal is not None:
         hidden |= ~np.tri(s.queries, s.keys, p.diagonal, bool)
+        if p.form.window:
+            hidden |= np.tri(s.queries, s.keys, p.diagonal - p.form.window, bool)
     scores = np.where(hidden, -np.inf, scores)
     greatest = scores.max(-1, keepdims=True, initial=-np.inf)
     error = error + 6 * U * (size + size.max(-1, keepdims=True, initial=0))
@@ -242,6 +248,23 @@ def test_heads_that_share_keys() -> None:
 def test_causal(sizes: tuple[int, int], inputs: str) -> None:
     p = _problem(AttentionForm(inputs, "f32"), *sizes, 24, 32, causal=True)
     _everywhere(p, interpret=sizes[0] == 40)
+
+
+@pytest.mark.parametrize("sizes", [(70, 70), (40, 290), (90, 40)])
+@pytest.mark.parametrize("limits", [(1, 0.0), (33, 0.0), (100, 2.0), (0, 2.0)])
+def test_windows_and_caps(sizes: tuple[int, int], limits: tuple[int, float]) -> None:
+    form = AttentionForm("bf16", "f32", False, False, *limits)
+    _everywhere(_problem(form, *sizes, 24, 32, causal=True), sizes[0] == 40 and limits[0] == 33)
+
+
+@pytest.mark.parametrize("micro", [one for one in float_micro_kernels if one.pair], ids=repr)
+def test_windows_of_pairs(micro: FloatMicro, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, also where the machine has none."""
+    monkeypatch.setattr("lowbit.kernels.cpu.attention.plan.micro_for", lambda *_: micro)
+    for limits in ((40, 0.0), (70, 2.0)):
+        form = AttentionForm("bf16", "f32", False, False, *limits)
+        p = _problem(form, 40, 230, 24, heads=1, causal=True)
+        _check(p, _run(p, "generic", "bf16", interpret=True), *_exact(p, True))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 45), (2, 1, 1, 45), (1, 3, 37, 45), (2, 3, 37, 45)])
@@ -329,6 +352,8 @@ def test_what_is_refused() -> None:
         (AttentionForm("f32", "f32"), Sizes(1, 3, 3, 4, 8, 8, 2), strides, "share"),
         (AttentionForm("f32", "f32"), Sizes(1, 2, 3, 4, 0, 8, 2), strides, "positive"),
         (AttentionForm("f32", "f32", True), sizes, strides, "5 times three strides"),
+        (AttentionForm("f32", "f32", window=9), sizes, strides, "diagonal"),
+        (AttentionForm("f32", "f32", True, window=9), sizes, strides, "without masks"),
     ):
         with pytest.raises(ValueError, match=message):
             plan_attention(form, given, kinds, isa)

@@ -12,7 +12,7 @@ from tests.kernels.test_products import MICRO_KERNELS
 
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the

@@ -13,7 +13,7 @@ import pytest
 
 from lowbit.isa import SETS
 from lowbit.isa.amx import AMX_BF16, ldtilecfg, tdpbf16ps, tileloadd, tilerelease, tilestored
-from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
+from lowbit.isa.avx512 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16
 from lowbit.jit.builder import Builder

@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from lowbit.graph.conditions import Expression, fulfilled, told
 from lowbit.numerics import QTensor
+from lowbit.weights.panels import PackedMatrix
 
 Attribute = bool | int | float | str | tuple[Any, ...]
-Constant = npt.NDArray[Any] | QTensor
+Constant = npt.NDArray[Any] | QTensor | PackedMatrix
+"""What is known: numbers, or what stands for them; a packed matrix [K, N] for a weight [N, K]."""
 
 
 @dataclass(frozen=True)
@@ -186,4 +188,6 @@ def live(nodes: Sequence[Node], outputs: Sequence[str]) -> tuple[Node, ...]:
 
 def numbers(constant: Constant) -> npt.NDArray[Any]:
     """What a constant stands for."""
+    if isinstance(constant, PackedMatrix):
+        return constant.dequantize().T
     return constant.dequantize() if isinstance(constant, QTensor) else np.asarray(constant)

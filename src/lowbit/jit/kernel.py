@@ -9,7 +9,6 @@ static: each combination of them is a program of its own.
 
 from __future__ import annotations
 
-import inspect
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from lowbit.jit import cache, threads, verbose
 from lowbit.jit import compile as compiler
 from lowbit.jit.cached_call import Check, Fresh, cached_call
 from lowbit.jit.entry import bound
+from lowbit.registry.locks import cached_property
 
 if TYPE_CHECKING:
     from lowbit.jit.interpret import Interpreter
@@ -109,17 +109,17 @@ class Kernel:
     """A kernel text with its parameter types."""
 
     def __init__(self, text: Callable[..., None]) -> None:
-        hints = typing.get_type_hints(text, include_extras=True)
-        parameters = list(inspect.signature(text).parameters.values())[1:]
         self.text = text
         self.name = text.__name__
         self.__doc__ = text.__doc__
-        self.types: dict[str, Type] = {
-            p.name: typing.get_args(hints[p.name])[1]
-            for p in parameters
-            if p.kind is not inspect.Parameter.KEYWORD_ONLY
-        }
         self._programs: dict[tuple[Any, ...], Program] = {}
+
+    @cached_property
+    def types(self) -> dict[str, Type]:
+        """Each positional parameter's type. Read when asked for: a process uses few kernels."""
+        hints = typing.get_type_hints(self.text, include_extras=True)
+        code = self.text.__code__
+        return {n: typing.get_args(hints[n])[1] for n in code.co_varnames[1 : code.co_argcount]}
 
     def ir(self, isa: InstructionSet, /, **static: Any) -> str:
         """The LLVM IR of the text, before optimization."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
-from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.numerics import int_format
@@ -34,7 +34,7 @@ def _short(dtype: str) -> str:
 
 
 def of_product(product: Product, plan: Plan) -> str:
-    """An integer product; of 4-bit weights with groups, the dtype says their size: s4g32."""
+    """An integer product; of weights with groups, the dtype says their size: s4g32."""
     a, b = product.a.element, product.b
     groups = f"g{b.group_size}" if b.group_size else ""
     out = "f32" if product.output == "max8" else product.output

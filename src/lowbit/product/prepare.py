@@ -19,7 +19,7 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
-from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, PanelFormat
 from lowbit.product.describe import of_product, tell_plan
 from lowbit.product.dispatch import Plan, consider, outgrows_caches, plan
 from lowbit.product.prepared import SCRATCH, Chunks, Operand, Prepared, identity, shifted
@@ -167,7 +167,7 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> Chunks:
 def panel_bytes(b: PanelFormat) -> int:
     """Of all panels of a right operand."""
     lines = blocks(b.n, PANEL) * blocks(b.k, LINE)
-    return lines * (PANEL_LINE if b.stored == "s8" else PANEL_LINE // 2)
+    return lines * (PANEL_LINE // 2 if b.stored in NIBBLES else PANEL_LINE)
 
 
 def _filled(size: int, value: int) -> npt.NDArray[np.uint8]:

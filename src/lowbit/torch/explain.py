@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from lowbit.kernels.triton import require_triton
-from lowbit.kernels.triton.fast.config import Choice, choices
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choices, gpu_of
 
 
 def explain(

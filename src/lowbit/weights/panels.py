@@ -15,14 +15,13 @@ from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import Shape as KernelShape
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
-from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
-from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, split, sums_and_sizes
+from lowbit.weights.repacking import Split, columns, split, sums_and_sizes
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
@@ -30,15 +29,13 @@ Addresses = tuple[int, int, int, int]
 _CHUNK = 1 << 16  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
-_GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
+_GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide; of bytes alike
 _UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
 _SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
 
 
-def group_refusal(dtype: str, group_size: int) -> str | None:
+def group_refusal(group_size: int) -> str | None:
     """Why panels cannot have such groups; None if they can."""
-    if int_format(dtype).bits != 4:
-        return f"groups are of 4-bit integers, not of {dtype}"
     if group_size < 1 or group_size % _GROUP_UNIT:
         return f"group_size must be a positive multiple of {_GROUP_UNIT}, got {group_size}"
     return None
@@ -84,6 +81,12 @@ def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
     return pairs.reshape(panel_count, 2 * lines, LINE)
 
 
+def _flipped(panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Signed bytes, made unsigned in place, or back."""
+    panels ^= np.uint8(FLIP)
+    return panels
+
+
 def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
     """The stored values in panels of bytes, int8 [k, n], C-contiguous."""
     stored = panels.reshape(*panels.shape[:2], PANEL, QUAD).transpose(1, 3, 0, 2)
@@ -127,9 +130,10 @@ class PackedMatrix:
       an int8 or uint8).
     - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
-    - group_size: how many k share a scale, a multiple of 8; None: all. Only of 4-bit integers. With
-      groups, scale is float32 [ceil(N/16), groups, 16]; so are zero_points, int8 or float32, of the
-      nibbles less 8; and column_sums are those of the real values, float32.
+    - group_size: how many k share a scale, a multiple of 8; None: all. With groups, panels hold
+      unsigned integers, of signed ones with 8 or 128 added; scale is float32 [ceil(N/16), groups,
+      16]; so are zero_points, int8 or float32, of unsigned integers less 8 or 128; and column_sums
+      are those of the real values, float32.
 
     Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
     """
@@ -177,7 +181,7 @@ class PackedMatrix:
     def _expected(self) -> dict[str, tuple[tuple[np.dtype[Any], ...], tuple[int, ...]]]:
         """The types and the shape of each array."""
         count, size = blocks(self.N, PANEL), self.group_size
-        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
+        lines = padded_k(self.K) // QUAD // (2 if self.weight in NIBBLES else 1)
         panels, columns = ((_UINT8,), (count, lines, LINE)), (count * PANEL,)
         if size is None:
             whole = (_INT32,), columns
@@ -185,7 +189,7 @@ class PackedMatrix:
             return {"panels": panels, "column_sums": whole, "scale": scale, "zero_points": whole}
         if type(size) is not int or size > one_group(self.K) or self.scale is None:
             raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
-        if refusal := group_refusal(self.dtype, size):
+        if refusal := group_refusal(size):
             raise ValueError(refusal)
         each = (count, max(1, blocks(self.K, size)), PANEL)
         return {
@@ -207,8 +211,9 @@ class PackedMatrix:
 
     @property
     def weight(self) -> str:
-        """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
-        return STORED[self.dtype]
+        """What the panels hold: bytes, "s8", with groups "u8"; or nibbles, "u4" or "s4"."""
+        kind = STORED[self.dtype]
+        return "u8" if kind == "s8" and self.group_size is not None else kind
 
     @property
     def nbytes(self) -> int:
@@ -222,7 +227,7 @@ class PackedMatrix:
         zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
         plain = self.scale is not None and self.group_size is None
         fair = plain and moderate(self.scale[: self.N])  # type: ignore[index]
-        largest = UNPROVEN if self.weight == "s8" else 2 * NIBBLE_MASK
+        largest = 2 * NIBBLE_MASK if self.weight in NIBBLES else UNPROVEN
         return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
                            self.group_size is None and self.centred, zeros,
                            self.group_size or 0, largest, moderate=fair)  # fmt: skip
@@ -265,17 +270,19 @@ class PackedMatrix:
 
     @cached_property
     def grouped(self) -> PackedMatrix:
-        """The same 4-bit integers with groups: itself, or one group for all of K."""
+        """The same integers with groups: itself, or one group for all of K. Of bytes, a copy."""
         if self.group_size is not None or self.scale is None:
             return self
-        zeros = np.zeros(len(self.scale), np.int32)
+        panels, zeros = self.panels, np.zeros(len(self.scale), np.int32)
         if self.zero_points is not None:
             zeros += self.zero_points
         if self.weight == "u4":
             zeros -= NIBBLE_FLIP
+        elif self.weight == "s8":
+            panels = _flipped(_aligned(panels))
         each = (len(self.panels), 1, PANEL)
         return PackedMatrix(
-            panels=self.panels,
+            panels=panels,
             column_sums=(self.scale * self.column_sums).astype(np.float32),
             K=self.K,
             N=self.N,
@@ -297,18 +304,35 @@ class PackedMatrix:
     def largest_pair(self) -> int:
         """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
         stored values in a column, the largest sum of their positive parts, or of their negative
-        parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
-        return largest_pair_of(self.panels) if self.weight == "s8" else 2 * NIBBLE_MASK
+        parts' magnitudes. Computed when first asked for; of others, the most it can be."""
+        return largest_pair_of(self.panels) if self.weight == "s8" else self.format.largest_pair
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""
         panels = self.panels
-        if self.weight != "s8":
+        if self.weight in NIBBLES:
             panels = _nibbles_to_bytes(panels, self.weight == "s4")
+        elif self.weight == "u8":
+            panels = _flipped(panels.copy())
         stored = _stored_values(panels, self.K, self.N)
         if self.dtype == "uint4":
             return stored.view(np.uint8)
         return stored.view(np.uint8) ^ np.uint8(FLIP) if self.dtype == "uint8" else stored
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """What the integers stand for, float32 [K, N]: scale · (integer − zero point)."""
+        k, n, size = self.K, self.N, self.group_size
+        values = self.unpack().astype(np.float32)
+        if self.scale is None:
+            return values
+        middle = int_format(self.dtype).midpoint if size or self.weight == "s8" else 0
+        zeros = np.float32(0) if self.zero_points is None else self.zero_points.astype(np.float32)
+        zeros = np.broadcast_to(zeros, self.scale.shape)
+        if size is None:
+            return (values - (zeros[:n] + middle)) * self.scale[:n]
+        scale, zeros = (by_groups(each, k, n, size) for each in (self.scale, zeros))
+        groups = np.arange(k) // size
+        return (values - (zeros[groups] + middle)) * scale[groups]
 
     def quantized(self) -> QTensor:
         """The QTensor [K, N] that was packed, with a scale for each column, or of each group.
@@ -376,18 +400,18 @@ def pack(
 
 
 def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
-    """`pack` for 4-bit integers [K, N] with a scale for each column of each group of k."""
+    """`pack` for integers [K, N] with a scale for each column of each group of k."""
     size = b.group_size
-    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0 or b.format.bits != 4:
+    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0:
         raise ValueError(
-            f"groups are for 4-bit integers [K, N] and lie along K; got {b.format.name} "
-            f"{list(b.shape)} with axis={b.axis}, group_axis={b.group_axis}: "
+            f"groups of a matrix [K, N] lie along K; got {b.format.name} {list(b.shape)} with "
+            f"axis={b.axis}, group_axis={b.group_axis}: "
             "lowbit.quantize(b, 'int4', axis=1, group_size=..., group_axis=0)"
         )
     assert size is not None
     (depth, columns), middle = b.shape, b.format.midpoint
     size = one_group(depth) if size >= depth else size
-    if refusal := group_refusal(b.format.name, size):
+    if refusal := group_refusal(size):
         raise ValueError(refusal)
     zero = b.zero_point - np.int32(middle)
     real_zero = zero.astype(np.float64)
@@ -401,7 +425,7 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
     panels, _ = panels_and_sums(values.astype(np.int8), isa)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
     return PackedMatrix(
-        panels=_bytes_to_nibbles(panels, signed=True),
+        panels=_bytes_to_nibbles(panels, True) if b.format.bits == 4 else _flipped(panels),
         column_sums=padded(real_sums.astype(np.float32)),
         K=depth,
         N=columns,

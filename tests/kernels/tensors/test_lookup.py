@@ -11,11 +11,14 @@ from tests.kernels.tensors.data import AFFINE, DTYPES, SIZES, real, stored
 from lowbit.isa import SETS, TABLE, active, available, get
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.kernels.cpu.tensors.elementwise import (
+    byte_table,
     elementwise,
+    lookup,
+    lookup_pays,
+    lookup_set,
     parameters_array,
     plan_elementwise,
 )
-from lowbit.kernels.cpu.tensors.lookup import byte_table, lookup, lookup_pays, lookup_set
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from torch import Generator
 
 from lowbit.bench.operators.registry import OperatorCase, Work, chosen, drawn, operation
 from lowbit.bench.operators.registry import case as _case
-from lowbit.spec.operations import grouped, products
+from lowbit.spec.operations import products
 from lowbit.torch import functional as ours
 
 _BATCHED = [
@@ -53,5 +53,5 @@ def int4_matmul(case: OperatorCase, generator: Generator) -> Work:
         "lowbit": lambda: ours.int4_matmul(x, weight),
         "torch (cuBLAS, 16 bits)": lambda: x @ w.T,
     }
-    spec = chosen(grouped.int4_matmul, case)
+    spec = chosen(products.int4_matmul, case)
     return Work(case, calls, lambda: x.float() @ w.float().T, (spec,), case.sizes)

@@ -22,7 +22,7 @@ from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
-from lowbit.spec.operations.steps import product_of_floats
+from lowbit.spec.operations.products import product_of_floats
 
 _BAR = 24
 

@@ -16,8 +16,7 @@ from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.bench.suites.steps import StepSuite
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
-from lowbit.spec.operations.products import integer_product
-from lowbit.spec.operations.steps import product_of_rows
+from lowbit.spec.operations.products import integer_product, product_of_rows
 
 LARGEST = 15
 BASELINE = "numpy fp32"

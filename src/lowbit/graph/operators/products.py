@@ -32,7 +32,7 @@ from lowbit.kernels.cpu.tensors.grouped import grouped_product
 from lowbit.numerics import QTensor, quantize_rows
 from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
-from lowbit.weights.panels import PackedMatrix, pack, padded
+from lowbit.weights.panels import PackedMatrix, group_refusal, pack, padded
 
 
 def product_shape(a: Sizes, b: Sizes) -> Sizes:
@@ -92,7 +92,8 @@ def _linear(
     """x [..., K] @ weight [N, K] transposed + bias [N]; residual as the output.
 
     activations="dynamic": each row of x is rounded to 8 bits first, with a scale and a zero point
-    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point.
+    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point; "float":
+    not at all, as without, but 4-bit weights with groups stay in their panels.
     """
     made = exact(_rows(node, x), weight.T)
     if bias is not None:
@@ -113,11 +114,12 @@ def _linear_sizes(
 def _rows(node: Node, x: Array) -> Array:
     """x as it enters the product. ValueError: `activations` is unknown."""
     activations = node.get("activations")
-    if activations is None:
+    if activations in (None, "float"):
         return x
     if activations not in ("dynamic", "symmetric"):
         raise ValueError(
-            f"activations should be 'dynamic', 'symmetric' or left out, got {activations!r}"
+            "activations should be 'dynamic', 'symmetric', 'float' or left out, got "
+            f"{activations!r}"
         )
     rows = x.reshape(-1, x.shape[-1]).astype(np.float32)
     q, scale, zero = quantize_rows(rows, symmetric=activations == "symmetric")
@@ -180,10 +182,13 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     activations = node.get("activations")
     dynamic = activations is not None
     quantized = dynamic or x.tensor.scale is not None
-    if not isinstance(weight, QTensor) or not quantized or weight.axis not in (None, 0):
+    if isinstance(weight, PackedMatrix) and dynamic:
+        packed = weight
+    elif isinstance(weight, QTensor) and quantized and _in_panels(weight, dynamic):
+        packed = lowering.packed(weight, _pack_linear)
+    else:
         _float_linear(lowering, node)
         return
-    packed = lowering.packed(weight, _pack_linear)
     panels = requests.panel_format(packed, lowering.isa.name)
     if dynamic:
         x = converted(lowering, x, Tensor("float32", x.shape))
@@ -203,6 +208,15 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
         rows = row_parameters(lowering, x.tensor)
     bias = None if epilogue.bias is None else padded(epilogue.bias)
     epilogue.launch(prepared, packed, x, rows, bias, spec)
+
+
+def _in_panels(weight: QTensor, dynamic: bool) -> bool:
+    """Whether panels hold a weight [N, K], and products of such rows take them."""
+    if weight.group_size is None:
+        return weight.axis in (None, 0)
+    along = weight.axis == 0 and weight.group_axis == 1
+    short = weight.group_size < weight.shape[1]
+    return dynamic and along and not (short and group_refusal(weight.group_size))
 
 
 def _columns(constant: Constant) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lowbit.graph.graph import Graph, Node, live
+from lowbit.graph.graph import Constant, Graph, Node, live
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.functions import FUNCTION_RULES
 from lowbit.graph.passes.infer import facts, naming
@@ -52,7 +52,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
             nodes.append(node)
             continue
         read = [constants[name] if name else None for name in node.inputs]
-        arrays = [one for one in read if not isinstance(one, QTensor)]
+        arrays = [one for one in read if one is None or isinstance(one, np.ndarray)]
         if len(arrays) == len(read):
             with naming(node, arrays):
                 made = operators.get(node.op).compute(node, *arrays)
@@ -77,7 +77,7 @@ def _quantized_floats(graph: Graph, known: Mapping[str, Array]) -> dict[str, Arr
     return {name: known[name] for name in floats & known.keys()}
 
 
-def _all_known(node: Node, values: Values, constants: Mapping[str, Array | QTensor]) -> bool:
+def _all_known(node: Node, values: Values, constants: Mapping[str, Constant]) -> bool:
     """Whether a node's inputs are constants, and its outputs not rounded to a format."""
     if not node.inputs or any(values.formatted(name) for name in node.outputs):
         return False

@@ -11,6 +11,7 @@ import numpy as np
 from lowbit.graph.graph import Graph, Node, Tensor, numbers
 from lowbit.graph.operator import Array, operators
 from lowbit.numerics import QTensor
+from lowbit.weights.panels import PackedMatrix
 
 _FEW = 4096  # Numbers that are followed through nodes: those of shapes and indices.
 
@@ -39,6 +40,8 @@ def facts(graph: Graph) -> tuple[dict[str, Tensor], dict[str, Array]]:
             tensors[name] = Tensor("float32", constant.shape)
             if np.prod(constant.shape) <= _FEW:
                 known[name] = numbers(constant)
+        elif isinstance(constant, PackedMatrix):
+            tensors[name] = Tensor("float32", constant.shape[::-1])
         else:
             known[name] = constant
             tensors[name] = Tensor(constant.dtype.name, constant.shape)

@@ -83,8 +83,9 @@ def _refusal(graph: Graph, node: Node, wish: Choice) -> str:
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return "its weight is not a constant"
-    if isinstance(weight, QTensor):
-        return f"its weight is {weight.format.name} already"
+    if not isinstance(weight, np.ndarray):
+        kind = weight.format.name if isinstance(weight, QTensor) else weight.dtype
+        return f"its weight is {kind} already"
     if not np.isfinite(weight).all():
         return "its weight holds NaN or infinity"
     if not weight.size:

@@ -11,7 +11,6 @@ import numpy as np
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
 from lowbit.graph.operator import Array, operators, real
 from lowbit.graph.passes.infer import views
-from lowbit.numerics import QTensor
 
 
 class Values:
@@ -21,6 +20,7 @@ class Values:
         self.graph = graph
         self.producers = graph.producers()
         self.uses = graph.uses()
+        self.order = {name: place for place, name in enumerate(self.producers)}
         self._views: tuple[dict[str, Tensor], ...] | None = None
 
     def formatted(self, name: str) -> bool:
@@ -56,9 +56,9 @@ class Values:
         return self.graph.constants.get(name)
 
     def array(self, name: str) -> Array | None:
-        """A constant that is no QTensor."""
+        """A constant that is no weight of integers."""
         found = self.graph.constants.get(name)
-        return None if found is None or isinstance(found, QTensor) else found
+        return found if isinstance(found, np.ndarray) else None
 
     def number(self, name: str) -> float | None:
         """A constant of one number."""

@@ -31,7 +31,7 @@ class Teaching:
 
 def teaching(exercise: Exercise) -> Teaching:
     """The teaching kernel of an exercise, from its source."""
-    file = resources.files("lowbit.kernels.triton.exercises") / f"{exercise.name}.py"
+    file = resources.files("lowbit.kernels.triton") / "exercises.py"
     source, name = file.read_text(encoding="utf-8"), f"{exercise.name}_kernel"
     function = next(s for s in ast.parse(source).body if getattr(s, "name", "") == name)
     assert isinstance(function, ast.FunctionDef)

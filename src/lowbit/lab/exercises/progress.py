@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.weights.replacing import replacing
+from lowbit.weights.tensor_file import replacing
 
 _VERSION = 1
 

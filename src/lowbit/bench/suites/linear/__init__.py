@@ -69,7 +69,7 @@ class Linear(Suite):
             if one not in ACTIVATIONS:
                 known = ", ".join(ACTIVATIONS)
                 raise ValueError(f"activations {one!r} are not known; known are {known}")
-        if self.group_size and (refusal := group_refusal("uint4", self.group_size)):
+        if self.group_size and (refusal := group_refusal(self.group_size)):
             raise ValueError(f"{refusal}; 0 is one scale a column")
         if not self.shapes:
             raise ValueError("shapes is empty; give at least one")

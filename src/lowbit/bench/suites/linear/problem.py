@@ -14,7 +14,7 @@ from lowbit.numerics import QTensor, int_format
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
 from lowbit.spec import Expected
-from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.spec.operations.products import linear_groups, linear_weight_only
 
 Floats = NDArray[np.float32]
 

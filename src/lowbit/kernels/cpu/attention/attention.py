@@ -16,6 +16,7 @@ less its zero point is a bfloat16 number, and scales are applied to scores and s
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 
@@ -51,11 +52,11 @@ from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     Convert,
+    RowStore,
     parameters_of,
     store_vector,
 )
 from lowbit.kernels.cpu.shared.functions import rounded
-from lowbit.kernels.cpu.shared.packing import RowStore
 
 
 @kernel
@@ -103,9 +104,12 @@ def attention(
         ]
         first = chunk * g.chunk_rows
         last = minimum(first + g.chunk_rows, g.queries)
-        work.pack(at[1], at[2], work.limit(last - 1))
+        origin = work.first(first) if form.window else None
+        if origin is not None:  # what is before stays out of scratch
+            at[1:3] = [at[i] + origin * g.strides[i].row for i in (1, 2)]
+        work.pack(at[1], at[2], work.limit(last - 1, origin))
         for row in k.range(first, last, work.block):
-            work.attend(at, row, minimum(k.index(work.block), last - row))
+            work.attend(at, row, minimum(k.index(work.block), last - row), origin)
     micro.end(k)
 
 
@@ -140,15 +144,17 @@ class _Work:
         self._value_scale, self._zeros = numbers[1], [rounded(zero) for zero in numbers[2:5]]
         last = [n.splat(self.lanes) for n in numbers[5:]]
         self._store_row = RowStore(k, form.out, last, self.lanes)
-        edge = k.local(f32, 2 * self.lanes)
-        edge.store(k.zeros(f32, self.lanes))
-        (edge + self.lanes).store(k.constant(1.0, f32).splat(self.lanes))
-        factor = numbers[0].splat(self.lanes)
-        self._weigher = Weigher(k, self.lanes, micro.pair, factor, edge)
+        self._weigher = Weigher.of(k, self.lanes, micro.pair, numbers[0], form.cap)
 
-    def limit(self, row: Value) -> Value:
-        """How many keys a query attends to."""
-        return maximum(minimum(row + self._g.diagonal + 1, self._g.keys), self._k.index(0))
+    def limit(self, row: Value, origin: Value | None = None) -> Value:
+        """The end of the keys that a query attends to, from `origin` on."""
+        end = maximum(minimum(row + self._g.diagonal + 1, self._g.keys), self._k.index(0))
+        return end if origin is None else end - origin
+
+    def first(self, row: Value) -> Value:
+        """The first key that a query with a window attends to."""
+        begin = row + self._g.diagonal + (1 - self._form.window)
+        return maximum(minimum(begin, self._g.keys), self._k.index(0))
 
     def pack(self, key: Value, value: Value, keys: Value) -> None:
         """Pack so many keys and values of a head."""
@@ -180,10 +186,19 @@ class _Work:
                 place = target + panel * width * (g.key_units if number == 1 else g.value_units)
                 pack_units(k, source, Part(panel * width, width, zero, units, place), self.lanes)
 
-    def attend(self, at: list[Value], row: Value, rows: Value) -> None:
-        """A block of so many queries from `row` on; `at`: where the operands of its head are."""
+    def attend(self, at: list[Value], row: Value, rows: Value, origin: Value | None) -> None:
+        """A block of so many queries from `row` on; `at`: where the operands of its head are;
+        origin: the first key that is packed."""
         k, g = self._k, self._g
-        keys = self.limit(row + rows - 1)
+        packed, values = self._keys, self._values
+        if origin is not None:  # whole panels of keys that no query of the block attends to
+            width = self.vectors * self.lanes
+            step = math.lcm(width, self._micro.quantum)
+            skipped = (self.first(row) - origin) // step * step
+            origin = origin + skipped
+            packed = packed + skipped * g.key_units
+            values = values + skipped // self.depth * width
+        keys = self.limit(row + rows - 1, origin)
         convert = self._converting(0, bf16 if self._micro.pair else f32)
         filled = g.key_units * self.depth
         for i in k.range(0, rows):
@@ -191,17 +206,19 @@ class _Work:
             target = self._queries.cast(bf16 if self._micro.pair else f32) + i * filled
             self._convert_row(source, target, g.head_dim, convert, filled)
         scores = (self._scores, g.score_stride)
-        self._multiply(rows, (self._queries, g.key_units), (self._keys, g.key_units),
+        self._multiply(rows, (self._queries, g.key_units), (packed, g.key_units),
                        (keys, g.key_units), scores)  # fmt: skip
         units = self._units(keys)
-        self._weigh(at, row, rows, units * self.depth)
+        self._weigh(at, row, rows, units * self.depth, origin)
         self._multiply(rows, (self._scores.cast(u32), g.score_stride),
-                       (self._values, g.value_units), (g.value_dim, units),
+                       (values, g.value_units), (g.value_dim, units),
                        (self._sums, g.sum_stride))  # fmt: skip
         for i in k.range(0, rows):
             self._store(at[3] + (row + i) * g.strides[3].row, i)
 
-    def _weigh(self, at: list[Value], first: Value, rows: Value, end: Value) -> None:
+    def _weigh(
+        self, at: list[Value], first: Value, rows: Value, end: Value, origin: Value | None
+    ) -> None:
         """Make weights of rows of scores, and keep what their sums are to be multiplied by.
 
         Each pass takes all rows before the next begins, so that one row does not wait for another.
@@ -211,19 +228,31 @@ class _Work:
             row = first + i
             mask = at[4] + row * g.strides[4].row if form.mask else None
             padding = at[5] + row * g.strides[5].row if form.padding else None
-            scores = self._scores + i * g.score_stride
-            shift = self._weigher.shift(scores, self.limit(row), mask, padding)
+            scores, limit = self._scores + i * g.score_stride, self.limit(row, origin)
+            begin = self._begin(row, origin)
+            self._weigher.cap(scores, 0 if begin is None else begin, limit)
+            if origin is not None and begin is not None:
+                scores, limit = scores + begin, limit - begin
+                self._weigher.exclude(scores, self.first(row) - origin - begin)
+            shift = self._weigher.shift(scores, limit, mask, padding)
             (self._factors + i).store(shift)
         for i in k.range(0, rows):
             scores, shift = self._scores + i * g.score_stride, (self._factors + i).load()
-            limit, masked = self.limit(first + i), form.mask or form.padding
-            some = self._weigher.weigh(scores, limit, end, shift, masked)
+            limit, masked = self.limit(first + i, origin), form.mask or form.padding
+            begin = self._begin(first + i, origin)
+            some = self._weigher.weigh(scores, limit, end, shift, masked, begin)
             (self._sums + i * g.sum_stride).store(some)  # where nothing else is yet
         for i in k.range(0, rows):
             some = (self._sums + i * g.sum_stride).load(self.lanes)
             total = across(some, operator.add)
             share = select(total.equals(0.0), k.constant(0.0, f32), 1.0 / total)
             (self._factors + i).store(share * self._value_scale)
+
+    def _begin(self, row: Value, origin: Value | None) -> Value | None:
+        """Where the vector of scores begins with which a query's window does."""
+        if origin is None:
+            return None
+        return (self.first(row) - origin) // self.lanes * self.lanes
 
     def _store(self, target: Value, i: Value) -> None:
         """Finish and store a row of the output."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import InstructionSet, chain
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
 
 _ROWS = 32  # queries of a block, about: their scores and a panel of keys fit the nearest cache
@@ -25,13 +25,17 @@ class AttentionForm(NamedTuple):
     """What is computed. It keys the code.
 
     inputs, out: formats of q, k and v, and of the output. mask: float32 numbers are added to the
-    scores. padding: bytes say which keys take part: 0 for those that do not.
+    scores. padding: bytes say which keys take part: 0 for those that do not. window: a query
+    attends to so many keys at most, the last ones; 0: to all. cap: scores become cap · tanh(score /
+    cap) before masks are added; 0: they stay.
     """
 
     inputs: str
     out: str
     mask: bool = False
     padding: bool = False
+    window: int = 0
+    cap: float = 0.0
 
 
 class Strides(NamedTuple, Generic[N]):
@@ -47,10 +51,10 @@ class Geometry(NamedTuple, Generic[N]):
     """The table of integers that the kernel reads.
 
     heads; `group` query heads share a key head; `chunks` of `chunk_rows` queries are items of their
-    own. Query i attends to keys j ≤ i + diagonal. Then scratch: bytes of a thread, and where in
-    them the packed values, queries, scores, sums, factors and converted rows begin; key_units and
-    value_units: of a packed column; score_stride, sum_stride: from row to row. Then the strides of
-    q, k, v, out, mask and padding.
+    own. Query i attends to keys j ≤ i + diagonal, in a window to the last of these. Then scratch:
+    bytes of a thread, and where in them the packed values, queries, scores, sums, factors and
+    converted rows begin; key_units and value_units: of a packed column; score_stride, sum_stride:
+    from row to row. Then the strides of q, k, v, out, mask and padding.
     """
 
     heads: N
@@ -170,6 +174,8 @@ def plan_attention(
         raise ValueError(f"{sizes.heads} heads cannot share {sizes.key_heads} of keys evenly")
     if min(sizes.batch, sizes.queries, sizes.keys) < 0 or min(sizes.head_dim, sizes.value_dim) < 1:
         raise ValueError(f"sizes are not negative, and dimensions positive: {sizes}")
+    if form.window and (form.mask or form.padding or form.window < 0 or diagonal is None):
+        raise ValueError(f"a window goes with a diagonal and without masks: {form}")
     wanted = 4 + form.mask + form.padding
     if len(strides) != wanted or any(len(one) != 3 for one in strides):
         raise ValueError(f"{wanted} times three strides are expected, got {strides}")

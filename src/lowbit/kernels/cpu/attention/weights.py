@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lowbit.isa.avx512 import vreduceps_512, vscalefps_512
-from lowbit.isa.avx512_bf16 import vcvtne2ps2bf16, vcvtneps2bf16
+from lowbit.isa.avx512 import vcvtne2ps2bf16, vcvtneps2bf16, vreduceps_512, vscalefps_512
 from lowbit.isa.generic import extract, load_head, maximum, select
 from lowbit.isa.types import Value, Vector, bf16, f32, s32, with_element
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.functions import constant, fused, polynomial
+from lowbit.kernels.cpu.shared.post_ops import tanh
 
 _LOG2_E = math.log2(math.e)
 _LEAST = -127.0  # whose bits of the exponent, made by adding, are zero
@@ -44,7 +44,8 @@ class Weigher:
     """What makes weights of scores.
 
     `pair`: weights are bfloat16, else float32. `factor`: of the scores, in every lane. `edge`:
-    2 · lanes of float32, zeros and then ones, in memory.
+    2 · lanes of float32, zeros and then ones, in memory. `capped`: what scores are multiplied by
+    before a tanh takes their place, in every lane; None: they stay.
     """
 
     k: Builder
@@ -52,6 +53,33 @@ class Weigher:
     pair: bool
     factor: Value
     edge: Value
+    capped: Value | None = None
+
+    @classmethod
+    def of(cls, k: Builder, lanes: int, pair: bool, factor: Value, cap: float) -> Weigher:
+        """factor: of the scores, and log2 e. Their exponents become cap · tanh(exponent / cap), in
+        units of e; 0: they stay."""
+        edge = k.local(f32, 2 * lanes)
+        edge.store(k.zeros(f32, lanes))
+        (edge + lanes).store(k.constant(1.0, f32).splat(lanes))
+        factor = factor.splat(lanes)
+        if not cap:
+            return cls(k, lanes, pair, factor, edge)
+        most = constant(factor, cap * _LOG2_E)
+        return cls(k, lanes, pair, most, edge, factor / most)
+
+    def cap(self, row: Value, first: Value | int, end: Value) -> None:
+        """Cap the scores from `first` to `end`, and those up to a whole vector."""
+        if self.capped is None:
+            return
+        for at in self.k.range(first, end, self.lanes):
+            (row + at).store(tanh((row + at).load(self.lanes) * self.capped))
+
+    def exclude(self, row: Value, count: Value) -> None:
+        """Make minus infinity of the first `count` scores, less than a vector of them."""
+        outside = (self.edge + (self.lanes - count)).load(self.lanes)
+        value = row.load(self.lanes)
+        row.store(select(outside.equals(0.0), constant(value, -math.inf), value))
 
     def power(self, t: Value) -> Value:
         """2^t for t ≤ 0, and 1 for 0; 0 from below -126, or -126.5, on; NaN for NaN."""
@@ -83,10 +111,13 @@ class Weigher:
         none = greatest.equals(-math.inf)
         return extract(select(none, constant(greatest, 0.0), 0.0 - greatest), 0)
 
-    def weigh(self, row: Value, limit: Value, end: Value, shift: Value, masked: bool) -> Value:
-        """Make weights of the first `limit` scores of a row, and zeros up to `end`, in place; sums
-        of some of the weights in each lane. The greatest weight is 1, or 0 where no key takes
-        part."""
+    def weigh(
+        self, row: Value, limit: Value, end: Value, shift: Value, masked: bool,
+        begin: Value | None = None,
+    ) -> Value:  # fmt: skip
+        """Make weights of the scores of a row from `begin`, a multiple of lanes, to `limit`, and
+        zeros before and up to `end`, in place; sums of some of the weights in each lane. The
+        greatest weight is 1, or 0 where no key takes part."""
         k, lanes = self.k, self.lanes
         target, less = row.cast(bf16) if self.pair else row, shift.splat(lanes)
         with k.scope():
@@ -100,11 +131,16 @@ class Weigher:
 
             whole = (limit + (lanes - 1)) // lanes * lanes
             several = whole // (2 * lanes) * (2 * lanes)
-            for at in k.range(0, several, 2 * lanes):
+            if begin is not None:
+                several = begin + (whole - begin) // (2 * lanes) * (2 * lanes)
+            for at in k.range(0 if begin is None else begin, several, 2 * lanes):
                 self._store(target + at, [raised(at, 0), raised(at + lanes, 1)])
             for at in k.range(several, whole, lanes):
                 self._store(target + at, [raised(at, 0)])
             zeros = k.zeros(bf16 if self.pair else f32, lanes)
+            if begin is not None:
+                for at in k.range(0, begin, lanes):
+                    (target + at).store(zeros)
             for _ in k.when(whole < end):
                 (target + whole).store(zeros)
                 # Where rows see ever more keys. LLVM calls memset for it, which one vector is not

@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from lowbit.isa import GENERIC
 from lowbit.isa.avx2 import AVX2
-from lowbit.isa.avx512 import AVX512
-from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
+from lowbit.isa.avx512 import AVX512, AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, bf16, f32

@@ -10,7 +10,7 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand, Row, RowFacts
-from lowbit.kernels.cpu.rows.strips import Strips
+from lowbit.kernels.cpu.rows.windows import Strips
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE
 

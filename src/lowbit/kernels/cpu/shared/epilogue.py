@@ -29,9 +29,19 @@ from lowbit.isa.generic import (
 from lowbit.isa.types import Scalar, Vector, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.formats import FORMATS, LIMITS, Convert, parameters_of, storing
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    FOUR,
+    LIMITS,
+    Convert,
+    bfloat16_pair,
+    in_turn,
+    packs,
+    parameters_of,
+    quantized,
+    storing,
+)
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
-from lowbit.kernels.cpu.shared.packing import FOUR, bfloat16_pair, in_turn, packs, quantized
 from lowbit.kernels.cpu.shared.post_op import WAITING, Apply, Columns, Operands, post_ops
 
 

@@ -1,0 +1,197 @@
+"""Where a model's tensors come from: a GGUF file, or a folder with config.json and safetensors.
+
+Names are GGUF's: token_embd, output_norm, output, and of each layer blk.N.attn_norm, attn_q, ….
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.lm.blocks import BLOCKS
+from lowbit.lm.description import Description
+from lowbit.lm.gguf import Gguf, read
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.numerics.qtensor import QTensor
+from lowbit.weights.tensor_file import DTYPES, StoredTensor, read_tensors
+
+Floats = npt.NDArray[np.float32]
+Matrix = QuantizedWeight | Floats
+"""[N, K], as a file has it."""
+
+# What transformers calls them, by what they are called here. The first that fits is right.
+_NAMES = (
+    (r"model\.embed_tokens", "token_embd"), (r"model\.norm", "output_norm"), (r"lm_head", "output"),
+    (r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"blk.\1.attn_\2"),
+    (r"model\.layers\.(\d+)\.self_attn\.([qk])_norm", r"blk.\1.attn_\2_norm"),
+    (r"model\.layers\.(\d+)\.self_attn\.qkv_proj", r"blk.\1.attn_qkv"),
+    (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blk.\1.attn_output"),
+    (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blk.\1.ffn_\2"),
+    (r"model\.layers\.(\d+)\.mlp\.gate_up_proj", r"blk.\1.ffn_up"),
+    (r"model\.layers\.(\d+)\.input_layernorm", r"blk.\1.attn_norm"),
+    (r"model\.layers\.(\d+)\.post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
+)  # fmt: skip
+_AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
+_NORMS_BEHIND = ("olmo2",)  # whose norm of that name follows the block
+
+
+class GgufCheckpoint:
+    """A GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Gguf = read(path)
+        self.metadata = self._file.metadata
+        self.description = Description.of_gguf(self.metadata)
+        self.names = frozenset(self._file.tensors)
+
+    def vector(self, name: str) -> Floats:
+        """A tensor of floats."""
+        return self._stored(name).rows()
+
+    def matrix(self, name: str) -> Matrix:
+        """A weight [N, K]."""
+        stored = self._stored(name)
+        block, data = BLOCKS[stored.kind], stored.data
+        if self._in_pairs(name):
+            data = data[_by_halves(len(data), self.description.head_dim)]
+        return block.numbers(data) if block.parts is None else block.weight(data)
+
+    def rows(self, name: str, which: Sequence[int]) -> Floats:
+        """Some rows of a matrix."""
+        return self._stored(name).rows(np.asarray(which))
+
+    def bias(self, name: str) -> Floats:
+        """A bias [N], in the order of its weight's rows."""
+        value = self.vector(f"{name}.bias")
+        if self._in_pairs(name):
+            value = value[_by_halves(len(value), self.description.head_dim)]
+        return value
+
+    def _in_pairs(self, name: str) -> bool:
+        return self.description.interleaved and bool(re.match(r"blk\.\d+\.attn_[qk](\.|$)", name))
+
+    def _stored(self, name: str) -> Any:
+        return _of(self._file.tensors, name)
+
+
+def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """The rows of heads whose pairs lie side by side, in the order in which halves do."""
+    order = np.arange(rows).reshape(-1, head_dim // 2, 2)
+    return order.transpose(0, 2, 1).reshape(-1)
+
+
+class FolderCheckpoint:
+    """A folder of transformers'."""
+
+    def __init__(self, path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        self.metadata = config
+        if "quantization_config" in config:
+            raise NotImplementedError(
+                f"{path}: checkpoints that are quantized are read of GGUF only"
+            )
+        self.description = Description.of_config(config)
+        files = sorted(path.glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{path} holds no safetensors")
+        self._tensors = dict[str, StoredTensor]()
+        for file in files:
+            for name, tensor in read_tensors(file).items():
+                stem, _, part = name.rpartition(".")
+                if (known := self._name(stem)) is not None:
+                    self._tensors[f"{known}.{part}"] = tensor
+        self.names = frozenset(self._tensors)
+
+    def _name(self, stem: str) -> str | None:
+        if match := re.fullmatch(_AFTER_ATTENTION, stem):
+            behind = self.description.architecture in _NORMS_BEHIND
+            return f"blk.{match[1]}.{'post_attention_norm' if behind else 'ffn_norm'}"
+        for pattern, ours in _NAMES:
+            if match := re.fullmatch(pattern, stem):
+                return match.expand(ours)
+        return None
+
+    def vector(self, name: str) -> Floats:
+        """A tensor of floats."""
+        value = self._array(name).astype(np.float32)
+        return value + np.float32(self.description.norm_offset if "norm" in name else 0)
+
+    def matrix(self, name: str) -> Matrix:
+        """A weight [N, K]."""
+        return self._array(name).astype(np.float32)
+
+    def rows(self, name: str, which: Sequence[int]) -> Floats:
+        """Some rows of a matrix."""
+        return self._array(name)[np.asarray(which)].astype(np.float32)
+
+    def bias(self, name: str) -> Floats:
+        """A bias [N]."""
+        return self.vector(f"{name}.bias")
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        tensor = _of(self._tensors, name)
+        dtype = DTYPES[tensor.dtype]
+        return tensor.data.view(getattr(ml_dtypes, dtype, dtype)).reshape(tensor.shape)
+
+
+Checkpoint = GgufCheckpoint | FolderCheckpoint
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """A GGUF file, or a folder with config.json.
+
+    FileNotFoundError, ValueError: it is neither, or damaged. NotImplementedError: not served."""
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"{path} holds no config.json")
+        return FolderCheckpoint(path)
+    return GgufCheckpoint(path)
+
+
+def _of(tensors: Mapping[str, Any], name: str) -> Any:
+    if name not in tensors:
+        raise ValueError(f"the model has no tensor {name}")
+    return tensors[name]
+
+
+def joined(weights: Sequence[Matrix]) -> Matrix | None:
+    """Weights below each other, [sum of N, K]; None if they are not of one kind."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        if not all(isinstance(one, np.ndarray) for one in weights):
+            return None
+        return np.concatenate(weights)  # type: ignore[arg-type]
+    if not all(
+        isinstance(one, QuantizedWeight)
+        and (one.weight.format, one.weight.group_size)
+        == (first.weight.format, first.weight.group_size)
+        for one in weights
+    ):
+        return None
+    parts = [one for one in weights if isinstance(one, QuantizedWeight)]
+    together = partial(np.concatenate, axis=0)
+    whole = QTensor(
+        together([one.weight.values for one in parts]),
+        together([one.weight.scale for one in parts]),
+        together([one.weight.zero_point for one in parts]),
+        first.weight.format, 0, first.weight.group_size,
+    )  # fmt: skip
+    zeros = None
+    if any(one.zero_point is not None for one in parts):
+        zeros = together([
+            one.weight.zero_point.astype(np.float32) if one.zero_point is None else one.zero_point
+            for one in parts
+        ])  # fmt: skip
+    return QuantizedWeight(whole, zeros)

@@ -1,0 +1,267 @@
+"""A language model: loaded, and run over sequences with caches of keys and values."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.graph.session import Session
+from lowbit.lm.checkpoint import open_checkpoint
+from lowbit.lm.generation import Prompt, Stream, generate
+from lowbit.lm.network import Networks, Weights
+from lowbit.lm.sampling import Sampling
+from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.locks import Lock, cached_property
+from lowbit.weights.format import WeightFormat
+
+Logits = npt.NDArray[np.float32]
+_CONTEXT = 4096  # positions, unless more are asked for
+# Rows of a prompt that run together. What is left is filled up to one of these.
+_ROWS = (8, 32, 128, 512)
+_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class LanguageModel:
+    """A decoder on the CPU. Made by `LanguageModel.load`.
+
+    Several threads may use one: each `sequence` belongs to one thread at a time.
+
+    - description: what it is. context: the most positions of a sequence. notes: weights that were
+      rounded once more when they were loaded, by reason, as numbers of elements.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], networks: Networks, **parts: Any) -> None:
+        """Of `load`."""
+        self.path = os.fspath(path)
+        self.description = parts["checkpoint"].description
+        self.context: int = parts["context"]
+        self.vocabulary: int = self.description.vocabulary
+        self.notes: dict[str, int] = parts["notes"]
+        self._checkpoint = parts["checkpoint"]
+        threads, isa = parts["threads"], parts["isa"]
+        self._chunk, self._step, self._head = (
+            Session(one, threads=threads, isa=isa)
+            for one in (networks.chunk, networks.step, networks.head)
+        )
+        cache = networks.step.tensors["cache"]
+        # Pages that no token has touched take no memory.
+        self._cache = np.empty(cache.sizes, _DTYPES[cache.dtype])
+        self._free = list(range(len(self._cache)))[::-1]
+        self._known: dict[int, list[int]] = {slot: [] for slot in self._free}
+        self._lock = Lock()
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, threads: int | None = None,
+        context: int | None = None, sequences: int = 4, activations: str = "dynamic",
+        weights: str | WeightFormat | None = None, cache: str = "bfloat16", isa: str | None = None,
+    ) -> LanguageModel:  # fmt: skip
+        """A GGUF file, or a folder with config.json and safetensors.
+
+        - threads: of products; all that a product may use, if left out. isa: the instruction set to
+          use at most.
+        - context: positions of a sequence, at most those that the model was made for; 4,096, or
+          fewer, if left out. sequences: how many there may be at once.
+        - activations: "dynamic": products with integers round what they multiply to 8 bits, with a
+          scale for each token; "float": not at all, with weights of 4 bits.
+        - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
+          a WeightFormat; None: they stay float32.
+        - cache: of keys and values, "bfloat16" or "float32".
+
+        FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
+        what is not served, before weights are read.
+        """
+        if activations not in ("dynamic", "float"):
+            raise ValueError(f"activations must be 'dynamic' or 'float', got {activations!r}")
+        if cache not in _DTYPES:
+            raise ValueError(f"cache must be one of {', '.join(_DTYPES)}, got {cache!r}")
+        if sequences < 1:
+            raise ValueError(f"sequences must be positive, got {sequences}")
+        checkpoint = open_checkpoint(path)
+        most = checkpoint.description.context
+        length = min(_CONTEXT, most) if context is None else context
+        if not 0 < length <= most:
+            raise ValueError(f"context must be from 1 to the model's {most}, got {context}")
+        if isinstance(weights, str):
+            weights = WeightFormat(weights, 32 if weights != "int8" else None)
+        held = Weights(checkpoint, activations, weights)
+        # Rows that fill a chunk up are written behind the last token.
+        networks = Networks(checkpoint.description, held, cache, sequences, length + _ROWS[-1])
+        return cls(path, networks, checkpoint=checkpoint, context=length, threads=threads,
+                   notes=held.notes, isa=isa)  # fmt: skip
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of text. ValueError: the model's files hold none."""
+        if os.path.isdir(self.path):
+            return Tokenizer.from_folder(self.path)
+        return Tokenizer.from_gguf(self._checkpoint.metadata)
+
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        stop: str | Iterable[str] = (), raw: bool = False,
+    ) -> Stream:  # fmt: skip
+        """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
+        return generate(
+            self, self.tokenizer, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop,
+            raw=raw,
+        )  # fmt: skip
+
+    def sequence(self, ids: Sequence[int] = ()) -> TokenSequence:
+        """A new sequence; of those that ended, one that began like `ids` lends what it knows.
+
+        RuntimeError: as many are open as there may be."""
+        with self._lock:
+            if not self._free:
+                raise RuntimeError(
+                    f"{len(self._cache)} sequences are open: close one, or load the model with more"
+                )
+            shared = [(_common(self._known[slot], ids), slot) for slot in self._free]
+            most, slot = max(shared, key=lambda one: one[0])
+            self._free.remove(slot)
+            return TokenSequence(self, slot, self._known[slot][:most])
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """The logits of the token behind each of `ids`, float32 [tokens, vocabulary].
+
+        ValueError: no tokens, too many, or one that the model does not have."""
+        with self.sequence() as sequence:
+            return self._head_of(sequence.hidden(ids))
+
+    def perplexity(self, text: str | Sequence[int], window: int | None = None) -> float:
+        """exp of the mean negative log-likelihood of each token of a text after the first, in
+        windows of the context, or of so many tokens, each on its own."""
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        size = min(window or self.context, self.context)
+        total, count = 0.0, 0
+        for first in range(0, len(ids), size):
+            part = ids[first : first + size]
+            if len(part) > 1:
+                rows = self.logits(part)[:-1].astype(np.float64)
+                rows -= rows.max(-1, keepdims=True)
+                chosen = np.take_along_axis(rows, np.array(part[1:])[:, None], 1)[:, 0]
+                total += float((np.log(np.exp(rows).sum(-1)) - chosen).sum())
+                count += len(part) - 1
+        if not count:
+            raise ValueError("perplexity needs two tokens or more")
+        return math.exp(total / count)
+
+    def step(self, sequences: Sequence[TokenSequence], ids: Sequence[int]) -> Logits:
+        """Add a token to each of several sequences, together: logits [sequences, vocabulary]."""
+        if len({one.slot for one in sequences}) != len(ids) or len(ids) != len(sequences):
+            raise ValueError(f"{len(sequences)} different sequences and as many ids are expected")
+        for one in sequences:
+            one.check(1)
+        x = self._embedded(ids)
+        positions = np.array([one.length for one in sequences], np.int64)
+        slots = np.array([one.slot for one in sequences], np.int64)
+        x = self._step(x, positions, self._cache, slots)
+        for one, token in zip(sequences, ids, strict=True):
+            one.ids.append(token)
+        return self._head_of(x)
+
+    def _embedded(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        wrong = [one for one in ids if not 0 <= one < self.vocabulary]
+        if wrong:
+            raise ValueError(f"the model has tokens 0 to {self.vocabulary - 1}, not {wrong[0]}")
+        rows = self._checkpoint.rows("token_embd.weight", ids)
+        return rows * np.float32(self.description.embedding_scale)
+
+    def _head_of(self, hidden: npt.NDArray[np.float32]) -> Logits:
+        logits = self._head(hidden)
+        if cap := self.description.logit_cap:
+            logits = cap * np.tanh(logits / cap)
+        return logits
+
+
+class TokenSequence:
+    """Tokens, and what a model keeps of them. A context manager that closes it.
+
+    ids: the tokens that were fed.
+    """
+
+    def __init__(self, model: LanguageModel, slot: int, ids: list[int]) -> None:
+        self._model, self.slot, self.ids = model, slot, ids
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    def feed(self, ids: Sequence[int]) -> Logits:
+        """Add tokens: the logits of what comes next, float32 [vocabulary].
+
+        ValueError: none, more than the context has room for, or an unknown one."""
+        if len(ids) == 1:
+            return self._model.step([self], ids)[0]
+        return self._model._head_of(self.hidden(ids, last=True))[0]
+
+    def hidden(self, ids: Sequence[int], last: bool = False) -> npt.NDArray[np.float32]:
+        """Add tokens: what the head reads, of each or of the last, float32 [tokens, width]."""
+        model, made = self._model, []
+        self.check(len(ids))
+        x = model._embedded(ids)
+        cache = model._cache[self.slot : self.slot + 1]
+        for first, rows in _chunks(len(ids)):
+            part = x[first : first + rows]
+            count = len(part)
+            if count < rows:
+                part = np.concatenate([part, np.zeros((rows - count, x.shape[1]), np.float32)])
+            positions = np.arange(self.length, self.length + rows)
+            y = model._chunk(part, positions, cache)[:count]
+            self.ids.extend(ids[first : first + count])
+            made.append(y[-1:] if last else y)
+        return made[-1] if last else np.concatenate(made)
+
+    def check(self, count: int) -> None:
+        """ValueError: no tokens, or no room for so many more."""
+        if not count:
+            raise ValueError("no tokens are given")
+        if self.length + count > self._model.context:
+            raise ValueError(
+                f"{self.length} tokens and {count} more do not fit the context of "
+                f"{self._model.context}"
+            )
+
+    def close(self) -> None:
+        """Give its place to others."""
+        model = self._model
+        with model._lock:
+            if self.slot not in model._free:
+                model._known[self.slot] = self.ids
+                model._free.append(self.slot)
+
+    def __enter__(self) -> TokenSequence:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+
+def _chunks(count: int) -> list[tuple[int, int]]:
+    """Where chunks of so many tokens begin, and how many rows they have."""
+    made, first = [], 0
+    while first < count:
+        rows = next((one for one in _ROWS if one >= count - first), _ROWS[-1])
+        made.append((first, rows))
+        first += rows
+    return made
+
+
+def _common(known: Sequence[int], ids: Sequence[int]) -> int:
+    """How many tokens both begin with; not all of `ids`, of which the last is to be fed."""
+    count = 0
+    for a, b in zip(known, ids[:-1], strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,244 @@
+"""A description and its tensors as graphs: a chunk of one sequence, a step of several, the head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
+from lowbit.lm.description import Description
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.weights.format import WeightFormat
+from lowbit.weights.panels import PackedMatrix, pack
+
+CACHES = {"float32": np.float32, "bfloat16": "bfloat16"}
+
+
+@dataclass
+class Weights:
+    """A model's tensors as kernels read them.
+
+    - activations: of products with integers: "dynamic", 8 bits with a scale for each token, or
+      "float", as good as float32.
+    - format: what floats are quantized to; None: not at all.
+    - constants: by name, for all graphs. notes: what was rounded once more, and why.
+    """
+
+    checkpoint: Checkpoint
+    activations: str
+    format: WeightFormat | None
+    constants: dict[str, Constant] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor."""
+        return name in self.checkpoint.names
+
+    def vector(self, name: str) -> str:
+        """The constant of a tensor of floats."""
+        self.constants.setdefault(name, self.checkpoint.vector(name))
+        return name
+
+    def matrices(self, stems: Sequence[str], scale: float = 1.0) -> list[tuple[str, str]]:
+        """The constants, weight and bias ("": none), of layers that read the same: of all in one
+        where they are of one kind. scale: what the weights are multiplied by."""
+        names = [f"{stem}.weight" for stem in stems]
+        whole = joined([self.checkpoint.matrix(name) for name in names])
+        parts = [(stems, whole)] if whole is not None else [
+            ([stem], self.checkpoint.matrix(name)) for stem, name in zip(stems, names, strict=True)
+        ]  # fmt: skip
+        return [(self._packed(some, weight, scale), self._bias(some)) for some, weight in parts]
+
+    def _bias(self, stems: Sequence[str]) -> str:
+        if not any(self.has(f"{stem}.bias") for stem in stems):
+            return ""
+        name = f"{'+'.join(stems)}.bias"
+        self.constants[name] = np.concatenate([self.checkpoint.bias(stem) for stem in stems])
+        return name
+
+    def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
+        name = "+".join(stems)
+        if isinstance(weight, np.ndarray):
+            if self.format is None:
+                self.constants[name] = weight * np.float32(scale)
+                return name
+            weight = self.format.quantize(weight)
+        self.constants[name] = self._panels(weight, scale)
+        return name
+
+    def _panels(self, weight: QuantizedWeight, scale: float) -> PackedMatrix:
+        q = weight.weight
+        if scale != 1:
+            q = type(q)(q.values, q.scale * np.float32(scale), q.zero_point, q.format, q.axis,
+                        q.group_size, q.group_axis)  # fmt: skip
+        if weight.zero_point is None:
+            return pack(q.T)
+        return pack(q.T, zero_point=weight.zero_point.T)
+
+
+class Networks:
+    """The graphs of a model, which share their constants.
+
+    chunk: inputs x [rows, width], positions [rows], cache [1, layers, 2, key heads, capacity,
+    head_dim]; output y [rows, width]. step: the same with a cache of several slots, and slots
+    [rows], of which each row belongs to another. head: x [rows, width] to logits [rows,
+    vocabulary].
+    """
+
+    def __init__(
+        self, description: Description, weights: Weights, cache: str, slots: int, capacity: int,
+    ) -> None:  # fmt: skip
+        d = description
+        divisors = weights.vector("rope_freqs.weight") if weights.has("rope_freqs.weight") else ""
+        frequencies = d.frequencies(weights.constants.get(divisors))  # type: ignore[arg-type]
+        weights.constants["rotation"] = rotation_table(capacity, frequencies)
+        if d.straight:
+            weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
+        layers = [_Layer(d, weights, number) for number in range(d.layers)]
+        sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
+        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
+        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))
+        self.head = _head(d, weights)
+
+
+class _Layer:
+    """The constants of a layer: packed once."""
+
+    def __init__(self, d: Description, weights: Weights, number: int) -> None:
+        at = f"blk.{number}"
+        self.number = number
+        self.qkv = weights.matrices(
+            [f"{at}.attn_qkv"] if weights.has(f"{at}.attn_qkv.weight")
+            else [f"{at}.attn_{part}" for part in "qkv"]
+        )  # fmt: skip
+        self.out = weights.matrices([f"{at}.attn_output"], d.residual_scale)[0]
+        fused = not weights.has(f"{at}.ffn_gate.weight")
+        self.up = weights.matrices(
+            [f"{at}.ffn_up"] if fused else [f"{at}.ffn_gate", f"{at}.ffn_up"]
+        )
+        self.down = weights.matrices([f"{at}.ffn_down"], d.residual_scale)[0]
+        self.norms = {
+            name: weights.vector(f"{at}.{name}.weight")
+            for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm",
+                         "ffn_norm", "post_ffw_norm")
+            if weights.has(f"{at}.{name}.weight")
+        }  # fmt: skip
+
+
+def _body(
+    d: Description,
+    weights: Weights,
+    layers: Sequence[_Layer],
+    cache: Tensor,
+    slots: tuple[str, ...],
+) -> Graph:
+    nodes = _Nodes(d, weights)
+    x = "x"
+    for layer in layers:
+        x = nodes.layer(layer, x, slots)
+    rows = ("rows",)
+    tensors = {"x": Tensor("float32", ("rows", d.width)), "positions": Tensor("int64", rows),
+               "cache": cache, "slots": Tensor("int64", rows)}  # fmt: skip
+    inputs = ("x", "positions", "cache", *slots)
+    return _graph(nodes, weights, inputs, x, tensors, d.architecture)
+
+
+def _head(d: Description, weights: Weights) -> Graph:
+    nodes = _Nodes(d, weights)
+    x = nodes.norm("x", weights.vector("output_norm.weight"))
+    stem = "output" if weights.has("output.weight") else "token_embd"
+    ((weight, bias),) = weights.matrices([stem], d.logit_scale)
+    x = nodes.linear(x, weight, bias)
+    tensors = {"x": Tensor("float32", ("rows", d.width))}
+    return _graph(nodes, weights, ("x",), x, tensors, f"{d.architecture} head")
+
+
+def _graph(
+    nodes: _Nodes, weights: Weights, inputs: tuple[str, ...], output: str,
+    tensors: Mapping[str, Tensor], name: str,
+) -> Graph:  # fmt: skip
+    graph = Graph(inputs, (output,), tuple(nodes.made), weights.constants, tensors, name)
+    return graph.replaced()  # without constants of others
+
+
+class _Nodes:
+    """Nodes, one after another."""
+
+    def __init__(self, d: Description, weights: Weights) -> None:
+        self._d, self._weights = d, weights
+        self.made: list[Node] = []
+
+    def _add(
+        self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
+    ) -> list[str]:
+        names = [f"v{len(self.made)}.{i}" for i in range(outputs)]
+        self.made.append(Node(op, tuple(inputs), tuple(names), attributes))
+        return names
+
+    def _numbers(self, *values: int) -> str:
+        name = f"numbers {values}"
+        self._weights.constants[name] = np.array(values, np.int64)
+        return name
+
+    def norm(self, x: str, weight: str) -> str:
+        return self._add("RMSNormalization", (x, weight), epsilon=self._d.epsilon)[0]
+
+    def linear(self, x: str, weight: str, bias: str, residual: str = "") -> str:
+        attributes: dict[str, Any] = {}
+        packed = self._weights.constants[weight]
+        if isinstance(packed, PackedMatrix):
+            grouped = packed.group_size is not None
+            attributes["activations"] = self._weights.activations if grouped else "dynamic"
+        if residual:
+            attributes["post_ops"] = (("residual",),)
+        return self._add("Linear", (x, weight, bias, residual), **attributes)[0]
+
+    def layer(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
+        y = self._attention(layer, self._normed(layer, "attn_norm", x), slots)
+        x = self._joined(layer, "post_attention_norm", x, y, layer.out)
+        y = self._normed(layer, "ffn_norm", x)
+        parts = [self.linear(y, *one) for one in layer.up]
+        wide = parts[0] if len(parts) == 1 else self._add("Concat", parts, axis=1)[0]
+        (y,) = self._add("GatedUnit", (wide,), function=self._d.function)
+        return self._joined(layer, "post_ffw_norm", x, y, layer.down)
+
+    def _normed(self, layer: _Layer, name: str, x: str) -> str:
+        return self.norm(x, layer.norms[name]) if name in layer.norms else x
+
+    def _joined(self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str]) -> str:
+        """x + y @ weightᵀ, with a norm of what is added, if there is one."""
+        if norm not in layer.norms:
+            return self.linear(y, *weight, residual=x)
+        return self._add("Add", (x, self.norm(self.linear(y, *weight), layer.norms[norm])))[0]
+
+    def _attention(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
+        d = self._d
+        parts = [self.linear(x, *one) for one in layer.qkv]
+        if len(parts) == 1:
+            sizes = self._numbers(*(n * d.head_dim for n in (d.heads, d.key_heads, d.key_heads)))
+            parts = self._add("Split", (parts[0], sizes), 3, axis=1)
+        named = zip(("attn_q_norm", "attn_k_norm", ""), parts, (d.heads, *[d.key_heads] * 2),
+                    strict=True)  # fmt: skip
+        q, k, v = (self._heads(layer.norms.get(name, ""), part, n) for name, part, n in named)
+        straight = d.straight and not (layer.number + 1) % d.straight
+        rotation = "no rotation" if straight else "rotation"
+        attributes: dict[str, Any] = {"layer": layer.number}
+        if d.attention_scale is not None:
+            attributes["scale"] = d.attention_scale
+        inputs = (q, k, v, rotation, "positions", "cache", *slots)
+        (out,) = self._add("CachedAttention", inputs, **attributes)
+        return self._add("Reshape", (out, self._numbers(0, d.heads * d.head_dim)))[0]
+
+    def _heads(self, norm: str, x: str, count: int) -> str:
+        """[rows, count, head_dim], with a norm of all of a row or of each head."""
+        size = self._d.head_dim
+        each = bool(norm) and len(self._weights.constants[norm]) == size  # type: ignore[arg-type]
+        if norm and not each:
+            x = self.norm(x, norm)
+        (x,) = self._add("Reshape", (x, self._numbers(0, count, size)))
+        return self.norm(x, norm) if each else x

@@ -1,0 +1,142 @@
+"""Every architecture against transformers: logits of random models, in prompts and in steps."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from lowbit.lm import LanguageModel
+from lowbit.lm.description import Description
+from lowbit.weights.format import WeightFormat
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+COMMON = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "initializer_range": 0.15, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA_3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+GRANITE = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
+    "attention_multiplier": 0.015625,
+}  # fmt: skip
+CASES = {
+    "llama": ("Llama", {}),
+    "llama with biases, tied": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA_3}),
+    "linear positions": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
+                                                       "rope_theta": 1e4}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen 2": ("Qwen2", {}),
+    "qwen 3": ("Qwen3", {"head_dim": 32}),
+    "olmo 2": ("Olmo2", {}),
+    "granite": ("Granite", GRANITE),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "phi 3": ("Phi3", {}),
+    "smollm 3": ("SmolLM3", {}),
+}  # fmt: skip
+
+
+def random_model(name, folder, **more):
+    """A random model of transformers, saved; norms and biases are no ones and zeros."""
+    kind, own = CASES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**COMMON | own | more)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for key, value in model.named_parameters():
+        if "norm" in key:
+            value.data.add_(torch.randn_like(value) * 0.2)
+        if "bias" in key:
+            value.data.normal_()
+    model.save_pretrained(folder)
+    return model
+
+
+def logits(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].numpy()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name, tmp_path):
+    model = random_model(name, tmp_path)
+    ids = np.random.default_rng(1).integers(0, 300, 50).tolist()
+    want = logits(model, ids)
+    lm = LanguageModel.load(tmp_path, cache="float32", threads=2)
+    most = np.abs(want).max()
+    assert np.abs(lm.logits(ids) - want).max() <= 1e-5 * most
+    with lm.sequence() as sequence:
+        rows = [sequence.feed(ids[:20]), *(sequence.feed([token]) for token in ids[20:])]
+    assert np.abs(np.stack(rows) - want[19:]).max() <= 1e-5 * most
+
+
+def test_greedy_text_is_that_of_transformers(tmp_path):
+    model = random_model("llama", tmp_path)
+    ids = [5, 17, 123, 9]
+    made = model.generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False,
+                          eos_token_id=None)[0].tolist()  # fmt: skip
+    lm = LanguageModel.load(tmp_path, cache="float32")
+    with lm.sequence() as sequence:
+        row, ours = sequence.feed(ids), list(ids)
+        for _ in range(30):
+            ours.append(int(row.argmax()))
+            row = sequence.feed(ours[-1:])
+    assert ours == made
+
+
+def test_weights_of_4_bits_are_what_they_stand_for(tmp_path):
+    """Against the float model with the weights that were made."""
+    model, form = random_model("llama", tmp_path), WeightFormat("int4", 32)
+    lm = LanguageModel.load(tmp_path, weights="int4", activations="float", cache="float32")
+    for key, value in model.named_parameters():
+        if "proj" in key or "lm_head" in key:
+            made = form.quantize(value.detach().numpy()).dequantize()
+            value.data.copy_(torch.from_numpy(made))
+    ids = np.random.default_rng(1).integers(0, 300, 50).tolist()
+    want = logits(model, ids)
+    assert np.abs(lm.logits(ids) - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_eight_bits_are_nearer_than_four(tmp_path):
+    model = random_model("llama", tmp_path)
+    ids = np.random.default_rng(1).integers(0, 300, 50).tolist()
+    want = logits(model, ids)
+    errors = [
+        np.linalg.norm(LanguageModel.load(tmp_path, weights=weights).logits(ids) - want)
+        for weights in (None, "int8", "int4")
+    ]
+    assert errors == sorted(errors)
+    assert 2 * errors[1] < errors[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
+        ({"num_local_experts": 8}, "mixtures of experts"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+    ],
+)
+def test_what_is_not_served_is_named(changes, message, tmp_path):
+    random_model("llama", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(NotImplementedError, match=message):
+        LanguageModel.load(tmp_path)
+
+
+def test_a_description_that_lacks_or_contradicts():
+    with pytest.raises(ValueError, match="no num_attention_heads"):
+        Description.of_config({"model_type": "llama"})
+    with pytest.raises(ValueError, match="share 3"):
+        Description.of_config({"model_type": "llama", **COMMON, "num_key_value_heads": 3})
+    with pytest.raises(ValueError, match="layers must be"):
+        Description.of_config({"model_type": "llama", **COMMON, "num_hidden_layers": -1})
