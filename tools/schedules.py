@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 from lowbit.isa import host
 from lowbit.kernels.cpu.integer import in_place, micro_kernel, vectors
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product import dispatch

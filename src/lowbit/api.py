@@ -246,9 +246,8 @@ def _matmul_scaled(
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
-    added, beside = None if bias is None else per_column(bias, b.N, "bias"), residual
-    if residual is not None:
-        beside = per_element(residual, prepared.shape, "residual", spec.residual)
+    added = per_column(bias, b.N, "bias")
+    beside = per_element(residual, prepared.shape, "residual", spec.residual)
     operands = {**prepared.weight(b), "parameters": spec.parameters}
     prepared.into(result, {
         **operands, "a": left, "row_scale": scale, "row_zero": zero, "bias": added,
@@ -362,12 +361,8 @@ def _linear(
         threads_key(threads), isa, activations, row_stride(out), bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
-    added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = (
-        None
-        if residual is None
-        else per_element(residual, prepared.shape, "residual", spec.residual)
-    )
+    added = per_column(bias, b.N, "bias")
+    beside = per_element(residual, prepared.shape, "residual", spec.residual)
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     operands = {**prepared.weight(b), "parameters": spec.parameters}
     prepared.into(result, {**operands, "a": left, "bias": added, "residual": beside})

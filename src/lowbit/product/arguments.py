@@ -325,8 +325,10 @@ def _numbers(value: Any, name: str, kinds: str, rows: int) -> Array:
     return given
 
 
-def per_column(value: Any, columns: int, name: str) -> Array:
-    """Real numbers for each column as float32, padded with zeros to whole panels."""
+def per_column(value: Any, columns: int, name: str) -> Array | None:
+    """Real numbers for each column as float32, padded with zeros to whole panels; None for None."""
+    if value is None:
+        return None
     given = _plain(value, name, "iuf")
     if given.shape != (columns,):
         raise ValueError(f"{name} must have shape ({columns},), got {given.shape}")
@@ -350,8 +352,10 @@ def _plain(value: Any, name: str, kinds: str) -> Array:
 
 def per_element(
     value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any] = _FLOAT32
-) -> Array:
-    """Of a given shape and type, C-contiguous."""
+) -> Array | None:
+    """Of a given shape and type, C-contiguous; None for None."""
+    if value is None:
+        return None
     given = array(value, name)
     if given.dtype != dtype:
         raise TypeError(f"{name} must be {dtype}, got {given.dtype}; convert it first")

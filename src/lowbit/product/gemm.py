@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product as pairs
 from typing import Any, NamedTuple
@@ -21,14 +20,14 @@ from lowbit.jit.cached_call import MOST_SCRATCH
 from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
-from lowbit.kernels.cpu.shared.layout import LINE
+from lowbit.kernels.cpu.shared.layout import LINE, blocks
 from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap
 from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
-from lowbit.product.float_product import FloatProduct, Layout
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import SCRATCH, Prepared, identity, shifted
+from lowbit.product.product import FloatProduct, Layout
 
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
@@ -126,35 +125,31 @@ def prepare_gemm(
 
     out: a dtype stands for a new array by rows. threads: as `threads_key` gives them.
     """
-    given = {"a": a, "b": b} | ({} if c is None else {"c": c})
-    shape = _checked_shape(given)
-    new = isinstance(out, np.dtype)
-    result = Layout(out, shape, (shape[1] * out.itemsize, out.itemsize)) if new else Layout(*out)
-    if not new:
+    given = {"a": Layout(*a), "b": Layout(*b)}
+    if c is not None:
+        given["c"] = Layout(*c)
+    for name, one in given.items():
+        _check_matrix(name, one)
+    check_inner(a[1], b[1])
+    if a[0] != b[0]:
+        raise TypeError(f"a is {a[0]} and b is {b[0]}: convert one of them")
+    shape = a[1][0], b[1][1]
+    if isinstance(out, np.dtype):
+        result = Layout(out, shape, (shape[1] * out.itemsize, out.itemsize))
+    else:
+        given["out"] = result = Layout(*out)
         _check_matrix("out", result)
         check_no_overlap(result.shape, result.strides, result.dtype.itemsize)
-    others = {"out": result} | ({} if c is None else {"c": Layout(*c)})
-    for name, one in others.items():
-        if one.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {one.shape}")
+    for name in ("out", "c"):
+        if name in given and given[name].shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {given[name].shape}")
     if c is None and adds:
         raise ValueError("beta is given without c: give c, or leave beta out")
     if 0 in shape or not multiplies or not a[1][1]:
         return Prepared(None, shape, text=verbose.line("gemm", "-", "-", "no products"))
-    added = Layout(*c) if c is not None and adds else None
+    added = given["c"] if c is not None and adds else None
     name = instruction_sets.active(isa).name
-    return _prepared(Layout(*a), Layout(*b), added, result, threads, name)
-
-
-def _checked_shape(given: dict[str, Facts]) -> tuple[int, int]:
-    """The shape of the product of a and b."""
-    for name, facts in given.items():
-        _check_matrix(name, Layout(*facts))
-    a, b = given["a"], given["b"]
-    check_inner(a[1], b[1])
-    if a[0] != b[0]:
-        raise TypeError(f"a is {a[0]} and b is {b[0]}: convert one of them")
-    return a[1][0], b[1][1]
+    return _prepared(given["a"], given["b"], added, result, threads, name)
 
 
 def _check_matrix(name: str, one: Layout) -> None:
@@ -192,14 +187,11 @@ def _prepared(
     count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE, _ALONE)
     if swapped:
         a, b, c, out = b.T, a.T, c.T if c else None, out.T
-    product = FloatProduct(a, b, c, out, isa, count)
+    product = FloatProduct(a, b, c, out, isa, count, swapped)
     dots = plan_dots(product)
     made = _dots(product, dots) if dots is not None else _blocked(product, plan(product))
     tell_plan(made.text)
-    if not swapped:
-        return made
-    names = {"a": "b", "b": "a"}
-    return replace(made, shape=shape, launches=[shifted(one, {}, names) for one in made.launches])
+    return made
 
 
 def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
@@ -215,7 +207,7 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
     own = {"m": product.m, "k_size": product.k, "item_blocks": plan.item_blocks}
     launch = Launch(program, {**_words(product), **own})
     text = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
-    return Prepared(product, product.out.shape, [launch], product.threads, 0, text, plan,
+    return Prepared(product, product.shape, [launch], product.threads, 0, text, plan,
                     little=_is_little(product))  # fmt: skip
 
 
@@ -226,9 +218,11 @@ def _is_little(product: FloatProduct) -> bool:
 
 def _words(product: FloatProduct) -> dict[str, Word]:
     """What both kernels are given; nothing stands for c without a part in the product."""
-    c = product.c
+    c, (left, right) = product.c, product.names
     return {
-        **identity("a", "b", "out", "alpha", "beta"),
+        **identity("out", "alpha", "beta"),
+        "a": Place(left),
+        "b": Place(right),
         "c": Place("c" if c else "nothing"),
         "a_row_stride": product.a.steps[0],
         "b_column_stride": product.b.steps[1],
@@ -241,8 +235,8 @@ def _words(product: FloatProduct) -> dict[str, Word]:
 
 def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
     """Blocks of rows by panels of columns, in one launch or in several."""
-    a, b, c, out, _, threads = product
-    m, n, k = product.m, product.n, product.k
+    a, b, c, out, _, threads, _ = product
+    m, n, k, (left, right) = product.m, product.n, product.k, product.names
     # Sums that are not final stay in float32: in the output, if that is what it is.
     several = not plan.k_slice and k > min(plan.k_block, plan.chunk_depth)
     keeps_sums = several and out.kind == "bf16"
@@ -256,7 +250,7 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
         ahead=plan.ahead,
         sliced=plan.k_slice > 0,
     )
-    private = -(-plan.shared_bytes // LINE) * LINE
+    private = blocks(plan.shared_bytes, LINE) * LINE
     partial = private + threads * plan.private_bytes
     scratch = partial + (4 * m * n if keeps_sums else 0)
     words: dict[str, Word] = {
@@ -282,8 +276,8 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
             "last": int(first + plan.chunk_depth >= k),
         }
         begin = {
-            "a": row * a.strides[0] + first * a.strides[1],
-            "b": first * b.strides[0],
+            left: row * a.strides[0] + first * a.strides[1],
+            right: first * b.strides[0],
             "c": row * c.strides[0] if c else 0,
             "out": row * out.strides[0],
         }
@@ -292,4 +286,4 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
     text = of_floats(product, plan.micro.name, program.isa.name)
     little = len(launches) == 1 and not keeps_sums and scratch <= MOST_SCRATCH
     little &= _is_little(product)
-    return Prepared(product, out.shape, launches, threads, scratch, text, plan, little=little)
+    return Prepared(product, product.shape, launches, threads, scratch, text, plan, little=little)

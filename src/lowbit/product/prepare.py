@@ -20,8 +20,8 @@ from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
 from lowbit.kernels.cpu.shared.panel_format import NIBBLES, PanelFormat
-from lowbit.product.describe import of_product, tell_integers
-from lowbit.product.dispatch import Plan, outgrows_caches, plan
+from lowbit.product.describe import of_product, tell_plan
+from lowbit.product.dispatch import Plan, consider, outgrows_caches, plan
 from lowbit.product.prepared import SCRATCH, Chunks, Operand, Prepared, identity, shifted
 from lowbit.product.product import Product
 from lowbit.weights.convolution import PackedDepthwise
@@ -59,8 +59,9 @@ def prepare(product: Product) -> Prepared:
     made = plan(product)
     where = _Scratch.of(product, made)
     launches = _launches(product, made, where)
+    text = of_product(product, made)
     if not product.streams:
-        tell_integers(product, made)
+        tell_plan(text, lambda: consider(instruction_sets.get(product.isa), product.query))
     large, streaming = outgrows_caches(product, made), None
     lines = not product.out_row * product.out_bytes % LINE
     if large and not product.streams and not constants and lines:
@@ -78,7 +79,7 @@ def prepare(product: Product) -> Prepared:
         launches,
         made.threads,
         where.end,
-        of_product(product, made),
+        text,
         made,
         constants,
         right,

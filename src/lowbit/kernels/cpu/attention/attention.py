@@ -307,9 +307,9 @@ class _Work:
         k, (place, stride) = self._k, out
         passing = None
         if not self._micro.in_registers:
-            passing = Passing(place, lambda: None, lambda: None, stride)
+            passing = Passing(place, stride=stride)
         with k.scope():
-            sums = self._micro.step(k, (self.rows, vectors), left, right, units, None, passing)
+            sums = self._micro.step(k, (self.rows, vectors), left, right, units, passing)
         for row, values in enumerate(sums):
             for vector, total in enumerate(values):
                 (place + stride * row + vector * self.lanes).store(total)

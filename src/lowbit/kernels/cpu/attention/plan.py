@@ -137,7 +137,7 @@ def micro_for(isa: InstructionSet, products: str) -> FloatMicro:
         kinds = [(True, False), *([(True, True)] if starts_like_fma() else []), *kinds]
     for kind in kinds:
         for one in chain(isa, extensions=True):
-            for micro in float_micro_kernels():
+            for micro in float_micro_kernels:
                 if micro.isa is one and (micro.pair, micro.in_registers) == kind:
                     return micro
     raise AssertionError("the last set of a chain has an inner loop")
