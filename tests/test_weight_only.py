@@ -54,7 +54,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     (m, k), n = x.shape, b.N
     zeros, held, most = b.format.zero_points, b.format.stored, b.format.largest_pair
     size, flip = min(b.group_size or 0, padded_k(k)), 8 if held == "u4" else 128
-    grouping = Grouping(size, digits, zeros, flip)
+    grouping = Grouping(size, digits, zeros, flip, b.format.halves)
     query = KernelQuery(m, n, k, most, held, grouping)
     why = micro.refuses(query)
     if why:
@@ -73,7 +73,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "row_sum": each.view(np.int32), "panels": b.panels,
         "column_sum": b.column_sums.view(np.int32),
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
-        "column_scale": b.scale, "bias": None, "residual": None,
+        "column_scale": b.scale.view(np.float32), "bias": None, "residual": None,
         "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3, "threads": 1,
         "private": np.zeros(3 * query.k_blocks * PANEL_LINE, np.uint8),
@@ -272,6 +272,73 @@ def test_real_zero_points(isa: str, dtype: str) -> None:
             lowbit.pack(q, zero_point=zero * bad)
     with pytest.raises(ValueError, match="groups"):
         lowbit.pack(_weight(96, 20, None), zero_point=zero)
+
+
+def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, np.ndarray]:
+    """Scales and minima of float16: the integers, zero points, the weight."""
+    rng, fmt, each = np.random.default_rng(k), int_format(dtype), (-(-k // group), n)
+    values = rng.integers(fmt.qmin, fmt.qmax + 1, (k, n)).astype(fmt.storage)
+    scale = (rng.uniform(0.5, 1, each) * 2.0 ** rng.integers(-13, 0, each)).astype(np.float16)
+    least = (scale * rng.uniform(-1.2, 0.2, each) * fmt.qmax).astype(np.float16)
+    scale[0, 0], least[np.abs(least) < 2.0**-14], least[0, :2] = 2.0**-14, 0, 0
+    wide, low = (np.repeat(one.astype(np.float64), group, axis=0)[:k] for one in (scale, least))
+    zero = fmt.qmin - least.astype(np.float64) / scale
+    q = QTensor(values, scale.astype(np.float32), np.full(each, fmt.midpoint, np.int32), fmt, 1,
+                group, 0)  # fmt: skip
+    return q, zero, wide * (values.astype(np.float64) - fmt.qmin) + low
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", ["uint4", "uint8"])
+@pytest.mark.parametrize(("m", "k", "n", "group"), [(1, 100, 37, 32), (40, 200, 50, 16)])
+def test_scales_and_offsets_of_float16(
+    isa: str, dtype: str, m: int, k: int, n: int, group: int, tmp_path: Path
+) -> None:
+    q, zero, weight = _as_in_gguf(dtype, k, n, group)
+    packed, scaled = lowbit.pack(q, zero_point=zero), lowbit.pack(q)
+    assert (packed.format.halves, packed.format.zero_points) == (True, "f16")
+    assert (scaled.format.halves, scaled.format.zero_points) == (True, "")
+    x = np.random.default_rng(4).standard_normal((m, k)).astype(np.float32)
+    for b, wide in ((packed, weight), (scaled, q.dequantize())):
+        y, z = lowbit.linear_weight_only(x, b, isa=isa), lowbit.linear_dynamic(x, b, isa=isa)
+        _near(y, x, wide, 2.0**-20)
+        _near(z, x, wide, 2.0**-6)
+        np.testing.assert_array_equal(y, lowbit.linear_weight_only(x, b, isa="generic"))
+        np.testing.assert_array_equal(z, lowbit.linear_dynamic(x, b, isa="generic"))
+        lowbit.save_packed(b, tmp_path / "b")
+        loaded = lowbit.load_packed(tmp_path / "b", verify=True)
+        np.testing.assert_array_equal(y, lowbit.linear_weight_only(x, loaded, isa=isa))
+        np.testing.assert_array_equal(b.unpack(), q.values)
+    again = scaled.quantized()
+    np.testing.assert_array_equal(again.scale, q.scale)
+
+
+def test_what_float16_does_not_hold_stays_float32() -> None:
+    q, zero, _ = _as_in_gguf("uint4", 100, 37, 32)
+    packed = lowbit.pack(q, zero_point=zero + 0.001)
+    assert (packed.format.halves, packed.format.zero_points) == (True, "f32")
+    for bad in (1 / 3, 1e5, 1e-9, 2.0**-15):
+        q.scale[1, 2] = bad
+        assert not lowbit.pack(q).format.halves
+        assert not lowbit.pack(q, zero_point=zero).format.halves
+    q.scale[...] = 1  # no offsets, which is not the same as no zero points
+    packed = lowbit.pack(q, zero_point=np.zeros(q.scale.shape))
+    assert packed.format.zero_points == "f16"
+    y = lowbit.linear_weight_only(np.ones((1, 100), np.float32), packed)
+    np.testing.assert_allclose(y[0], q.values.sum(axis=0, dtype=np.int64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("micro", GROUPED, ids=repr)
+@pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
+def test_float16_interpreted(micro: MicroKernel, spec: Operation) -> None:
+    q, zero, _ = _as_in_gguf("uint4", 100, 37, 32)
+    packed = lowbit.pack(q, zero_point=zero)
+    case = spec.case({"M": 19, "N": 37, "G": 1, "S": 8}, dtypes="f32:u4:f32")
+    x = np.random.default_rng(4).standard_normal((19, 100)).astype(np.float32)
+    out = _interpreted(micro, case, x, packed)
+    if not isinstance(out, str):
+        run = lowbit.linear_dynamic if spec is linear_groups else lowbit.linear_weight_only
+        np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
 
 
 def test_bfloat16() -> None:

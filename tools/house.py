@@ -26,7 +26,7 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # mixtures of experts (1,500); recurrent layers, GatherND, Col2Im, loops (900); warp functions and
 # files of one's own in compare and anatomy (750); code without loops in trace, forks, and calls of
 # many sizes (600); language models: files, networks, caches (1,900), tokenizers, templates,
-# sampling, `generate` and `chat` (1,100), weights of 8 bits in groups (50),
+# sampling, `generate` and `chat` (1,100), weights of 8 bits in groups (100),
 # windows, caps, Gemma and experts (500).
 LINES, STEP = 81_500, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")

@@ -126,9 +126,9 @@ def pack(
     copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
     (axis=1), or of each group along K (axis=1, group_axis=0, group_size a multiple of 8).
     `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
-    `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
-    its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
-    instruction set.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N], in place of its own zero
+    points: b ≈ scale·(values − zero_point). What is kept is exact to float32's rounding. The result
+    does not depend on the instruction set.
 
     TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
     two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a

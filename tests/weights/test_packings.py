@@ -92,6 +92,12 @@ def test_packed_matrices_give_back_what_was_quantized(dtype: Any, groups: bool) 
     np.testing.assert_array_equal(lowbit.pack(q).unpack(), q.values)
 
 
+def test_layers_have_scales_of_float32() -> None:
+    q = lowbit.quantize(np.zeros((32, 16)), "uint4", axis=0, group_size=16)
+    assert lowbit.pack(q.T).format.halves
+    assert Panels().pack(QuantizedWeight(q))["scale"].dtype == np.float32
+
+
 def test_what_was_not_quantized_cannot_be_given_back() -> None:
     with pytest.raises(ValueError, match="without a scale"):
         lowbit.pack(np.ones((3, 3), np.int8)).quantized()

@@ -198,11 +198,12 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
             f"sums over groups of {size} k could overflow int32; at most {most} cannot: "
             "quantize b with a smaller group_size"
         )
-    if activations == "grouped":
-        return Digits(Grouping(size, 1, b.zero_points, flip, own=True))
-    if activations == "float":
-        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points, flip), dtype == "bfloat16")
-    return SignedBytes(Grouping(size, 1, b.zero_points, flip), symmetric)
+    digits = _DIGITS[dtype] if activations == "float" else 1
+    own = activations == "grouped"
+    grouping = Grouping(size, digits, b.zero_points, flip, b.halves, own)
+    if activations in ("float", "grouped"):
+        return Digits(grouping, dtype == "bfloat16")
+    return SignedBytes(grouping, symmetric)
 
 
 def convolved(c: Convolution) -> Product:

@@ -87,7 +87,8 @@ class Panels:
     def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
         """The arrays of a weight, by name."""
         zeros = weight.zero_point
-        packed = pack(weight.weight.T, zero_point=None if zeros is None else zeros.T)
+        zeros = None if zeros is None else zeros.T
+        packed = pack(weight.weight.T, zero_point=zeros, halves=False)
         arrays = {name: getattr(packed, name) for name in self.parts}
         if packed.dtype == "uint4" and packed.zero_points is None:  # all of them in the middle
             arrays["zero_points"] = np.zeros(arrays["scale"].shape, np.int8)

@@ -18,6 +18,7 @@ from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
 from lowbit.kernels.cpu.shared.panel_format import NIBBLES, STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
+from lowbit.numerics.float16 import as_float16, float16_offsets
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
@@ -30,8 +31,9 @@ _CHUNK = 1 << 16  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
 _GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide; of bytes alike
-_UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
-_SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
+_UINT8, _INT8, _INT32 = map(np.dtype, (np.uint8, np.int8, np.int32))
+_FLOAT32, _FLOAT16 = map(np.dtype, (np.float32, np.float16))
+_KINDS = {"int32": "s32", "int8": "s8", "float32": "f32", "float16": "f16"}
 
 
 def group_refusal(group_size: int) -> str | None:
@@ -105,8 +107,8 @@ def _by_panels(each: Array) -> Array:
 
 def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
     """What `_by_panels` was given, in memory of its own."""
-    rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)
-    return rows[: blocks(k, group_size), :n].copy()
+    rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)[: blocks(k, group_size), :n]
+    return rows.astype(np.float32) if rows.dtype == _FLOAT16 else rows.copy()
 
 
 def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
@@ -132,7 +134,8 @@ class PackedMatrix:
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
     - group_size: how many k share a scale, a multiple of 8; None: all. With groups, panels hold
       unsigned integers, of signed ones with 8 or 128 added; scale is float32 [ceil(N/16), groups,
-      16]; so are zero_points, int8 or float32, of unsigned integers less 8 or 128; and column_sums
+      16], or float16 where that is the same; so are zero_points, int8 or float32, of unsigned
+      integers less 8 or 128, or float16, −scale·zero point of unsigned integers; and column_sums
       are those of the real values, float32.
 
     Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
@@ -143,7 +146,7 @@ class PackedMatrix:
     K: int
     N: int
     dtype: str
-    scale: npt.NDArray[np.float32] | None = None
+    scale: Array | None = None
     zero_points: Array | None = None
     group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
@@ -174,7 +177,7 @@ class PackedMatrix:
             view = part.view()
             view.flags.writeable = False
             object.__setattr__(self, name, view)
-        parts = (self.panels, self.column_sums, self.zero_points, self.scale)
+        parts = self.panels, self.column_sums, self.zero_points, self.scale
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
 
@@ -184,20 +187,16 @@ class PackedMatrix:
         lines = padded_k(self.K) // QUAD // (2 if self.weight in NIBBLES else 1)
         panels, columns = ((_UINT8,), (count, lines, LINE)), (count * PANEL,)
         if size is None:
-            whole = (_INT32,), columns
-            scale = (_FLOAT32,), columns
+            whole, scale = ((_INT32,), columns), ((_FLOAT32,), columns)
             return {"panels": panels, "column_sums": whole, "scale": scale, "zero_points": whole}
         if type(size) is not int or size > one_group(self.K) or self.scale is None:
             raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
         if refusal := group_refusal(size):
             raise ValueError(refusal)
-        each = (count, max(1, blocks(self.K, size)), PANEL)
-        return {
-            "panels": panels,
-            "column_sums": ((_FLOAT32,), columns),
-            "scale": ((_FLOAT32,), each),
-            "zero_points": ((_INT8, _FLOAT32), each),
-        }
+        each, floats = (count, max(1, blocks(self.K, size)), PANEL), (_FLOAT32, _FLOAT16)
+        sums, zeros = ((_FLOAT32,), columns), ((_INT8, *floats), each)
+        scale = floats, each
+        return {"panels": panels, "column_sums": sums, "scale": scale, "zero_points": zeros}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made anew, since addresses hold for one object only."""
@@ -224,13 +223,14 @@ class PackedMatrix:
     @cached_property
     def format(self) -> PanelFormat:
         """What this is, but for its numbers, and what needs no look at all of them."""
-        zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
+        zeros = "" if self.zero_points is None else _KINDS[self.zero_points.dtype.name]
+        halves = self.scale is not None and self.scale.dtype == _FLOAT16
         plain = self.scale is not None and self.group_size is None
         fair = plain and moderate(self.scale[: self.N])  # type: ignore[index]
         largest = 2 * NIBBLE_MASK if self.weight in NIBBLES else UNPROVEN
         return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
                            self.group_size is None and self.centred, zeros,
-                           self.group_size or 0, largest, moderate=fair)  # fmt: skip
+                           self.group_size or 0, largest, moderate=fair, halves=halves)  # fmt: skip
 
     @cached_property
     def proven_format(self) -> PanelFormat:
@@ -362,13 +362,15 @@ class PackedMatrix:
 
 
 def pack(
-    b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
-) -> PackedMatrix:
-    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]."""
+    b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None,
+    isa: str | None = None, halves: bool = True,
+) -> PackedMatrix:  # fmt: skip
+    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]. `halves`: what belongs to
+    groups may be float16."""
     if isinstance(b, QTensor) and dtype not in (None, b.format.name):
         raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
     if isinstance(b, QTensor) and b.group_size is not None:
-        return _pack_groups(b, zero_point, isa)
+        return _pack_groups(b, zero_point, isa, halves)
     if zero_point is not None:
         raise ValueError("zero_point belongs to a QTensor with groups; others hold their own")
     scale = None
@@ -399,7 +401,7 @@ def pack(
     )
 
 
-def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
+def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> PackedMatrix:
     """`pack` for integers [K, N] with a scale for each column of each group of k."""
     size = b.group_size
     if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0:
@@ -424,14 +426,16 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
     real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
     panels, _ = panels_and_sums(values, isa)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
+    if halves and zero_point is not None and zeros.any():
+        zeros = float16_offsets(b.scale, real_zero + (1 << b.format.bits - 1), zeros)
     return PackedMatrix(
         panels=_bytes_to_nibbles(panels, True) if b.format.bits == 4 else _flipped(panels),
         column_sums=padded(real_sums.astype(np.float32)),
         K=depth,
         N=columns,
         dtype=b.format.name,
-        scale=_by_panels(b.scale),
-        zero_points=_by_panels(zeros) if zeros.any() else None,
+        scale=_by_panels(as_float16(b.scale) if halves else b.scale),
+        zero_points=_by_panels(zeros) if zeros.any() or zeros.dtype == _FLOAT16 else None,
         group_size=size,
     )
 

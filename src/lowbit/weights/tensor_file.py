@@ -143,7 +143,7 @@ DTYPES = {
 }  # fmt: skip
 """What NumPy, with ml_dtypes, and PyTorch call the format's dtypes."""
 _ITEM_BYTES = {code: np.dtype(getattr(ml_dtypes, n, n)).itemsize for code, n in DTYPES.items()}
-_CODES_OF_ARRAYS = ("U8", "I8", "I32", "I64", "F32")
+_CODES_OF_ARRAYS = ("U8", "I8", "I32", "I64", "F16", "F32")
 _NUMPY = {code: np.dtype(DTYPES[code]).newbyteorder("<") for code in _CODES_OF_ARRAYS}
 _CODES = {dtype.name: code for code, dtype in _NUMPY.items()}
 
@@ -158,7 +158,7 @@ class StoredTensor(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> StoredTensor:
-        """An array of int8, uint8, int32, int64 or float32."""
+        """An array of int8, uint8, int32, int64, float16 or float32."""
         code = _CODES[array.dtype.name]
         data = np.ascontiguousarray(array, _NUMPY[code]).reshape(-1).view(np.uint8)
         return cls(code, array.shape, data)

@@ -61,12 +61,13 @@ class PanelFormat(NamedTuple):
     - scaled: whether there are scales. centred: whether values have zero points of their own, not
       only those that make them signed.
     - zero_points: how those that are added to stored values are held: "s32", one for each column;
-      "s8" or "f32", for each group; "" if there are none.
+      "s8" or "f32", for each group; "f16": offsets in their place; "" if there are none.
     - group_size: k of a group; 0 without groups.
     - largest_pair: of the stored values, the largest magnitude that two neighbours along K of one
       sign sum to, as far as it is known.
     - split: how the values are split besides (weights/repacking.py), if they are.
     - moderate: there is one scale for each column, and all are (numerics.float32).
+    - halves: scales of groups are float16.
     """
 
     k: int
@@ -79,6 +80,7 @@ class PanelFormat(NamedTuple):
     largest_pair: int = UNPROVEN
     split: SplitFormat | None = None
     moderate: bool = False
+    halves: bool = False
 
     @property
     def stored(self) -> str:
