@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
 from lowbit.graph.operator import Array, operators, real
 from lowbit.graph.passes.infer import views
