@@ -325,10 +325,23 @@ def test_what_is_not_read_is_named_before_weights_are(name, changes, message, tm
         LanguageModel.load(tmp_path)
 
 
-def test_a_group_size_that_is_none(tmp_path):
+def test_a_configuration_that_is_wrong(tmp_path):
     written(tmp_path, "gptq", group_size=0)
     with pytest.raises(ValueError, match="group_size must be positive or -1, got 0"):
         LanguageModel.load(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": [1]}))
+    with pytest.raises(ValueError, match="quantization_config must be an object"):
+        LanguageModel.load(tmp_path)
+
+
+def test_steps_are_the_chunk_with_an_order(tmp_path):
+    written(tmp_path, "gptq v2, act-order, each its own")
+    lm = LanguageModel.load(tmp_path, cache="float32", threads=2)
+    want = lm.logits(IDS)
+    with lm.sequence() as sequence:
+        rows = [sequence.feed(IDS[:20]), *(sequence.feed([token]) for token in IDS[20:])]
+    assert np.abs(np.stack(rows) - want[19:]).max() <= 1e-3 * np.abs(want).max()
 
 
 def test_embeddings_are_floats(tmp_path):

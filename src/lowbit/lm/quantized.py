@@ -249,7 +249,7 @@ def _check_compressed(config: Config) -> None:
     _served("transform_config", config.get("transform_config") or None, [None])
     _served("sparsity_config", (config.get("sparsity_config") or {}).get("format"), [None, "dense"])
     _served("format", config.get("format"), (*_COMPRESSED, "mixed-precision"))
-    groups = config.get("config_groups", {}).values()
+    groups = (config.get("config_groups") or {}).values()
     for group in (group for group in groups if not isinstance(group, list)):  # names a preset
         _served("format", group.get("format") or config.get("format"), _COMPRESSED)
         if (weights := group.get("weights")) is None:
@@ -283,6 +283,8 @@ FORMATS = {
 def check(config: Config) -> None:
     """Of `quantization_config`, which may be empty. NotImplementedError names what is not read;
     ValueError: it is wrong."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config must be an object, got {config!r:.40}")
     if config:
         _served("quant_method", _method(config), FORMATS)
         FORMATS[_method(config)].check(config)
