@@ -34,7 +34,7 @@ LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools 
 SET_ROOMS = {"isa", "kernels"}
 OPERATORS = "lowbit.graph.operators."
 # Of each operator of networks and each file that names it. It falls; a new operator adds its own,
-# and lm/network.py, which builds graphs, the six that it is made of.
+# and lm/network.py, which builds graphs, the seven that it is made of.
 NAMINGS = 442
 
 

@@ -122,7 +122,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
         ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
         ({"num_local_experts": 8}, "mixtures of experts"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     ],
 )
 def test_what_is_not_served_is_named(changes, message, tmp_path):

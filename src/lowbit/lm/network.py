@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
@@ -36,7 +37,10 @@ class Weights:
     activations: str
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notes = self.checkpoint.notes
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -47,15 +51,31 @@ class Weights:
         self.constants.setdefault(name, self.checkpoint.vector(name))
         return name
 
-    def matrices(self, stems: Sequence[str], scale: float = 1.0) -> list[tuple[str, str]]:
-        """The constants, weight and bias ("": none), of layers that read the same: of all in one
-        where they are of one kind. scale: what the weights are multiplied by."""
+    def matrices(self, stems: Sequence[str], scale: float = 1.0) -> list[tuple[str, str, str]]:
+        """The constants, weight, bias and order of the inputs ("": none), of layers that read the
+        same: of all in one where they are of one kind and order. scale: what the weights are
+        multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
-        whole = joined([self.checkpoint.matrix(name) for name in names])
-        parts = [(stems, whole)] if whole is not None else [
+        parts = [
             ([stem], self.checkpoint.matrix(name)) for stem, name in zip(stems, names, strict=True)
-        ]  # fmt: skip
-        return [(self._packed(some, weight, scale), self._bias(some)) for some, weight in parts]
+        ]
+        depths = [(w.weight if isinstance(w, QuantizedWeight) else w).shape[1] for _, w in parts]
+        if len(set(depths)) > 1:
+            raise ValueError(f"{', '.join(names)} must read the same inputs, and read {depths}")
+        orders = [self.checkpoint.order(name) for name in names]
+        if len({None if order is None else order.tobytes() for order in orders}) == 1:
+            whole = joined([weight for _, weight in parts])
+            parts = parts if whole is None else [(stems, whole)]
+        return [
+            (self._packed(some, weight, scale), self._bias(some), self._order(some[0], order))
+            for (some, weight), order in zip(parts, orders, strict=False)
+        ]
+
+    def _order(self, stem: str, order: npt.NDArray[np.int64] | None) -> str:
+        if order is None:
+            return ""
+        self.constants[f"{stem}.order"] = order
+        return f"{stem}.order"
 
     def _bias(self, stems: Sequence[str]) -> str:
         if not any(self.has(f"{stem}.bias") for stem in stems):
@@ -156,8 +176,7 @@ def _head(d: Description, weights: Weights) -> Graph:
     nodes = _Nodes(d, weights)
     x = nodes.norm("x", weights.vector("output_norm.weight"))
     stem = "output" if weights.has("output.weight") else "token_embd"
-    ((weight, bias),) = weights.matrices([stem], d.logit_scale)
-    x = nodes.linear(x, weight, bias)
+    x = nodes.linear(x, *weights.matrices([stem], d.logit_scale)[0])
     tensors = {"x": Tensor("float32", ("rows", d.width))}
     return _graph(nodes, weights, ("x",), x, tensors, f"{d.architecture} head")
 
@@ -192,7 +211,9 @@ class _Nodes:
     def norm(self, x: str, weight: str) -> str:
         return self._add("RMSNormalization", (x, weight), epsilon=self._d.epsilon)[0]
 
-    def linear(self, x: str, weight: str, bias: str, residual: str = "") -> str:
+    def linear(self, x: str, weight: str, bias: str, order: str, residual: str = "") -> str:
+        if order:
+            (x,) = self._add("Gather", (x, order), axis=1)
         attributes: dict[str, Any] = {}
         packed = self._weights.constants[weight]
         if isinstance(packed, PackedMatrix):
@@ -215,7 +236,9 @@ class _Nodes:
     def _normed(self, layer: _Layer, name: str, x: str) -> str:
         return self.norm(x, layer.norms[name]) if name in layer.norms else x
 
-    def _joined(self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str]) -> str:
+    def _joined(
+        self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str, str]
+    ) -> str:
         """x + y @ weightᵀ, with a norm of what is added, if there is one."""
         if norm not in layer.norms:
             return self.linear(y, *weight, residual=x)
