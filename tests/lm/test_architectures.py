@@ -27,6 +27,12 @@ GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
     "attention_multiplier": 0.015625,
 }  # fmt: skip
+LOCAL = {"max_position_embeddings": 256, "sliding_window": 13}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 64}  # fmt: skip
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7] * 2,
+        "long_factor": [1.0, 1.5, 2.5, 4.0] * 2}  # fmt: skip
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 48, "num_hidden_layers": 7, **LOCAL}
 CASES = {
     "llama": ("Llama", {}),
     "llama with biases, tied": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -39,7 +45,22 @@ CASES = {
     "olmo 2": ("Olmo2", {}),
     "granite": ("Granite", GRANITE),
     "gemma": ("Gemma", {"head_dim": 32}),
+    "gemma 2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
+    "gemma 3": ("Gemma3Text", GEMMA),
+    "gemma 3 with scaled positions": ("Gemma3Text", {**GEMMA, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    }}),
     "phi 3": ("Phi3", {}),
+    "phi 3 with a window": ("Phi3", LOCAL),
+    "phi 3, many positions": ("Phi3", {"rope_parameters": LONG,
+                                       "original_max_position_embeddings": 32}),
+    "phi 3, few positions": ("Phi3", {"rope_parameters": {**LONG, "factor": 4.0},
+                                      "original_max_position_embeddings": 256}),
+    "mistral with a window": ("Mistral", LOCAL),
+    "qwen 2 with windows in some layers": ("Qwen2", {**LOCAL, "use_sliding_window": True,
+                                                     "max_window_layers": 2}),
+    "qwen 3 with yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "smollm 3": ("SmolLM3", {}),
 }  # fmt: skip
 
@@ -121,7 +142,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
     [
         ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
         ({"num_local_experts": 8}, "mixtures of experts"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     ],
 )

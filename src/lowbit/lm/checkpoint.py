@@ -38,10 +38,11 @@ _NAMES = (
     (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blk.\1.ffn_\2"),
     (r"model\.layers\.(\d+)\.mlp\.gate_up_proj", r"blk.\1.ffn_up"),
     (r"model\.layers\.(\d+)\.input_layernorm", r"blk.\1.attn_norm"),
+    (r"model\.layers\.(\d+)\.pre_feedforward_layernorm", r"blk.\1.ffn_norm"),
     (r"model\.layers\.(\d+)\.post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
 )  # fmt: skip
 _AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
-_NORMS_BEHIND = ("olmo2",)  # whose norm of that name follows the block
+_NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows the block
 
 
 class GgufCheckpoint:
@@ -121,6 +122,7 @@ class FolderCheckpoint:
         self.names = frozenset(self._tensors) | {f"{stem}.weight" for stem in self._layers}
 
     def _name(self, stem: str) -> str | None:
+        stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
         if match := re.fullmatch(_AFTER_ATTENTION, stem):
             behind = self.description.architecture in _NORMS_BEHIND
             return f"blk.{match[1]}.{'post_attention_norm' if behind else 'ffn_norm'}"

@@ -14,14 +14,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+_GEMMA = {"function": "gelu_tanh", "norm_offset": 1.0}
 _SERVED: dict[str, dict[str, Any]] = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "olmo2": {}, "phi3": {}, "granite": {},
-    "smollm3": {"straight": 4}, "gemma": {"function": "gelu_tanh", "norm_offset": 1.0},
+    "smollm3": {"straight": 4}, "gemma": _GEMMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
 }  # fmt: skip
 """By the name in config.json and, mostly, in GGUF's `general.architecture`."""
 # Of GGUF: files hold rows of queries and keys so that neighbours are turned together.
 _INTERLEAVED = ("llama", "granite", "smollm3")
 _LEFT_OUT = ("expert_count", "num_local_experts", "num_experts")
+_GLOBAL = {"gemma2": 2, "gemma3": 6}  # every so many layers one has no window
+# Of Gemma 3: config.json leaves out what transformers knows.
+_DEFAULTS: dict[str, dict[str, Any]] = {"gemma3": {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+    "max_position_embeddings": 131072, "query_pre_attn_scalar": 256, "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}}  # fmt: skip
+# Of GGUF, by depth: those whose queries are scaled by the width that a head would have.
+_WIDE_HEADS = {"gemma2": 46, "gemma3": 62}
+# What GGUF calls the parts of a scaling of positions, by transformers' names.
+_SCALINGS = {
+    "factor": "factor", "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow", "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,8 +50,11 @@ class Description:
     - function: of the gated unit, by its name among post-operations. epsilon: of norms.
     - embedding_scale, residual_scale, attention_scale, logit_scale: factors. logit_cap: logits are
       cap · tanh(logit / cap); 0: as they are.
-    - base, scaling: of the frequencies at which positions turn, see `frequencies`. straight: every
-      so many layers one does not turn; 0: all do.
+    - attention_cap: the same of the scores of attention. windows: by layer, how many tokens each
+      attends to, 0: to all; (): all to all.
+    - base, scaling: of the frequencies at which positions turn, see `frequencies`; local_base: of
+      layers with windows, without a scaling; 0: they turn as others. straight: every so many
+      layers one does not turn; 0: all do.
     - norm_offset: what is added to the weights of norms.
     - interleaved: rows of queries and keys are stored in pairs.
     """
@@ -57,6 +77,9 @@ class Description:
     attention_scale: float | None = None
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    attention_cap: float = 0.0
+    windows: tuple[int, ...] = ()
+    local_base: float = 0.0
     straight: int = 0
     norm_offset: float = 0.0
     interleaved: bool = False
@@ -79,78 +102,153 @@ class Description:
             if key.startswith(f"{name}.")
         }
         _check(name, given)
-        window = given.get("attention.sliding_window")
-        heads, width = _wanted(given, "attention.head_count"), _wanted(given, "embedding_length")
+        layers, width = _wanted(given, "block_count"), _wanted(given, "embedding_length")
+        heads = _wanted(given, "attention.head_count")
         head_dim = given.get("attention.key_length", width // heads)
-        kind = given.get("rope.scaling.type", "none")
-        scaling = {} if kind == "none" else {"rope_type": kind} | {
-            key.removeprefix("rope.scaling."): value
-            for key, value in given.items()
-            if key.startswith("rope.scaling.")
+        scaling = {
+            ours: given[f"rope.scaling.{key}"] for ours, key in _SCALINGS.items()
+            if f"rope.scaling.{key}" in given
         }  # fmt: skip
+        kind = given.get("rope.scaling.type", "linear" if "factor" in scaling else "none")
+        pattern = given.get("attention.sliding_window_pattern", _GLOBAL.get(name, 0))
+        if isinstance(pattern, int):
+            pattern = _every(pattern, layers)
+        window, scale = given.get("attention.sliding_window", 0), given.get("attention.scale")
+        if _WIDE_HEADS.get(name) == layers:
+            scale = (width // heads) ** -0.5
         vocabulary = given.get("vocab_size", len(metadata.get("tokenizer.ggml.tokens", ())))
-        context = _wanted(given, "context_length")
-        scale = math.sqrt(width) if name == "gemma" else given.get("embedding_scale", 1.0)
-        settings = {**_SERVED[name], "norm_offset": 0.0}  # which is in the file's weights
+        local = given.get("rope.freq_base_swa", 1e4 if name == "gemma3" else 0.0)
         return cls(
-            name, _wanted(given, "block_count"), width, heads,
-            given.get("attention.head_count_kv", heads), head_dim, vocabulary,
-            min(context, window) if window else context,
+            name, layers, width, heads, given.get("attention.head_count_kv", heads), head_dim,
+            vocabulary, _wanted(given, "context_length"),
             _wanted(given, "attention.layer_norm_rms_epsilon"),
             given.get("rope.dimension_count", head_dim), given.get("rope.freq_base", 10000.0),
-            scaling, embedding_scale=scale, residual_scale=given.get("residual_scale", 1.0),
-            attention_scale=given.get("attention.scale"),
-            logit_scale=1 / given.get("logit_scale", 1.0), interleaved=name in _INTERLEAVED,
-            **settings,
+            scaling | ({} if kind == "none" else {"rope_type": kind}),
+            embedding_scale=_embedding_scale(name, width, given.get("embedding_scale")),
+            residual_scale=given.get("residual_scale", 1.0), attention_scale=scale,
+            logit_scale=1 / given.get("logit_scale", 1.0),
+            logit_cap=given.get("final_logit_softcapping", 0.0),
+            attention_cap=given.get("attn_logit_softcapping", 0.0),
+            windows=tuple(window if limited else 0 for limited in pattern) if window else (),
+            local_base=local, interleaved=name in _INTERLEAVED,
+            **{**_SERVED[name], "norm_offset": 0.0},  # which is in the file's weights
         )  # fmt: skip
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Description:
         """Of a config.json. NotImplementedError: it says what is not served."""
-        name = config.get("model_type", "")
+        config = config.get("text_config", config)  # of models that see, too
+        name = config.get("model_type", "").removesuffix("_text")
         _check(name, config)
-        window = config.get("sliding_window")
-        if name.startswith("qwen") and not config.get("use_sliding_window"):
-            window = None
+        config = {**_DEFAULTS.get(name, {}), **config}
         heads, width = _wanted(config, "num_attention_heads"), _wanted(config, "hidden_size")
         head_dim = config.get("head_dim") or width // heads
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        local = rope.get("sliding_attention", {}).get("rope_theta")
+        rope = rope.get("full_attention", rope)
         kind = rope.get("rope_type", rope.get("type", "default"))
         part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
         context = _wanted(config, "max_position_embeddings")
-        scale = math.sqrt(width) if name == "gemma" else config.get("embedding_multiplier", 1.0)
+        original = config.get("original_max_position_embeddings", context)
+        scaling = {"original_max_position_embeddings": original, **rope, "rope_type": kind}
+        scalar, scale = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
         return cls(
             name, _wanted(config, "num_hidden_layers"), width, heads,
             config.get("num_key_value_heads") or heads, head_dim, _wanted(config, "vocab_size"),
-            min(context, window) if window else context, config.get("rms_norm_eps", 1e-6),
-            int(head_dim * part), rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-            {} if kind == "default" else {**rope, "rope_type": kind},
-            embedding_scale=scale, residual_scale=config.get("residual_multiplier", 1.0),
-            attention_scale=config.get("attention_multiplier"),
+            context, config.get("rms_norm_eps", 1e-6), int(head_dim * part),
+            rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+            {} if kind == "default" else scaling,
+            embedding_scale=_embedding_scale(name, width, config.get("embedding_multiplier")),
+            residual_scale=config.get("residual_multiplier", 1.0),
+            attention_scale=scalar**-0.5 if scalar else scale,
             logit_scale=1 / config.get("logits_scaling", 1.0),
+            logit_cap=config.get("final_logit_softcapping") or 0.0,
+            attention_cap=config.get("attn_logit_softcapping") or 0.0,
+            windows=_windows(name, config),
+            local_base=local or config.get("rope_local_base_freq", 0.0),
             **_SERVED[name],
         )  # fmt: skip
 
-    def frequencies(self, divisors: npt.NDArray[Any] | None = None) -> npt.NDArray[np.float64]:
-        """Of each pair of elements, the radians by which a position turns it, [rotated / 2].
+    def window(self, layer: int) -> int:
+        """How many tokens each attends to in a layer; 0: to all."""
+        return self.windows[layer] if self.windows else 0
 
-        divisors: by pair, where a file holds them. NotImplementedError: an unknown scaling."""
-        n = self.rotated // 2
-        plain = self.base ** -(np.arange(n) / n)
-        kind, given = self.scaling.get("rope_type"), self.scaling
+    def frequencies(
+        self, context: int, divisors: npt.NDArray[Any] | None = None
+    ) -> tuple[npt.NDArray[np.float64], float]:
+        """Of each pair of elements, the radians by which a position turns it, [rotated / 2], and
+        what cosines and sines are multiplied by.
+
+        context: how many positions there are to be. divisors: by pair, where a file holds them.
+        NotImplementedError: an unknown scaling."""
+        n, given = self.rotated // 2, self.scaling
+        plain, kind = self.base ** -(np.arange(n) / n), given.get("rope_type")
         if divisors is not None:
-            return plain / divisors
+            return plain / divisors, given.get("attention_factor") or 1.0
         if kind is None:
-            return plain
+            return plain, 1.0
         if kind == "linear":
-            return plain / given["factor"]
+            return plain / given["factor"], 1.0
+        original = given.get("original_max_position_embeddings", self.context)
+        factor = given.get("factor") or self.context / original
         if kind == "llama3":
-            length = 2 * np.pi / plain
             low, high = given["low_freq_factor"], given["high_freq_factor"]
-            whole = given["original_max_position_embeddings"] / length
-            share = np.clip((whole - low) / (high - low), 0, 1)
-            return plain * (share + (1 - share) / given["factor"])
+            share = np.clip((original * plain / (2 * np.pi) - low) / (high - low), 0, 1)
+            return plain * (share + (1 - share) / factor), 1.0
+        if kind == "yarn":
+            return _yarn(plain, self.base, factor, original, given)
+        if kind in ("longrope", "su"):
+            long = given["long_factor" if context > original else "short_factor"]
+            more = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+            return plain / np.array(long), given.get("attention_factor") or more
         raise NotImplementedError(f"positions that are scaled by {kind!r} are not served")
+
+
+def _yarn(
+    plain: npt.NDArray[np.float64], base: float, factor: float, original: int,
+    given: Mapping[str, Any],
+) -> tuple[npt.NDArray[np.float64], float]:  # fmt: skip
+    """Pairs that turn often in the original context stay, those that turn seldom are stretched.
+    (Peng et al. 2023, arXiv:2309.00071.)"""
+    n = len(plain)
+
+    def pair(turns: float) -> float:
+        return n * math.log(original / (turns * 2 * math.pi)) / math.log(base)
+
+    def grown(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1 if factor > 1 else 1.0
+
+    low, high = pair(given.get("beta_fast") or 32), pair(given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * n - 1)
+    share = np.clip((np.arange(n) - low) / max(high - low, 1e-3), 0, 1)
+    one, all_dim = given.get("mscale"), given.get("mscale_all_dim")
+    more = grown(one) / grown(all_dim) if one and all_dim else grown(1)
+    return plain * (1 - share + share / factor), given.get("attention_factor") or more
+
+
+def _every(period: int, layers: int) -> list[bool]:
+    """Which layers have a window: all but every so many; 0: all."""
+    return [not period or (i + 1) % period != 0 for i in range(layers)]
+
+
+def _windows(name: str, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a config.json, by layer."""
+    window, layers = config.get("sliding_window"), config["num_hidden_layers"]
+    if not window or not config.get("use_sliding_window", not name.startswith("qwen")):
+        return ()
+    period = config.get("sliding_window_pattern", _GLOBAL.get(name, 0))
+    limited = _every(period, layers)
+    if name.startswith("qwen"):
+        limited = [i >= config.get("max_window_layers", 0) for i in range(layers)]
+    if kinds := config.get("layer_types"):
+        limited = [kind == "sliding_attention" for kind in kinds]
+    return tuple(window if one else 0 for one in limited)
+
+
+def _embedding_scale(name: str, width: int, given: float | None) -> float:
+    return math.sqrt(width) if name.startswith("gemma") else given or 1.0
 
 
 def _check(name: str, given: Mapping[str, Any]) -> None:

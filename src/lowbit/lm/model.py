@@ -96,7 +96,8 @@ class LanguageModel:
             weights = WeightFormat(weights, 32 if weights != "int8" else None)
         held = Weights(checkpoint, activations, weights)
         # Rows that fill a chunk up are written behind the last token.
-        networks = Networks(checkpoint.description, held, cache, sequences, length + _ROWS[-1])
+        networks = Networks(checkpoint.description, held, cache, sequences, length,
+                            length + _ROWS[-1])  # fmt: skip
         return cls(path, networks, checkpoint=checkpoint, context=length, threads=threads,
                    notes=held.notes, isa=isa)  # fmt: skip
 

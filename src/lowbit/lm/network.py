@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -114,20 +114,31 @@ class Networks:
     """
 
     def __init__(
-        self, description: Description, weights: Weights, cache: str, slots: int, capacity: int,
+        self, description: Description, weights: Weights, cache: str, slots: int, context: int,
+        capacity: int,
     ) -> None:  # fmt: skip
         d = description
-        divisors = weights.vector("rope_freqs.weight") if weights.has("rope_freqs.weight") else ""
-        frequencies = d.frequencies(weights.constants.get(divisors))  # type: ignore[arg-type]
-        weights.constants["rotation"] = rotation_table(capacity, frequencies)
+        frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
+        weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
         if d.straight:
             weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
+        if d.local_base:
+            local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
+            weights.constants["local rotation"] = rotation_table(capacity, local)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
         sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
         self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
         self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))
         self.head = _head(d, weights)
+
+
+def _divisors(d: Description, weights: Weights, context: int) -> Any:
+    """What a file holds of the frequencies of positions; None: nothing."""
+    original = d.scaling.get("original_max_position_embeddings", d.context)
+    names = "rope_freqs", f"rope_factors_{'long' if context > original else 'short'}"
+    held = [f"{name}.weight" for name in names if weights.has(f"{name}.weight")]
+    return weights.checkpoint.vector(held[0]) if held else None
 
 
 class _Layer:
@@ -253,11 +264,16 @@ class _Nodes:
         named = zip(("attn_q_norm", "attn_k_norm", ""), parts, (d.heads, *[d.key_heads] * 2),
                     strict=True)  # fmt: skip
         q, k, v = (self._heads(layer.norms.get(name, ""), part, n) for name, part, n in named)
-        straight = d.straight and not (layer.number + 1) % d.straight
+        straight, window = (
+            d.straight and not (layer.number + 1) % d.straight,
+            d.window(layer.number),
+        )
         rotation = "no rotation" if straight else "rotation"
-        attributes: dict[str, Any] = {"layer": layer.number}
-        if d.attention_scale is not None:
-            attributes["scale"] = d.attention_scale
+        if window and d.local_base:
+            rotation = "local rotation"
+        attributes = {"layer": layer.number, "scale": d.attention_scale, "window": window,
+                      "cap": d.attention_cap}  # fmt: skip
+        attributes = {key: value for key, value in attributes.items() if value or key == "layer"}
         inputs = (q, k, v, rotation, "positions", "cache", *slots)
         (out,) = self._add("CachedAttention", inputs, **attributes)
         return self._add("Reshape", (out, self._numbers(0, d.heads * d.head_dim)))[0]

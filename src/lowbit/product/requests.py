@@ -30,6 +30,7 @@ from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import KEPT, prepare
 from lowbit.product.prepared import Prepared
 from lowbit.product.product import Convolution, Product
+from lowbit.product.routed import prepare_routed
 from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
@@ -55,10 +56,32 @@ def _call(
     left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec,
     out_stride: int = 0, moderate: bool = False,
 ) -> Call:  # fmt: skip
+    return prepare(_product(left, a, b, threads, isa, output, out_stride, moderate)), output
+
+
+def _product(
+    left: Left, a: InputFormat, b: PanelFormat, threads: int, isa: str | None, output: OutputSpec,
+    out_stride: int, moderate: bool,
+) -> Product:  # fmt: skip
     name = instruction_sets.active(isa).name
-    product = Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out,
-                      out_stride=out_stride, moderate=moderate and output.moderate)  # fmt: skip
-    return prepare(product), output
+    return Product(left[0][0], a, _steps(left), b, name, threads, output.post_ops, output.out,
+                   out_stride=out_stride, moderate=moderate and output.moderate)  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
+def routed(
+    rows: int, b: PanelFormat, experts: int, threads: int, isa: str | None, activations: str
+) -> Prepared:
+    """The product of float32 rows, each with one of `experts` parts of b's columns.
+
+    ValueError: b has no such parts of whole panels; `activations` as in `floats`."""
+    if b.n % (experts * PANEL):
+        raise ValueError(f"{experts} experts of {b.n / experts:g} columns are no whole panels")
+    each = b._replace(n=b.n // experts)
+    left = (blocks(rows, experts), b.k), (4 * b.k, 4), np.dtype(np.float32)
+    a = float_rows(activations, "float32", b)
+    product = _product(left, a, each, threads, isa, _FLOATS, 0, False)
+    return prepare_routed(product, rows, experts)
 
 
 def panel_format(b: PackedMatrix | PackedDepthwise, isa: str | None) -> PanelFormat:
@@ -103,6 +126,7 @@ def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:
     return known[0]._replace(corrections=most) if len(known) == len(forms) else None
 
 
+_FLOATS = OutputSpec("f32", np.dtype(np.float32))
 _SUMS = OutputSpec("s32", np.dtype(np.int32))
 
 

@@ -22,6 +22,7 @@ from lowbit.graph.lowering.products import (
     float_products,
     floats,
     gemm,
+    launch,
     row_parameters,
     weight_of,
 )
@@ -178,6 +179,18 @@ def _grouped_sizes(node: Node, x: Sizes, weight: Sizes, ends: Sizes) -> Sizes:
     return x[0], weight[2]
 
 
+def _routed(node: Node, x: Array, weight: Array, ends: Array) -> Array:
+    """GroupedMatMul with weights as Linear has them, [G · N, K]; `activations` as there."""
+    matrices = weight.reshape(len(ends), -1, weight.shape[1]).swapaxes(1, 2)
+    return _grouped(node, _rows(node, x), matrices, ends)
+
+
+def _routed_sizes(node: Node, x: Sizes, weight: Sizes, ends: Sizes) -> Sizes:
+    if len(x) != 2 or len(weight) != 2 or weight[1] != x[1] or weight[0] % ends[0]:
+        raise ValueError(f"x {x}, weight {weight} and ends {ends} do not fit")
+    return x[0], weight[0] // ends[0]
+
+
 def _pack_linear(weight: QTensor) -> PackedMatrix:
     return pack(weight.T)
 
@@ -297,6 +310,33 @@ def _lower_grouped(lowering: Lowering, node: Node) -> None:
     settled(lowering, node, out)
 
 
+def _matrices(constant: Constant, groups: int) -> np.ndarray:
+    """Of [G · N, K], as [G, K, N]."""
+    weight = floats(constant)
+    return np.ascontiguousarray(weight.reshape(groups, -1, weight.shape[1]).swapaxes(1, 2))
+
+
+def _lower_routed(lowering: Lowering, node: Node) -> None:
+    x, ends = (plain(lowering, lowering.view(node.inputs[i])) for i in (0, 2))
+    x = converted(lowering, x, Tensor("float32", x.shape))
+    weight, groups, (rows, depth) = weight_of(lowering, node), ends.shape[0], x.shape
+    out = lowering.output(node.outputs[0])
+    if not isinstance(weight, PackedMatrix) or not node.get("activations"):
+        matrices = lowering.packed(weight, _matrices, groups=groups)
+        lowering.add(grouped_product.program(lowering.isa, indices="s64"), {
+            "out": out.place, "x": x.place, "weight": lowering.known(matrices),
+            "ends": ends.place, "rows": rows, "groups": groups, "k_size": depth,
+            "n": matrices.shape[2],
+        })  # fmt: skip
+        return
+    panels = requests.panel_format(weight, lowering.isa.name)._replace(split=None)
+    prepared = requests.routed(rows, panels, groups, lowering.threads, lowering.isa.name,
+                               node.get("activations"))  # fmt: skip
+    launch(lowering, prepared, {
+        **prepared.weight(weight), "a": x.place, "ends": ends.place, "out": out.place
+    })  # fmt: skip
+
+
 def _gemm_in_parts(parts: Parts, node: Node) -> bool:
     a, b, c = (*node.inputs, "")[:3]
     a = parts.add("Transpose", a, perm=(1, 0), like=parts.tensor(a)) if node.get("transA") else a
@@ -383,6 +423,10 @@ operators.add("GroupedMatMul", Operator(
     meaning=_grouped, shape=_grouped_sizes, dtype="float32", lowering=_lower_grouped, onnx=False,
     aten=("transformers::grouped_mm_fallback",),  # of float32; PyTorch's is of bfloat16 there
     stays="products of groups of rows have kernels of float32 only",
+))  # fmt: skip
+operators.add("RoutedLinear", Operator(
+    meaning=_routed, shape=_routed_sizes, dtype="float32", lowering=_lower_routed, onnx=False,
+    stays="its weights are quantized where it is made",
 ))  # fmt: skip
 # An importer makes a quantized Linear of it.
 operators.add("MatMulInteger", Operator(

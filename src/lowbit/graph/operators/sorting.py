@@ -13,6 +13,7 @@ from lowbit.graph.lowering.elementwise import format_of, plain
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.operators.indices import gathered
 from lowbit.graph.operators.shapes import ints
+from lowbit.kernels.cpu.tensors.route import route
 from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 
 
@@ -82,3 +83,39 @@ def _top_k(lowering: Lowering, node: Node) -> None:
 
 
 operators.add("TopK", _TopK(meaning=_first, numbers_from=1, shape=_sizes, lowering=_top_k))
+
+
+class _Route(Operator):
+    """Pairs of rows and experts in the order of the experts, see kernels/cpu/tensors/route.py.
+
+    experts [rows, k] int64; attribute `count`: of experts. Outputs, int64: the rows of the pairs in
+    order [rows · k], where each pair is [rows, k], and where those of each expert end [count]."""
+
+    def infer(
+        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
+    ) -> tuple[Tensor, ...]:
+        (places,) = super().infer(node, tensors, known)
+        shapes = (math.prod(places.sizes),), places.shape, (node.get("count"),)
+        return tuple(Tensor("int64", shape) for shape in shapes)
+
+
+def _routed_pairs(node: Node, experts: Array) -> tuple[Array, Array, Array]:
+    flat = experts.reshape(-1)
+    sorted_pairs = np.argsort(flat, kind="stable")
+    ends = np.cumsum(np.bincount(flat, minlength=node.get("count")))
+    places = np.argsort(sorted_pairs, kind="stable").reshape(experts.shape)
+    return sorted_pairs // experts.shape[1], places, ends
+
+
+def _lower_route(lowering: Lowering, node: Node) -> None:
+    experts = plain(lowering, lowering.view(node.inputs[0]))
+    rows, places, ends = (lowering.output(name).place for name in node.outputs)
+    lowering.add(route.program(lowering.isa), {
+        "rows": rows, "places": places, "ends": ends, "experts": experts.place,
+        "count": math.prod(experts.shape), "each": experts.shape[1], "groups": node.get("count"),
+    })  # fmt: skip
+
+
+operators.add("Route", _Route(
+    meaning=_routed_pairs, shape=lambda node, experts: experts, lowering=_lower_route, onnx=False,
+))  # fmt: skip

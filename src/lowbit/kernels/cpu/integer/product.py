@@ -83,7 +83,7 @@ def product(
     weight: str = "s8",
     fused: bool = False,
 ) -> None:
-    """out[m, n] = epilogue(a[m, k_size] · b[k_size, n]); Rows and _Items say what is where."""
+    """out[m, n] = epilogue(a[m, k_size] · b[k_size, n]); Rows and Items say what is where."""
     grouping = a_format.grouping
     groups = Groups(grouping, column_scale, column_zero.cast(u8), row_scale, row_sum.cast(f32), m,
                     ceil(k_size, grouping.size)) if grouping else None  # fmt: skip
@@ -96,7 +96,7 @@ def product(
     operands = Operands(row_zero, row_sum, row_scale, column_sum, column_zero, column_scale, bias,
                         residual, residual_stride, parameters, out, out_stride, n)  # fmt: skip
     private = _own(k, shape, weight, fused, private, private_bytes)
-    items = _Items(
+    items = Items(
         micro, shape, weight, fused, rows, packed, private, panels, (next_panels, next_bytes), n,
         Output(k, epilogue, operands),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _own(
 
 
 @dataclass(frozen=True)
-class _Items:
+class Items:
     """What the items of a product share, and how one is computed.
 
     `packed`: scratch for the rows, lines of 64 bytes for each of every block of every step. With

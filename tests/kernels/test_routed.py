@@ -1,0 +1,105 @@
+"""Products of groups of rows with parts of one matrix, and the order that makes such groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.graph import Session
+from lowbit.graph.graph import Graph, Node, Tensor
+from lowbit.graph.operator import operators
+from lowbit.isa import SETS, available
+from lowbit.kernels.cpu.tensors.route import route
+from lowbit.numerics import quantize
+
+FORMS = {
+    "int8": ("int8", None, "dynamic"), "int4": ("int4", 32, "dynamic"),
+    "uint4": ("uint4", 32, "dynamic"), "int4, floats": ("int4", 64, "float"),
+    "uint4, floats": ("uint4", 32, "float"), "floats": ("", None, None),
+}  # fmt: skip
+# Rows of each expert: none, few, many; and N, K.
+ROWS = ((0, 3, 40, 1), (1, 0, 0, 0), (0, 0, 0, 9), (2, 2, 2, 2))
+
+
+def weights(form, n, k):
+    """A constant of four experts, and one of each."""
+    dtype, group, _ = FORMS[form]
+    values = np.random.default_rng(5).standard_normal((4 * n, k)).astype(np.float32)
+    parts = values, *np.split(values, 4)
+    if not dtype:
+        return parts
+    if group is None:
+        return [lowbit.pack(quantize(one, dtype, axis=0).T) for one in parts]
+    symmetric = dtype == "int4"
+    made = [
+        quantize(one, dtype, axis=0, group_size=group, group_axis=1, symmetric=symmetric)
+        for one in parts
+    ]
+    return [lowbit.pack(one.T) for one in made]
+
+
+def network(op, x, weight, activations, **others):
+    tensors = {"x": Tensor("float32", x.shape)}
+    tensors |= {name: Tensor("int64", one.shape) for name, one in others.items()}
+    attributes = {"activations": activations} if activations else {}
+    node = Node(op, ("x", "w", *others), ("out",), attributes)
+    return Graph(("x", *others), ("out",), (node,), {"w": weight}, tensors)
+
+
+@pytest.mark.parametrize("isa", available())
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [(48, 96), (80, 200)], ids=str)
+def test_experts_are_linear_layers(sizes, form, isa):
+    whole, *each = weights(form, *sizes)
+    for rows in ROWS:
+        ends = np.cumsum(rows)
+        x = np.random.default_rng(6).standard_normal((ends[-1], sizes[1])).astype(np.float32)
+        graph = network("RoutedLinear", x, whole, FORMS[form][2], ends=ends)
+        outs = [
+            Session(graph, threads=threads, isa=isa).run(x=x, ends=ends)["out"]
+            for threads in (1, 3)
+        ]
+        assert (outs[0] == outs[1]).all()
+        for weight, part, out in zip(
+            each, np.split(x, ends[:-1]), np.split(outs[0], ends[:-1]), strict=True
+        ):
+            if len(part):
+                one = network("Linear", part, weight, FORMS[form][2])
+                want = Session(one, threads=1, isa=isa).run(x=part)["out"]
+                np.testing.assert_allclose(out, want, atol=1e-5, rtol=1e-5)
+
+
+def test_the_meaning_is_that_of_the_kernel():
+    whole = weights("int4", 48, 96)[0]
+    ends = np.array([3, 3, 7, 9])
+    x = np.random.default_rng(6).standard_normal((9, 96)).astype(np.float32)
+    graph = network("RoutedLinear", x, whole, "dynamic", ends=ends)
+    want = operators.get("RoutedLinear").meaning(graph.nodes[0], x, whole.dequantize().T, ends)
+    got = Session(graph, threads=1).run(x=x, ends=ends)["out"]
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", list(SETS))
+def test_pairs_in_the_order_of_experts(isa):
+    experts = np.random.default_rng(7).integers(0, 6, (11, 3))
+    node = Node("Route", ("experts",), ("rows", "places", "ends"), {"count": 7})
+    want = operators.get("Route").meaning(node, experts)
+    got = [np.full(shape, -1) for shape in (33, (11, 3), 7)]
+    route.interpret(SETS[isa], {
+        "rows": got[0], "places": got[1], "ends": got[2], "experts": experts, "count": 33,
+        "each": 3, "groups": 7,
+    })  # fmt: skip
+    for one, other in zip(got, want, strict=True):
+        assert (one == other).all()
+    graph = Graph(("experts",), node.outputs, (node,), {}, {"experts": Tensor("int64", (11, 3))})
+    for one, other in zip(Session(graph).run(experts=experts).values(), want, strict=True):
+        assert (one == other).all()
+
+
+def test_parts_that_are_no_whole_panels():
+    x, ends = np.zeros((2, 96), np.float32), np.array([0, 2])
+    weight = weights("int4", 12, 96)[0]
+    graph = network("RoutedLinear", x, weight, "dynamic", ends=ends)
+    with pytest.raises(ValueError, match="whole panels"):
+        Session(graph).run(x=x, ends=ends)
