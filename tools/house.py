@@ -32,7 +32,7 @@ LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools 
 SET_ROOMS = {"isa", "kernels"}
 OPERATORS = "lowbit.graph.operators."
 # Of each operator of networks and each file that names it. It falls.
-NAMINGS = 418
+NAMINGS = 411
 
 
 @dataclass(frozen=True)
