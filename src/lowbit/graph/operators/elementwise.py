@@ -63,10 +63,14 @@ class Elementwise(Operator):
         inputs = [Expression((number,), (), one) for number, one in enumerate(whole)]
         return self.meaning(*inputs, **self._attributes(node))
 
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Its attributes, and what they are where a node does not say."""
+        return _keywords(self.meaning)
+
     def _attributes(self, node: Node) -> dict[str, Any]:
         return {
-            name: type(default)(node.get(name, default))
-            for name, default in _keywords(self.meaning).items()
+            name: type(default)(node.get(name, default)) for name, default in self.keywords.items()
         }
 
 
@@ -187,10 +191,10 @@ def _elu(x: Any, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float =
     return made if scale == 1 else made * scale
 
 
-def _softplus(x: Any, *, beta: float = 1.0, threshold: float = _ALMOST_LINEAR) -> Any:
+def _softplus(x: Any, *, slope: float = 1.0, threshold: float = _ALMOST_LINEAR) -> Any:
     """Beyond the threshold x itself."""
-    made = f.softplus(x) if beta == 1 else f.softplus(x * beta) / beta
-    return made if threshold >= _ALMOST_LINEAR else f.where(x * beta > threshold, x, made)
+    made = f.softplus(x) if slope == 1 else f.softplus(x * slope) / slope
+    return made if threshold >= _ALMOST_LINEAR else f.where(x * slope > threshold, x, made)
 
 
 def _celu(x: Any, *, alpha: float = 1.0) -> Any:
@@ -257,7 +261,7 @@ _add("HardSigmoid", _hard_sigmoid, wide=True)
 _add("HardSwish", f.hardswish, wide=True, aten=("hardswish",), formulas=({},))
 _add("Tanh", f.tanh, wide=True, aten=("tanh",))
 _add("Softplus", _softplus, wide=True, aten=("softplus",),
-     arguments={"beta": "beta", "threshold": "threshold"})  # fmt: skip
+     arguments={"slope": "beta", "threshold": "threshold"})  # fmt: skip
 _add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
 _add("Mish", f.mish, wide=True, aten=("mish",), formulas=({},))
 _add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"},
