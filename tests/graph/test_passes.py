@@ -12,8 +12,8 @@ import pytest
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.passes import simplified
-from lowbit.graph.passes.absorb import absorbed
 from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fold_qdq import absorbed
 from lowbit.graph.passes.fuse import fused
 from lowbit.graph.passes.infer import inferred
 from lowbit.numerics import QTensor, quantize
