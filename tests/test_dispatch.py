@@ -433,5 +433,5 @@ def test_short_products_claim_the_lines_they_write(monkeypatch: pytest.MonkeyPat
     asked = [product("amx", 783, 78, k)._replace(output="f32") for k in (8, 512, 513)]
     for claims in (True, False):
         monkeypatch.setattr(host, "claims_lines", lambda size, claims=claims: claims)
-        assert [one.epilogue.claims for one in asked] == [claims, claims, False]
-        assert not asked[0]._replace(streams=True).epilogue.claims
+        assert [one.epilogue.prefetch_output for one in asked] == [claims, claims, False]
+        assert not asked[0]._replace(streams=True).epilogue.prefetch_output

@@ -22,7 +22,7 @@ from lowbit.bench.core import probe, runner
 from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
-from lowbit.bench.peers import own
+from lowbit.bench.peers import own_linear
 from lowbit.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
 
 pytestmark = pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_wrong_result_of_lowbit_stops_the_run(monkeypatch: pytest.MonkeyPatch)
     def wrong(*arguments: Any, **options: Any) -> np.ndarray:
         return lowbit.linear_dynamic(*arguments, **options) + np.float32(1)
 
-    monkeypatch.setattr(own.lowbit, "linear_weight_only", wrong)
+    monkeypatch.setattr(own_linear.lowbit, "linear_weight_only", wrong)
     with pytest.raises(RuntimeError, match=r"lowbit W4A32 computes .* wrongly: .* a bug"):
         run(Linear(("2x32:32x17",), "f32", 32), Plan(peers=False, limits=QUICK))
 

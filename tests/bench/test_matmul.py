@@ -30,7 +30,7 @@ from lowbit.bench.core.table import (
     format_spread,
     three_digits,
 )
-from lowbit.bench.peers.libraries import NumpyFloat
+from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import Lowbit, packed_weight
 from lowbit.bench.suites.matmul import Matmul
 from lowbit.bench.suites.matmul.problem import (

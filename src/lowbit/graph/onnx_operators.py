@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # ONNX Runtime's own operators on 8-bit integers, of its format QOperator, in those of ONNX.
 #
 # Each becomes its float operator between DequantizeLinear and QuantizeLinear, which
-# passes/absorb.py makes formats of. (Microsoft's domain, as onnxruntime/docs/ContribOperators.md
+# passes/fold_qdq.py makes formats of. (Microsoft's domain, as onnxruntime/docs/ContribOperators.md
 # defines it.)
 
 DOMAIN = "com.microsoft"

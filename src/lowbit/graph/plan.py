@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Graph, Tensor
+from lowbit.graph.layer_tiling import sliced
 from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import arranged
-from lowbit.graph.slices import sliced
 from lowbit.graph.step import Step, reading_ahead
 from lowbit.isa import InstructionSet
 from lowbit.jit import verbose

@@ -115,7 +115,7 @@ class Product(NamedTuple):
             scales=scales,
             uniform=self.a.uniform,
             moderate=self.moderate and self.b.moderate,
-            claims=not self.streams
+            prefetch_output=not self.streams
             and self.b.k <= _MOST_CLAIMED
             and host.claims_lines(self.m * self.n * self.out_bytes),
         )

@@ -10,7 +10,7 @@ import numpy as np
 import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.bench.core.case import OURS, Implementation, Ready, implementation
-from lowbit.bench.peers.libraries import NumpyFloat
+from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import thread_limit
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
 from lowbit.bench.suites.gemm import Problem, Product

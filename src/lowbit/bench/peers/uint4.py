@@ -19,7 +19,7 @@ from lowbit.bench.core.case import (
     find,
     implementation,
 )
-from lowbit.bench.peers.libraries import NumpyFloat
+from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import runs_on, thread_limit
 from lowbit.bench.suites.matmul.problem import Problem, product
 from lowbit.bench.suites.steps import BASELINE, LARGEST, Task

@@ -65,7 +65,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
     """Nodes of nothing but constants, computed; where all sizes are numbers also those of shapes,
     which are among what is `known`, if `facts` were asked before.
 
-    DequantizeLinear of a constant stays: absorb.py makes a QTensor of it."""
+    DequantizeLinear of a constant stays: fold_qdq.py makes a QTensor of it."""
     values, constants = Values(graph), dict(graph.constants)
     if known is None and not graph.open_sizes:
         known = facts(graph)[1]

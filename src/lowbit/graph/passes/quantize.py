@@ -10,8 +10,13 @@ import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
 from lowbit.graph.operator import Array, operators
-from lowbit.graph.passes.absorb import UNKNOWN
-from lowbit.graph.passes.demand import demanded, only_for_attention, sharing, with_copies
+from lowbit.graph.passes.fold_qdq import UNKNOWN
+from lowbit.graph.passes.quantization_regions import (
+    demanded,
+    only_for_attention,
+    sharing,
+    with_copies,
+)
 from lowbit.graph.passes.weights import Seen, WeightSetting, correction
 from lowbit.numerics import QTensor, affine_parameters, int_format
 from lowbit.numerics.methods import Activations

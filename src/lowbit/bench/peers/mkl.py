@@ -1,91 +1,23 @@
-"""Products of matrices by NumPy, MKL and NumKong."""
+"""MKL's own integer product, from the package `mkl`, called through ctypes.
+
+Source: Intel oneMKL developer reference for C, cblas_gemm_s8u8s32 and its _pack, _compute forms
+(with row-major operands the left one is unsigned and the right one signed).
+"""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
-from typing import Any
 
 import numpy as np
 
-from lowbit.bench.core.case import Implementation, Ready, implementation
-from lowbit.bench.peers.torch_products import BYTES, SumsOnly
+from lowbit.bench.core.case import Ready, implementation
+from lowbit.bench.peers.torch_products import SumsOnly
 from lowbit.bench.suites.matmul.problem import Array, Problem, Product
 from lowbit.jit.workspace import aligned_empty
 from lowbit.registry.extras import install
-
-# NumPy's float32 product: OpenBLAS, in the packages that NumPy's project builds.
-
-
-@implementation("matmul")
-class NumpyFloat(Implementation):
-    """The product of the float version of the data."""
-
-    name = "numpy fp32"
-    pool = "BLAS of numpy"
-    remark = "float32 data and result"
-    needs = ("threadpoolctl",)  # without it its threads cannot be set
-
-    def library(self) -> tuple[str, str]:
-        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-        return str(blas["name"]), f"{blas['version']} in numpy {np.__version__}"
-
-    def runs_on(self, case: Product) -> str | None:
-        from threadpoolctl import threadpool_info
-
-        names = [pool.get("architecture") for pool in threadpool_info()]
-        return next((name for name in names if name), None)
-
-    def prepare(self, problem: Problem, threads: int) -> Ready:
-        weight = problem.b_float.copy()
-        return Ready(partial(np.matmul, problem.a_float, weight), problem.from_real)
-
-
-# NumKong's packed product of signed bytes, from the package `numkong`.
-
-_FLIP = 128
-
-
-@implementation("matmul")
-class NumKong(SumsOnly):
-    """`numkong.dots_packed`. It multiplies bytes of one sign, so a left operand of u8 is given to
-    it with 128 taken away; what that adds to the sums is added when the result is read."""
-
-    name = "NumKong i8"
-    isolated = True
-    pool = "OpenMP of numkong"
-    needs = ("numkong",)
-    takes = BYTES
-    package = "NumKong", "numkong"
-
-    def note(self, case: Product) -> str:
-        shifted = "left bytes made signed beforehand" if case.dtypes.startswith("u8") else ""
-        return "; ".join(filter(None, (super().note(case), shifted)))
-
-    def prepare(self, problem: Problem, threads: int) -> Ready:
-        numkong: Any = importlib.import_module("numkong")
-        packed = numkong.dots_pack(np.ascontiguousarray(problem.b.T))
-        unsigned = problem.a.dtype == np.uint8
-        left = (problem.a ^ np.uint8(_FLIP)).view(np.int8) if unsigned else problem.a
-        # Asked for one thread it would still enter a parallel region.
-        options = {"threads": threads} if threads > 1 else {}
-
-        def read(result: Any) -> Array:
-            sums = np.asarray(result).astype(np.int64)
-            if unsigned:
-                sums += _FLIP * problem.b.sum(axis=0, dtype=np.int64)
-            return problem.from_sums(sums)
-
-        return Ready(partial(numkong.dots_packed, left, packed, **options), read)
-
-
-# MKL's own integer product, from the package `mkl`, called through ctypes.
-#
-# Source: Intel oneMKL developer reference for C, cblas_gemm_s8u8s32 and its _pack, _compute forms
-# (with row-major operands the left one is unsigned and the right one signed).
 
 # Values of the enumerations in mkl_cblas.h and mkl_service.h.
 _ROW_MAJOR, _NO_TRANSPOSE, _PACKED, _B_MATRIX, _ONE_OFFSET = 101, 111, 151, 162, 173
