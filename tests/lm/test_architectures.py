@@ -33,6 +33,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7] * 2,
         "long_factor": [1.0, 1.5, 2.5, 4.0] * 2}  # fmt: skip
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 48, "num_hidden_layers": 7, **LOCAL}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 CASES = {
     "llama": ("Llama", {}),
     "llama with biases, tied": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -62,6 +63,10 @@ CASES = {
                                                      "max_window_layers": 2}),
     "qwen 3 with yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "smollm 3": ("SmolLM3", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen 2, experts": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 96,
+                                     "decoder_sparse_step": 2}),
+    "qwen 3, experts": ("Qwen3Moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
 }  # fmt: skip
 
 
@@ -112,13 +117,15 @@ def test_greedy_text_is_that_of_transformers(tmp_path):
     assert ours == made
 
 
-def test_weights_of_4_bits_are_what_they_stand_for(tmp_path):
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen 2, experts"])
+def test_weights_of_4_bits_are_what_they_stand_for(name, tmp_path):
     """Against the float model with the weights that were made."""
-    model, form = random_model("llama", tmp_path), WeightFormat("int4", 32)
+    model, form = random_model(name, tmp_path), WeightFormat("int4", 32)
     lm = LanguageModel.load(tmp_path, weights="int4", activations="float", cache="float32")
     for key, value in model.named_parameters():
-        if "proj" in key or "lm_head" in key:
-            made = form.quantize(value.detach().numpy()).dequantize()
+        if ("proj" in key or "lm_head" in key) and value.ndim > 1:
+            rows = value.detach().numpy().reshape(-1, value.shape[-1])
+            made = form.quantize(rows).dequantize().reshape(value.shape)
             value.data.copy_(torch.from_numpy(made))
     ids = np.random.default_rng(1).integers(0, 300, 50).tolist()
     want = logits(model, ids)
@@ -141,7 +148,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
-        ({"num_local_experts": 8}, "mixtures of experts"),
+        ({"model_type": "phi3", "num_local_experts": 8}, "mixtures of experts.*phi3"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
     ],
@@ -159,5 +166,8 @@ def test_a_description_that_lacks_or_contradicts():
         Description.of_config({"model_type": "llama"})
     with pytest.raises(ValueError, match="share 3"):
         Description.of_config({"model_type": "llama", **COMMON, "num_key_value_heads": 3})
+    with pytest.raises(ValueError, match="3 of 2 experts"):
+        Description.of_config({"model_type": "mixtral", **COMMON, "num_local_experts": 2,
+                               "num_experts_per_tok": 3})  # fmt: skip
     with pytest.raises(ValueError, match="layers must be"):
         Description.of_config({"model_type": "llama", **COMMON, "num_hidden_layers": -1})

@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,16 @@ _NAMES = (
     (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blk.\1.attn_output"),
     (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blk.\1.ffn_\2"),
     (r"model\.layers\.(\d+)\.mlp\.gate_up_proj", r"blk.\1.ffn_up"),
+    (r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate", r"blk.\1.ffn_gate_inp"),
+    (r"model\.layers\.(\d+)\.mlp\.shared_expert_gate", r"blk.\1.ffn_gate_inp_shexp"),
+    (r"model\.layers\.(\d+)\.mlp\.shared_expert\.(gate|up|down)_proj", r"blk.\1.ffn_\2_shexp"),
     (r"model\.layers\.(\d+)\.input_layernorm", r"blk.\1.attn_norm"),
     (r"model\.layers\.(\d+)\.pre_feedforward_layernorm", r"blk.\1.ffn_norm"),
     (r"model\.layers\.(\d+)\.post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
 )  # fmt: skip
+_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)"
+_OF_EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up",
+               "down_proj": "down"}  # fmt: skip
 _AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
 _NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows the block
 
@@ -61,7 +66,7 @@ class GgufCheckpoint:
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]."""
         stored = self._stored(name)
-        block, data = BLOCKS[stored.kind], stored.data
+        block, data = BLOCKS[stored.kind], stored.data.reshape(-1, stored.data.shape[-1])
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
         return block.numbers(data) if block.parts is None else block.weight(data)
@@ -104,13 +109,17 @@ class FolderCheckpoint:
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{path} holds no safetensors")
-        self._tensors = dict[str, StoredTensor]()
+        self._tensors, experts = dict[str, StoredTensor](), dict[str, dict[int, StoredTensor]]()
         for file in files:
             for name, tensor in read_tensors(file).items():
                 stem, _, part = name.rpartition(".")
-                if (known := self._name(stem)) is not None:
+                if match := re.fullmatch(_EXPERT, stem):
+                    known = f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{part}"
+                    experts.setdefault(known, {})[int(match[2])] = tensor
+                elif (known := self._name(stem)) is not None:
                     self._tensors[f"{known}.{part}"] = tensor
-        self.names = frozenset(self._tensors)
+        self._experts = {name: [parts[i] for i in sorted(parts)] for name, parts in experts.items()}
+        self.names = frozenset(self._tensors).union(experts)
 
     def _name(self, stem: str) -> str | None:
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
@@ -129,6 +138,8 @@ class FolderCheckpoint:
 
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]."""
+        if name in self._experts:
+            return np.concatenate([_numbers(one).astype(np.float32) for one in self._experts[name]])
         return self._array(name).astype(np.float32)
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
@@ -140,9 +151,12 @@ class FolderCheckpoint:
         return self.vector(f"{name}.bias")
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        tensor = _of(self._tensors, name)
-        dtype = DTYPES[tensor.dtype]
-        return tensor.data.view(getattr(ml_dtypes, dtype, dtype)).reshape(tensor.shape)
+        return _numbers(_of(self._tensors, name))
+
+
+def _numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
+    dtype = DTYPES[tensor.dtype]
+    return tensor.data.view(getattr(ml_dtypes, dtype, dtype)).reshape(tensor.shape)
 
 
 Checkpoint = GgufCheckpoint | FolderCheckpoint
@@ -166,15 +180,21 @@ def _of(tensors: Mapping[str, Any], name: str) -> Any:
     return tensors[name]
 
 
-def joined(weights: Sequence[Matrix]) -> Matrix | None:
-    """Weights below each other, [sum of N, K]; None if they are not of one kind."""
+def joined(weights: Sequence[Matrix], experts: int = 1) -> Matrix | None:
+    """Weights below each other, [sum of N, K]; those of `experts` one expert after another. None if
+    they are not of one kind."""
     first = weights[0]
     if len(weights) == 1:
         return first
+
+    def together(arrays: Sequence[Any]) -> npt.NDArray[Any]:
+        rest = arrays[0].shape[1:]
+        return np.concatenate([a.reshape(experts, -1, *rest) for a in arrays], 1).reshape(-1, *rest)
+
     if isinstance(first, np.ndarray):
         if not all(isinstance(one, np.ndarray) for one in weights):
             return None
-        return np.concatenate(weights)  # type: ignore[arg-type]
+        return together(weights)
     if not all(
         isinstance(one, QuantizedWeight)
         and (one.weight.format, one.weight.group_size)
@@ -183,7 +203,6 @@ def joined(weights: Sequence[Matrix]) -> Matrix | None:
     ):
         return None
     parts = [one for one in weights if isinstance(one, QuantizedWeight)]
-    together = partial(np.concatenate, axis=0)
     whole = QTensor(
         together([one.weight.values for one in parts]),
         together([one.weight.scale for one in parts]),
