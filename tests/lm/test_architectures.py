@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from lowbit.lm import LanguageModel
 from lowbit.lm.description import Description
@@ -101,6 +102,33 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     with lm.sequence() as sequence:
         rows = [sequence.feed(ids[:20]), *(sequence.feed([token]) for token in ids[20:])]
     assert np.abs(np.stack(rows) - want[19:]).max() <= 1e-5 * most
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma_3_that_sees_is_read_as_text(prefix, tmp_path):
+    """Its tensors have other names, and its config another one inside."""
+    model = random_model("gemma 3", tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors = safetensors.numpy.load_file(file)
+    renamed = {name.replace("model.", prefix, 1): one for name, one in tensors.items()}
+    safetensors.numpy.save_file(renamed, file)
+    inside = json.loads(config.read_text())
+    config.write_text(json.dumps({"model_type": "gemma3", "text_config": inside}))
+    ids = [5, 17, 123, 9]
+    want = logits(model, ids)
+    lm = LanguageModel.load(tmp_path, cache="float32")
+    assert np.abs(lm.logits(ids) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_gemma_3_leaves_out_what_is_known():
+    config = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+              "num_hidden_layers": 34, "sliding_window": 1024,
+              "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    d = Description.of_config({"model_type": "gemma3", "text_config": config})
+    assert (d.heads, d.key_heads, d.head_dim, d.vocabulary) == (8, 4, 256, 262208)
+    assert (d.base, d.local_base, d.attention_scale) == (1e6, 1e4, 1 / 16)
+    assert [i for i in range(34) if not d.window(i)] == [5, 11, 17, 23, 29]
+    np.testing.assert_allclose(d.frequencies(4096)[0][0], 1 / 8)
 
 
 def test_greedy_text_is_that_of_transformers(tmp_path):
