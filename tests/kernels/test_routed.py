@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 import lowbit
+from lowbit import isa as instruction_sets
 from lowbit.graph import Session
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.operator import operators
 from lowbit.isa import SETS, available
+from lowbit.kernels.cpu.integer.routed import routed_product
 from lowbit.kernels.cpu.tensors.route import route
 from lowbit.numerics import quantize
+from lowbit.product import requests
 
 FORMS = {
     "int8": ("int8", None, "dynamic"), "int4": ("int4", 32, "dynamic"),
@@ -37,6 +40,10 @@ def weights(form, n, k):
         for one in parts
     ]
     return [lowbit.pack(one.T) for one in made]
+
+
+def panel_format(weight, isa):
+    return requests.panel_format(weight, isa)._replace(split=None)
 
 
 def network(op, x, weight, activations, **others):
@@ -68,6 +75,36 @@ def test_experts_are_linear_layers(sizes, form, isa):
                 one = network("Linear", part, weight, FORMS[form][2])
                 want = Session(one, threads=1, isa=isa).run(x=part)["out"]
                 np.testing.assert_allclose(out, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("isa", list(SETS))
+@pytest.mark.parametrize("form", [one for one in FORMS if one != "floats"])
+def test_the_text_on_sets_of_any_machine(form, isa, monkeypatch):
+    """By the interpreter, which checks each access."""
+    n, k = 48, 72
+    whole, *each = weights(form, n, k)
+    active = instruction_sets.active
+    monkeypatch.setattr(instruction_sets, "active", lambda name=None: SETS.get(name) or active())
+    monkeypatch.setattr(routed_product, "program", lambda *_, **__: None)
+    ends, activations = np.cumsum([0, 3, 19, 1]), FORMS[form][2]
+    x = np.random.default_rng(6).standard_normal((23, k)).astype(np.float32)
+    prepared = requests.routed(23, panel_format(whole, isa), 4, 1, isa, activations)
+    (launch,), plan, product = prepared.launches, prepared.plan, prepared.request
+    out, groups = np.full((23, n), np.nan, np.float32), whole.scale.size // (4 * n)
+    routed_product.interpret(plan.isa, {
+        **launch.numbers, "a": x, "ends": ends, "out": out, "row_zero": np.zeros(23, np.int32),
+        "row_scale": np.zeros(23 * groups, np.float32), "row_sum": np.zeros(23 * groups, np.int32),
+        "panels": whole.panels, "column_sum": whole.column_sums.view(np.int32),
+        "column_scale": whole.scale, "private": np.zeros(plan.private_bytes, np.uint8),
+        "column_zero": None if whole.zero_points is None else whole.zero_points.view(np.int32),
+    }, micro=plan.micro, shape=plan.shape, a_format=product.a, epilogue=product.epilogue,
+        weight=product.b.stored)  # fmt: skip
+    for weight, part, made in zip(
+        each, np.split(x, ends[:-1]), np.split(out, ends[:-1]), strict=True
+    ):
+        if len(part):
+            want = Session(network("Linear", part, weight, activations), threads=1).run(x=part)
+            np.testing.assert_allclose(made, want["out"], atol=1e-5, rtol=1e-5)
 
 
 def test_the_meaning_is_that_of_the_kernel():

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from lowbit.lm import LanguageModel
 from lowbit.lm.description import Description
@@ -33,6 +34,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7] * 2,
         "long_factor": [1.0, 1.5, 2.5, 4.0] * 2}  # fmt: skip
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 48, "num_hidden_layers": 7, **LOCAL}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 CASES = {
     "llama": ("Llama", {}),
     "llama with biases, tied": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -62,6 +64,10 @@ CASES = {
                                                      "max_window_layers": 2}),
     "qwen 3 with yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
     "smollm 3": ("SmolLM3", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen 2, experts": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 96,
+                                     "decoder_sparse_step": 2}),
+    "qwen 3, experts": ("Qwen3Moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
 }  # fmt: skip
 
 
@@ -98,6 +104,33 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     assert np.abs(np.stack(rows) - want[19:]).max() <= 1e-5 * most
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma_3_that_sees_is_read_as_text(prefix, tmp_path):
+    """Its tensors have other names, and its config another one inside."""
+    model = random_model("gemma 3", tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors = safetensors.numpy.load_file(file)
+    renamed = {name.replace("model.", prefix, 1): one for name, one in tensors.items()}
+    safetensors.numpy.save_file(renamed, file)
+    inside = json.loads(config.read_text())
+    config.write_text(json.dumps({"model_type": "gemma3", "text_config": inside}))
+    ids = [5, 17, 123, 9]
+    want = logits(model, ids)
+    lm = LanguageModel.load(tmp_path, cache="float32")
+    assert np.abs(lm.logits(ids) - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_gemma_3_leaves_out_what_is_known():
+    config = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+              "num_hidden_layers": 34, "sliding_window": 1024,
+              "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    d = Description.of_config({"model_type": "gemma3", "text_config": config})
+    assert (d.heads, d.key_heads, d.head_dim, d.vocabulary) == (8, 4, 256, 262208)
+    assert (d.base, d.local_base, d.attention_scale) == (1e6, 1e4, 1 / 16)
+    assert [i for i in range(34) if not d.window(i)] == [5, 11, 17, 23, 29]
+    np.testing.assert_allclose(d.frequencies(4096)[0][0], 1 / 8)
+
+
 def test_greedy_text_is_that_of_transformers(tmp_path):
     model = random_model("llama", tmp_path)
     ids = [5, 17, 123, 9]
@@ -112,13 +145,15 @@ def test_greedy_text_is_that_of_transformers(tmp_path):
     assert ours == made
 
 
-def test_weights_of_4_bits_are_what_they_stand_for(tmp_path):
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen 2, experts"])
+def test_weights_of_4_bits_are_what_they_stand_for(name, tmp_path):
     """Against the float model with the weights that were made."""
-    model, form = random_model("llama", tmp_path), WeightFormat("int4", 32)
+    model, form = random_model(name, tmp_path), WeightFormat("int4", 32)
     lm = LanguageModel.load(tmp_path, weights="int4", activations="float", cache="float32")
     for key, value in model.named_parameters():
-        if "proj" in key or "lm_head" in key:
-            made = form.quantize(value.detach().numpy()).dequantize()
+        if ("proj" in key or "lm_head" in key) and value.ndim > 1:
+            rows = value.detach().numpy().reshape(-1, value.shape[-1])
+            made = form.quantize(rows).dequantize().reshape(value.shape)
             value.data.copy_(torch.from_numpy(made))
     ids = np.random.default_rng(1).integers(0, 300, 50).tolist()
     want = logits(model, ids)
@@ -141,7 +176,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
-        ({"num_local_experts": 8}, "mixtures of experts"),
+        ({"model_type": "phi3", "num_local_experts": 8}, "mixtures of experts.*phi3"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     ],
@@ -159,5 +194,8 @@ def test_a_description_that_lacks_or_contradicts():
         Description.of_config({"model_type": "llama"})
     with pytest.raises(ValueError, match="share 3"):
         Description.of_config({"model_type": "llama", **COMMON, "num_key_value_heads": 3})
+    with pytest.raises(ValueError, match="3 of 2 experts"):
+        Description.of_config({"model_type": "mixtral", **COMMON, "num_local_experts": 2,
+                               "num_experts_per_tok": 3})  # fmt: skip
     with pytest.raises(ValueError, match="layers must be"):
         Description.of_config({"model_type": "llama", **COMMON, "num_hidden_layers": -1})

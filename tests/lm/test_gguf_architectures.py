@@ -32,6 +32,9 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
         "rope.scaling.attn_factor": (1 + np.log(8) / np.log(32)) ** 0.5,
         "rope.scaling.original_context_length": 32,
     }),
+    "mixtral": ("llama", {"expert_count": 4, "expert_used_count": 2}),
+    "qwen 2, experts": ("qwen2moe", {"expert_count": 8, "expert_used_count": 3}),
+    "qwen 3, experts": ("qwen3moe", {"expert_count": 8, "expert_used_count": 3}),
     "qwen 3 with yarn": ("qwen3", {
         "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
         "rope.scaling.original_context_length": 64,
@@ -51,9 +54,9 @@ def write(path, folder, kind, more, config):
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head_dim, "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": 1e-5 if kind == "phi3" else 1e-6,
+        "attention.layer_norm_rms_epsilon": checkpoint.description.epsilon,
         "vocab_size": config["vocab_size"],
-        "rope.dimension_count": head_dim, **more,
+        "rope.dimension_count": head_dim, "rope.freq_base": checkpoint.description.base, **more,
     }  # fmt: skip
     for key, value in given.items():
         add = {int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}
@@ -64,6 +67,10 @@ def write(path, folder, kind, more, config):
         if kind == "llama" and re.search(r"attn_[qk]\.", name):  # neighbours are turned together
             halves = value.reshape(-1, 2, head_dim // 2, value.shape[-1])
             value = halves.swapaxes(1, 2).reshape(value.shape)
+        if "_exps" in name:
+            value = value.reshape(more["expert_count"], -1, value.shape[-1])
+        if "inp_shexp" in name:
+            value = value.reshape(-1)
         writer.add_tensor(name, np.ascontiguousarray(value))
     for name in ("long", "short"):
         if factors := checkpoint.description.scaling.get(f"{name}_factor"):

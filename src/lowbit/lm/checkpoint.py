@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,16 @@ _NAMES = (
     (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blk.\1.attn_output"),
     (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blk.\1.ffn_\2"),
     (r"model\.layers\.(\d+)\.mlp\.gate_up_proj", r"blk.\1.ffn_up"),
+    (r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.gate", r"blk.\1.ffn_gate_inp"),
+    (r"model\.layers\.(\d+)\.mlp\.shared_expert_gate", r"blk.\1.ffn_gate_inp_shexp"),
+    (r"model\.layers\.(\d+)\.mlp\.shared_expert\.(gate|up|down)_proj", r"blk.\1.ffn_\2_shexp"),
     (r"model\.layers\.(\d+)\.input_layernorm", r"blk.\1.attn_norm"),
     (r"model\.layers\.(\d+)\.pre_feedforward_layernorm", r"blk.\1.ffn_norm"),
     (r"model\.layers\.(\d+)\.post_feedforward_layernorm", r"blk.\1.post_ffw_norm"),
 )  # fmt: skip
+_EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)"
+_OF_EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up",
+               "down_proj": "down"}  # fmt: skip
 _AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
 _NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows the block
 
@@ -64,7 +69,7 @@ class GgufCheckpoint:
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]."""
         stored = self._stored(name)
-        block, data = BLOCKS[stored.kind], stored.data
+        block, data = BLOCKS[stored.kind], stored.data.reshape(-1, stored.data.shape[-1])
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
         return block.numbers(data) if block.parts is None else block.weight(data)
@@ -110,16 +115,23 @@ class FolderCheckpoint:
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{path} holds no safetensors")
-        self._tensors = dict[str, StoredTensor]()
+        self._tensors, experts = dict[str, StoredTensor](), dict[str, dict[int, StoredTensor]]()
         for file in files:
             for name, tensor in read_tensors(file).items():
                 stem, _, part = name.rpartition(".")
-                if (known := self._name(stem)) is not None:
+                if match := re.fullmatch(_EXPERT, stem):
+                    known = f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{part}"
+                    experts.setdefault(known, {})[int(match[2])] = tensor
+                elif (known := self._name(stem)) is not None:
                     self._tensors[f"{known}.{part}"] = tensor
         self._layers = layers_of(quantization, self._tensors, self.notes)
         if "token_embd" in self._layers:
             raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
-        self.names = frozenset(self._tensors) | {f"{stem}.weight" for stem in self._layers}
+        if quantization and experts:
+            raise NotImplementedError(f"{path}: experts that are quantized are read of GGUF only")
+        self._experts = {name: [parts[i] for i in sorted(parts)] for name, parts in experts.items()}
+        layers = {f"{stem}.weight" for stem in self._layers}
+        self.names = frozenset(self._tensors).union(layers, experts)
 
     def _name(self, stem: str) -> str | None:
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
@@ -137,9 +149,11 @@ class FolderCheckpoint:
         return value + np.float32(self.description.norm_offset if "norm" in name else 0)
 
     def matrix(self, name: str) -> Matrix:
-        """A weight [N, K], its columns in the `order` of its inputs."""
+        """A weight [N, K], its columns in the `order` of its inputs; experts below each other."""
         if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
             return layer.weight()
+        if name in self._experts:
+            return np.concatenate([array_of(one).astype(np.float32) for one in self._experts[name]])
         return self._array(name).astype(np.float32)
 
     def order(self, name: str) -> npt.NDArray[np.int64] | None:
@@ -183,15 +197,21 @@ def _of(tensors: Mapping[str, Any], name: str) -> Any:
     return tensors[name]
 
 
-def joined(weights: Sequence[Matrix]) -> Matrix | None:
-    """Weights below each other, [sum of N, K]; None if they are not of one kind."""
+def joined(weights: Sequence[Matrix], experts: int = 1) -> Matrix | None:
+    """Weights below each other, [sum of N, K]; those of `experts` one expert after another. None if
+    they are not of one kind."""
     first = weights[0]
     if len(weights) == 1:
         return first
+
+    def together(arrays: Sequence[Any]) -> npt.NDArray[Any]:
+        rest = arrays[0].shape[1:]
+        return np.concatenate([a.reshape(experts, -1, *rest) for a in arrays], 1).reshape(-1, *rest)
+
     if isinstance(first, np.ndarray):
         if not all(isinstance(one, np.ndarray) for one in weights):
             return None
-        return np.concatenate(weights)  # type: ignore[arg-type]
+        return together(weights)
     if not all(
         isinstance(one, QuantizedWeight)
         and (one.weight.format, one.weight.group_size)
@@ -200,7 +220,6 @@ def joined(weights: Sequence[Matrix]) -> Matrix | None:
     ):
         return None
     parts = [one for one in weights if isinstance(one, QuantizedWeight)]
-    together = partial(np.concatenate, axis=0)
     whole = QTensor(
         together([one.weight.values for one in parts]),
         together([one.weight.scale for one in parts]),

@@ -18,11 +18,14 @@ _GEMMA = {"function": "gelu_tanh", "norm_offset": 1.0}
 _SERVED: dict[str, dict[str, Any]] = {
     "llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "olmo2": {}, "phi3": {}, "granite": {},
     "smollm3": {"straight": 4}, "gemma": _GEMMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
+    "mixtral": {}, "qwen2moe": {}, "qwen3moe": {},
 }  # fmt: skip
 """By the name in config.json and, mostly, in GGUF's `general.architecture`."""
 # Of GGUF: files hold rows of queries and keys so that neighbours are turned together.
 _INTERLEAVED = ("llama", "granite", "smollm3")
-_LEFT_OUT = ("expert_count", "num_local_experts", "num_experts")
+_EXPERTS = ("expert_count", "num_local_experts", "num_experts")
+_MIXED = ("llama", "mixtral", "qwen2moe", "qwen3moe")  # GGUF calls Mixtral llama
+_CONFIGS = {"gemma3_text": "gemma3", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 _GLOBAL = {"gemma2": 2, "gemma3": 6}  # every so many layers one has no window
 # Of Gemma 3: config.json leaves out what transformers knows.
 _DEFAULTS: dict[str, dict[str, Any]] = {"gemma3": {
@@ -55,6 +58,8 @@ class Description:
     - base, scaling: of the frequencies at which positions turn, see `frequencies`; local_base: of
       layers with windows, without a scaling; 0: they turn as others. straight: every so many
       layers one does not turn; 0: all do.
+    - experts_used: of a mixture of `experts`, for each token; experts_normalized: whether their
+      weights sum to 1, or are parts of a softmax over all.
     - norm_offset: what is added to the weights of norms.
     - interleaved: rows of queries and keys are stored in pairs.
     """
@@ -81,6 +86,9 @@ class Description:
     windows: tuple[int, ...] = ()
     local_base: float = 0.0
     straight: int = 0
+    experts: int = 0
+    experts_used: int = 0
+    experts_normalized: bool = True
     norm_offset: float = 0.0
     interleaved: bool = False
 
@@ -91,6 +99,8 @@ class Description:
                 raise ValueError(f"{name} must be a positive integer, got {size!r}")
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.key_heads} of keys evenly")
+        if not 0 <= self.experts_used <= self.experts or bool(self.experts) > self.experts_used:
+            raise ValueError(f"a token is sent to {self.experts_used} of {self.experts} experts")
 
     @classmethod
     def of_gguf(cls, metadata: Mapping[str, Any]) -> Description:
@@ -131,6 +141,8 @@ class Description:
             attention_cap=given.get("attn_logit_softcapping", 0.0),
             windows=tuple(window if limited else 0 for limited in pattern) if window else (),
             local_base=local, interleaved=name in _INTERLEAVED,
+            experts=given.get("expert_count", 0), experts_used=given.get("expert_used_count", 0),
+            experts_normalized=given.get("expert_weights_norm", name != "qwen2moe"),
             **{**_SERVED[name], "norm_offset": 0.0},  # which is in the file's weights
         )  # fmt: skip
 
@@ -138,7 +150,8 @@ class Description:
     def of_config(cls, config: Mapping[str, Any]) -> Description:
         """Of a config.json. NotImplementedError: it says what is not served."""
         config = config.get("text_config", config)  # of models that see, too
-        name = config.get("model_type", "").removesuffix("_text")
+        name = str(config.get("model_type", ""))
+        name = _CONFIGS.get(name, name)
         _check(name, config)
         config = {**_DEFAULTS.get(name, {}), **config}
         heads, width = _wanted(config, "num_attention_heads"), _wanted(config, "hidden_size")
@@ -151,6 +164,7 @@ class Description:
         context = _wanted(config, "max_position_embeddings")
         original = config.get("original_max_position_embeddings", context)
         scaling = {"original_max_position_embeddings": original, **rope, "rope_type": kind}
+        experts = config.get("num_local_experts", config.get("num_experts", 0)) or 0
         scalar, scale = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
         return cls(
             name, _wanted(config, "num_hidden_layers"), width, heads,
@@ -165,6 +179,8 @@ class Description:
             logit_cap=config.get("final_logit_softcapping") or 0.0,
             attention_cap=config.get("attn_logit_softcapping") or 0.0,
             windows=_windows(name, config),
+            experts=experts, experts_used=config.get("num_experts_per_tok", 0) if experts else 0,
+            experts_normalized=config.get("norm_topk_prob", name == "mixtral"),
             local_base=local or config.get("rope_local_base_freq", 0.0),
             **_SERVED[name],
         )  # fmt: skip
@@ -240,7 +256,7 @@ def _windows(name: str, config: Mapping[str, Any]) -> tuple[int, ...]:
         return ()
     period = config.get("sliding_window_pattern", _GLOBAL.get(name, 0))
     limited = _every(period, layers)
-    if name.startswith("qwen"):
+    if name in ("qwen2", "qwen3"):
         limited = [i >= config.get("max_window_layers", 0) for i in range(layers)]
     if kinds := config.get("layer_types"):
         limited = [kind == "sliding_attention" for kind in kinds]
@@ -257,9 +273,9 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
         raise NotImplementedError(
             f"models of {name!r} are not served; those that are: {', '.join(_SERVED)}"
         )
-    experts = [key for key in _LEFT_OUT if given.get(key)]
-    if experts:
-        raise NotImplementedError(f"mixtures of experts ({experts[0]}) are not served")
+    experts = [key for key in _EXPERTS if given.get(key)]
+    if experts and name not in _MIXED:
+        raise NotImplementedError(f"mixtures of experts ({experts[0]}) are not served of {name!r}")
 
 
 def _wanted(given: Mapping[str, Any], key: str) -> Any:

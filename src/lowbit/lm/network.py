@@ -46,12 +46,15 @@ class Weights:
         """Whether the checkpoint has a tensor."""
         return name in self.checkpoint.names
 
-    def vector(self, name: str) -> str:
-        """The constant of a tensor of floats."""
-        self.constants.setdefault(name, self.checkpoint.vector(name))
+    def vector(self, name: str, shape: tuple[int, ...] | None = None) -> str:
+        """The constant of a tensor of floats, which are not quantized."""
+        value = self.checkpoint.vector(name)
+        self.constants.setdefault(name, value if shape is None else value.reshape(shape))
         return name
 
-    def matrices(self, stems: Sequence[str], scale: float = 1.0) -> list[tuple[str, str, str]]:
+    def matrices(
+        self, stems: Sequence[str], scale: float = 1.0, experts: int = 1
+    ) -> list[tuple[str, str, str]]:
         """The constants, weight, bias and order of the inputs ("": none), of layers that read the
         same: of all in one where they are of one kind and order. scale: what the weights are
         multiplied by."""
@@ -64,7 +67,7 @@ class Weights:
             raise ValueError(f"{', '.join(names)} must read the same inputs, and read {depths}")
         orders = [self.checkpoint.order(name) for name in names]
         if len({None if order is None else order.tobytes() for order in orders}) == 1:
-            whole = joined([weight for _, weight in parts])
+            whole = joined([weight for _, weight in parts], experts)
             parts = parts if whole is None else [(stems, whole)]
         return [
             (self._packed(some, weight, scale), self._bias(some), self._order(some[0], order))
@@ -152,17 +155,33 @@ class _Layer:
             else [f"{at}.attn_{part}" for part in "qkv"]
         )  # fmt: skip
         self.out = weights.matrices([f"{at}.attn_output"], d.residual_scale)[0]
-        fused = not weights.has(f"{at}.ffn_gate.weight")
-        self.up = weights.matrices(
-            [f"{at}.ffn_up"] if fused else [f"{at}.ffn_gate", f"{at}.ffn_up"]
-        )
-        self.down = weights.matrices([f"{at}.ffn_down"], d.residual_scale)[0]
+        self.mixed = weights.has(f"{at}.ffn_gate_inp.weight")
+        self.router, self.shared = "", None
+        if self.mixed:
+            self.router = weights.vector(f"{at}.ffn_gate_inp.weight")
+            self.gated = _Gated(d, weights, at, "_exps", d.experts)
+            if weights.has(f"{at}.ffn_gate_inp_shexp.weight"):
+                self.shared = _Gated(d, weights, at, "_shexp")
+                self.shared_gate = weights.vector(f"{at}.ffn_gate_inp_shexp.weight", (1, d.width))
+        else:
+            self.gated = _Gated(d, weights, at)
         self.norms = {
             name: weights.vector(f"{at}.{name}.weight")
             for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm",
                          "ffn_norm", "post_ffw_norm")
             if weights.has(f"{at}.{name}.weight")
         }  # fmt: skip
+
+
+class _Gated:
+    """The constants of a gated unit, or of one of each expert."""
+
+    def __init__(
+        self, d: Description, weights: Weights, at: str, kind: str = "", experts: int = 1
+    ) -> None:
+        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else ["up"]
+        self.up = weights.matrices([f"{at}.ffn_{part}{kind}" for part in parts], experts=experts)
+        self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
 
 
 def _body(
@@ -225,12 +244,7 @@ class _Nodes:
     def linear(self, x: str, weight: str, bias: str, order: str, residual: str = "") -> str:
         if order:
             (x,) = self._add("Gather", (x, order), axis=1)
-        attributes: dict[str, Any] = {}
-        packed = self._weights.constants[weight]
-        if isinstance(packed, PackedMatrix):
-            grouped = packed.group_size is not None
-            attributes["activations"] = self._weights.activations if grouped else "dynamic"
-            attributes["group_size"] = packed.group_size
+        attributes = self._activations(weight)
         if residual:
             attributes["post_ops"] = (("residual",),)
         return self._add("Linear", (x, weight, bias, residual), **attributes)[0]
@@ -239,10 +253,53 @@ class _Nodes:
         y = self._attention(layer, self._normed(layer, "attn_norm", x), slots)
         x = self._joined(layer, "post_attention_norm", x, y, layer.out)
         y = self._normed(layer, "ffn_norm", x)
-        parts = [self.linear(y, *one) for one in layer.up]
+        if layer.mixed:
+            return self._mixture(layer, x, y)
+        return self._joined(layer, "post_ffw_norm", x, self._gated(layer.gated, y),
+                            layer.gated.down)  # fmt: skip
+
+    def _gated(self, gated: _Gated, y: str, ends: str = "") -> str:
+        """f(gate) · up, of each row or, with `ends`, of groups of rows by experts."""
+        parts = [self._routed(y, one, ends) if ends else self.linear(y, *one) for one in gated.up]
         wide = parts[0] if len(parts) == 1 else self._add("Concat", parts, axis=1)[0]
-        (y,) = self._add("GatedUnit", (wide,), function=self._d.function)
-        return self._joined(layer, "post_ffw_norm", x, y, layer.down)
+        return self._add("GatedUnit", (wide,), function=self._d.function)[0]
+
+    def _routed(self, x: str, weight: tuple[str, str, str], ends: str) -> str:
+        inputs = x, weight[0], ends
+        return self._add("RoutedLinear", inputs, **self._activations(weight[0]))[0]
+
+    def _mixture(self, layer: _Layer, x: str, y: str) -> str:
+        """x and, of y, what the experts of each row make, by their weights; and the shared one."""
+        d, used = self._d, self._numbers(self._d.experts_used)
+        (scores,) = self._add("Linear", (y, layer.router))
+        if d.experts_normalized:
+            shares, experts = self._add("TopK", (scores, used), 2)
+            (shares,) = self._add("Softmax", (shares,), axis=1)
+        else:
+            (scores,) = self._add("Softmax", (scores,), axis=1)
+            shares, experts = self._add("TopK", (scores, used), 2)
+        rows, places, ends = self._add("Route", (experts,), 3, count=d.experts)
+        (each,) = self._add("Gather", (y, rows), axis=0)
+        each = self._routed(self._gated(layer.gated, each, ends), layer.gated.down, ends)
+        (each,) = self._add("Gather", (each, places), axis=0)
+        (shares,) = self._add("Reshape", (shares, self._numbers(0, d.experts_used, 1)))
+        (each,) = self._add("Mul", (each, shares))
+        (made,) = self._add("ReduceSum", (each, self._numbers(1)), keepdims=0)
+        (x,) = self._add("Add", (x, made))
+        if layer.shared is None:
+            return x
+        gate = self._add("Sigmoid", self._add("Linear", (y, layer.shared_gate)))[0]
+        made = self.linear(self._gated(layer.shared, y), *layer.shared.down)
+        return self._add("Add", (x, self._add("Mul", (made, gate))[0]))[0]
+
+    def _activations(self, weight: str) -> dict[str, Any]:
+        """What a product with a packed matrix does with rows."""
+        packed = self._weights.constants[weight]
+        if not isinstance(packed, PackedMatrix):
+            return {}
+        if packed.group_size is None:
+            return {"activations": "dynamic"}
+        return {"activations": self._weights.activations, "group_size": packed.group_size}
 
     def _normed(self, layer: _Layer, name: str, x: str) -> str:
         return self.norm(x, layer.norms[name]) if name in layer.norms else x

@@ -105,7 +105,8 @@ def _lower(lowering: Lowering, node: Node) -> None:
         return
     # Keys and values as [1, heads, capacity, size], of which the kernel is told how many there are.
     place = lowering.scratch(8 * plans.TABLE_LENGTH)
-    sizes = plans.Sizes(1, all_heads, rows, capacity, size, size, heads)
+    most = min(capacity, window + rows) if window else capacity  # keys that are packed
+    sizes = plans.Sizes(1, all_heads, rows, most, size, size, heads)
     one = (0, size, all_heads * size)
     held = (0, capacity * size, size)
     plan = plans.plan_attention(

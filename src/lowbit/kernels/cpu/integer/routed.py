@@ -6,8 +6,11 @@ them, as `product` does with `fused`, whose items these are; a group without row
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import F32Pointer, Int, S32Pointer, S64Pointer, U8Pointer, f32, u8
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.integer.left import Rows, ceil
@@ -53,37 +56,64 @@ def routed_product(
     packed matrix [k_size, experts · n], of which each expert has n columns, a multiple of 16. Row
     arrays are scratch: an entry for each row, or for each of its groups, see `Rows`.
     """
-    grouping = a_format.grouping
     zero, wide = k.index(0), n // PANEL
     across = ceil(wide, item_panels)
     own = private + k.thread() * private_bytes
-    source, following = a.cast(a_format.element), (panels, zero)
-    session = micro.begin(k, shape, block_rows, grouping)
+    columns = column_sum, column_zero, column_scale
+    routed = _Routed(k, epilogue, a_format, a.cast(a_format.element), row_zero, row_sum, row_scale,
+                     columns, out, n, k_size, block_rows)  # fmt: skip
+    session = micro.begin(k, shape, block_rows, a_format.grouping)
     for item in k.parallel(experts * across):
         expert, part = item // across, item % across
         before = (ends + maximum(expert - 1, zero)).load()
         first = select(expert > 0, before, zero)
         count = (ends + expert).load() - first
         for _ in k.when(count > 0):
-            groups, sums, scales = None, row_sum + first, row_scale + first
-            if grouping:
-                each = ceil(k_size, grouping.size)
-                sums = row_sum + first * each
-                if grouping.digits > 1:
-                    scales = row_scale + first * each
-                groups = Groups(grouping, column_scale, column_zero.cast(u8), scales,
-                                sums.cast(f32), count, each)  # fmt: skip
-            operand = LeftOperand(source + first * k_size, k_size, k.index(1), k_size,
-                                  row_zero + first, row_zero, zero)  # fmt: skip
-            rows = Rows(a_format, epilogue.b_zero, groups, operand, scales, sums, count, block_rows)
-            # Columns of an expert are counted as those of the whole matrix.
-            place = (out + (first - expert) * n).cast(u8)
-            operands = Operands(row_zero + first, sums, scales, column_sum, column_zero,
-                                column_scale, column_scale, column_scale, zero, column_scale,
-                                place, n, experts * n)  # fmt: skip
-            items = Items(micro, shape, weight, True, rows, own, own, panels, following,
-                           experts * n, Output(k, epilogue, operands))  # fmt: skip
+            rows, output = routed.of(expert, first, count, experts)
+            items = Items(micro, shape, weight, True, rows, own, own, panels, (panels, zero),
+                          experts * n, output)  # fmt: skip
             begin = expert * wide + part * item_panels
             end = minimum(begin + item_panels, (expert + 1) * wide)
             items.run(k, session, (zero, rows.steps(shape)), (begin, end), None, None)
     micro.end(k)
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """The operands of all experts. columns: the sums, zero points and scales of the right one."""
+
+    k: Builder
+    epilogue: Epilogue
+    format: InputFormat
+    a: Value
+    zero: Value
+    sum: Value
+    scale: Value
+    columns: tuple[Value, Value, Value]
+    out: Value
+    n: Value
+    k_size: Value
+    block_rows: Value
+
+    def of(self, expert: Value, first: Value, count: Value, experts: Value) -> tuple[Rows, Output]:
+        """So many rows from `first` on, and the columns of an expert, counted from those of the
+        first expert on."""
+        k, n, grouping, none = self.k, self.n, self.format.grouping, self.k.index(0)
+        sums, zeros, scales = self.columns
+        groups, row_zero = None, self.zero + first
+        row_sum, row_scale = self.sum + first, self.scale + first
+        if grouping:
+            each = ceil(self.k_size, grouping.size)
+            row_sum = self.sum + first * each
+            row_scale = self.scale + first * each if grouping.digits > 1 else row_scale
+            groups = Groups(grouping, scales, zeros.cast(u8), row_scale, row_sum.cast(f32), count,
+                            each)  # fmt: skip
+        left = LeftOperand(self.a + first * self.k_size, self.k_size, k.index(1), self.k_size,
+                           row_zero, row_zero, none)  # fmt: skip
+        rows = Rows(self.format, self.epilogue.b_zero, groups, left, row_scale, row_sum, count,
+                    self.block_rows)  # fmt: skip
+        place = (self.out + (first - expert) * n).cast(u8)
+        # There is no bias, no residual and no number of an output.
+        operands = Operands(row_zero, row_sum, row_scale, sums, zeros, scales, scales, scales, none,
+                            scales, place, n, experts * n)  # fmt: skip
+        return rows, Output(k, self.epilogue, operands)
