@@ -105,7 +105,7 @@ class _Routed:
         if grouping:
             each = ceil(self.k_size, grouping.size)
             row_sum = self.sum + first * each
-            row_scale = self.scale + first * each if grouping.digits > 1 else row_scale
+            row_scale = self.scale + first * each if grouping.by_group else row_scale
             groups = Groups(grouping, scales, zeros.cast(u8), row_scale, row_sum.cast(f32), count,
                             each)  # fmt: skip
         left = LeftOperand(self.a + first * self.k_size, self.k_size, k.index(1), self.k_size,
