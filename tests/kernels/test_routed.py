@@ -12,7 +12,7 @@ from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.operator import operators
 from lowbit.isa import SETS, available
 from lowbit.kernels.cpu.integer.routed import routed_product
-from lowbit.kernels.cpu.tensors.route import route
+from lowbit.kernels.cpu.tensors.route import route, routed_sum
 from lowbit.numerics import quantize
 from lowbit.product import requests
 
@@ -132,6 +132,28 @@ def test_pairs_in_the_order_of_experts(isa):
     graph = Graph(("experts",), node.outputs, (node,), {}, {"experts": Tensor("int64", (11, 3))})
     for one, other in zip(Session(graph).run(experts=experts).values(), want, strict=True):
         assert (one == other).all()
+
+
+@pytest.mark.parametrize("isa", list(SETS))
+@pytest.mark.parametrize("width", [1, 40, 200])
+def test_sums_of_what_experts_made(width, isa):
+    rng = np.random.default_rng(8)
+    given = {
+        "x": rng.standard_normal((15, width)).astype(np.float32),
+        "places": rng.permutation(15).reshape(5, 3),
+        "shares": rng.random((5, 3)).astype(np.float32),
+        "residual": rng.standard_normal((5, width)).astype(np.float32),
+    }
+    node = Node("RoutedSum", tuple(given), ("out",))
+    want = operators.get("RoutedSum").meaning(node, *given.values())
+    out = np.full((5, width), np.nan, np.float32)
+    routed_sum.interpret(SETS[isa], {**given, "out": out, "rows": 5, "each": 3, "width": width})
+    np.testing.assert_allclose(out, want, atol=1e-6)
+    tensors = {name: Tensor(one.dtype.name, one.shape) for name, one in given.items()}
+    graph = Graph(tuple(given), ("out",), (node,), {}, tensors)
+    if isa in available():
+        made = Session(graph, threads=2, isa=isa).run(**given)["out"]
+        assert (made == out).all()
 
 
 def test_parts_that_are_no_whole_panels():

@@ -177,6 +177,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
     [
         ({"model_type": "gpt2"}, "'gpt2' are not served.*llama"),
         ({"model_type": "phi3", "num_local_experts": 8}, "mixtures of experts.*phi3"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "attend to later"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     ],
@@ -194,6 +195,9 @@ def test_a_description_that_lacks_or_contradicts():
         Description.of_config({"model_type": "llama"})
     with pytest.raises(ValueError, match="share 3"):
         Description.of_config({"model_type": "llama", **COMMON, "num_key_value_heads": 3})
+    with pytest.raises(ValueError, match="4 layers have the windows"):
+        Description.of_config({"model_type": "gemma2", **COMMON, "sliding_window": 9,
+                               "layer_types": ["sliding_attention"]})  # fmt: skip
     with pytest.raises(ValueError, match="3 of 2 experts"):
         Description.of_config({"model_type": "mixtral", **COMMON, "num_local_experts": 2,
                                "num_experts_per_tok": 3})  # fmt: skip

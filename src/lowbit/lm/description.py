@@ -99,6 +99,8 @@ class Description:
                 raise ValueError(f"{name} must be a positive integer, got {size!r}")
         if self.heads % self.key_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.key_heads} of keys evenly")
+        if self.windows and (len(self.windows) != self.layers or min(self.windows) < 0):
+            raise ValueError(f"{self.layers} layers have the windows {self.windows}")
         if not 0 <= self.experts_used <= self.experts or bool(self.experts) > self.experts_used:
             raise ValueError(f"a token is sent to {self.experts_used} of {self.experts} experts")
 
@@ -273,6 +275,8 @@ def _check(name: str, given: Mapping[str, Any]) -> None:
         raise NotImplementedError(
             f"models of {name!r} are not served; those that are: {', '.join(_SERVED)}"
         )
+    if given.get("use_bidirectional_attention"):
+        raise NotImplementedError("models whose tokens attend to later ones are not served")
     experts = [key for key in _EXPERTS if given.get(key)]
     if experts and name not in _MIXED:
         raise NotImplementedError(f"mixtures of experts ({experts[0]}) are not served of {name!r}")

@@ -281,11 +281,7 @@ class _Nodes:
         rows, places, ends = self._add("Route", (experts,), 3, count=d.experts)
         (each,) = self._add("Gather", (y, rows), axis=0)
         each = self._routed(self._gated(layer.gated, each, ends), layer.gated.down, ends)
-        (each,) = self._add("Gather", (each, places), axis=0)
-        (shares,) = self._add("Reshape", (shares, self._numbers(0, d.experts_used, 1)))
-        (each,) = self._add("Mul", (each, shares))
-        (made,) = self._add("ReduceSum", (each, self._numbers(1)), keepdims=0)
-        (x,) = self._add("Add", (x, made))
+        (x,) = self._add("RoutedSum", (each, places, shares, x))
         if layer.shared is None:
             return x
         gate = self._add("Sigmoid", self._add("Linear", (y, layer.shared_gate)))[0]

@@ -9,11 +9,11 @@ import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import Lowering
-from lowbit.graph.lowering.elementwise import format_of, plain
+from lowbit.graph.lowering.elementwise import converted, format_of, plain
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.operators.indices import gathered
 from lowbit.graph.operators.shapes import ints
-from lowbit.kernels.cpu.tensors.route import route
+from lowbit.kernels.cpu.tensors.route import route, routed_sum
 from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 
 
@@ -118,4 +118,35 @@ def _lower_route(lowering: Lowering, node: Node) -> None:
 
 operators.add("Route", _Route(
     meaning=_routed_pairs, shape=lambda node, experts: experts, lowering=_lower_route, onnx=False,
+))  # fmt: skip
+
+
+def _routed_sum(node: Node, x: Array, places: Array, shares: Array, residual: Array) -> Array:
+    """residual [rows, n] and, of x, the rows at places [rows, k], times shares [rows, k]."""
+    parts = x[places].astype(np.float64) * shares[..., None]
+    return (residual + parts.sum(1)).astype(residual.dtype)
+
+
+def _routed_sum_sizes(node: Node, x: Sizes, places: Sizes, shares: Sizes, residual: Sizes) -> Sizes:
+    if places != shares or (places[0], x[1]) != residual:
+        raise ValueError(f"x {x}, places {places}, shares {shares}, residual {residual} do not fit")
+    return residual
+
+
+def _lower_routed_sum(lowering: Lowering, node: Node) -> None:
+    x, places, shares, residual = (plain(lowering, lowering.view(name)) for name in node.inputs)
+    x, shares, residual = (
+        converted(lowering, one, Tensor("float32", one.shape)) for one in (x, shares, residual)
+    )
+    (rows, each), width = places.shape, x.shape[1]
+    lowering.add(routed_sum.program(lowering.isa), {
+        "out": lowering.output(node.outputs[0]).place, "x": x.place, "places": places.place,
+        "shares": shares.place, "residual": residual.place, "rows": rows, "each": each,
+        "width": width,
+    })  # fmt: skip
+
+
+operators.add("RoutedSum", Operator(
+    meaning=_routed_sum, shape=_routed_sum_sizes, dtype="float32", lowering=_lower_routed_sum,
+    onnx=False,
 ))  # fmt: skip

@@ -44,7 +44,7 @@ from lowbit.kernels.cpu.attention.plan import (
     geometry_of,
     step_shape,
 )
-from lowbit.kernels.cpu.attention.weights import Weigher, narrowed
+from lowbit.kernels.cpu.attention.weights import Weigher, edge_of, narrowed
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, PackedRight, Passing, PlainLeft
 from lowbit.kernels.cpu.float.operand import Reader
 from lowbit.kernels.cpu.float.pack import Part, Source, pack_units
@@ -144,7 +144,8 @@ class _Work:
         self._value_scale, self._zeros = numbers[1], [rounded(zero) for zero in numbers[2:5]]
         last = [n.splat(self.lanes) for n in numbers[5:]]
         self._store_row = RowStore(k, form.out, last, self.lanes)
-        self._weigher = Weigher.of(k, self.lanes, micro.pair, numbers[0], form.cap)
+        edge = edge_of(k, self.lanes)
+        self._weigher = Weigher.of(k, self.lanes, micro.pair, numbers[0], edge, form.cap)
 
     def limit(self, row: Value, origin: Value | None = None) -> Value:
         """The end of the keys that a query attends to, from `origin` on."""
@@ -238,8 +239,9 @@ class _Work:
             (self._factors + i).store(shift)
         for i in k.range(0, rows):
             scores, shift = self._scores + i * g.score_stride, (self._factors + i).load()
-            limit, masked = self.limit(first + i, origin), form.mask or form.padding
-            begin = self._begin(first + i, origin)
+            row = first + i
+            limit, masked = self.limit(row, origin), form.mask or form.padding
+            begin = self._begin(row, origin)
             some = self._weigher.weigh(scores, limit, end, shift, masked, begin)
             (self._sums + i * g.sum_stride).store(some)  # where nothing else is yet
         for i in k.range(0, rows):

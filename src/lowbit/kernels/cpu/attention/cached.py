@@ -30,7 +30,7 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.attention.plan import TABLE_LENGTH, Geometry
-from lowbit.kernels.cpu.attention.weights import Weigher, narrowed
+from lowbit.kernels.cpu.attention.weights import Weigher, edge_of, narrowed
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import FORMATS
 
@@ -236,12 +236,14 @@ def cached_attention(
     for item in k.parallel(rows * heads * chunks):
         chunk, pair = item % chunks, item // chunks
         row, head = pair // heads, pair % heads
-        position, begin = (positions + row).load(), chunk * CHUNK
+        position, base = (positions + row).load(), k.index(0)
+        left = position + 1 - chunk * CHUNK
         if form.window:
-            begin = begin + work.first(position)
-        left = position + 1 - begin
+            base = work.first(position)
+            left = left - base
         for _ in k.when(left > 0):
-            keys = new.keys(row, head) + begin * size
+            keys = new.keys(row, head) + chunk * (CHUNK * size)
+            keys = keys + base * size if form.window else keys
             work.attend(turned + pair * (group * size), keys, minimum(left, k.index(CHUNK)),
                         parts + item * (group * form.part))  # fmt: skip
     for pair in k.parallel(rows * heads):
@@ -261,7 +263,8 @@ class _Chunks:
         k = self._k = rows.k
         self._rows, self._form, self._scores = rows, rows.form, scores
         lanes = self._lanes = k.isa.vector_bytes // 4
-        self._weigher = Weigher.of(k, lanes, False, parameters.load(), rows.form.cap)
+        edge = edge_of(k, lanes)
+        self._weigher = Weigher.of(k, lanes, False, parameters.load(), edge, rows.form.cap)
         self._pieces = list(rows.pieces(self._form.head_dim))
         self._stride = CHUNK + _PAD
         # Sums that registers hold beside what they are made of.

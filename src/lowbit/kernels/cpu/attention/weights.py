@@ -39,13 +39,21 @@ def narrowed(k: Builder, value: Value) -> Value:
     return vcvtneps2bf16(value) if _has(k, value, "avx512bf16") else value.to(bf16)
 
 
+def edge_of(k: Builder, lanes: int) -> Value:
+    """2 · lanes of float32, zeros and then ones, in memory."""
+    edge = k.local(f32, 2 * lanes)
+    edge.store(k.zeros(f32, lanes))
+    (edge + lanes).store(k.constant(1.0, f32).splat(lanes))
+    return edge
+
+
 @dataclass(frozen=True)
 class Weigher:
     """What makes weights of scores.
 
-    `pair`: weights are bfloat16, else float32. `factor`: of the scores, in every lane. `edge`:
-    2 · lanes of float32, zeros and then ones, in memory. `capped`: what scores are multiplied by
-    before a tanh takes their place, in every lane; None: they stay.
+    `pair`: weights are bfloat16, else float32. `factor`: of the scores, in every lane. `edge`: of
+    `edge_of`. `capped`: what scores are multiplied by before a tanh takes their place, in every
+    lane; None: they stay.
     """
 
     k: Builder
@@ -56,12 +64,11 @@ class Weigher:
     capped: Value | None = None
 
     @classmethod
-    def of(cls, k: Builder, lanes: int, pair: bool, factor: Value, cap: float) -> Weigher:
+    def of(
+        cls, k: Builder, lanes: int, pair: bool, factor: Value, edge: Value, cap: float
+    ) -> Weigher:
         """factor: of the scores, and log2 e. Their exponents become cap · tanh(exponent / cap), in
         units of e; 0: they stay."""
-        edge = k.local(f32, 2 * lanes)
-        edge.store(k.zeros(f32, lanes))
-        (edge + lanes).store(k.constant(1.0, f32).splat(lanes))
         factor = factor.splat(lanes)
         if not cap:
             return cls(k, lanes, pair, factor, edge)

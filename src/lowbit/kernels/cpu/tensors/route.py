@@ -1,10 +1,13 @@
-"""Rows in the order of the experts that they are sent to."""
+"""Rows in the order of the experts that they are sent to, and back."""
 
 from __future__ import annotations
 
-from lowbit.isa.types import Int, S64Pointer, s64
+from lowbit.isa.generic import fma, load_head, store_head
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, s64
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+
+_VECTORS = 4  # of a row that are summed together
 
 
 @kernel
@@ -40,3 +43,45 @@ def route(
             (places + pair).store(place)
             (rows + place).store(pair // each)
             end.store(place + 1)
+
+
+@kernel
+def routed_sum(
+    k: Builder,
+    out: F32Pointer,
+    x: F32Pointer,
+    places: S64Pointer,
+    shares: F32Pointer,
+    residual: F32Pointer,
+    rows: Int,
+    each: Int,
+    width: Int,
+) -> None:
+    """out[r] = residual[r] + Σ_j shares[r, j] · x[places[r, j]], in the order of j.
+
+    out, residual: [rows, width]; places, shares: [rows, each]; x: rows of `width`; contiguous.
+    """
+    lanes = k.isa.vector_bytes // 4
+    step = _VECTORS * lanes
+    whole = width // step * step
+    for row in k.parallel(rows):
+        begin, pairs = row * width, row * each
+        for at in k.range(0, whole, step):
+            starts = [at + i * lanes for i in range(_VECTORS)]
+            with k.scope():
+                sums = [k.register((residual + begin + one).load(lanes)) for one in starts]
+                for pair in k.range(pairs, pairs + each):
+                    line = x + (places + pair).load() * width
+                    share = (shares + pair).load().splat(lanes)
+                    for total, one in zip(sums, starts, strict=True):
+                        total.value = fma(share, (line + one).load(lanes), total.value)
+                for total, one in zip(sums, starts, strict=True):
+                    (out + begin + one).store(total.value)
+        for at in k.range(whole, width, lanes):
+            with k.scope():
+                total = k.register(load_head(residual + begin + at, width - at, lanes))
+                for pair in k.range(pairs, pairs + each):
+                    line = x + (places + pair).load() * width + at
+                    share = (shares + pair).load().splat(lanes)
+                    total.value = fma(share, load_head(line, width - at, lanes), total.value)
+                store_head(total.value, out + begin + at, width - at)
