@@ -11,7 +11,6 @@ from small_graphs import SCALES, C, graph, n, ops, pair, same
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.passes import simplified
 from lowbit.graph.passes.fold import folded
-from lowbit.graph.passes.fold_qdq import absorbed
 from lowbit.graph.passes.fuse import fused
 from lowbit.graph.passes.infer import inferred
 

@@ -8,8 +8,8 @@ from small_graphs import SCALES, C, graph, n, ops, pair, same
 
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.passes import simplified
-from lowbit.graph.passes.absorb import absorbed
 from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fold_qdq import absorbed
 from lowbit.numerics import QTensor, quantize
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -25,13 +27,13 @@ FORMS = {
 ROWS = ((0, 3, 40, 1), (1, 0, 0, 0), (0, 0, 0, 9), (2, 2, 2, 2))
 
 
-def weights(form, n, k):
+def weights(form, n, k) -> list[Any]:
     """A constant of four experts, and one of each."""
     dtype, group, _ = FORMS[form]
     values = np.random.default_rng(5).standard_normal((4 * n, k)).astype(np.float32)
     parts = values, *np.split(values, 4)
     if not dtype:
-        return parts
+        return list(parts)
     if group is None:
         return [lowbit.pack(quantize(one, dtype, axis=0).T) for one in parts]
     symmetric = dtype == "int4"
@@ -84,7 +86,7 @@ def test_the_text_on_sets_of_any_machine(form, isa, monkeypatch):
     n, k = 48, 72
     whole, *each = weights(form, n, k)
     active = instruction_sets.active
-    monkeypatch.setattr(instruction_sets, "active", lambda name=None: SETS.get(name) or active())
+    monkeypatch.setattr(instruction_sets, "active", lambda name="": SETS.get(name) or active())
     monkeypatch.setattr(routed_product, "program", lambda *_, **__: None)
     ends, activations = np.cumsum([0, 3, 19, 1]), FORMS[form][2]
     x = np.random.default_rng(6).standard_normal((23, k)).astype(np.float32)

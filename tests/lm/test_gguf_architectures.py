@@ -63,7 +63,7 @@ def write(path, folder, kind, more, config):
         add.get(type(value), writer.add_float32)(f"{kind}.{key}", value)
     for name in sorted(checkpoint.names):
         wide = name.endswith(".weight") and "norm" not in name
-        value = np.asarray(checkpoint.matrix(name) if wide else checkpoint.vector(name))
+        value: Any = checkpoint.matrix(name) if wide else checkpoint.vector(name)
         if kind == "llama" and re.search(r"attn_[qk]\.", name):  # neighbours are turned together
             halves = value.reshape(-1, 2, head_dim // 2, value.shape[-1])
             value = halves.swapaxes(1, 2).reshape(value.shape)

@@ -107,7 +107,7 @@ def _products(name: str, module: CompiledModule) -> Iterator[LayerSummary]:
             continue
         weight = matrices[0]
         whole = isinstance(weight, QTensor)
-        what = weight.format.name if whole else weight.dtype.name
+        what = weight.format.name if isinstance(weight, QTensor) else str(weight.dtype)
         own = ".".join(filter(None, (name, node.name)))
         sizes = 4 * math.prod(weight.shape), weight.nbytes
         yield LayerSummary(own, node.op, whole, what, whys.get(node.name, ""), *sizes)
