@@ -71,7 +71,7 @@ memcheck: $(FOR_ALL)
 	@valgrind --quiet --error-exitcode=3 --undef-value-errors=no --trace-children=yes \
 	  --suppressions=tools/valgrind.supp \
 	  $(BIN)/python -m pytest -p no:xdist -o timeout=0 -m "not slow" \
-	  tests/jit tests/test_call_cache.py tests/test_gemm.py tests/test_locks.py
+	  tests/jit tests/test_call_cache*.py tests/test_gemm.py tests/test_locks.py
 
 lint: $(FOR_ALL)
 	@$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import pytest
 import lowbit
 from lowbit import Clamp
 from lowbit.kernels.cpu.integer.product import product
+from lowbit.product.arguments import row_stride
 
 M, N, K = 16, 16, 16
 _rng = np.random.default_rng(0)
@@ -50,6 +51,19 @@ def test_outputs_of_any_strides_that_do_not(function: Any) -> None:
     for out in (memory[::-4, ::3][:M, :N], memory.T[:M, :N], memory[3::2, ::-1][:M, :N]):
         function(**OPERANDS[function], out=out)
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@FUNCTIONS
+def test_rows_of_an_output_that_are_apart_are_written_there(function: Any, kind: str) -> None:
+    expected = function(**OPERANDS[function])
+    memory = np.full((M, 2 * N), 7, expected.dtype)
+    out = memory[:, :N]
+    if kind == "torch":
+        out = pytest.importorskip("torch").from_numpy(out)
+    assert row_stride(out) == 2 * N
+    function(**OPERANDS[function], out=out)
+    np.testing.assert_array_equal(memory, np.hstack([expected, np.full_like(expected, 7)]))
 
 
 def test_stacks_that_overlap_themselves() -> None:

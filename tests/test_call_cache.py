@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import pickle
-import sys
-import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,6 +11,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from cached_calls import (
+    BYTES,
+    FLOATS,
+    RNG,
+    WEIGHT,
+    Call,
+    K,
+    M,
+    N,
+    int4,
+    int8,
+    prepared_twice,
+    refused,
+)
 
 import lowbit
 from lowbit import api
@@ -25,39 +34,9 @@ from lowbit.jit import cached_call, objects, threads
 from lowbit.jit.builder import Builder
 from lowbit.jit.cached_call import Array, Fresh, Same
 from lowbit.jit.kernel import kernel
-from lowbit.product import call_cache
 
-RNG = np.random.default_rng(5)
-M, K, N = 5, 70, 32
-BYTES = {
-    "uint8": RNG.integers(0, 256, (M, K), dtype=np.uint8),
-    "int8": RNG.integers(-128, 128, (M, K), dtype=np.int8),
-}
-FLOATS = RNG.standard_normal((M, K)).astype(np.float32)
-WEIGHT = RNG.standard_normal((K, N)).astype(np.float32)
 BIAS = RNG.standard_normal(N).astype(np.float32)
 RESIDUAL = RNG.standard_normal((M, N)).astype(np.float32)
-
-Call = Callable[..., Any]
-
-
-def learned(cache: api.CallCache, b: lowbit.PackedMatrix) -> int:
-    return cache.count(b)
-
-
-def int8() -> lowbit.PackedMatrix:
-    return lowbit.pack(lowbit.quantize(WEIGHT, "int8", axis=1))
-
-
-def int4() -> lowbit.PackedMatrix:
-    return lowbit.pack(lowbit.quantize(WEIGHT, "int4", axis=1, group_axis=0, group_size=32))
-
-
-def refused(call: Call, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        call()
-
-
 WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "matmul": ("matmul", "uint8", {}),
     "matmul, signed": ("matmul", "int8", {"threads": 1}),
@@ -112,7 +91,7 @@ def test_a_recognized_call_gives_the_same_bits(way: str, given: bool) -> None:
     for _ in range(3):
         function(first, b, out=out, **options)
     recognized = way != "scaled by rows, one zero point"  # which the kernel needs for each row
-    assert learned(table, b) == recognized
+    assert len(table.ways(b)) == recognized
     for x, right in zip((first, first[::-1].copy()), expected, strict=True):
         if out is not None:
             out[...] = 77
@@ -120,20 +99,7 @@ def test_a_recognized_call_gives_the_same_bits(way: str, given: bool) -> None:
         assert out is None or result is out
         assert result.dtype == right.dtype
         assert result.tobytes() == right.tobytes()
-    assert learned(table, b) == recognized
-
-
-def prepared_twice(**options: Any) -> tuple[lowbit.PackedMatrix, Call]:
-    """A packed matrix, and matmul_scaled with it, which recognizes calls with these options."""
-    b = int8()
-
-    def call(a: Any = BYTES["uint8"], **more: Any) -> Any:
-        return lowbit.matmul_scaled(a, b, **{"a_scale": 0.5, **options, **more})
-
-    for _ in range(2):
-        call()
-    assert learned(api._scaled, b) == 1
-    return b, call
+    assert len(table.ways(b)) == recognized
 
 
 def test_numbers_are_read_anew() -> None:
@@ -221,7 +187,7 @@ def test_outputs_are_checked_each_time() -> None:
     apart = np.empty((M, N), np.float32)
     expected = call(apart).copy()
     call(apart)
-    assert learned(api._scaled, b) == 1
+    assert len(api._scaled.ways(b)) == 1
     for offset in (0, 4, M * K - 2):
         refused(lambda at=offset: call(out(at)), ValueError, "shares memory")
     assert call(out(-(-M * K // 4) * 4)).tobytes() == expected.tobytes()
@@ -259,7 +225,7 @@ def test_lists_are_compared_by_what_is_in_them() -> None:
     steps = ["relu"]
     for _ in range(4):
         lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps)
-    assert learned(api._scaled, b) == 1
+    assert len(api._scaled.ways(b)) == 1
     steps.clear()
     assert lowbit.matmul_scaled(BYTES["uint8"], b, a_scale=0.5, post_ops=steps).min() < 0
 
@@ -298,15 +264,6 @@ def test_a_zero_point_that_K_is_too_long_for_is_not_recognized() -> None:
     refused(lambda: lowbit.matmul_scaled(a, b, a_scale=1.0, a_zero_point=9), ValueError, "overflow")
 
 
-def test_what_is_known_goes_with_the_operand() -> None:
-    b, call = prepared_twice()
-    held, known = weakref.ref(b), len(api._scaled._ways)
-    del b, call
-    gc.collect()
-    assert held() is None
-    assert len(api._scaled._ways) == known - 1
-
-
 def test_operands_of_another_class_are_not_recognized() -> None:
     class Other(lowbit.PackedMatrix):
         pass
@@ -316,140 +273,7 @@ def test_operands_of_another_class_are_not_recognized() -> None:
     for _ in range(4):
         made = lowbit.matmul(BYTES["uint8"], other)
         np.testing.assert_array_equal(made, lowbit.matmul(BYTES["uint8"], b))
-    assert learned(api._exact, other) == 0
-
-
-def in_python(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is put for each call that comes to Python's function."""
-    calls: list[Any] = []
-    checked = api.output
-    monkeypatch.setattr(api, "output", lambda *args: calls.append(None) or checked(*args))
-    return calls
-
-
-def test_sizes_that_vary_all_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    b = int8()
-    rows = [np.full((count, K), count, np.uint8) for count in range(1, 65)]
-    sums = lowbit.matmul(np.ones((1, K), np.uint8), b).astype(np.int64)
-    order = RNG.permutation(np.repeat(np.arange(64), 2))
-    for i in order:
-        lowbit.matmul(rows[i], b)
-    assert learned(api._exact, b) == 64
-    calls = in_python(monkeypatch)
-    for i in RNG.permutation(order):
-        result = lowbit.matmul(rows[i], b)
-        assert result.shape == (i + 1, N)
-        assert (result == (i + 1) * sums).all()
-    assert not calls
-
-
-def test_two_sizes_that_take_turns_become_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    b, calls = int8(), in_python(monkeypatch)
-    for _ in range(5):
-        for x in (FLOATS, FLOATS[:3]):
-            lowbit.linear_dynamic(x, b)
-    assert len(calls) == 4
-    left, right = np.ones((3, 41), np.float32), np.ones((41, 77), np.float32)
-    for _ in range(5):
-        for x in (left, left[:2]):
-            lowbit.gemm(x, right)
-    assert len(calls) == 8
-
-
-def test_the_oldest_way_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "_WAYS", 8)
-    b = int8()
-    rows = [np.ones((count, K), np.uint8) for count in range(1, 30)]
-    for x in rows:
-        for _ in range(2):
-            lowbit.matmul(x, b)
-    assert learned(api._exact, b) == 8
-    calls = in_python(monkeypatch)
-    for x in rows[-8:]:
-        lowbit.matmul(x, b)
-    assert not calls
-    lowbit.matmul(rows[0], b)
-    assert calls
-
-
-def test_what_cannot_become_known_is_tried_less_and_less() -> None:
-    ways = call_cache.Ways()
-    assert [count for count in range(1, 70) if ways.is_hot("way")] == [2, 4, 8, 16, 32, 64]
-
-
-OTHER_OBJECTS: dict[str, Callable[[], dict[str, Any]]] = {
-    "a float": lambda: {"out_scale": float("0.1"), "out_dtype": "uint8"},
-    "a float of NumPy": lambda: {"out_scale": np.float64(0.1), "out_dtype": "uint8"},
-    "a zero point of 8 bits": lambda: {
-        "out_scale": 0.1, "out_dtype": "int8", "out_zero_point": np.int16(45)
-    },
-    "a name": lambda: {"out_dtype": "".join(["bfloat", "16"])},
-    "post-operations": lambda: {"post_ops": (lowbit.Clamp(0, 6), "".join(["re", "lu"]))},
-    "a scale of NumPy": lambda: {"a_scale": np.float32(0.25)},
-    "a wide scale of NumPy": lambda: {"a_scale": np.float64(0.25)},
-    "a zero point of NumPy": lambda: {"a_zero_point": np.uint8(200)},
-    "a set": lambda: {"isa": "".join(["gene", "ric"])},
-    "threads": lambda: {"threads": int("1")},
-    "the operand's dtype": lambda: {"a": pickle.loads(pickle.dumps(BYTES["uint8"], protocol=4))},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", OTHER_OBJECTS)
-def test_equal_values_of_other_objects_are_one_way(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    b, make = int8(), OTHER_OBJECTS[what]
-    call = partial(lowbit.matmul_scaled, b=b)
-    usual: dict[str, Any] = {"a": BYTES["uint8"], "a_scale": 0.5}
-    expected = lowbit.matmul_scaled(b=int8(), **usual | make())
-    for _ in range(2):
-        call(**usual | make())
-    calls = in_python(monkeypatch)
-    for _ in range(3):
-        assert call(**usual | make()).tobytes() == expected.tobytes()
-    assert not calls
-    assert learned(api._scaled, b) == 1
-
-
-@pytest.mark.parametrize("columns", [1, 7, 16, 17, 33, 1000])
-def test_a_bias_of_any_length_becomes_known(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    b = lowbit.pack(lowbit.quantize(RNG.standard_normal((K, columns), np.float32), axis=1))
-    biases = RNG.standard_normal((3, columns)).astype(np.float32)
-    expected = [lowbit.linear_dynamic(FLOATS, b, bias) for bias in biases]
-    for bias in biases[:2]:
-        lowbit.linear_dynamic(FLOATS, b, bias)
-    calls = in_python(monkeypatch)
-    for bias, right in zip(biases, expected, strict=True):
-        assert lowbit.linear_dynamic(FLOATS, b, bias).tobytes() == right.tobytes()
-    assert not calls
-    memory = np.zeros((M, columns), np.float32)
-    for _ in range(3):
-        lowbit.linear_dynamic(FLOATS, b, biases[0], out=memory)
-        refused(
-            lambda: lowbit.linear_dynamic(FLOATS, b, memory[1], out=memory), ValueError, "shares"
-        )
-
-
-def test_numbers_of_numpy_are_read_anew() -> None:
-    b = int8()
-    for kind in (np.float32, np.float64, float):
-        for zero in (int, np.int64, np.uint8):
-            for scale, point in ((0.5, 3), (0.5, 3), (0.25, 200), (-1.5, 0)):
-                options: Any = {"a_scale": kind(scale), "a_zero_point": zero(point)}
-                result = lowbit.matmul_scaled(BYTES["uint8"], b, **options)
-                other = lowbit.matmul_scaled(
-                    BYTES["uint8"], int8(), a_scale=scale, a_zero_point=point
-                )
-                assert result.tobytes() == other.tobytes()
-    assert learned(api._scaled, b) == 9
-
-
-def test_outputs_that_outgrow_caches_are_not_recognized() -> None:
-    b = lowbit.pack(RNG.integers(-128, 128, (128, 4096), dtype=np.int8))
-    a = RNG.integers(0, 256, (4096, 128), dtype=np.uint8)
-    for _ in range(3):
-        lowbit.matmul(a, b, threads=2)
-    assert learned(api._exact, b) == 0
+    assert len(api._exact.ways(other)) == 0
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -462,7 +286,7 @@ def test_several_threads(way: str) -> None:
     expected = function(x, other, **options)
     for _ in range(200):
         assert function(x, b, **options).tobytes() == expected.tobytes()
-    assert learned(TABLES[name], b) == (way != "scaled by rows, one zero point")
+    assert len(TABLES[name].ways(b)) == (way != "scaled by rows, one zero point")
 
 
 @kernel
@@ -498,7 +322,7 @@ def test_calls_at_the_same_time() -> None:
     with ThreadPoolExecutor(4) as pool:
         results = pool.map(lambda _: lowbit.matmul(a, b, threads=8), range(200))
         assert all((result == expected).all() for result in results)
-    assert learned(api._exact, b) == 1
+    assert len(api._exact.ways(b)) == 1
     assert not cached_call._scratch.taken
 
 
@@ -542,7 +366,7 @@ def test_without_the_known_layout_nothing_is_recognized(monkeypatch: pytest.Monk
     expected = lowbit.matmul(BYTES["uint8"], b)
     for _ in range(3):
         assert lowbit.matmul(BYTES["uint8"], b).tobytes() == expected.tobytes()
-    assert learned(api._exact, b) == 0
+    assert len(api._exact.ways(b)) == 0
 
 
 def test_the_layout_is_known_here() -> None:
@@ -556,7 +380,7 @@ def test_bfloat16_rows() -> None:
     expected = lowbit.linear_weight_only(x, b)
     for _ in range(3):
         assert lowbit.linear_weight_only(x, b).tobytes() == expected.tobytes()
-    assert learned(api._weight_only, b) == 1
+    assert len(api._weight_only.ways(b)) == 1
 
 
 def test_an_output_that_cannot_be_made() -> None:
@@ -587,7 +411,7 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         torch.set_num_threads(1)
         for _ in range(3):
             assert (lowbit.matmul(a, b) == 4000).all()
-        assert learned(api._exact, b) == 1
+        assert len(api._exact.ways(b)) == 1
         ((known,),) = b._calls["matmul"]
         assert known(a, None, None, None) is not None
         assert known(a, None, 1, None) is None
@@ -596,23 +420,3 @@ def test_the_number_of_threads_is_asked_each_time() -> None:
         assert (lowbit.matmul(a, b) == 4000).all()
     finally:
         torch.set_num_threads(before)
-
-
-def test_ways_are_given_up_by_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "_WAYS", 4)
-    monkeypatch.setattr(call_cache, "_SEEN", 4)
-    ways, switch = call_cache.Ways(), sys.getswitchinterval()
-
-    def meet(first: int) -> None:
-        for number in range(first, first + 5000):
-            ways.is_hot(number % 50)
-            ways.add(number % 50, number, ((number,),), str)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(meet, range(0, 20_000, 5000)))
-    finally:
-        sys.setswitchinterval(switch)
-    assert 0 < len(ways) <= 4
-    assert sum(map(len, ways.table())) == len(ways)

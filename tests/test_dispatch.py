@@ -19,8 +19,8 @@ from lowbit.jit.memory import Access
 from lowbit.kernels.cpu.integer import amx
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product as product_kernel
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product import dispatch
@@ -433,5 +433,5 @@ def test_short_products_claim_the_lines_they_write(monkeypatch: pytest.MonkeyPat
     asked = [product("amx", 783, 78, k)._replace(output="f32") for k in (8, 512, 513)]
     for claims in (True, False):
         monkeypatch.setattr(host, "claims_lines", lambda size, claims=claims: claims)
-        assert [one.epilogue.claims for one in asked] == [claims, claims, False]
-        assert not asked[0]._replace(streams=True).epilogue.claims
+        assert [one.epilogue.prefetch_output for one in asked] == [claims, claims, False]
+        assert not asked[0]._replace(streams=True).epilogue.prefetch_output

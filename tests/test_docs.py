@@ -59,7 +59,6 @@ def test_code_prints_what_the_page_says(
     if not x86 and any(".assembly(" in block.code for block in blocks):
         pytest.skip("the page looks at x86 code, which LLVM here does not generate")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks:
         printed = io.StringIO()

@@ -9,11 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lowbit import gemm
+from lowbit import api, gemm
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.product import gemm as module
-from lowbit.product.call_cache import GemmCache
+from lowbit.product.call_cache import CallCache
 from lowbit.product.gemm import prepare_gemm
 from lowbit.spec import DTYPES
 from lowbit.spec.operations.products import gemm as gemm_spec
@@ -291,12 +290,13 @@ def test_an_output_in_an_operand_is_refused_though_such_calls_were_made_before()
 
 
 def test_a_known_call_is_one_in_which_all_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = GemmCache()
-    monkeypatch.setattr(module, "cache", cache)
+    cache = CallCache("gemm", arrays=2)
+    cache._arguments = api._gemm._arguments
+    monkeypatch.setattr(api, "_gemm", cache)
     a, b = drawn((6, 31), 1), drawn((31, 23), 2)
     gemm.__self__.__wrapped__(a, b)  # type: ignore[attr-defined]
     gemm.__self__.__wrapped__(a, b)  # type: ignore[attr-defined]
-    ((_, call),) = cache.ways._calls.values()
+    ((_, call),) = cache.ways(None)._calls.values()
     defaults = None, 1.0, 0.0, None, None, None, None
     usual = gemm.__self__.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
     known = (None, usual["alpha"], usual["beta"], None, None, None, None)

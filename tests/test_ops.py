@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import lowbit
 from lowbit.isa import SETS, active, available
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
 from lowbit.numerics import int_format, longest_sum, quantize_rows
 from lowbit.product import dispatch
 from lowbit.product.prepare import RIGHT, prepare

@@ -1,4 +1,4 @@
-"""Products of floats with 4-bit weights in groups: within the budget, the same bits everywhere."""
+"""Products of floats with weights in groups: within the budget, the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.groups import Grouping
 from lowbit.kernels.cpu.shared.layout import PANEL_LINE, blocks, padded_k
-from lowbit.lab.check.cpu_functions import cpu_functions, weight
+from lowbit.lab.check.cpu import cpu_functions, weight
 from lowbit.numerics import QTensor, int_format
 from lowbit.spec import Case, Operation
-from lowbit.spec.operations.grouped import linear_groups, linear_weight_only
+from lowbit.spec.operations.products import linear_groups, linear_weight_only
 from lowbit.weights.panels import PackedMatrix
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,10 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     x = x.reshape(case.sizes["M"], -1)
     digits = 1 if case.spec is linear_groups else 3
     (m, k), n = x.shape, b.N
-    zeros = "" if b.zero_points is None else "s8"
-    grouping = Grouping(min(b.group_size or 0, padded_k(k)), digits, zeros)
-    query = KernelQuery(m, n, k, 30, "u4", grouping)
+    zeros, held, most = b.format.zero_points, b.format.stored, b.format.largest_pair
+    size, flip = min(b.group_size or 0, padded_k(k)), 8 if held == "u4" else 128
+    grouping = Grouping(size, digits, zeros, flip, b.format.halves)
+    query = KernelQuery(m, n, k, most, held, grouping)
     why = micro.refuses(query)
     if why:
         return why
@@ -72,7 +73,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
         "row_sum": each.view(np.int32), "panels": b.panels,
         "column_sum": b.column_sums.view(np.int32),
         "column_zero": None if b.zero_points is None else b.zero_points.view(np.int32),
-        "column_scale": b.scale, "bias": None, "residual": None,
+        "column_scale": b.scale.view(np.float32), "bias": None, "residual": None,
         "parameters": None, "out": out, "out_stride": n, "m": m, "n": n, "k_size": k,
         "block_rows": block_rows, "item_steps": 2, "item_panels": 3, "threads": 1,
         "private": np.zeros(3 * query.k_blocks * PANEL_LINE, np.uint8),
@@ -81,7 +82,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     }  # fmt: skip
     product_kernel.interpret(
         micro.isa, arguments, micro=micro, shape=shape,
-        weight="u4",
+        weight=held,
         a_format=SignedBytes(grouping, symmetric) if digits == 1 else Digits(grouping),
         epilogue=Epilogue(
             a_zero=digits == 1 and not symmetric, out="f32",
@@ -93,12 +94,13 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
 
 @pytest.mark.parametrize("micro", GROUPED, ids=repr)
 @pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
-def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
+@pytest.mark.parametrize("dtype", ["u4", "s8"])
+def test_interpreted(micro: MicroKernel, spec: Operation, dtype: str) -> None:
     """Every micro-kernel that does not refuse, on any machine, every access checked."""
     served = 0
     for m, n, g, s in ((1, 21, 2, 24), (4, 50, 3, 64), (19, 33, 2, 128)):
         sizes = {"M": m, "N": n, "G": g, "S": s}
-        case = spec.case(sizes, dtypes="f32:u4:f32", without=["bias", "residual"])
+        case = spec.case(sizes, dtypes=f"f32:{dtype}:f32", without=["bias", "residual"])
         inputs = case.inputs(3)
         out = _interpreted(micro, case, inputs["x"], weight(case, inputs))
         if isinstance(out, str):
@@ -107,10 +109,12 @@ def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
         verdict = case.expect(inputs).check(out)
         assert verdict.ok, verdict.message
         np.testing.assert_array_equal(out, _run(case, inputs))
-    assert served or micro.isa.name.startswith("neon")
+    saturates = dtype == "s8" and micro.name == "narrow"
+    assert (served > 0) is not (saturates or micro.isa.name.startswith("neon"))
 
 
 @pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
+@pytest.mark.parametrize("dtype", ["int4", "uint8"])
 @pytest.mark.parametrize(
     ("m", "k", "n", "group", "symmetric"),
     [
@@ -123,12 +127,12 @@ def test_interpreted(micro: MicroKernel, spec: Operation) -> None:
     ],
 )
 def test_tiles_interpreted(
-    spec: Operation, m: int, k: int, n: int, group: int, symmetric: bool
+    spec: Operation, dtype: str, m: int, k: int, n: int, group: int, symmetric: bool
 ) -> None:
     """Groups in tiles: the bits of vectors, every access checked."""
     micro = next(one for one in GROUPED if one.isa.name == "amx")
     case = spec.case({"M": m, "N": n, "G": 1, "S": 8}, dtypes="f32:u4:f32")
-    packed = lowbit.pack(_weight(k, n, group, symmetric=symmetric))
+    packed = lowbit.pack(_weight(k, n, group, dtype, symmetric=symmetric))
     x = np.random.default_rng(k).standard_normal((m, k)).astype(np.float32)
     run = lowbit.linear_dynamic if spec is linear_groups else lowbit.linear_weight_only
     out = _interpreted(micro, case, x, packed)
@@ -136,6 +140,7 @@ def test_tiles_interpreted(
 
 
 @ISAS
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(
     ("m", "k", "n", "group"),
@@ -145,13 +150,14 @@ def test_tiles_interpreted(
         (100, 1000, 33, 32),
         (35, 400, 80, 96),
         (9, 999, 130, 256),
+        (3, 1111, 81, 16),
     ],
 )
-def test_many_rows_have_the_same_bits(
-    isa: str, m: int, k: int, n: int, group: int, symmetric: bool
+def test_rows_have_the_same_bits(
+    isa: str, dtype: str, m: int, k: int, n: int, group: int, symmetric: bool
 ) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    q = _weight(k, n, group, symmetric=symmetric)
+    q = _weight(k, n, group, dtype, symmetric=symmetric)
     packed = lowbit.pack(q)
     x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
     x[1] *= 1e4
@@ -165,6 +171,33 @@ def test_many_rows_have_the_same_bits(
         for r in (0, 1, m - 1):
             wide = rows[r : r + 1].astype(np.float32)
             _near(y[r : r + 1], wide, q.dequantize(), digits)
+
+
+@ISAS
+@pytest.mark.parametrize(
+    ("m", "group"), [(1, 32), (2, 16), (7, 64), (40, 32), (33, 128), (5, None)]
+)
+def test_sums_of_bytes_are_exact(isa: str, m: int, group: int | None) -> None:
+    """Over the full range of both sides, with extremes side by side: nothing saturates."""
+    rng, k, n = np.random.default_rng(m), 291, 37
+    extremes = np.array([-128, 127, -127, 0], np.int8)
+    values = np.where(rng.random((k, n)) < 0.5, rng.choice(extremes, (k, n)),
+                      rng.integers(-128, 128, (k, n))).astype(np.int8)  # fmt: skip
+    values[:, :2], values[::2, 2], values[1::2, 2] = (-128, 127), -128, 127
+    x = rng.choice([-127, 127, 126, -1], (m, k)).astype(np.float32)
+    x[:, 0] = 127  # so that scales are 1
+    x[0] = 127
+    each = (n,) if group is None else (-(-k // group), n)
+    along = () if group is None else (group, 0)
+    for dtype in ("int8", "uint8"):
+        flip = 128 if dtype == "uint8" else 0
+        q = QTensor((values.view(np.uint8) + np.uint8(flip)).view(dtype),
+                    np.ones(each, np.float32), np.full(each, flip, np.int32), int_format(dtype),
+                    1, *along)  # fmt: skip
+        wide, packed = values.astype(np.int64), lowbit.pack(q).grouped
+        y = lowbit.linear_dynamic(x, packed, symmetric=True, isa=isa)
+        np.testing.assert_array_equal(y, x.astype(np.int64) @ wide)
+        _near(lowbit.linear_weight_only(x, packed, isa=isa), x, wide, 2.0**-20)
 
 
 def test_tiles_serve_groups_of_32() -> None:
@@ -205,7 +238,7 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])
 @pytest.mark.parametrize(
     ("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8), (12, 12)]
 )
@@ -222,14 +255,16 @@ def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | N
     assert not y[5].any()
 
 
-def test_real_zero_points() -> None:
-    q = _weight(96, 20, 32, "uint4")
-    zero = np.random.default_rng(3).uniform(0, 15, q.scale.shape)
+@ISAS
+@pytest.mark.parametrize("dtype", ["uint4", "int8", "uint8"])
+def test_real_zero_points(isa: str, dtype: str) -> None:
+    q = _weight(96, 20, 32, dtype)
+    zero = np.random.default_rng(3).uniform(q.format.qmin, q.format.qmax, q.scale.shape)
     packed = lowbit.pack(q, zero_point=zero)
     weight = (q.values - np.repeat(zero, 32, axis=0)) * np.repeat(q.scale, 32, axis=0)
     x = np.random.default_rng(4).standard_normal((4, 96)).astype(np.float32)
-    _near(lowbit.linear_weight_only(x, packed), x, weight, 2.0**-20)
-    _near(lowbit.linear_dynamic(x, packed), x, weight, 2.0**-6)
+    _near(lowbit.linear_weight_only(x, packed, isa=isa), x, weight, 2.0**-20)
+    _near(lowbit.linear_dynamic(x, packed, isa=isa), x, weight, 2.0**-6)
     with pytest.raises(ValueError, match="of the scales"):
         lowbit.pack(q, zero_point=zero[:1])
     for bad in (np.nan, 1e300):
@@ -237,6 +272,73 @@ def test_real_zero_points() -> None:
             lowbit.pack(q, zero_point=zero * bad)
     with pytest.raises(ValueError, match="groups"):
         lowbit.pack(_weight(96, 20, None), zero_point=zero)
+
+
+def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, np.ndarray]:
+    """Scales and minima of float16: the integers, zero points, the weight."""
+    rng, fmt, each = np.random.default_rng(k), int_format(dtype), (-(-k // group), n)
+    values = rng.integers(fmt.qmin, fmt.qmax + 1, (k, n)).astype(fmt.storage)
+    scale = (rng.uniform(0.5, 1, each) * 2.0 ** rng.integers(-13, 0, each)).astype(np.float16)
+    least = (scale * rng.uniform(-1.2, 0.2, each) * fmt.qmax).astype(np.float16)
+    scale[0, 0], least[np.abs(least) < 2.0**-14], least[0, :2] = 2.0**-14, 0, 0
+    wide, low = (np.repeat(one.astype(np.float64), group, axis=0)[:k] for one in (scale, least))
+    zero = fmt.qmin - least.astype(np.float64) / scale
+    q = QTensor(values, scale.astype(np.float32), np.full(each, fmt.midpoint, np.int32), fmt, 1,
+                group, 0)  # fmt: skip
+    return q, zero, wide * (values.astype(np.float64) - fmt.qmin) + low
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", ["uint4", "uint8"])
+@pytest.mark.parametrize(("m", "k", "n", "group"), [(1, 100, 37, 32), (40, 200, 50, 16)])
+def test_scales_and_offsets_of_float16(
+    isa: str, dtype: str, m: int, k: int, n: int, group: int, tmp_path: Path
+) -> None:
+    q, zero, weight = _as_in_gguf(dtype, k, n, group)
+    packed, scaled = lowbit.pack(q, zero_point=zero), lowbit.pack(q)
+    assert (packed.format.halves, packed.format.zero_points) == (True, "f16")
+    assert (scaled.format.halves, scaled.format.zero_points) == (True, "")
+    x = np.random.default_rng(4).standard_normal((m, k)).astype(np.float32)
+    for b, wide in ((packed, weight), (scaled, q.dequantize())):
+        y, z = lowbit.linear_weight_only(x, b, isa=isa), lowbit.linear_dynamic(x, b, isa=isa)
+        _near(y, x, wide, 2.0**-20)
+        _near(z, x, wide, 2.0**-6)
+        np.testing.assert_array_equal(y, lowbit.linear_weight_only(x, b, isa="generic"))
+        np.testing.assert_array_equal(z, lowbit.linear_dynamic(x, b, isa="generic"))
+        lowbit.save_packed(b, tmp_path / "b")
+        loaded = lowbit.load_packed(tmp_path / "b", verify=True)
+        np.testing.assert_array_equal(y, lowbit.linear_weight_only(x, loaded, isa=isa))
+        np.testing.assert_array_equal(b.unpack(), q.values)
+    again = scaled.quantized()
+    np.testing.assert_array_equal(again.scale, q.scale)
+
+
+def test_what_float16_does_not_hold_stays_float32() -> None:
+    q, zero, _ = _as_in_gguf("uint4", 100, 37, 32)
+    packed = lowbit.pack(q, zero_point=zero + 0.001)
+    assert (packed.format.halves, packed.format.zero_points) == (True, "f32")
+    for bad in (1 / 3, 1e5, 1e-9, 2.0**-15):
+        q.scale[1, 2] = bad
+        assert not lowbit.pack(q).format.halves
+        assert not lowbit.pack(q, zero_point=zero).format.halves
+    q.scale[...] = 1  # no offsets, which is not the same as no zero points
+    packed = lowbit.pack(q, zero_point=np.zeros(q.scale.shape))
+    assert packed.format.zero_points == "f16"
+    y = lowbit.linear_weight_only(np.ones((1, 100), np.float32), packed)
+    np.testing.assert_allclose(y[0], q.values.sum(axis=0, dtype=np.int64), rtol=1e-6)
+
+
+@pytest.mark.parametrize("micro", GROUPED, ids=repr)
+@pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
+def test_float16_interpreted(micro: MicroKernel, spec: Operation) -> None:
+    q, zero, _ = _as_in_gguf("uint4", 100, 37, 32)
+    packed = lowbit.pack(q, zero_point=zero)
+    case = spec.case({"M": 19, "N": 37, "G": 1, "S": 8}, dtypes="f32:u4:f32")
+    x = np.random.default_rng(4).standard_normal((19, 100)).astype(np.float32)
+    out = _interpreted(micro, case, x, packed)
+    if not isinstance(out, str):
+        run = lowbit.linear_dynamic if spec is linear_groups else lowbit.linear_weight_only
+        np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
 
 
 def test_bfloat16() -> None:
@@ -321,8 +423,9 @@ def test_layouts_steps_and_outputs() -> None:
 
 @ISAS
 @pytest.mark.parametrize("group", [None, 8, 32])
-def test_a_weight_without_rows_gives_the_bias(group: int | None, isa: str) -> None:
-    packed, x = lowbit.pack(_weight(0, 21, group)), np.ones((9, 0), np.float32)
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_weight_without_rows_gives_the_bias(group: int | None, dtype: str, isa: str) -> None:
+    packed, x = lowbit.pack(_weight(0, 21, group, dtype)), np.ones((9, 0), np.float32)
     bias = np.arange(21, dtype=np.float32)
     for function in (lowbit.linear_weight_only, lowbit.linear_dynamic):
         y = function(x, packed, bias, isa=isa)
@@ -351,8 +454,6 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         lowbit.linear_weight_only(x[:, :63], packed)
     with pytest.raises(ValueError, match="two dimensions"):
         lowbit.linear_weight_only(x[0], packed)
-    with pytest.raises(ValueError, match="4-bit"):
-        lowbit.linear_weight_only(x, lowbit.pack(_weight(64, 20, None, "int8")))
     with pytest.raises(ValueError, match="out_dtype"):
         lowbit.linear_weight_only(x, packed, out_dtype="uint8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="groups of 32"):
@@ -361,8 +462,9 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         lowbit.matmul_scaled(x.astype(np.int8), packed, a_scale=1.0)
     with pytest.raises(ValueError, match="multiple of 8"):
         lowbit.pack(_weight(64, 20, 12))
-    with pytest.raises(ValueError, match="4-bit"):
-        lowbit.pack(_weight(64, 20, 32, "int8"))
+    across = lowbit.quantize(np.ones((64, 32)), axis=0, group_size=32)
+    with pytest.raises(ValueError, match="lie along K"):
+        lowbit.pack(across)
     for group in (None, 32):
         with pytest.raises(ValueError, match="b is quantized to int4, and dtype is 'uint4'"):
             lowbit.pack(_weight(64, 20, group), dtype="uint4")
@@ -370,12 +472,13 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         lowbit.linear_weight_only(x, np.ones((64, 3)))  # type: ignore[arg-type]
 
 
-def test_groups_are_bounded_by_what_int32_holds() -> None:
-    """128 · 15 fits 1,118,481 times into int32; padding to 64 k counts too."""
-    most = (2**31 - 1) // (128 * 15) // 64 * 64
+@pytest.mark.parametrize("bits", [4, 8])
+def test_groups_are_bounded_by_what_int32_holds(bits: int) -> None:
+    """128 · 15 fits 1,118,481 times into int32, 128 · 255 65,793 times; padding to 64 k counts."""
+    most = (2**31 - 1) // (128 * (2**bits - 1)) // 64 * 64
     for k in (most, most + 1):
         q = QTensor(np.full((k, 1), 7, np.int8), np.ones(1, np.float32), np.zeros(1, np.int32),
-                    int_format("int4"), 1)  # fmt: skip
+                    int_format("int4" if bits == 4 else "int8"), 1)  # fmt: skip
         packed, x = lowbit.pack(q), np.ones((1, k), np.float32)
         if k == most:
             np.testing.assert_allclose(lowbit.linear_weight_only(x, packed), 7 * k, rtol=1e-6)
@@ -384,9 +487,10 @@ def test_groups_are_bounded_by_what_int32_holds() -> None:
             lowbit.linear_weight_only(x, packed)
 
 
-def test_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["uint4", "int8"])
+def test_files(dtype: str, tmp_path: Path) -> None:
     for group, zero in ((32, None), (None, None), (24, 0.5)):
-        q = _weight(70, 37, group, "uint4")
+        q = _weight(70, 37, group, dtype)
         real = None if zero is None else q.zero_point + zero
         packed = lowbit.pack(q, zero_point=real)
         lowbit.save_packed(packed, tmp_path / "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -76,17 +77,17 @@ def dynamic(m: int, k: int, n: int, symmetric: bool = False, **how: Any) -> None
 
 
 @cache
-def nibbles(k: int, n: int, group: int | None, symmetric: bool) -> Any:
+def scaled_weight(k: int, n: int, group: int | None, symmetric: bool, of: Any = "int4") -> Any:
     values = np.random.default_rng(1).standard_normal((k, n), np.float32)
     how: dict[str, Any] = (
         {"axis": 1} if group is None else {"axis": 1, "group_size": group, "group_axis": 0}
     )
-    return lowbit.pack(lowbit.quantize(values, "int4", symmetric=symmetric, **how))
+    return lowbit.pack(lowbit.quantize(values, of, symmetric=symmetric, **how))
 
 
-def four_bits(function: Call, m: int, k: int, n: int, group: int | None, symmetric: bool,
-              dtype: Any = np.float32, **how: Any) -> None:  # fmt: skip
-    function(np.ones((m, k), dtype), nibbles(k, n, group, symmetric), **how)
+def grouped(function: Call, m: int, k: int, n: int, group: int | None, symmetric: bool,
+            dtype: Any = np.float32, of: str = "int4", **how: Any) -> None:  # fmt: skip
+    function(np.ones((m, k), dtype), scaled_weight(k, n, group, symmetric, of), **how)
 
 
 def floats(m: int, k: int, n: int, dtypes: str = "f32:f32:f32", lies: str = "C",
@@ -156,10 +157,13 @@ def requested() -> Iterator[Requested]:
             for symmetric in (True, False):
                 for m in (1, 7, 200):
                     name = f"{function.__name__} int4 {group} {symmetric} {m}x512x320"
-                    yield name, partial(four_bits, function, m, 512, 320, group, symmetric)
+                    yield name, partial(grouped, function, m, 512, 320, group, symmetric)
+        for symmetric, m in product((True, False), (1, 200)):
+            name = f"{function.__name__} int8 32 {symmetric} {m}x512x320"
+            yield name, partial(grouped, function, m, 512, 320, 32, symmetric, of="int8")
     for m in (1, 200):
         name = f"linear_weight_only bfloat16 {m}x512x320"
-        call = partial(four_bits, lowbit.linear_weight_only, m, 512, 320, 128, True,
+        call = partial(grouped, lowbit.linear_weight_only, m, 512, 320, 128, True,
                        ml_dtypes.bfloat16)  # fmt: skip
         yield name, call
     for one in CONVOLUTIONS:

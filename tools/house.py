@@ -25,8 +25,10 @@ LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 500, 60
 # the lines bought. From 75,300: what is put in order or written by indices, and
 # mixtures of experts (1,500); recurrent layers, GatherND, Col2Im, loops (900); warp functions and
 # files of one's own in compare and anatomy (750); code without loops in trace, forks, and calls of
-# many sizes (600); language models (1,800), their windows, caps, Gemma and experts (750).
-LINES, STEP = 81_650, 250
+# many sizes (600); language models: files, networks, caches (1,900), tokenizers, templates,
+# sampling, `generate` and `chat` (1,100), weights of 8 bits in groups (100), windows, caps, Gemma
+# and experts (750), folders of quantized weights (350).
+LINES, STEP = 82_350, 250
 INSTRUCTION_SETS = re.compile(r"\b(avx\w*|amx\w*|neon\w*|i8mm)\b")
 LOCKS = re.compile(r"\bthreading\.(R?Lock|Condition|Semaphore)\b|from functools .*cached_property")
 SET_ROOMS = {"isa", "kernels"}

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -89,8 +90,8 @@ def _fits(arguments: Any) -> bool:
     )
 
 
-def samples(operators: Sequence[OpOverload]) -> dict[OpOverload, list[Call]]:
-    """Arguments of each, as PyTorch's samples bring them about."""
+def samples(operators: Sequence[OpOverload], most: int) -> dict[OpOverload, list[Call]]:
+    """Arguments of each, as PyTorch's samples bring them about: `most`, or all that there are."""
     if "expecttest" not in sys.modules:  # which they import and do not need
         stand_in: Any = ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
@@ -100,11 +101,17 @@ def samples(operators: Sequence[OpOverload]) -> dict[OpOverload, list[Call]]:
     calls: dict[OpOverload, list[Call]] = {one: [] for one in operators}
     wanted = {one._schema.name.partition("::")[2].strip("_") for one in operators}
     by_use = sorted(op_db, key=lambda one: (one.name not in wanted, one.name))
-    for dtype in DTYPES:
-        record = _Recorded(calls, dtype)
-        for info in by_use:
-            if dtype in info.dtypes:
-                _record(info, dtype, record)
+    lacking = [one for one in operators if not _own(name_of(one))]
+    # Seeds are kept with a stack's text for each kind of accelerator, whether or not one is here.
+    with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
+        for dtype in DTYPES:
+            record = _Recorded(calls, dtype)
+            for info in by_use:
+                lacking = [one for one in lacking if len(calls[one]) < most]
+                if not lacking:
+                    return calls
+                if dtype in info.dtypes:
+                    _record(info, dtype, record)
     return calls
 
 
@@ -203,7 +210,7 @@ def aten_rows(names: Sequence[str] = (), most: int = SAMPLES * len(DTYPES)) -> I
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:
-            calls = samples(operators)
+            calls = samples(operators, most)
             for function in operators:
                 some = calls[function] or _own(name_of(function))
                 yield _row(name_of(function), [outcome(function, call) for call in some[:most]])

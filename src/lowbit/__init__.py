@@ -1,7 +1,7 @@
 """lowbit multiplies matrices of few bits, from Python, at the speed of the hardware.
 
 lowbit.matmul(a, b)         exact product of int8 or uint8 matrices, int32 out
-lowbit.linear_weight_only   float activations by 4-bit weights with a scale for each group
+lowbit.linear_weight_only   float activations by weights with a scale for each group
 lowbit.convolution(x, w)    of 8-bit images, in any number of dimensions
 lowbit.pack(b)              an operand packed once, for many products
 lowbit.VectorIndex(dim)     vectors of 8 or 4 bits each, to be searched for the nearest

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.jit.cached_call import Check, Same, constant
+from lowbit.jit.cached_call import Check, Same, constant, thread_check
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import IntDtype, QTensor
 from lowbit.product import gemm as gemms
@@ -34,6 +34,7 @@ from lowbit.product.arguments import (
     per_row,
     plain_number,
     real_dtype,
+    row_stride,
     zero_points,
 )
 from lowbit.product.call_cache import (
@@ -48,7 +49,6 @@ from lowbit.product.call_cache import (
 from lowbit.product.dispatch import threads_key
 from lowbit.product.gemm import LITTLE, prepare_gemm
 from lowbit.product.output import AnyPostOp, post_ops_tuple
-from lowbit.product.prepared import row_stride
 from lowbit.product.types import FloatDtype, FloatType, Kind, Numbers, Operand, OutDtype
 from lowbit.weights.panels import PackedMatrix
 from lowbit.weights.panels import pack as pack_matrix
@@ -63,6 +63,7 @@ _ALWAYS_SAFE = 1 << 15  # the K to which no sum of products of differences of by
 _exact, _scaled, _dynamic, _weight_only = map(
     CallCache, ("matmul", "matmul_scaled", "linear_dynamic", "linear_weight_only")
 )
+_gemm = CallCache("gemm", arrays=2)
 
 
 @_exact.builtin
@@ -123,11 +124,11 @@ def pack(
 
     b: int8 or uint8 [K, N], of any strides (a weight [N, K] is packed as `weight.T`, without a
     copy); or a QTensor of 8-bit or 4-bit integers [K, N] with one scale, or one for each column
-    (axis=1), or of 4-bit integers with groups along K (group_axis=0, group_size a multiple of 8).
+    (axis=1), or of each group along K (axis=1, group_axis=0, group_size a multiple of 8).
     `dtype` "int4" or "uint4" packs an int8 or uint8 array of such values two to a byte.
-    `zero_point`: for a QTensor with groups, real numbers [groups, N], kept as float32, in place of
-    its own zero points: b ≈ scale·(values − zero_point). The result does not depend on the
-    instruction set.
+    `zero_point`: for a QTensor with groups, real numbers [groups, N], in place of its own zero
+    points: b ≈ scale·(values − zero_point). What is kept is exact to float32's rounding. The result
+    does not depend on the instruction set.
 
     TypeError: not of 8-bit integers, or of another sign than `dtype`. ValueError: not
     two-dimensional, other scales along K, a value outside of `dtype`, naming the first, or a
@@ -245,9 +246,8 @@ def _matmul_scaled(
     else:
         shift = FLIP if left.dtype == _INT8 else 0
         zero = zero_points(a_zero_point, rows, left.dtype, "a_zero_point", shift)
-    added, beside = None if bias is None else per_column(bias, b.N, "bias"), residual
-    if residual is not None:
-        beside = per_element(residual, prepared.shape, "residual", spec.residual)
+    added = per_column(bias, b.N, "bias")
+    beside = per_element(residual, prepared.shape, "residual", spec.residual)
     operands = {**prepared.weight(b), "parameters": spec.parameters}
     prepared.into(result, {
         **operands, "a": left, "row_scale": scale, "row_zero": zero, "bias": added,
@@ -320,8 +320,9 @@ def linear_weight_only(
 ) -> Kind:
     """x @ dequantized b + bias: [M, K] by [K, N] → [M, N].
 
-    x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor of
-    4-bit integers, with or without groups. For each group of a row of x (without groups: the row)
+    x: float32, or bfloat16 (a PyTorch tensor, or NumPy's of ml_dtypes). b: packed from a QTensor,
+    with or without groups; of 8-bit integers without groups, a second copy of the panels is made
+    and kept. For each group of a row of x (without groups: the row)
 
         X = max|x| / Q        q = round(x / X)        Q = 2^22 − 1 for float32, 32639 for bfloat16
         y[m, n] = Σ_g s_gn · X_mg · (Σ_{k∈g} w_kn·q_mk − z_gn · Σ_{k∈g} q_mk)
@@ -332,15 +333,13 @@ def linear_weight_only(
     NaN or infinity gives a row of NaN; one whose X would be below 2^−126 counts as zeros.
     `out_dtype`: "float32" or "bfloat16".
 
-    TypeError: x is of another type. ValueError: shapes do not match, b is not of 4-bit integers
-    or has no scale, or a group is so long that int32 could overflow (1,118,481 k). RuntimeError:
-    the machine lacks the instruction set `isa`.
+    TypeError: x is of another type. ValueError: shapes do not match, b has no scale, or a group is
+    so long that int32 could overflow (of 4 bits 1,118,481 k, of 8 bits 65,793). RuntimeError: the
+    machine lacks the instruction set `isa`.
     """
     left = float_rows(x, "x", FLOATS)
     if type(b) is not PackedMatrix or b.scale is None:
         check_scaled(b)
-    if b.weight == "s8":
-        raise ValueError(f"b must be of 4-bit integers, got {b.dtype}: use linear_dynamic")
     if out_dtype not in _LINEAR_OUTPUTS:
         known = ", ".join(_LINEAR_OUTPUTS)
         raise ValueError(f"out_dtype must be one of {known}, got {out_dtype!r}")
@@ -362,12 +361,8 @@ def _linear(
         threads_key(threads), isa, activations, row_stride(out), bias is not None,
         residual is not None, post_ops_tuple(post_ops), out_dtype,
     )  # fmt: skip
-    added = None if bias is None else per_column(bias, b.N, "bias")
-    beside = (
-        None
-        if residual is None
-        else per_element(residual, prepared.shape, "residual", spec.residual)
-    )
+    added = per_column(bias, b.N, "bias")
+    beside = per_element(residual, prepared.shape, "residual", spec.residual)
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     operands = {**prepared.weight(b), "parameters": spec.parameters}
     prepared.into(result, {**operands, "a": left, "bias": added, "residual": beside})
@@ -387,7 +382,7 @@ def _linear(
     return returned
 
 
-@gemms.cache.builtin
+@_gemm.builtin
 def gemm(
     a: Kind,
     b: Kind,
@@ -424,8 +419,6 @@ def gemm(
     given = None if out is None else array(out, "out")
     if given is not None and out_dtype is not None and dtype != given.dtype:
         raise ValueError(f"out is {given.dtype}, but out_dtype is {out_dtype!r}")
-    if given is not None and not given.flags.writeable:
-        raise ValueError("out is read-only")
     little = threads is None and right.ndim == 2 and left.size * right.shape[1] < LITTLE
     key = 1 if little else threads_key(threads)
     prepared = prepare_gemm(
@@ -440,6 +433,13 @@ def gemm(
     else:
         added, result = gemms.apart(left, right, added, given, scale, scale_c), given
     gemms.run(prepared, left, right, added, result, scale, scale_c)
-    most = -key if key < 0 else None
-    gemms.keep(prepared, a, b, c, alpha, beta, out, result, most, out_dtype, threads, isa)
+    if prepared.little and _gemm.is_hot(None, prepared):
+        checks = {
+            "a": as_given(a, left, prepared.parameter("a")), "c": constant(c),
+            "b": as_given(b, right, prepared.parameter("b")), "alpha": constant(alpha),
+            "beta": constant(beta), "out": as_given(out, result, "out", written=True),
+            "out_dtype": constant(out_dtype) or Same(out_dtype), "isa": constant(isa),
+            "threads": thread_check(threads, -key if key < 0 else None),
+        }  # fmt: skip
+        _gemm.add(None, prepared, gemms.factors(scale, 0.0), checks, result, out is None)
     return returned

@@ -14,8 +14,8 @@ import pytest
 
 from lowbit.bench.core import clock as timing
 from lowbit.bench.core.clock import (
-    Elsewhere,
     Limits,
+    RemoteCall,
     Samples,
     interleave,
     median_noise,
@@ -289,16 +289,16 @@ def test_whole_rounds_go_on_past_the_time_limit_and_no_further_than_asked(clock:
 def test_another_process_tells_its_own_seconds(clock: Clock) -> None:
     asked: list[int] = []
 
-    def elsewhere(index: int) -> Elsewhere:
+    def remote_call(index: int) -> RemoteCall:
         def seconds() -> float:
             asked.append(index)
             clock.now += 9.0
             return 0.25
 
-        return Elsewhere(seconds)
+        return RemoteCall(seconds)
 
     limits = Limits(noise=1e-9, seconds=1, least_rounds=4, whole=True)
-    taken = interleave({"there": [elsewhere(0), elsewhere(1)]}, limits)
+    taken = interleave({"there": [remote_call(0), remote_call(1)]}, limits)
     assert list(taken["there"].seconds) == [0.25] * 4
     assert asked == [0, 1, 0, 1]
 

@@ -23,8 +23,7 @@ from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
 from lowbit.bench.peers import own_linear
-from lowbit.bench.suites.linear import Linear, means
-from lowbit.bench.suites.linear.problem import ACTIVATIONS, Layer, Task
+from lowbit.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
 
 pytestmark = pytest.mark.slow
 

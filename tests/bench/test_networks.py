@@ -54,8 +54,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Facts]:
+    """A folder with what is prepared of the model, and what was found out about it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "get", lambda name: Tiny())
+        return folder, prepare(Task("tiny", None, str(folder), 5, (FLOAT, STATIC)))
 
 
 def test_multiply_adds_of_each_kind() -> None:
@@ -72,8 +76,8 @@ def test_multiply_adds_of_each_kind() -> None:
     assert linear_share(graph) == pytest.approx(5120 / (18432 + 5120 + 560))
 
 
-def test_engines_run_what_was_prepared(folder: Path) -> None:
-    facts = prepare(Task("tiny", None, str(folder), 5, (FLOAT, STATIC)))
+def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
+    folder, facts = prepared
     assert facts.missing == {}
     assert facts.multiply_adds == 16 * 25 * 27 + 160
     ideal = np.load(folder / REFERENCE)
@@ -88,7 +92,8 @@ def test_engines_run_what_was_prepared(folder: Path) -> None:
     assert 1e-6 < errors["lowbit int8"] < 0.05
 
 
-def test_what_is_outside_of_kernels_is_a_share(folder: Path) -> None:
+def test_what_is_outside_of_kernels_is_a_share(prepared: tuple[Path, Facts]) -> None:
+    folder, _ = prepared
     inputs = (np.zeros((1, 3, 12, 12), np.float32),)
     assert 0 < outside_kernels(load(folder / FLOAT), 1, inputs) < 1
 

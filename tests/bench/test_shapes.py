@@ -7,8 +7,7 @@ import math
 import pytest
 
 from lowbit.bench.suites.matmul import Matmul
-from lowbit.bench.suites.matmul.problem import product
-from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, Work, works_of
+from lowbit.bench.suites.matmul.problem import RANDOM, SHAPES, Work, product, works_of
 
 
 @pytest.mark.parametrize("name", SHAPES)

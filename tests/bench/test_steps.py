@@ -18,8 +18,7 @@ from lowbit.bench import Limits, Plan, Record, run
 from lowbit.bench.core.case import STEP, Case, Implementation, implementations_of
 from lowbit.bench.peers.steps import NoSteps, Stepping, step_entries
 from lowbit.bench.peers.uint4 import LONGEST_FLOAT_SUM, Blas, NumKong
-from lowbit.bench.suites.steps import suite_of
-from lowbit.bench.suites.uint4_steps import BASELINE, Task, Uint4Steps
+from lowbit.bench.suites.steps import BASELINE, Task, Uint4Steps, suite_of
 from lowbit.kernels.steps.registry import steps
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lowbit.bench.core.record import Row, Spread
-from lowbit.bench.core.summary import summaries
+from lowbit.bench.core.table import summaries
 from lowbit.bench.suites.matmul.problem import parse_shape
 
 

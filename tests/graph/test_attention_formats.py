@@ -9,8 +9,8 @@ from lowbit.graph import Session
 from lowbit.graph.calibrate import Calibration, calibrate
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, Node, Tensor
-from lowbit.graph.passes.demand import only_for_attention
 from lowbit.graph.passes.infer import inferred
+from lowbit.graph.passes.quantization_regions import only_for_attention
 from lowbit.graph.passes.quantize import decide, quantized
 from lowbit.graph.sensitivity import sqnr
 

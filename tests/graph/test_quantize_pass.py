@@ -11,11 +11,10 @@ import pytest
 from lowbit.graph.calibrate import Calibration, calibrate
 from lowbit.graph.evaluate import evaluate
 from lowbit.graph.graph import Graph, Node, Tensor, numbers
-from lowbit.graph.passes.demand import demanded, sharing
-from lowbit.graph.passes.equalize import equalized, smoothed, smoothings
-from lowbit.graph.passes.positions import with_positions
+from lowbit.graph.passes.quantization_regions import demanded, sharing
 from lowbit.graph.passes.quantize import Setting, decide, observed, quantized
-from lowbit.graph.passes.weights import WeightSetting, correction
+from lowbit.graph.passes.sequence_axes import with_positions
+from lowbit.graph.passes.weights import WeightSetting, correction, equalized, smoothed, smoothings
 from lowbit.graph.sensitivity import sqnr
 from lowbit.numerics import QTensor, dequantize_affine
 

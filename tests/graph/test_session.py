@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from nets import NETS, QUANTIZED, Net, basic_block, random_inputs, with_formats
 
 from lowbit.graph import Session
 from lowbit.graph.evaluate import evaluate
-from lowbit.graph.graph import Graph
+from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.isa import available
+from lowbit.numerics import quantize
 
 SETS = available()
 
@@ -70,6 +72,37 @@ def test_a_product_is_within_one_quantum(dtype: str) -> None:
     steps = np.rint((got - want) / scale)
     assert np.abs(steps).max() <= 1
     assert np.count_nonzero(steps) <= 1  # only where a sum lies in the middle between two
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("activations", ["dynamic", "symmetric", "grouped", "float"])
+@pytest.mark.parametrize(("dtype", "group"), [("int8", 32), ("uint8", 16), ("int4", 128)])
+def test_products_with_weights_in_groups(
+    name: str, activations: str, dtype: Any, group: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((2, 3, 75), np.float32), rng.standard_normal((37, 75), np.float32)
+    weight = quantize(w, dtype, axis=0, group_size=group, symmetric=False)
+    how = {"activations": activations, "group_size": group}
+    node = Node("Linear", ("x", "w"), ("y",), how)
+    tensors = {"x": Tensor("float32", x.shape)}
+    graph = Graph(("x",), ("y",), (node,), {"w": weight}, tensors)
+    want = evaluate(graph, {"x": x})["y"]
+    session = Session(graph, isa=name)
+    np.testing.assert_allclose(session.run(x=x)["y"], want, rtol=0, atol=1e-5 * np.abs(want).max())
+    assert any(step.program.name == "product" for step in session.plan({"x": x}).steps)
+
+
+@pytest.mark.parametrize(("axis", "group"), [(0, 12), (1, 8)])
+def test_groups_that_panels_do_not_hold_become_floats(axis: int, group: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((4, 72), np.float32), rng.standard_normal((37, 72), np.float32)
+    node = Node("Linear", ("x", "w"), ("y",), {"activations": "dynamic"})
+    weight = quantize(w, axis=axis, group_size=group, group_axis=1 - axis)
+    tensors = {"x": Tensor("float32", x.shape)}
+    graph = Graph(("x",), ("y",), (node,), {"w": weight}, tensors)
+    want = x @ weight.dequantize().T
+    np.testing.assert_allclose(Session(graph).run(x=x)["y"], want, rtol=1e-5, atol=1e-4)
 
 
 def test_batches_are_planned_as_they_come() -> None:

@@ -10,10 +10,10 @@ import pytest
 from nets import Net, basic_block, mobile_block, random_inputs, with_formats
 
 from lowbit.graph import Session
-from lowbit.graph import slices as module
+from lowbit.graph import layer_tiling as module
 from lowbit.graph.graph import Graph, Node, Tensor
+from lowbit.graph.layer_tiling import _alone, _choice
 from lowbit.graph.passes.infer import inferred
-from lowbit.graph.slices import _alone, _choice
 from lowbit.numerics import quantize
 
 BATCH = 6

@@ -321,7 +321,7 @@ def test_wrong_operand_types_are_refused() -> None:
 
 
 def test_an_instruction_of_a_higher_set_is_refused() -> None:
-    from lowbit.isa.avx512_vnni import vpdpbusd
+    from lowbit.isa.avx512 import vpdpbusd
 
     def text(k: Any, p: Value) -> None:
         vpdpbusd(k.zeros(s32, 16), k.zeros(u8, 64), k.zeros(s8, 64))
@@ -347,7 +347,7 @@ def test_tiles_have_no_elements() -> None:
 def test_every_pair_of_bytes_through_the_exact_products() -> None:
     """All 65,536 pairs, through both byte products, against NumPy."""
     from lowbit.isa.avx2 import vpmaddwd
-    from lowbit.isa.avx512_vnni import vpdpbusd
+    from lowbit.isa.avx512 import vpdpbusd
 
     a, b = (np.array(v) for v in zip(*itertools.product(range(256), range(-128, 128)), strict=True))
     left, right = a.astype(np.uint8).reshape(-1, 64), b.astype(np.int8).reshape(-1, 64)

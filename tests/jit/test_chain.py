@@ -6,6 +6,8 @@ import ctypes
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ import pytest
 from lowbit.isa import get
 from lowbit.isa.types import Int, S32Pointer, s32
 from lowbit.jit.builder import Builder
-from lowbit.jit.chain import Launch, chain, ticks_per_second
+from lowbit.jit.chain import chain, ticks_per_second
 from lowbit.jit.kernel import kernel
+from lowbit.jit.launch import Launch, Place
 
 _LATE = 1.0  # seconds
 _STEPS = 4
@@ -34,7 +37,8 @@ def test_a_late_thread_does_not_move_the_clock_of_a_step(late_step: int) -> None
     kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(step)
     address = ctypes.cast(kernel, ctypes.c_void_p).value
     assert address is not None
-    run = chain([Launch(address, ())] * _STEPS, (), 2, kernel)
+    program: Any = SimpleNamespace(address=address, names=())
+    run = chain([Launch(program, {})] * _STEPS, {}, (), 2, kernel)
     stamps = np.zeros(1 + _STEPS, np.int64)
     run(stamps)
     taken = np.diff(stamps) / ticks_per_second()
@@ -52,7 +56,7 @@ def test_a_late_thread_does_not_move_the_clock_of_a_step(late_step: int) -> None
 
 def test_the_clock_has_a_rate() -> None:
     assert 1e6 < ticks_per_second() < 1e11
-    run, stamps = chain([], (), 1, None), np.zeros((2, 1), np.int64)
+    run, stamps = chain([], {}, (), 1, None), np.zeros((2, 1), np.int64)
     begin = time.perf_counter()
     run(stamps[0])
     time.sleep(0.05)
@@ -72,7 +76,8 @@ def count(k: Builder, out: S32Pointer, by: Int) -> None:
 def test_more_steps_than_a_stack_has_room_for(threads: int) -> None:
     steps = 2000  # a megabyte of slots
     program = count.program(get("generic"))
-    run = chain([Launch(program.address, (("out", 0), 1))] * steps, ("out",), threads, program)
+    launch = Launch(program, {"out": Place("out"), "by": 1})
+    run = chain([launch] * steps, {}, ("out",), threads, program)
     out = np.zeros(1, np.int32)
     before = threading.stack_size(1 << 18)
     try:

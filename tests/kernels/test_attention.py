@@ -11,7 +11,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from lowbit.isa import TABLE, available, get
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.attention.attention import attention
 from lowbit.kernels.cpu.attention.plan import (
@@ -257,7 +257,7 @@ def test_windows_and_caps(sizes: tuple[int, int], limits: tuple[int, float]) -> 
     _everywhere(_problem(form, *sizes, 24, 32, causal=True), sizes[0] == 40 and limits[0] == 33)
 
 
-@pytest.mark.parametrize("micro", [one for one in float_micro_kernels() if one.pair], ids=repr)
+@pytest.mark.parametrize("micro", [one for one in float_micro_kernels if one.pair], ids=repr)
 def test_windows_of_pairs(micro: FloatMicro, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted, also where the machine has none."""
     monkeypatch.setattr("lowbit.kernels.cpu.attention.plan.micro_for", lambda *_: micro)

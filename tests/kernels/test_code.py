@@ -12,7 +12,7 @@ from tests.kernels.test_products import MICRO_KERNELS
 
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 
 # What must be in the innermost loop of each micro-kernel, and where its accumulators live; the
@@ -47,19 +47,21 @@ def _needs_llvm_for(micro: MicroKernel) -> None:
         pytest.skip(f"LLVM here generates no code for {wanted}: {error}")
 
 
-def _assembly(micro: MicroKernel, m: int, n: int = 96, claims: bool = False) -> str:
+def _assembly(micro: MicroKernel, m: int, n: int = 96, prefetch_output: bool = False) -> str:
     _needs_llvm_for(micro)
-    return _assembly_of(micro, micro.shape(KernelQuery(m, n, 256))[0], claims)
+    return _assembly_of(micro, micro.shape(KernelQuery(m, n, 256))[0], prefetch_output)
 
 
 @cache  # several numbers of rows and columns have one shape
-def _assembly_of(micro: MicroKernel, shape: Any, claims: bool) -> str:
+def _assembly_of(micro: MicroKernel, shape: Any, prefetch_output: bool) -> str:
     return product.assembly(
         micro.isa,
         micro=micro,
         shape=shape,
         a_format=Quantized(),
-        epilogue=Epilogue(a_zero=True, post_ops=("bias",), out="f32", claims=claims),
+        epilogue=Epilogue(
+            a_zero=True, post_ops=("bias",), out="f32", prefetch_output=prefetch_output
+        ),
     )
 
 
@@ -123,10 +125,12 @@ def test_lines_that_the_next_step_writes_are_claimed(micro: MicroKernel) -> None
     if micro.isa.architecture == "aarch64":
         pytest.skip("there it is another instruction, which nothing asks for")
     assert "prefetchw" not in _assembly(micro, 64)
-    claims = sum("prefetchw" in line for line in _assembly(micro, 64, claims=True).splitlines())
+    prefetched = sum(
+        "prefetchw" in line for line in _assembly(micro, 64, prefetch_output=True).splitlines()
+    )
     shape = micro.shape(KernelQuery(64, 96, 256))[0]
     lines = shape.panels + 1 if shape.panels > 1 else 1
     if shape.rows:
-        assert claims == shape.rows * lines
+        assert prefetched == shape.rows * lines
     else:  # tiles are finished row by row, in several loops
-        assert claims >= lines
+        assert prefetched >= lines

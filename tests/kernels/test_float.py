@@ -13,7 +13,7 @@ import pytest
 
 from lowbit.isa import SETS
 from lowbit.isa.amx import AMX_BF16, ldtilecfg, tdpbf16ps, tileloadd, tilerelease, tilestored
-from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
+from lowbit.isa.avx512 import AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16
 from lowbit.jit.builder import Builder
@@ -22,7 +22,6 @@ from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
-    FloatQuery,
     FloatShape,
     float_micro_kernels,
 )
@@ -41,7 +40,7 @@ from lowbit.product.float_dispatch import cut
 from lowbit.spec import DTYPES
 from lowbit.spec.operations.products import gemm as gemm_spec
 
-MICROS = pytest.mark.parametrize("micro", float_micro_kernels(), ids=repr)
+MICROS = pytest.mark.parametrize("micro", float_micro_kernels, ids=repr)
 VECTOR_MICROS = [FMA_512, FMA_256, MULTIPLY_ADD]
 SIZES = [
     (1, 1, 1),
@@ -393,10 +392,11 @@ def test_tile_code_is_generated_on_any_x86_machine() -> None:
     assert "tdpbf16ps" in tile_product.assembly(AMX_BF16)
 
 
-@pytest.mark.parametrize("reads", ["packed", "plain", "along"])
+@pytest.mark.parametrize("along", ["", "x", "k"])
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
-def test_every_level_has_a_micro_kernel(kind: str, reads: str) -> None:
+def test_every_level_has_a_micro_kernel(kind: str, along: str) -> None:
     for level in SETS.values():
-        micro = consider(float_micro_kernels(), level, FloatQuery(kind, reads))[-1].micro
+        right = Operand(kind, along, packed=not along)
+        micro = consider(float_micro_kernels, level, right)[-1].micro
         assert micro is not None
         assert not micro.pair or kind == "bf16"

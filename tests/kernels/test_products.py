@@ -17,8 +17,8 @@ from lowbit.kernels.cpu.integer.in_place import ROWS
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
 from lowbit.kernels.cpu.integer.vectors import VectorKernel
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
@@ -28,7 +28,7 @@ from lowbit.product.dispatch import plan
 from lowbit.product.product import Product
 from lowbit.spec.operations.products import matmul
 from lowbit.weights.panels import PackedMatrix
-from lowbit.weights.split import Split
+from lowbit.weights.repacking import Split
 
 SIZES = [(1, 1, 1), (2, 3, 65), (17, 33, 70), (35, 50, 15)]
 MICRO_KERNELS = pytest.mark.parametrize(

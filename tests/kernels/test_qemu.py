@@ -26,8 +26,8 @@ from lowbit.jit.emit import emit
 from lowbit.jit.interpret import Interpreter
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.rows.digits import Quantized
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
 from lowbit.numerics import quantize

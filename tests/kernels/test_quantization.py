@@ -12,7 +12,7 @@ import lowbit
 from lowbit import numerics
 from lowbit.isa import SETS, available, named
 from lowbit.kernels.cpu.quantization.groups import quantize_groups, scratch_floats
-from lowbit.kernels.cpu.quantization.sums import leaves
+from lowbit.kernels.cpu.quantization.search import leaves
 from lowbit.numerics import IntDtype, int_format
 from lowbit.weights.quantize import quantize_into
 

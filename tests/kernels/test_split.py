@@ -13,11 +13,11 @@ import lowbit
 from lowbit import isa
 from lowbit.isa import SETS
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, micro_kernels
-from lowbit.kernels.cpu.shared.corrections import CHUNKS, MOST_SUM, SCALE, TAKEN, SplitFormat
 from lowbit.kernels.cpu.shared.layout import PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import CHUNKS, MOST_SUM, SCALE, TAKEN, SplitFormat
 from lowbit.product import dispatch, requests
 from lowbit.weights.panels import PackedMatrix
-from lowbit.weights.split import Split, split
+from lowbit.weights.repacking import Split, split
 
 MICRO = next(one for one in micro_kernels() if one.name == "split")
 RNG = np.random.default_rng(7)

@@ -19,7 +19,7 @@ pytest.importorskip("jaxtyping")
 from lowbit import isa as instruction_sets
 from lowbit.kernels.steps.registry import Array, Step, steps
 from lowbit.spec import Case
-from lowbit.spec.operations.steps import product_of_floats
+from lowbit.spec.operations.products import product_of_floats
 
 LADDERS = ("cpu-int8", "cpu-float32")
 EVERY = [one for ladder in LADDERS for one in steps(ladder)]
@@ -126,7 +126,7 @@ SIMULATED = """
 import numpy as np
 from lowbit.kernels.steps.gpu import threads
 from lowbit.kernels.steps.registry import LADDERS
-from lowbit.spec.operations.steps import product_of_floats
+from lowbit.spec.operations.products import product_of_floats
 
 for one in sorted(LADDERS["gpu"]._things.values(), key=lambda one: one.number):
     for m, n, k in ((3, 18, 5), (18, 3, 17)):

@@ -22,7 +22,7 @@ from lowbit.kernels.steps.uint4 import (
     check_operands,
 )
 from lowbit.spec import Operation
-from lowbit.spec.operations.steps import product_of_packed_rows
+from lowbit.spec.operations.products import product_of_packed_rows
 
 SHAPES = [(1, 1, 1), (1, 9, 31), (5, 1, 64), (3, 130, 1), (7, TILE + 3, 65), (2, 2 * TILE, 577)]
 EACH = pytest.mark.parametrize("one", steps("uint4"), ids=lambda one: one.name)

@@ -15,7 +15,7 @@ from lowbit.lab.backends.backend import backend_of, backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Lanes, Memory
-from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.trace import Grid, Program
 from lowbit.spec.exercises import add_constant_blocks
 
 

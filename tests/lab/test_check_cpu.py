@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.cli import app
-from lowbit.lab.check.cpu import check_cpu, check_function, functions
-from lowbit.lab.check.cpu_functions import CpuFunction, cpu_functions
+from lowbit.lab.check.cpu import CpuFunction, check_cpu, check_function, cpu_functions, functions
 from lowbit.spec import Array, Case, fill_cases
 from lowbit.spec.operations import operations
 

@@ -14,10 +14,9 @@ pytest.importorskip("jaxtyping")
 
 from lowbit.lab.compare import assembly, cuda_c, sass
 from lowbit.lab.compare.code import mix
-from lowbit.lab.compare.faults import of_ptx
+from lowbit.lab.compare.faults import occupancy, of_ptx
 from lowbit.lab.compare.file import read
 from lowbit.lab.compare.kind import Built, Kind, kind_of
-from lowbit.lab.compare.occupancy import occupancy
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.ptx.accesses import costs, repeats
 from lowbit.lab.compare.ptx.block import NotInterpretedError

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("jaxtyping")
 
-from lowbit.lab.compare.ptx.locations import Lines, settled
-from lowbit.lab.compare.ptx.parse import parse
+from lowbit.lab.compare.ptx.parse import Lines, parse, settled
 from lowbit.lab.compare.run import compare
 
 # Each load and store bears its kind at the end of the line on which its call begins.

@@ -1,6 +1,8 @@
-"""What threads of a warp and a block compute together, from PTX."""
+"""What threads of a warp and a block compute together, from PTX and from Numba."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from lowbit.lab.compare.ptx.block import NotInterpretedError
 from lowbit.lab.compare.ptx.execute import Launch
 from lowbit.lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit.lab.compare.ptx.parse import parse
+from lowbit.lab.compare.run import compare
+from lowbit.lab.compare.toolchain import MissingToolError, library
 
 TEXT = """
 .version 8.0
@@ -128,3 +132,153 @@ def test_a_call_that_is_not_inlined_is_named() -> None:
     }"""
     with pytest.raises(NotInterpretedError, match=r"not inlined; the kernel calls vprintf$"):
         run(body)
+
+
+NUMBA = """
+import math
+import numpy as np
+from jaxtyping import Float32
+from numba import cuda, float32, int32, uint32
+
+
+def spec(x: Float32[np.ndarray, "N"]) -> Float32[np.ndarray, "N"]:
+    return x + x
+
+
+sizes, block = {"N": 130}, 64
+ALL = 0xFFFFFFFF
+
+
+def grid(size):
+    return -(-size["N"] // 64)
+
+
+@cuda.jit(device=True)
+def fetch(x, i):
+    return x[i]
+
+
+@cuda.jit(device=True)
+def unused(x):
+    return x
+
+
+@cuda.jit
+def half_of_them(x, z):
+    i = cuda.blockIdx.x * 64 + cuda.threadIdx.x * 2
+    if cuda.threadIdx.x < 32 and i < x.size:
+        z[i] = x[i] + x[i]
+        if i + 1 < x.size:
+            z[i + 1] = x[i + 1] + x[i + 1]
+
+
+@cuda.jit
+def shuffled(x, z):
+    i = cuda.grid(1)
+    v = fetch(x, i) if i < x.size else float32(0)  # load
+    there = cuda.shfl_xor_sync(ALL, v, 1)
+    back = cuda.shfl_xor_sync(ALL, there, 1)
+    up = cuda.shfl_up_sync(ALL, cuda.laneid, 1)
+    down = cuda.shfl_down_sync(ALL, cuda.laneid, 2)
+    first = cuda.shfl_sync(ALL, cuda.laneid, 7)
+    lane = cuda.laneid
+    good = first == 7 and (up == lane - 1 or lane == 0) and (down == lane + 2 or lane > 29)
+    if i < x.size and good:
+        z[i] = v + back
+
+
+@cuda.jit
+def voted(x, z):
+    i = cuda.grid(1)
+    even = cuda.ballot_sync(ALL, i % 2 == 0)
+    some, every = cuda.any_sync(ALL, i % 32 == 3), cuda.all_sync(ALL, i % 32 == 3)
+    alike, apart = cuda.eq_sync(ALL, i < 0), cuda.eq_sync(ALL, i % 32 == 3)
+    same = cuda.match_any_sync(ALL, i % 2)
+    mask, all_same = cuda.match_all_sync(ALL, 3)
+    good = even == 0x55555555 and some and not every and alike and not apart
+    good = good and cuda.popc(same) == 16 and all_same and cuda.popc(mask) == 32
+    good = good and cuda.popc(cuda.activemask()) == 32
+    if i < x.size and good and cuda.lanemask_lt() == (1 << cuda.laneid) - 1:
+        z[i] = x[i] + x[i]
+
+
+@cuda.jit
+def counted(x, z):
+    i = cuda.grid(1)
+    if cuda.threadIdx.x < 32:
+        cuda.syncwarp()
+    n = cuda.syncthreads_count(1 if i % 2 else 0)
+    every = cuda.syncthreads_and(1)
+    some = cuda.syncthreads_or(1 if cuda.threadIdx.x == 5 else 0)
+    if i < x.size and n == 32 and every and some:
+        z[i] = x[i] + x[i]
+
+
+@cuda.jit
+def bits(x, z):
+    i = cuda.grid(1)
+    good = cuda.brev(cuda.brev(uint32(i))) == i and cuda.clz(int32(i + 1)) <= 31
+    if i < x.size and good and cuda.ffs(int32(12)) == 3 and cuda.popc(int32(7)) == 3:
+        z[i] = x[i] + x[i]
+
+
+@cuda.jit
+def atomics(x, z):
+    i = cuda.grid(1)
+    s = cuda.shared.array(6, uint32)
+    if cuda.threadIdx.x < 6:
+        s[cuda.threadIdx.x] = 0
+    cuda.syncthreads()
+    cuda.atomic.add(s, 0, 1)
+    cuda.atomic.max(s, 1, uint32(cuda.threadIdx.x))
+    cuda.atomic.or_(s, 2, 4)
+    cuda.atomic.cas(s, 3, 0, 7)
+    cuda.atomic.inc(s, 4, 1000)
+    cuda.atomic.dec(s, 5, 1000)
+    cuda.syncthreads()
+    good = s[0] == 64 and s[1] == 63 and s[2] == 4 and s[3] == 7 and s[4] == 64 and s[5] == 938 - 1
+    if i < x.size and good:
+        z[i] = x[i] + x[i]
+
+
+@cuda.jit
+def functions(x, z):
+    i = cuda.grid(1)
+    if i < x.size:
+        v = abs(x[i])
+        near = math.sqrt(v) * math.sqrt(v) - v
+        one = math.sin(v) ** 2 + math.cos(v) ** 2
+        z[i] = x[i] + x[i] * float32(round(one)) + float32(round(near))
+
+
+@cuda.jit
+def printed(x, z):
+    i = cuda.grid(1)
+    if i < x.size:
+        z[i] = x[i] + x[i]
+        print(i)
+"""
+
+
+def test_numba_runs_warp_functions_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    try:
+        library("libnvvm")
+    except MissingToolError:
+        pytest.skip("NVVM is not installed")
+    file = tmp_path / "variants.py"
+    file.write_text(NUMBA)
+    found = {one.name: one for one in compare(file, time=False).variants}
+    assert not {"fetch", "unused"} & {*found}
+    idle = {
+        name: [f.message for f in one.faults if "idle" in f.kind] for name, one in found.items()
+    }
+    assert idle.pop("half_of_them") == ["32 of the 64 threads of the first block access no memory"]
+    assert not any(idle.values())
+    said = found.pop("printed").checked
+    assert said.ok is None
+    assert "a call of a function that is not inlined; the kernel calls vprintf" in said.message
+    for name, one in found.items():
+        assert one.checked.ok, (name, str(one.checked), one.notes)
+    loads = {one.line for one in found["shuffled"].accesses if not one.stores}
+    assert loads == {1 + NUMBA[: NUMBA.index("# load")].count("\n")}

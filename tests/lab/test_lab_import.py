@@ -15,7 +15,7 @@ def test_no_extra_is_needed_to_import(module: str) -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
         f"import {module}\n"
-        "import lowbit.lab, lowbit.lab.check.cases, lowbit.lab.view.page\n"
+        "import lowbit.lab, lowbit.lab.check.cases, lowbit.lab.view.run\n"
         "assert callable(lowbit.lab.check) and callable(lowbit.lab.view)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

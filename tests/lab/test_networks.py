@@ -18,8 +18,7 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner
 
-from lowbit.bench.models.metrics import classified
-from lowbit.bench.models.model import Model, models
+from lowbit.bench.models.model import Model, classified, models
 from lowbit.cli.app import app
 from lowbit.graph import save
 from lowbit.lab import page as lab_page

@@ -19,8 +19,8 @@ from iced_x86 import Code, Encoder, Instruction, MemoryOperand, Register  # noqa
 from lowbit.isa import host  # noqa: E402
 from lowbit.lab.trace import loops, parts, replay, roles, run, verdict  # noqa: E402
 from lowbit.lab.trace.cfi import evaluate  # noqa: E402
-from lowbit.lab.trace.chain import PYTHON, frames  # noqa: E402
 from lowbit.lab.trace.codemap import CodeMap, Function, short  # noqa: E402
+from lowbit.lab.trace.parts import PYTHON, frames  # noqa: E402
 from lowbit.lab.trace.report import Loop, Operator  # noqa: E402
 from lowbit.lab.trace.sampler import Mapping, Sampler, mappings  # noqa: E402
 from lowbit.lab.trace.subject import matrix_product, product_sizes, understood  # noqa: E402

@@ -179,7 +179,7 @@ def test_eight_bits_are_nearer_than_four(tmp_path):
         ({"model_type": "phi3", "num_local_experts": 8}, "mixtures of experts.*phi3"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "attend to later"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     ],
 )
 def test_what_is_not_served_is_named(changes, message, tmp_path):

@@ -16,9 +16,8 @@ from lowbit.isa import available, host, named
 from lowbit.jit.memory import OutOfBoundsError
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.lowered import Lowered
 from lowbit.kernels.cpu.rows.shifted import Shifted
-from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.kernels.cpu.rows.windows import Lowered, Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.product.convolution import prepare_convolution, windows_of
 from lowbit.product.convolve import _requested

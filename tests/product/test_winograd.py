@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 import lowbit
 from lowbit.isa import available, host, named
-from lowbit.kernels.cpu.convolution.winograd import cut
-from lowbit.kernels.cpu.convolution.winograd.arithmetic import MOST_SUM
-from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
-from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
+from lowbit.kernels.cpu.convolution import winograd_tiles
+from lowbit.kernels.cpu.convolution.winograd import winograd
+from lowbit.kernels.cpu.convolution.winograd_tiles import MOST_SUM, weight_words
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.product.convolution import prepare_convolution
@@ -28,7 +27,7 @@ from lowbit.product.geometry import Geometry
 from lowbit.product.product import Convolution
 from lowbit.spec.operations.convolution import convolution_sums
 
-SETS = tuple(name for name in available() if cut.may_serve(named(name)))
+SETS = tuple(name for name in available() if winograd_tiles.may_serve(named(name)))
 
 
 def drawn(
@@ -49,13 +48,13 @@ def expected(x: np.ndarray, weight: np.ndarray, zero: int, padding: Any) -> np.n
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel serves whatever it can, faster or not."""
     forget()
-    monkeypatch.setattr(cut, "_direct", lambda isa, query: 1 << 60)
+    monkeypatch.setattr(winograd_tiles, "_direct", lambda isa, query: 1 << 60)
     yield
     forget()
 
 
 def forget() -> None:
-    for cached in (prepare_convolution, _requested, cut.refuses):
+    for cached in (prepare_convolution, _requested, winograd_tiles.refuses):
         cached.cache_clear()
 
 
@@ -165,7 +164,7 @@ def test_what_follows_has_the_bits_of_products(
     state = rng.bit_generator.state
     made = run()
     rng.bit_generator.state = state
-    monkeypatch.setattr(cut, "may_serve", lambda isa: False)
+    monkeypatch.setattr(winograd_tiles, "may_serve", lambda isa: False)
     np.testing.assert_array_equal(made, run())
 
 
@@ -187,20 +186,20 @@ def test_every_access_is_inside(
     x, weight = drawn(3, (3, *size, channels), outputs, "int8")
     packed = lowbit.pack_convolution(weight)
     (matrix,) = packed.matrices
-    private = cut.private_bytes(machine, 2 * rows, channels)
+    private = winograd_tiles.private_bytes(machine, 2 * rows, channels)
     out = np.full((3, *size, outputs), 0x55555555, np.int32)
     arguments = dict.fromkeys(winograd.types) | {
         "x": x.view(np.uint8), "image_stride": x[0].size, "out": out,
-        "weights": packed.words(cut.panels_of(machine)),
+        "weights": packed.words(winograd_tiles.panels_of(machine)),
         "row_zero": np.array([5 + 128], np.int32), "column_sum": matrix.column_sums,
         "m": 3, "n": outputs, "channels": channels, "height": height, "width": width, "above": 1,
         "left": 1, "out_height": height, "out_width": width, "item_tiles": rows,
-        "item_panels": cut.panels_of(machine), "ahead": int(ahead),
+        "item_panels": winograd_tiles.panels_of(machine), "ahead": int(ahead),
         "private": np.zeros(private, np.uint8), "private_bytes": private,
     }  # fmt: skip
     winograd.interpret(
         machine, arguments, format=Windows(True, True), rows=rows,
-        lanes=cut.lanes_of(machine, channels),
+        lanes=winograd_tiles.lanes_of(machine, channels),
         ends=(height % 4, width % 4), epilogue=Epilogue(a_zero=True, uniform=True),
     )  # fmt: skip
     np.testing.assert_array_equal(out, expected(x, weight, 5, ((1, 1), (1, 1))))
@@ -240,28 +239,32 @@ def test_it_serves_what_it_makes_faster() -> None:
     """Of the layers of ResNet34, those with few tiles do not pay for their weights."""
     machine = named("avx512_vnni")
 
-    def query(size: int, channels: int, batch: int = 1) -> cut.Query:
+    def query(size: int, channels: int, batch: int = 1) -> winograd_tiles.Query:
         image = size**2 * channels
-        return cut.Query((3, 3), True, channels, channels, batch, image, (size, size), True)
+        return winograd_tiles.Query(
+            (3, 3), True, channels, channels, batch, image, (size, size), True
+        )
 
     for size, channels in ((56, 64), (28, 128), (14, 256)):
-        assert not cut.refuses(machine, query(size, channels))
-    assert "cycles" in cut.refuses(machine, query(7, 512))
-    assert not cut.refuses(machine, query(7, 512, batch=16))
+        assert not winograd_tiles.refuses(machine, query(size, channels))
+    assert "cycles" in winograd_tiles.refuses(machine, query(7, 512))
+    assert not winograd_tiles.refuses(machine, query(7, 512, batch=16))
     for other in ({"window": (3, 1)}, {"plain": False}, {"channels": 60}, {"bounded": False}):
-        assert cut.refuses(machine, query(56, 64)._replace(**other))
-    assert cut.refuses(named("generic"), query(56, 64))
-    assert cut.refuses(named("amx"), query(56, 64))
+        assert winograd_tiles.refuses(machine, query(56, 64)._replace(**other))
+    assert winograd_tiles.refuses(named("generic"), query(56, 64))
+    assert winograd_tiles.refuses(named("amx"), query(56, 64))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16, 128])
 @pytest.mark.parametrize("isa", ["avx512_vnni", "avx2"])
 def test_planes_stay_in_the_second_level(threads: int, isa: str) -> None:
     for size, channels, outputs in ((56, 64, 64), (14, 256, 256), (224, 128, 70), (1, 32, 5)):
-        query = cut.Query((3, 3), True, channels, outputs, 1, 0, (size, size), True, threads)
-        made = cut.cut(named(isa), query)
+        query = winograd_tiles.Query(
+            (3, 3), True, channels, outputs, 1, 0, (size, size), True, threads
+        )
+        made = winograd_tiles.cut(named(isa), query)
         assert made.item_tiles % made.rows == 0
-        least = cut.private_bytes(named(isa), 12, channels)
+        least = winograd_tiles.private_bytes(named(isa), 12, channels)
         assert made.private_bytes <= max(host.caches()["L2"], least)
         panels = -(-outputs // 16)
         assert made.items == -(-query.tiles // made.item_tiles) * -(-panels // made.item_panels)

@@ -10,8 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from lowbit.kernels.triton.fast import launch
-from lowbit.kernels.triton.fast.config import choices
-from lowbit.kernels.triton.fast.launch import Gpu
+from lowbit.kernels.triton.fast.launch import Gpu, choices
 from lowbit.torch import explain, functional
 
 H200, A100 = Gpu(90, 132), Gpu(80, 108)

@@ -7,7 +7,7 @@ import pytest
 
 from lowbit.api import matmul, pack
 from lowbit.isa import available
-from lowbit.weights.columns import columns
+from lowbit.weights.repacking import columns
 
 
 @pytest.mark.parametrize(

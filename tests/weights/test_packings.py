@@ -11,10 +11,8 @@ import lowbit
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panel_packing import Panels
+from lowbit.weights.packings import Panels, Rows, Tiles
 from lowbit.weights.panels import PackedMatrix
-from lowbit.weights.rows import Rows
-from lowbit.weights.tiles import Tiles
 
 FORMATS = [
     INT8,
@@ -87,13 +85,17 @@ def test_tiles_lie_as_they_are_drawn() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
 @pytest.mark.parametrize("groups", [False, True])
 def test_packed_matrices_give_back_what_was_quantized(dtype: Any, groups: bool) -> None:
-    if groups and dtype.endswith("8"):
-        return
     w = np.random.default_rng(1).standard_normal((70, 33))
     along: dict[str, Any] = {"group_size": 16, "group_axis": 0} if groups else {}
     q = lowbit.quantize(w, dtype, axis=1, symmetric=False, **along)
     _same(lowbit.pack(q).quantized(), q)
     np.testing.assert_array_equal(lowbit.pack(q).unpack(), q.values)
+
+
+def test_layers_have_scales_of_float32() -> None:
+    q = lowbit.quantize(np.zeros((32, 16)), "uint4", axis=0, group_size=16)
+    assert lowbit.pack(q.T).format.halves
+    assert Panels().pack(QuantizedWeight(q))["scale"].dtype == np.float32
 
 
 def test_what_was_not_quantized_cannot_be_given_back() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lowbit.weights.replacing import replacing
+from lowbit.weights.tensor_file import replacing
 
 
 def _write(path: Path, content: bytes = b"new") -> None:
@@ -150,7 +150,7 @@ def test_unusual_names(name: str, tmp_path: Path) -> None:
 
 _KILLED = """
 import os, signal, sys
-from lowbit.weights.replacing import replacing
+from lowbit.weights.tensor_file import replacing
 with replacing(sys.argv[1]) as file:
     file.write(b"half")
     file.flush()

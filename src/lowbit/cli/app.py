@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -15,6 +15,7 @@ from lowbit.registry.extras import explained, require
 
 if TYPE_CHECKING:
     from lowbit.lab.page import Figure
+
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -199,3 +200,25 @@ def _lowbit(
     ] = False,
 ) -> None:
     pass
+
+
+# The names that a shell offers for an argument.
+
+
+def offered(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell offers for an argument: these names, so far as they begin with what is typed;
+    none of them, so files, where an extra that they need is missing."""
+
+    def offer(incomplete: str) -> list[str]:
+        with suppress(Exception):  # a shell has no use for an error
+            return [name for name in names() if name.startswith(incomplete)]
+        return []
+
+    return offer
+
+
+def exercises() -> Iterable[str]:
+    """The operations that the lab has teaching kernels for."""
+    from lowbit.lab.exercises.course import course
+
+    return [exercise.name for exercise in course]

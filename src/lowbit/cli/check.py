@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lowbit.cli.app import JsonFile, command, opened
-from lowbit.cli.completion import exercises, offered
+from lowbit.cli.app import JsonFile, command, exercises, offered, opened
 
 if TYPE_CHECKING:
     from lowbit.lab.report import CheckResult

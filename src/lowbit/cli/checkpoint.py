@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, output
-from lowbit.cli.completion import offered
+from lowbit.cli.app import JsonFile, command, offered, output
 
 if TYPE_CHECKING:
     from lowbit.torch.config import QuantizeConfig

@@ -13,12 +13,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from lowbit.cli.app import command
-from lowbit.cli.completion import exercises, offered
+from lowbit.cli.app import command, exercises, offered
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.course import Exercise
-    from lowbit.lab.exercises.progress import Progress, Standing
+    from lowbit.lab.exercises.learn import Progress, Standing
 
 _WIDTH = 88  # of running text, in columns
 _STYLES = {"done": "bold green", "tried": "yellow", "not yet": "dim"}
@@ -92,7 +91,7 @@ def _learn(
 ) -> bool:
     """Do what was asked for; whether that went well. sure: what the option may be refused for."""
     from lowbit.lab.exercises.course import find
-    from lowbit.lab.exercises.progress import Progress, Standing
+    from lowbit.lab.exercises.learn import Progress, Standing
 
     progress = Progress(cache(lambda line: print(f"lowbit: {line}", file=sys.stderr)))
     if what is None:
@@ -113,7 +112,7 @@ def _learn(
 
 def _list(progress: Progress) -> None:
     from lowbit.lab.exercises.course import course
-    from lowbit.lab.exercises.progress import Standing
+    from lowbit.lab.exercises.learn import Standing
 
     known = progress.read()
     console = Console(soft_wrap=True, highlight=False)
@@ -131,7 +130,7 @@ def _list(progress: Progress) -> None:
 
 def _next(known: dict[str, Standing]) -> str:
     from lowbit.lab.exercises.course import course
-    from lowbit.lab.exercises.progress import Standing
+    from lowbit.lab.exercises.learn import Standing
 
     for exercise in course:
         one = known.get(exercise.name, Standing())

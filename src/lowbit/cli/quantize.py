@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit.cli.app import JsonFile, Threads, command, output
-from lowbit.cli.completion import offered
+from lowbit.cli.app import JsonFile, Threads, command, offered, output
 
 
 def _models() -> Iterable[str]:

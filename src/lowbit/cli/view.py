@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, opened
-from lowbit.cli.completion import exercises, offered
+from lowbit.cli.app import JsonFile, command, exercises, offered, opened
 from lowbit.spec import FILLS
 
 if TYPE_CHECKING:
-    from lowbit.lab.view.page import View
+    from lowbit.lab.view.run import View
 
 
 @command("view", example="view long_softmax --html softmax.html", code=2)
@@ -89,7 +88,7 @@ def sizes_of(given: list[str]) -> dict[str, int]:
 
 
 def _summary(seen: View) -> list[str]:
-    from lowbit.lab.view.page import counted
+    from lowbit.lab.view.run import counted
 
     data = seen.data
     sizes = ", ".join(f"{name}={size}" for name, size in data["sizes"].items())

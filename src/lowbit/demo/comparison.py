@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lowbit import __version__, graph, isa
 from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import Call
-from lowbit.bench.core.clock import Elsewhere, Limits, interleave
+from lowbit.bench.core.clock import Limits, RemoteCall, interleave
 from lowbit.bench.core.progress import Progress, progress
 from lowbit.bench.models.data import manual_sentences
 from lowbit.bench.models.networks import BATCH, Batch, load_encoder, tokenize
@@ -181,7 +181,7 @@ class Comparison:
             batches = self.batches[size]
             middle = sorted(range(len(batches)), key=lambda i: batches[i][0].numel())
             call = runner.call(size, middle[len(middle) // 2])
-            assert isinstance(call, Elsewhere)
+            assert isinstance(call, RemoteCall)
             medians.append(statistics.median(call.seconds() for _ in range(count)))
         return math.prod(medians)
 
@@ -205,7 +205,7 @@ class Comparison:
                 for call in several:
                     call()
             # Those of other processes have threads of their own.
-            pools = {n: n for n, each in calls.items() if isinstance(each[0], Elsewhere)}
+            pools = {n: n for n, each in calls.items() if isinstance(each[0], RemoteCall)}
             told = partial(self.tell, title)
             taken = interleave(calls, limits, seed=seed, on_round=told, pools=pools)
             found[size] = {name: latency(samples) for name, samples in taken.items()}
@@ -256,7 +256,7 @@ def _rival(process: Apart) -> _Runner:
 
     def call(size: int, index: int) -> Call:
         question = {"size": size, "index": index}
-        return Elsewhere(lambda: process.ask(question, _ANSWER_SECONDS)["seconds"])
+        return RemoteCall(lambda: process.ask(question, _ANSWER_SECONDS)["seconds"])
 
     return _Runner(ready["detail"], ready["bytes_on_disk"], call, vectors)
 

@@ -12,10 +12,9 @@ import numpy as np
 from lowbit.graph.evaluate import Compute, evaluate
 from lowbit.graph.graph import Graph, Node
 from lowbit.graph.operator import Array, operators
-from lowbit.graph.passes.equalize import smoothed, smoothings
-from lowbit.graph.passes.positions import with_positions
 from lowbit.graph.passes.quantize import Decision, observed
-from lowbit.graph.passes.weights import rows
+from lowbit.graph.passes.sequence_axes import with_positions
+from lowbit.graph.passes.weights import rows, smoothed, smoothings
 from lowbit.numerics.methods import Activations
 from lowbit.numerics.observers import Observer, observers
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit.graph.graph import Attribute, Constant, Graph, Node, Tensor
-from lowbit.graph.onnx_functions import with_more, without_functions
+from lowbit.graph.onnx_operators import DOMAIN, rule_of, with_more, without_functions, written_out
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes import simplified
-from lowbit.graph.qoperators import DOMAIN, rule_of, written_out
 from lowbit.graph.unroll import unrolled
 from lowbit.registry.extras import require
 

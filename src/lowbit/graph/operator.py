@@ -87,7 +87,9 @@ class Operator:
     - idle: whether a node does nothing; of whether its input and output are known to be of the same
       shape, and its input's dtype, functions both.
     - sizes_only: whether outputs follow from the sizes of inputs alone.
-    - post_op: as what it may follow a product, by a function that gives the number of a constant.
+    - post_op: as what it may follow a product, by a function that gives the number of a constant;
+      only functions of each element have it.
+    - formulas: the attributes with which exporters write it in parts, as a function of one value.
     """
 
     meaning: Callable[..., Any]
@@ -113,6 +115,7 @@ class Operator:
     idle: Callable[[Node, Callable[[], bool], Callable[[], str]], bool] | None = None
     sizes_only: bool = False
     post_op: Callable[[Node, Callable[[str], float | None]], tuple[Any, ...] | None] | None = None
+    formulas: tuple[Mapping[str, Any], ...] = ()
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
         """The outputs. ValueError: the inputs do not fit."""

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Graph, Tensor
+from lowbit.graph.layer_tiling import sliced
 from lowbit.graph.lower import FLAGS, Array, Lowering, Packed, channels_last, dtype_of, is_dense
 from lowbit.graph.lowering.elementwise import compute, converted
 from lowbit.graph.memory import arranged
-from lowbit.graph.slices import sliced
-from lowbit.graph.step import Place, Step, reading_ahead
+from lowbit.graph.step import Step, reading_ahead
 from lowbit.isa import InstructionSet
 from lowbit.jit import verbose
-from lowbit.jit.chain import Launch, chain
+from lowbit.jit.chain import chain
 from lowbit.jit.entry import word
 from lowbit.jit.workspace import aligned_empty
 from lowbit.product.arguments import output
@@ -114,24 +114,11 @@ class Plan:
             raise IndexError(wrong)
         return outputs
 
-    def launches(self, arena: int, flags: int = 0) -> list[Launch]:
-        """The steps with addresses, in an arena and with flags that begin at these."""
-        names = {one.buffer for one in (*self.inputs, *self.outputs)}
-        base = {name: arena + offset for name, offset in self.arena.offsets.items()}
-        base |= {name: one.ctypes.data for name, one in self._constants.items()}
-        base[FLAGS] = flags
-
-        def address(given: Any) -> int | tuple[str, int]:
-            if isinstance(given, Place):
-                if given.buffer in names:
-                    return given.buffer, given.offset
-                return base[given.buffer] + given.offset
-            return word(given)
-
-        return [
-            Launch(step.program.address, [address(step.words[name]) for name in step.program.names])
-            for step in self.steps
-        ]
+    def begins(self, arena: int, flags: int) -> dict[str, int]:
+        """Where all buffers begin but those of a caller, in an arena and with flags there."""
+        begins = {name: arena + offset for name, offset in self.arena.offsets.items()}
+        begins |= {name: word(one) for name, one in self._constants.items()}
+        return {**begins, FLAGS: flags}
 
 
 class _Instance:
@@ -141,8 +128,8 @@ class _Instance:
         self._arena = aligned_empty((plan.arena.size,), np.uint8)
         names = [one.buffer for one in (*plan.inputs, *plan.outputs)]
         self.flags = np.zeros(len(plan.flags), np.int32)
-        launches = plan.launches(self._arena.ctypes.data, self.flags.ctypes.data)
-        call = chain(launches, names, plan.threads, (plan, self._arena, self.flags))
+        begins = plan.begins(word(self._arena), word(self.flags))
+        call = chain(plan.steps, begins, names, plan.threads, (plan, self._arena, self.flags))
         self.call = _telling(plan, call) if verbose.LEVEL else call
 
 

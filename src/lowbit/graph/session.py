@@ -12,9 +12,8 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.graph.graph import Graph
 from lowbit.graph.lower import Packed, dtype_of
-from lowbit.graph.passes.decompose import decomposed
 from lowbit.graph.passes.fold import with_constants
-from lowbit.graph.passes.infer import described, facts
+from lowbit.graph.passes.infer import decomposed, described, facts
 from lowbit.graph.plan import Plan
 from lowbit.jit.chain import ticks_per_second
 from lowbit.jit.threads import checked, max_threads

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.isa import host
-from lowbit.isa.avx512_bf16 import AVX512_BF16, flushed
-from lowbit.isa.avx512_vnni import AVX512_VNNI
+from lowbit.isa.avx512 import AVX512_BF16, AVX512_VNNI, flushed
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction import Call, Instruction, Signature, instruction, intrinsic
 from lowbit.isa.instruction_set import register

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lowbit.registry.deferred import Deferred
+from lowbit.registry.locks import Deferred
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm

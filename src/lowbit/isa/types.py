@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from ml_dtypes import bfloat16
 
-from lowbit.registry.deferred import Deferred
-from lowbit.registry.locks import cached_property
+from lowbit.registry.locks import Deferred, cached_property
 
 if TYPE_CHECKING:
     from llvmlite import ir

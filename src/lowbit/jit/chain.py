@@ -15,8 +15,7 @@ the call has returned (jit.team), so clocks are kept in the slots, and the calle
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from threading import get_ident
 from time import perf_counter, sleep
@@ -29,7 +28,7 @@ from lowbit.jit.builder import counters
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
 from lowbit.jit.function import Function, Words, compiled
-from lowbit.jit.launch import moved
+from lowbit.jit.launch import Launch, Place, Word, moved
 from lowbit.jit.threads import Shared
 
 _RATE_SECONDS, _RATE_ERROR, _READINGS = 10e-3, 1e-5, 100  # of the clock's rate
@@ -58,46 +57,33 @@ def lowbit_steps(k: Function, slots: Words) -> None:
             k.copy(head.stamps, clocks, (head.steps + 1) * 8)
 
 
-Word = int | tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel's address, and a word for each of its parameters: a number, or an argument that a
-    call gives, by its name and a distance in bytes."""
-
-    kernel: int
-    words: Sequence[Word]
-
-
 def chain(
-    launches: Sequence[Launch], arguments: Sequence[str], threads: int, kept: Any
-) -> Callable[..., None]:
+    launches: Sequence[Launch], begins: Mapping[str, int], arguments: Sequence[str], threads: int,
+    kept: Any,
+) -> Callable[..., None]:  # fmt: skip
     """A function of `arguments`, addresses or arrays in this order, that runs all of the launches.
 
-    The last argument, beside those, is where clocks are written, int64 [1 + launches], or None.
-    kept: lives as long as the function.
+    Their places are in buffers that begin where `begins` says, or that are arguments. The last
+    argument, beside those, is where clocks are written, int64 [1 + launches], or None. kept: lives
+    as long as the function.
     """
     table: list[int] = []
     slots: list[Word] = []
     clocks = [0] * (1 + len(launches))
     begin = ctypes.sizeof(_Head) // 8 + 2 * len(launches) + len(clocks)
     for one in launches:
-        table += one.kernel, begin + len(slots)
-        slots += *one.words, *counters(threads)
-    words: list[Word] = [len(launches), ("stamps", 0), ("caller", 0), *table, *clocks, *slots]
+        table += one.program.address, begin + len(slots)
+        slots += *(one.words[name] for name in one.program.names), *counters(threads)
+    words: list[Word] = [len(launches), Place("stamps"), Place("caller"), *table, *clocks, *slots]
     # A word that a call fills has its own parameter; one argument may fill several.
-    wanted = [*arguments, "stamps", "caller"]
-    filled = {
-        place: (wanted.index(word[0]), word[1])
-        for place, word in enumerate(words)
-        if isinstance(word, tuple)
-    }
-    names = [str(place) for place in range(len(words))]
-    fixed: dict[str, Any] = {
-        str(place): word for place, word in enumerate(words) if place not in filled
-    }
-    call = bound(_driver(), threads, names, [str(place) for place in filled], fixed | {"": kept})
+    names, wanted = [str(number) for number in range(len(words))], [*arguments, "stamps", "caller"]
+    filled, fixed = dict[str, tuple[int, int]](), dict[str, Any]({"": kept})
+    for name, at in zip(names, words, strict=True):
+        if isinstance(at, Place) and at.buffer in wanted:
+            filled[name] = wanted.index(at.buffer), at.offset
+        else:
+            fixed[name] = begins[at.buffer] + at.offset if isinstance(at, Place) else at
+    call = bound(_driver(), threads, names, [*filled], fixed)
     if threads > 1:
         call = Shared(call)
     order = tuple(filled.values())
@@ -112,7 +98,7 @@ def chain(
 @cache
 def ticks_per_second() -> float:
     """The rate of the clock that `chain` writes."""
-    clock = chain([], [], 1, None)
+    clock = chain([], {}, [], 1, None)
     first = _reading(clock)
     sleep(_RATE_SECONDS)
     ticks, seconds = np.subtract(_reading(clock), first)

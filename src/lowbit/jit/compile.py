@@ -21,8 +21,7 @@ import llvmlite
 
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import elf
-from lowbit.registry.deferred import Deferred
-from lowbit.registry.locks import waited_for
+from lowbit.registry.locks import Deferred, waited_for
 
 if TYPE_CHECKING:
     import llvmlite.binding as llvm

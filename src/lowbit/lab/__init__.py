@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lowbit.lab.check.run import check, check_file
 from lowbit.lab.report import CheckResult, Finding
 from lowbit.lab.run.trace import Access
-from lowbit.lab.view.page import View
-from lowbit.lab.view.run import view
+from lowbit.lab.view.run import View, view
 from lowbit.lab.view.trace import Trace, trace_kernel
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 import lowbit
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, micro_kernels
 from lowbit.kernels.cpu.integer.product import product
-from lowbit.kernels.cpu.rows.bytes import Bytes
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.shared.epilogue import Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, padded_k
 from lowbit.lab.backends.backend import Request

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from lowbit.lab.run.program import Place, Program
+from lowbit.lab.run.trace import Place, Program
 
 Severity = Literal["error", "warning"]
 

@@ -1,5 +1,24 @@
 """Language models on the CPU, without PyTorch."""
 
-from lowbit.lm.model import LanguageModel
+from __future__ import annotations
 
-__all__ = ["LanguageModel"]
+from typing import TYPE_CHECKING, Any
+
+from lowbit.lm.generation import Stream
+from lowbit.lm.sampling import Sampling
+from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.locks import importing
+
+if TYPE_CHECKING:
+    from lowbit.lm.model import LanguageModel
+
+__all__ = ["LanguageModel", "Sampling", "Stream", "Tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    """What brings the kernels is imported when it is first used."""
+    if name != "LanguageModel":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with importing():
+        from lowbit.lm.model import LanguageModel
+    return LanguageModel

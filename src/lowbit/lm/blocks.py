@@ -56,27 +56,44 @@ class Block:
         q, scale, offset = self.parts(rows.reshape(-1, self.bytes))
         if not (np.isfinite(scale).all() and np.isfinite(offset).all()):
             raise ValueError("a block has a scale or an offset that is not finite")
-        top, size = (1 << self.bits) - 1, q.shape[-1]
-        if (turned := scale < 0).any():  # scales are positive: count from the other end
-            q = np.where(turned[..., None], np.uint8(top) - q, q)
-            offset = np.where(turned, offset + scale * np.float32(top), offset)
-            scale = np.abs(scale)
-        if (dead := scale == 0).any():  # all elements are the offset
-            q = np.where(dead[..., None], np.uint8(0), q)
-            scale = np.where(dead, np.where(offset == 0, np.float32(1), np.abs(offset)), scale)
-        zero = (-offset / scale).astype(np.float32)
+        if (flat := (scale == 0) & (offset != 0)).any():  # all elements are the offset
+            q = np.where(flat[..., None], np.uint8(0), q)
+            scale = np.where(flat, np.abs(offset), scale)
+        zero = -offset / np.where(scale == 0, np.float32(1), scale)
         shape = (len(rows), -1)
-        fmt = int_format("uint4" if self.bits <= 4 else "int8")
-        if fmt.name == "int8":
-            middle = 1 << self.bits - 1
-            q = (q - np.uint8(middle)).view(np.int8)
-            zero = (zero - middle).astype(np.float32)
-        near = np.clip(np.rint(zero), fmt.qmin, fmt.qmax)
-        weight = QTensor(
-            q.reshape(shape), scale.reshape(shape), near.astype(np.int32).reshape(shape), fmt, 0,
-            size,
-        )  # fmt: skip
-        return QuantizedWeight(weight, None if (zero == near).all() else zero.reshape(shape))
+        parts = q.reshape(shape), scale.reshape(shape), zero.reshape(shape)
+        return as_weight(*parts, self.bits, q.shape[-1])
+
+
+def as_weight(q: Array, scale: Array, zero: Array, bits: int, size: int) -> QuantizedWeight:
+    """scale · (q − zero) as a quantized weight [N, K], uint4 or int8, in the same numbers.
+
+    q: uint8 [N, K] of so many bits. scale, of any sign, and zero, integers or real: [N, groups],
+    of `size` neighbours along K each; a single group of 8 bits becomes none. ValueError: a scale is
+    not finite."""
+    scale, zero = scale.astype(np.float32), zero.astype(np.float32)
+    top = np.uint8((1 << bits) - 1)
+    if (turned := scale < 0).any():  # scales are positive: count from the other end
+        q = np.where(_spread(turned, q, size), top - q, q)
+        zero, scale = np.where(turned, top - zero, zero), np.abs(scale)
+    if (dead := scale == 0).any():  # all elements are 0
+        q = np.where(_spread(dead, q, size), np.uint8(0), q)
+        zero, scale = np.where(dead, np.float32(0), zero), np.where(dead, np.float32(1), scale)
+    fmt = int_format("uint4" if bits <= 4 else "int8")
+    if fmt.name == "int8":
+        middle = 1 << bits - 1
+        q, zero = (q - np.uint8(middle)).view(np.int8), zero - np.float32(middle)
+    near = np.clip(np.rint(zero), fmt.qmin, fmt.qmax)
+    exact = bool((zero == near).all())
+    if fmt.name == "int8" and exact and scale.shape[1] == 1:
+        return QuantizedWeight(QTensor(q, scale[:, 0], near[:, 0].astype(np.int32), fmt, 0))
+    weight = QTensor(q, scale, near.astype(np.int32), fmt, 0, size)
+    return QuantizedWeight(weight, None if exact else zero)
+
+
+def _spread(each: Array, q: Array, size: int) -> Array:
+    """What groups have [N, groups], for each of their elements [N, K]."""
+    return np.repeat(each, size, 1)[:, : q.shape[1]]
 
 
 def _half(data: Bytes, at: int) -> Array:

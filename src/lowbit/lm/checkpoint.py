@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.lm.blocks import BLOCKS
 from lowbit.lm.description import Description
 from lowbit.lm.gguf import Gguf, read
+from lowbit.lm.quantized import array_of, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
-from lowbit.weights.tensor_file import DTYPES, StoredTensor, read_tensors
+from lowbit.weights.tensor_file import StoredTensor, read_tensors
 
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedWeight | Floats
@@ -51,13 +51,16 @@ _NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows
 
 
 class GgufCheckpoint:
-    """A GGUF file."""
+    """A GGUF file.
+
+    notes: elements that were rounded once more when they were read, by reason."""
 
     def __init__(self, path: Path) -> None:
         self._file: Gguf = read(path)
         self.metadata = self._file.metadata
         self.description = Description.of_gguf(self.metadata)
         self.names = frozenset(self._file.tensors)
+        self.notes = dict[str, int]()
 
     def vector(self, name: str) -> Floats:
         """A tensor of floats."""
@@ -70,6 +73,9 @@ class GgufCheckpoint:
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
         return block.numbers(data) if block.parts is None else block.weight(data)
+
+    def order(self, name: str) -> None:
+        """Which input a weight's columns stand for: each for its own."""
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
@@ -96,15 +102,15 @@ def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
 
 
 class FolderCheckpoint:
-    """A folder of transformers'."""
+    """A folder of transformers', of floats or quantized in one of the ways of lm/quantized.py.
+
+    notes: elements that were rounded once more when they were read, by reason."""
 
     def __init__(self, path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
-        self.metadata = config
-        if "quantization_config" in config:
-            raise NotImplementedError(
-                f"{path}: checkpoints that are quantized are read of GGUF only"
-            )
+        self.metadata, self.notes = config, dict[str, int]()
+        quantization = config.get("quantization_config") or {}
+        check(quantization)
         self.description = Description.of_config(config)
         files = sorted(path.glob("*.safetensors"))
         if not files:
@@ -118,8 +124,14 @@ class FolderCheckpoint:
                     experts.setdefault(known, {})[int(match[2])] = tensor
                 elif (known := self._name(stem)) is not None:
                     self._tensors[f"{known}.{part}"] = tensor
+        self._layers = layers_of(quantization, self._tensors, self.notes)
+        if "token_embd" in self._layers:
+            raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
+        if quantization and experts:
+            raise NotImplementedError(f"{path}: experts that are quantized are read of GGUF only")
         self._experts = {name: [parts[i] for i in sorted(parts)] for name, parts in experts.items()}
-        self.names = frozenset(self._tensors).union(experts)
+        layers = {f"{stem}.weight" for stem in self._layers}
+        self.names = frozenset(self._tensors).union(layers, experts)
 
     def _name(self, stem: str) -> str | None:
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
@@ -137,10 +149,17 @@ class FolderCheckpoint:
         return value + np.float32(self.description.norm_offset if "norm" in name else 0)
 
     def matrix(self, name: str) -> Matrix:
-        """A weight [N, K]."""
+        """A weight [N, K], its columns in the `order` of its inputs; experts below each other."""
+        if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
+            return layer.weight()
         if name in self._experts:
-            return np.concatenate([_numbers(one).astype(np.float32) for one in self._experts[name]])
+            return np.concatenate([array_of(one).astype(np.float32) for one in self._experts[name]])
         return self._array(name).astype(np.float32)
+
+    def order(self, name: str) -> npt.NDArray[np.int64] | None:
+        """Which input a weight's columns stand for, [K]; None: each for its own."""
+        layer = self._layers.get(name.removesuffix(".weight"))
+        return None if layer is None else layer.order
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
@@ -151,12 +170,10 @@ class FolderCheckpoint:
         return self.vector(f"{name}.bias")
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        return _numbers(_of(self._tensors, name))
-
-
-def _numbers(tensor: StoredTensor) -> npt.NDArray[Any]:
-    dtype = DTYPES[tensor.dtype]
-    return tensor.data.view(getattr(ml_dtypes, dtype, dtype)).reshape(tensor.shape)
+        array = array_of(_of(self._tensors, name))
+        if array.dtype.kind in "biu":
+            raise ValueError(f"{name} must be floats, got {array.dtype}")
+        return array
 
 
 Checkpoint = GgufCheckpoint | FolderCheckpoint

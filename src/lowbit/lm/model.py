@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +14,11 @@ import numpy.typing as npt
 
 from lowbit.graph.session import Session
 from lowbit.lm.checkpoint import open_checkpoint
+from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
-from lowbit.registry.locks import Lock
+from lowbit.lm.sampling import Sampling
+from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
 
 Logits = npt.NDArray[np.float32]
@@ -57,7 +60,7 @@ class LanguageModel:
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, threads: int | None = None,
-        context: int | None = None, sequences: int = 4, activations: str = "dynamic",
+        context: int | None = None, sequences: int = 4, activations: str = "grouped",
         weights: str | WeightFormat | None = None, cache: str = "bfloat16", isa: str | None = None,
     ) -> LanguageModel:  # fmt: skip
         """A GGUF file, or a folder with config.json and safetensors.
@@ -66,8 +69,9 @@ class LanguageModel:
           use at most.
         - context: positions of a sequence, at most those that the model was made for; 4,096, or
           fewer, if left out. sequences: how many there may be at once.
-        - activations: "dynamic": products with integers round what they multiply to 8 bits, with a
-          scale for each token; "float": not at all, with weights of 4 bits.
+        - activations: what products with weights in groups multiply: "grouped": 8 bits, with a
+          scale for each group of a token; "dynamic": one for each token, as products with other
+          integers have it; "float": as good as float32.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
           a WeightFormat; None: they stay float32.
         - cache: of keys and values, "bfloat16" or "float32".
@@ -75,8 +79,10 @@ class LanguageModel:
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.
         """
-        if activations not in ("dynamic", "float"):
-            raise ValueError(f"activations must be 'dynamic' or 'float', got {activations!r}")
+        if activations not in ("grouped", "dynamic", "float"):
+            raise ValueError(
+                f"activations must be 'grouped', 'dynamic' or 'float', got {activations!r}"
+            )
         if cache not in _DTYPES:
             raise ValueError(f"cache must be one of {', '.join(_DTYPES)}, got {cache!r}")
         if sequences < 1:
@@ -94,6 +100,23 @@ class LanguageModel:
                             length + _ROWS[-1])  # fmt: skip
         return cls(path, networks, checkpoint=checkpoint, context=length, threads=threads,
                    notes=held.notes, isa=isa)  # fmt: skip
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What makes tokens of text. ValueError: the model's files hold none."""
+        if os.path.isdir(self.path):
+            return Tokenizer.from_folder(self.path)
+        return Tokenizer.from_gguf(self._checkpoint.metadata)
+
+    def generate(
+        self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
+        stop: str | Iterable[str] = (), raw: bool = False,
+    ) -> Stream:  # fmt: skip
+        """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
+        return generate(
+            self, self.tokenizer, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop,
+            raw=raw,
+        )  # fmt: skip
 
     def sequence(self, ids: Sequence[int] = ()) -> TokenSequence:
         """A new sequence; of those that ended, one that began like `ids` lends what it knows.
@@ -116,10 +139,11 @@ class LanguageModel:
         with self.sequence() as sequence:
             return self._head_of(sequence.hidden(ids))
 
-    def perplexity(self, ids: Sequence[int], stride: int | None = None) -> float:
-        """exp of the mean negative log-likelihood of each token after the first, in windows of the
-        context, or of `stride` tokens, each on its own."""
-        ids, size = list(ids), min(stride or self.context, self.context)
+    def perplexity(self, text: str | Sequence[int], window: int | None = None) -> float:
+        """exp of the mean negative log-likelihood of each token of a text after the first, in
+        windows of the context, or of so many tokens, each on its own."""
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        size = min(window or self.context, self.context)
         total, count = 0.0, 0
         for first in range(0, len(ids), size):
             part = ids[first : first + size]

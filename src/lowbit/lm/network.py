@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
-from lowbit.numerics import quantize
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
@@ -24,8 +27,8 @@ CACHES = {"float32": np.float32, "bfloat16": "bfloat16"}
 class Weights:
     """A model's tensors as kernels read them.
 
-    - activations: of products with integers: "dynamic", 8 bits with a scale for each token, or
-      "float", as good as float32.
+    - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
+      of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
     - constants: by name, for all graphs. notes: what was rounded once more, and why.
     """
@@ -34,7 +37,10 @@ class Weights:
     activations: str
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.notes = self.checkpoint.notes
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -48,15 +54,31 @@ class Weights:
 
     def matrices(
         self, stems: Sequence[str], scale: float = 1.0, experts: int = 1
-    ) -> list[tuple[str, str]]:
-        """The constants, weight and bias ("": none), of layers that read the same: of all in one
-        where they are of one kind. scale: what the weights are multiplied by."""
+    ) -> list[tuple[str, str, str]]:
+        """The constants, weight, bias and order of the inputs ("": none), of layers that read the
+        same: of all in one where they are of one kind and order. scale: what the weights are
+        multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
-        whole = joined([self.checkpoint.matrix(name) for name in names], experts)
-        parts = [(stems, whole)] if whole is not None else [
+        parts = [
             ([stem], self.checkpoint.matrix(name)) for stem, name in zip(stems, names, strict=True)
-        ]  # fmt: skip
-        return [(self._packed(some, weight, scale), self._bias(some)) for some, weight in parts]
+        ]
+        depths = [(w.weight if isinstance(w, QuantizedWeight) else w).shape[1] for _, w in parts]
+        if len(set(depths)) > 1:
+            raise ValueError(f"{', '.join(names)} must read the same inputs, and read {depths}")
+        orders = [self.checkpoint.order(name) for name in names]
+        if len({None if order is None else order.tobytes() for order in orders}) == 1:
+            whole = joined([weight for _, weight in parts], experts)
+            parts = parts if whole is None else [(stems, whole)]
+        return [
+            (self._packed(some, weight, scale), self._bias(some), self._order(some[0], order))
+            for (some, weight), order in zip(parts, orders, strict=False)
+        ]
+
+    def _order(self, stem: str, order: npt.NDArray[np.int64] | None) -> str:
+        if order is None:
+            return ""
+        self.constants[f"{stem}.order"] = order
+        return f"{stem}.order"
 
     def _bias(self, stems: Sequence[str]) -> str:
         if not any(self.has(f"{stem}.bias") for stem in stems):
@@ -77,11 +99,6 @@ class Weights:
 
     def _panels(self, weight: QuantizedWeight, scale: float) -> PackedMatrix:
         q = weight.weight
-        if q.format.bits == 8 and q.group_size is not None:
-            self.notes["rounded again, a scale for each row"] = (
-                self.notes.get("rounded again, a scale for each row", 0) + q.values.size
-            )
-            q, weight = quantize(weight.dequantize(), "int8", axis=0), QuantizedWeight(q)
         if scale != 1:
             q = type(q)(q.values, q.scale * np.float32(scale), q.zero_point, q.format, q.axis,
                         q.group_size, q.group_axis)  # fmt: skip
@@ -111,7 +128,8 @@ class Networks:
         if d.local_base:
             local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
             weights.constants["local rotation"] = rotation_table(capacity, local)
-        layers = [_Layer(d, weights, number) for number in range(d.layers)]
+        with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
+            layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
         sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
         self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
         self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))
@@ -188,8 +206,7 @@ def _head(d: Description, weights: Weights) -> Graph:
     nodes = _Nodes(d, weights)
     x = nodes.norm("x", weights.vector("output_norm.weight"))
     stem = "output" if weights.has("output.weight") else "token_embd"
-    ((weight, bias),) = weights.matrices([stem], d.logit_scale)
-    x = nodes.linear(x, weight, bias)
+    x = nodes.linear(x, *weights.matrices([stem], d.logit_scale)[0])
     tensors = {"x": Tensor("float32", ("rows", d.width))}
     return _graph(nodes, weights, ("x",), x, tensors, f"{d.architecture} head")
 
@@ -224,7 +241,9 @@ class _Nodes:
     def norm(self, x: str, weight: str) -> str:
         return self._add("RMSNormalization", (x, weight), epsilon=self._d.epsilon)[0]
 
-    def linear(self, x: str, weight: str, bias: str, residual: str = "") -> str:
+    def linear(self, x: str, weight: str, bias: str, order: str, residual: str = "") -> str:
+        if order:
+            (x,) = self._add("Gather", (x, order), axis=1)
         attributes = self._activations(weight)
         if residual:
             attributes["post_ops"] = (("residual",),)
@@ -245,7 +264,7 @@ class _Nodes:
         wide = parts[0] if len(parts) == 1 else self._add("Concat", parts, axis=1)[0]
         return self._add("GatedUnit", (wide,), function=self._d.function)[0]
 
-    def _routed(self, x: str, weight: tuple[str, str], ends: str) -> str:
+    def _routed(self, x: str, weight: tuple[str, str, str], ends: str) -> str:
         inputs = x, weight[0], ends
         return self._add("RoutedLinear", inputs, **self._activations(weight[0]))[0]
 
@@ -274,13 +293,16 @@ class _Nodes:
         packed = self._weights.constants[weight]
         if not isinstance(packed, PackedMatrix):
             return {}
-        grouped = packed.group_size is not None
-        return {"activations": self._weights.activations if grouped else "dynamic"}
+        if packed.group_size is None:
+            return {"activations": "dynamic"}
+        return {"activations": self._weights.activations, "group_size": packed.group_size}
 
     def _normed(self, layer: _Layer, name: str, x: str) -> str:
         return self.norm(x, layer.norms[name]) if name in layer.norms else x
 
-    def _joined(self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str]) -> str:
+    def _joined(
+        self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str, str]
+    ) -> str:
         """x + y @ weightᵀ, with a norm of what is added, if there is one."""
         if norm not in layer.norms:
             return self.linear(y, *weight, residual=x)

@@ -12,14 +12,13 @@ from lowbit.numerics.affine import (
     check_finite,
     dequantize_affine,
     quantize_affine,
+    quantize_rows,
 )
-from lowbit.numerics.dynamic import quantize_rows
-from lowbit.numerics.formats import IntDtype, IntFormat, int_format
+from lowbit.numerics.formats import IntDtype, IntFormat, int_format, longest_sum
 from lowbit.numerics.gptq import GPTQLayer, read_gptq
 from lowbit.numerics.nibbles import from_int32, pack_nibbles, to_int32, unpack_nibbles
 from lowbit.numerics.qtensor import QTensor, quantize
 from lowbit.numerics.ranges import Range
-from lowbit.numerics.sums import longest_sum
 
 __all__ = [
     "GPTQLayer",

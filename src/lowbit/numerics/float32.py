@@ -43,7 +43,9 @@ def float32_array(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32
     """A copy as float32. ValueError: a number is finite, and too large."""
     with np.errstate(over="ignore"):
         result = values.astype(np.float32)
-    if values.dtype.itemsize > 4 and (np.isinf(result) & np.isfinite(values)).any():
-        largest = values.flat[int(np.argmax(np.isinf(result) & np.isfinite(values)))]
-        raise ValueError(f"{name} must be within float32, ±3.4e38, got {largest}")
+    if values.dtype.itemsize > 4 and not np.isfinite(result).all():
+        beyond = np.isinf(result) & np.isfinite(values)
+        if beyond.any():
+            largest = values.flat[int(np.argmax(beyond))]
+            raise ValueError(f"{name} must be within float32, ±3.4e38, got {largest}")
     return result

@@ -227,6 +227,18 @@ def output(
     return target, out
 
 
+def row_stride(out: Any) -> int:
+    """Elements from row to row of an output [M, N] of which kernels can write whole rows; 0: rows
+    are beside each other, or it is copied from an array where they are."""
+    if out is None:
+        return 0
+    target = out if type(out) is np.ndarray else array(out, "out")
+    if target.ndim != 2 or target.flags.c_contiguous:
+        return 0
+    (row, step), item = target.strides, target.itemsize
+    return row // item if not row % item and (step == item or target.shape[1] == 1) else 0
+
+
 _WITHOUT_MEMORY = {type(None), float, int}  # to ask for these alone takes less time
 
 
@@ -246,6 +258,8 @@ def check_no_overlap(shape: tuple[int, ...], strides: tuple[int, ...], item: int
 
 def plain_number(value: Any) -> Any:
     """A number of NumPy or PyTorch as Python's, which rounds nothing; anything else as it is."""
+    if type(value) in _WITHOUT_MEMORY:
+        return value
     alone = type(value) is np.ndarray or _is_torch(value)
     return value.item() if isinstance(value, np.number) or (alone and not value.ndim) else value
 
@@ -311,14 +325,17 @@ def _numbers(value: Any, name: str, kinds: str, rows: int) -> Array:
     return given
 
 
-def per_column(value: Any, columns: int, name: str) -> Array:
-    """Real numbers for each column as float32, padded with zeros to whole panels."""
+def per_column(value: Any, columns: int, name: str) -> Array | None:
+    """Real numbers for each column as float32, padded with zeros to whole panels; None for None."""
+    if value is None:
+        return None
     given = _plain(value, name, "iuf")
     if given.shape != (columns,):
         raise ValueError(f"{name} must have shape ({columns},), got {given.shape}")
     if columns % PANEL == 0 and given.dtype == _FLOAT32 and given.flags.c_contiguous:
         return given
-    return padded(float32_array(given, name))
+    values = float32_array(given, name)
+    return padded(values) if columns % PANEL else values
 
 
 def _plain(value: Any, name: str, kinds: str) -> Array:
@@ -335,8 +352,10 @@ def _plain(value: Any, name: str, kinds: str) -> Array:
 
 def per_element(
     value: Any, shape: tuple[int, ...], name: str, dtype: np.dtype[Any] = _FLOAT32
-) -> Array:
-    """Of a given shape and type, C-contiguous."""
+) -> Array | None:
+    """Of a given shape and type, C-contiguous; None for None."""
+    if value is None:
+        return None
     given = array(value, name)
     if given.dtype != dtype:
         raise TypeError(f"{name} must be {dtype}, got {given.dtype}; convert it first")

@@ -9,7 +9,6 @@ ways.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,19 +26,19 @@ from lowbit.jit.cached_call import (
     Integer,
     Real,
     Same,
-    constant,
     signature,
     thread_check,
 )
 from lowbit.kernels.cpu.shared.layout import FLIP
 from lowbit.numerics import int_format
 from lowbit.numerics.float32 import BEYOND, LEAST, MOST
-from lowbit.product.arguments import allocation
-from lowbit.product.prepared import Prepared, row_stride
+from lowbit.product.arguments import allocation, row_stride
+from lowbit.product.prepared import Prepared
 from lowbit.weights.panels import PackedMatrix
 
 _WAYS = 256  # to call with one right operand that are kept; each takes some 2 KB
 _SEEN = 4 * _WAYS  # prepared products whose calls are counted
+_OPERANDS = {PackedMatrix, type(None)}  # types of right operands, no subclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,46 +86,50 @@ class Ways:
 
 
 class CallCache:
-    """The known calls of one public function, by its right operand, which is called b.
+    """The known calls of one public function, by its packed right operand, which is called b and
+    keeps them in its dictionary `_calls`, by the name of the function; or, where two `arrays` are
+    multiplied, of the function as a whole: b is None then."""
 
-    An operand keeps them in its dictionary `_calls`, by the name of the function.
-    """
-
-    def __init__(self, operation: str) -> None:
-        self.operation = operation
+    def __init__(self, operation: str, arrays: int = 1) -> None:
+        self.operation, self._arrays = operation, arrays
         self._arguments: tuple[str, ...] = ()
         self._ways: WeakKeyDictionary[PackedMatrix, Ways] = WeakKeyDictionary()
+        self._own, self._calls = Ways(), dict[str, Table]()
 
     def builtin(self, function: F) -> F:
         """The function as machine code enters it, which tries known calls first."""
         code = function.__code__  # type: ignore[attr-defined]
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if self._arrays > 1:
+            self._arguments = names
+            return builtin(function, Finder(self.operation, calls=self._calls, arrays=2))
         self._arguments = tuple(name for name in names if name != "b")
         return builtin(function, Finder(self.operation, "b", PackedMatrix, "_calls"))
 
-    def count(self, b: PackedMatrix) -> int:
-        """How many ways to call with this right operand are known."""
-        return len(self._ways.get(b, ()))
+    def ways(self, b: PackedMatrix | None) -> Ways:
+        """The ways to call with this right operand."""
+        if b is None:
+            return self._own
+        ways = self._ways.get(b)
+        return self._ways.setdefault(b, Ways()) if ways is None else ways
 
-    def is_hot(self, b: PackedMatrix, prepared: Prepared) -> bool:
+    def is_hot(self, b: PackedMatrix | None, prepared: Prepared) -> bool:
         """Whether this call should be added."""
-        if not prepared.little or type(b) is not PackedMatrix:
-            return False
-        return self._ways.setdefault(b, Ways()).is_hot(prepared)
+        return prepared.little and type(b) in _OPERANDS and self.ways(b).is_hot(prepared)
 
     def add(
         self,
-        b: PackedMatrix,
+        b: PackedMatrix | None,
         prepared: Prepared,
         operands: Mapping[str, Any],
         checks: Mapping[str, Check | None],
         result: npt.NDArray[Any],
         fresh: bool,
     ) -> None:
-        """Let such a call be known, if it can be: with a check for each argument but b, by its
-        name, and none that is None. `operands`: those that no argument is; `result`: where it
+        """Let such a call be known, if it can be: with a check for each argument but a packed b, by
+        its name, and none that is None. `operands`: those that no argument is; `result`: where it
         wrote; `fresh`: it made that itself."""
-        ways = self._ways[b]
+        ways = self.ways(b)
         wanted = [(name, checks[name]) for name in self._arguments]
         known = [check for _, check in wanted if check is not None]
         if len(known) < len(wanted):
@@ -139,68 +142,24 @@ class CallCache:
                 )  # fmt: skip
             return
         way = prepared.request, fresh, signature(known)
-        left = known[0]
+        shapes = [one.like.shape for one in known[: self._arrays] if isinstance(one, Array)]
         # One that is known was one that machine code could not serve, or another thread's.
-        if way not in ways and isinstance(left, Array):
+        if way not in ways and len(shapes) == self._arrays:
             made = Fresh(*allocation(result.shape, result.dtype), "out") if fresh else None
             call = prepared.cached_call(operands, known, made)
             if call is None:
                 return
-            ways.add(prepared, way, (left.like.shape,), call)
+            ways.add(prepared, way, tuple(shapes), call)
         if len(ways):
-            b._calls[self.operation] = ways.table()
+            (self._calls if b is None else b._calls)[self.operation] = ways.table()
 
 
-@dataclass
-class GemmCache:
-    """The known calls of a function of two matrices of floats."""
-
-    calls: dict[str, Table] = field(default_factory=dict)
-    ways: Ways = field(default_factory=Ways)
-
-    def builtin(self, function: F) -> F:
-        """The function as machine code enters it, which tries known calls first."""
-        return builtin(function, Finder("gemm", calls=self.calls, arrays=2))
-
-    def add(
-        self,
-        prepared: Prepared,
-        a: npt.NDArray[Any],
-        b: npt.NDArray[Any],
-        out: npt.NDArray[Any] | None,
-        result: npt.NDArray[Any],
-        numbers: Mapping[str, int],
-        others: tuple[Any, ...],
-        most: int | None,
-    ) -> None:
-        """Let such a call be known, of what was prepared.
-
-        numbers: the factors' bits. others: c and the factors, then the output's type, the number of
-        threads and the instruction set. most: as `thread_check` has it.
-        """
-        *before, dtype, threads, isa = others
-        fixed = [check for check in map(constant, before) if check is not None]
-        if len(fixed) < len(before):
-            return
-        target = Same(None) if out is None else Array(out, "out", written=True)
-        left, right = prepared.parameter("a"), prepared.parameter("b")
-        checks = [Array(a, left), Array(b, right), *fixed, target, constant(dtype) or Same(dtype),
-                  thread_check(threads, most), constant(isa) or Same(isa)]  # fmt: skip
-        way = prepared.request, numbers["alpha"], signature(checks)
-        if way not in self.ways:
-            fresh = Fresh(*allocation(result.shape, result.dtype), "out") if out is None else None
-            call = prepared.cached_call(numbers, checks, fresh)
-            if call is None:
-                return
-            self.ways.add(prepared, way, (a.shape, b.shape), call)
-        self.calls["gemm"] = self.ways.table()
-
-
-def as_given(value: Any, used: Any, slot: str) -> Check | None:
-    """The check of an operand that is absent, or an array whose memory the kernel reads itself."""
+def as_given(value: Any, used: Any, slot: str, written: bool = False) -> Check | None:
+    """The check of an operand that is absent, or an array whose memory the kernel reads itself, or,
+    of an output, writes."""
     if value is None:
         return Same(None)
-    return Array(value, slot) if used is value else None
+    return Array(value, slot, written) if used is value else None
 
 
 def bias_as_given(bias: Any, used: Any, prepared: Prepared) -> Check | None:
@@ -213,10 +172,8 @@ def bias_as_given(bias: Any, used: Any, prepared: Prepared) -> Check | None:
 
 def out_as_given(out: Any, result: npt.NDArray[Any]) -> Check | None:
     """The check of an output whose memory the kernel writes itself, or that is made anew."""
-    if out is None:
-        return Same(None)
-    written = out is result and (row_stride(out) or result.flags.c_contiguous)
-    return Array(out, "out", written=True) if written else None
+    lies_so = out is None or row_stride(out) or result.flags.c_contiguous
+    return as_given(out, result, "out", written=True) if lies_so else None
 
 
 def threads_as_given(wanted: Any, prepared: Prepared) -> Check:

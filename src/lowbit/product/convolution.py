@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from lowbit import isa as instruction_sets
 from lowbit.jit.launch import Launch, Place
+from lowbit.kernels.cpu.convolution import winograd_tiles
 from lowbit.kernels.cpu.convolution.depthwise import depthwise
-from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
-from lowbit.kernels.cpu.convolution.winograd.arithmetic import TILE
-from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
+from lowbit.kernels.cpu.convolution.winograd import winograd
+from lowbit.kernels.cpu.convolution.winograd_tiles import TILE
 from lowbit.kernels.cpu.rows.windows import Windows
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks
@@ -130,8 +130,8 @@ def _winograd(c: Convolution) -> Prepared:
     """Windows of 3 x 3, in a quarter of the products."""
     isa, over, query = instruction_sets.get(c.isa), c.geometry, _words_query(c)
     (height, width), (down, across) = over.size, over.output
-    images, cut = Windows(c.signed, c.shifted), winograd_cut.cut(isa, query)
-    count, panels = min(query.threads, cut.items), winograd_cut.panels_of(isa)
+    images, cut = Windows(c.signed, c.shifted), winograd_tiles.cut(isa, query)
+    count, panels = min(query.threads, cut.items), winograd_tiles.panels_of(isa)
     program = winograd.program(
         isa, format=images, epilogue=_epilogue(c, images), lanes=cut.lanes, rows=cut.rows,
         ends=(down % TILE, across % TILE),
@@ -171,20 +171,20 @@ def _kind(c: Convolution) -> Callable[[Convolution], Prepared]:
     if c.depthwise:
         return _depthwise
     query = _words_query(c)
-    why = winograd_cut.refuses(instruction_sets.named(c.isa), query)
+    why = winograd_tiles.refuses(instruction_sets.named(c.isa), query)
     if not why:
         return _winograd
     tell_miss(of_convolution(c, "product", query.threads), "winograd", why)
     return _grouped
 
 
-def _words_query(c: Convolution) -> winograd_cut.Query:
+def _words_query(c: Convolution) -> winograd_tiles.Query:
     """What Winograd's algorithm is asked."""
     over = c.geometry
     apart = {*over.stride, *over.dilation, *over.spread}
     plain = over.mode == "constant" and c.groups == 1 and apart == {1} and 0 not in c.shape
     threads = thread_count(c.batch * over.pixels, c.outputs, c.b.k, c.threads)
-    return winograd_cut.Query(
+    return winograd_tiles.Query(
         over.kernel, plain and min(*over.before, *over.after) >= 0, c.channels, c.outputs, c.batch,
         math.prod(over.size) * c.channels, over.output, c.bounded, threads,
     )  # fmt: skip
@@ -195,7 +195,7 @@ def with_weight(c: Convolution, weight: PackedConvolution) -> Convolution:
     decides which kernel serves: to look at them takes longer than to compute."""
     plain = common_format([one.format for one in weight.matrices])
     small = c._replace(b=plain, bounded=True)
-    refused = winograd_cut.refuses(instruction_sets.named(c.isa), _words_query(small))
+    refused = winograd_tiles.refuses(instruction_sets.named(c.isa), _words_query(small))
     if not refused and weight.bounded:
         return small
     return c._replace(b=group_format(weight, c.isa))

@@ -88,10 +88,9 @@ def convolution(
     )  # fmt: skip
     zero = zero_points(zero_point, 1, left.dtype, "zero_point", FLIP * (left.dtype == np.int8))
     factor = None if scale is None else per_row(scale, 1, "scale")
-    added = None if bias is None else weight.biased(per_column(bias, weight.outputs, "bias"))
-    beside = residual
-    if residual is not None:
-        beside = per_element(residual, prepared.shape, "residual", spec.residual)
+    columns = per_column(bias, weight.outputs, "bias")
+    added = None if columns is None else weight.biased(columns)
+    beside = per_element(residual, prepared.shape, "residual", spec.residual)
     result, returned = output(x, out, prepared.shape, spec.storage, (x, residual, bias))
     prepared.into(result, {
         **prepared.weight(weight), "a": left, "row_scale": factor, "row_zero": zero, "bias": added,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
-from lowbit.kernels.cpu.rows.bytes import Bytes
 from lowbit.kernels.cpu.rows.digits import Digits
+from lowbit.kernels.cpu.rows.input_format import Bytes
 from lowbit.kernels.cpu.rows.windows import Windows
+from lowbit.kernels.cpu.shared.serving import Candidate
 from lowbit.numerics import int_format
-from lowbit.product.dispatch import Plan, consider
-from lowbit.product.float_product import FloatProduct
-from lowbit.product.product import Convolution, Product
+from lowbit.product.dispatch import Plan
+from lowbit.product.product import Convolution, FloatProduct, Product
 
 
 def operation(product: Product) -> str:
@@ -32,7 +34,7 @@ def _short(dtype: str) -> str:
 
 
 def of_product(product: Product, plan: Plan) -> str:
-    """An integer product; of 4-bit weights with groups, the dtype says their size: s4g32."""
+    """An integer product; of weights with groups, the dtype says their size: s4g32."""
     a, b = product.a.element, product.b
     groups = f"g{b.group_size}" if b.group_size else ""
     out = "f32" if product.output == "max8" else product.output
@@ -65,11 +67,15 @@ def of_floats(product: FloatProduct, kernel: str, isa: str) -> str:
     return verbose.line("gemm", kinds, shape, kernel, isa, product.threads, added)
 
 
-def tell_plan(told: str) -> None:
-    """Log which kernel serves; the first time, what the machine has."""
+def tell_plan(told: str, looked_at: Callable[[], Iterable[Candidate[Any]]] = tuple) -> None:
+    """Log which kernel serves, and of those that were looked at which do not, and why; the first
+    time, what the machine has."""
     if verbose.logs():
         _tell_machine()
         verbose.info("plan,%s", told)
+        for one in looked_at():
+            if one.why and one.micro is not None:
+                tell_miss(told, f"{one.micro.name} on {one.isa.name}", one.why)
 
 
 @cache
@@ -84,14 +90,3 @@ def _tell_machine() -> None:
 def tell_miss(told: str, kernel: str, why: str) -> None:
     """Log why a kernel did not serve that comes before the one that does."""
     verbose.info("miss,%s,%s: %s", told, kernel, why)
-
-
-def tell_integers(product: Product, plan: Plan) -> None:
-    """Log the plan of a product, and which kernels that come first did not serve, and why."""
-    if not verbose.logs():
-        return
-    told = of_product(product, plan)
-    tell_plan(told)
-    for one in consider(instruction_sets.get(product.isa), product.query):
-        if one.why and one.micro is not None:
-            tell_miss(told, f"{one.micro.name} on {one.isa.name}", one.why)

@@ -14,13 +14,59 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
     Shape,
     micro_kernels,
 )
-from lowbit.kernels.cpu.rows.strips import Image
+from lowbit.kernels.cpu.rows.windows import Image
 from lowbit.kernels.cpu.shared import serving
-from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, SplitFormat
 from lowbit.kernels.cpu.shared.serving import Candidate
-from lowbit.product.cut import cut
 from lowbit.product.product import Product
+
+# How a product's steps of rows and strips of columns are cut into items for threads.
+
+_MOST = 8  # items for each thread that are looked at
+# Cycles that an item takes besides its products and its bytes: to take it, to come to full speed.
+_CYCLES = 1 << 10
+_BYTES_A_CYCLE = 16  # from the second level and beyond
+# Cycles for each row of an item that has others beside it: cores take from each other the lines of
+# the output where these meet, and what is fetched ahead of them.
+_EDGE = 256
+# When a thread finds no item left, the others are half through theirs, on the average.
+_UNFINISHED = 0.5
+
+
+def cut(
+    steps: int, strips: int, least: tuple[int, int], threads: int, cycles: float, rows: int,
+    strip_bytes: int, row_bytes: int,
+) -> tuple[int, int]:  # fmt: skip
+    """How many steps and strips make one item: what lets so many threads end first.
+
+    least: into how many items they are to be cut at least, below and beside each other. cycles: of
+    the products of one step, of so many rows, and one strip. Bytes: of a row and of a strip's
+    columns, which an item reads once.
+    """
+    down, across = least
+    if threads == 1:
+        return blocks(steps, down), blocks(strips, across)
+    most = max(_MOST * threads, down * across)
+    step, strip = rows * row_bytes / _BYTES_A_CYCLE, strip_bytes / _BYTES_A_CYCLE
+
+    def time(height: int, width: int) -> float:
+        below, beside = blocks(steps, height), blocks(strips, width)
+        items, edge = below * beside, rows * _EDGE if beside > 1 else 0
+
+        def spent(height: float, width: float) -> float:
+            return height * (width * cycles + step + edge) + width * strip + _CYCLES
+
+        average = spent(steps / below, strips / beside)  # the last ones are smaller
+        return blocks(items, threads) * average + _UNFINISHED * spent(height, width)
+
+    cuts = {
+        (blocks(steps, below), blocks(strips, beside))
+        for below in range(down, max(down, min(steps, most // across)) + 1)
+        for beside in range(across, max(across, min(strips, most // below)) + 1)
+    }
+    return min(sorted(cuts, reverse=True), key=lambda one: time(*one))
+
 
 # Cycles of work that one thread does alone: to wake another took 15 to 35 µs on the machines that
 # were tried. Of more, each thread has so many: sixteen then took 0.5 to 0.9 of what fewer did, most
@@ -140,7 +186,7 @@ def plan(product: Product) -> Plan:
         item_steps, item_panels = _items(product, micro, shape, work, fused)
         if fused and not shape.piece:  # the rows of a step
             private_bytes += step_rows * product.a.digits * LINE * (ring or query.k_blocks)
-    if product.b.stored != "s8" and not shape.nibbles:  # panels as bytes
+    if product.b.stored in NIBBLES and not shape.nibbles:  # panels as bytes
         private_bytes += item_panels * query.k_blocks * PANEL_LINE
     private_bytes += micro.scratch_bytes(shape, query.k_blocks)
     if shape.span:
@@ -259,7 +305,7 @@ def _items(
         across, fitting = 1, cache // 2 // padded_k(product.k)
     elif shape.span:  # then not rows take the other quarter, but their sums
         fitting = cache // (2 if fused else 4) // (4 * min(product.n, fitting))
-    elif product.b.stored != "s8" and not shape.nibbles:
+    elif product.b.stored in NIBBLES and not shape.nibbles:
         fitting *= 2  # panels are unpacked again for each item
     rows = step_rows * product.a.digits
     down = 1 if half else blocks(steps, max(1, fitting // rows))  # and below

@@ -11,17 +11,12 @@ from typing import NamedTuple
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.kernels.cpu.float.micro_kernel import (
-    FloatMicro,
-    FloatQuery,
-    FloatShape,
-    float_micro_kernels,
-)
+from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, FloatShape, float_micro_kernels
 from lowbit.kernels.cpu.float.operand import Operand
 from lowbit.kernels.cpu.float.vectors import LATENCY, VectorMicro
 from lowbit.kernels.cpu.shared import serving
 from lowbit.kernels.cpu.shared.layout import LINE, blocks
-from lowbit.product.float_product import FloatProduct
+from lowbit.product.product import FloatProduct
 
 # What a load of the left and of the right operand, which comes from further away, costs beside the
 # products that hide it, in units of a product.
@@ -96,10 +91,11 @@ class DotsPlan(NamedTuple):
     item_blocks: int
 
 
-def _serving(product: FloatProduct, reads: str) -> FloatMicro:
-    """The best inner loop for operands that are read so."""
-    isa, query = instruction_sets.named(product.isa), FloatQuery(product.kind, reads)
-    micro = serving.consider(float_micro_kernels(), isa, query)[-1].micro
+def _serving(product: FloatProduct, along: str = "") -> FloatMicro:
+    """The best inner loop for a right operand that is packed, or read where it is, along that
+    axis."""
+    isa, right = instruction_sets.named(product.isa), Operand(product.kind, along, not along)
+    micro = serving.consider(float_micro_kernels, isa, right)[-1].micro
     assert micro is not None
     return micro
 
@@ -109,9 +105,9 @@ def plan_dots(product: FloatProduct) -> DotsPlan | None:
     m, n = product.m, product.n
     if product.a_along != "k" or product.b_along != "k":
         return None
-    micro = _serving(product, "along")
+    micro = _serving(product, "k")
     assert isinstance(micro, VectorMicro)
-    most = MOST_DOT_ROWS if _serving(product, "packed").plain else _ROWS_BESIDE_TILES
+    most = MOST_DOT_ROWS if _serving(product).plain else _ROWS_BESIDE_TILES
     if m > min(most, product.k // (_DOT_DEPTH * (2 if micro.pair else 1))):
         return None
     sizes = [
@@ -181,11 +177,11 @@ class _Blocks(NamedTuple):
 def plan(product: FloatProduct) -> FloatPlan:
     """The plan for a product, all sizes of which are at least 1."""
     m, n, k = product.m, product.n, product.k
-    micro, plain_right, streams = _serving(product, "plain"), True, _streams(product)
+    micro, plain_right, streams = _serving(product, "x"), True, _streams(product)
     beyond = product.right_bytes > host.caches()["L3"] // 2
     run = _RUN // (micro.lanes * product.item_bytes) if beyond else micro.isa.vector_registers
     rows, vectors = cut(micro, m, n, streams or k, max(1, run))
-    packing = _serving(product, "packed")
+    packing = _serving(product)
     if not _reads_plainly(product, micro, packing, rows, vectors * micro.lanes, streams > 0):
         micro, plain_right, streams = packing, False, 0
         rows, vectors = cut(micro, m, n)

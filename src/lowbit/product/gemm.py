@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product as pairs
 from typing import Any, NamedTuple
@@ -18,24 +17,23 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit import verbose
 from lowbit.jit.cached_call import MOST_SCRATCH
-from lowbit.jit.launch import Launch, Place
+from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.float.dots import float_dots
 from lowbit.kernels.cpu.float.product import float_product
-from lowbit.kernels.cpu.shared.layout import LINE
+from lowbit.kernels.cpu.shared.layout import LINE, blocks
 from lowbit.product.arguments import check_float, check_inner, check_matrix, check_no_overlap
-from lowbit.product.call_cache import GemmCache
 from lowbit.product.describe import of_floats, tell_plan
 from lowbit.product.dispatch import thread_count
 from lowbit.product.float_dispatch import MOST_DOT_ROWS, DotsPlan, FloatPlan, plan, plan_dots
-from lowbit.product.float_product import FloatProduct, Layout
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import SCRATCH, Prepared, identity, shifted
+from lowbit.product.product import FloatProduct, Layout
 
 Array = npt.NDArray[Any]
 Facts = tuple[np.dtype[Any], tuple[int, ...], tuple[int, ...]]  # of a matrix, as in Layout
 
 LITTLE = 1 << 19  # multiply-adds below which one thread does it all
-_KNOWN = 1 << 28  # those beside which what Python does for a call is nothing
+_LARGE = 1 << 28  # those beside which what Python does for a call is nothing
 _NARROW = 16  # columns below which a tall output is computed as its transpose
 _PER_CYCLE = 32  # multiply-adds of float32, about
 _ALONE = LITTLE // _PER_CYCLE
@@ -57,15 +55,14 @@ class CopyFirst(NamedTuple):
         return "+".join(name for name in ("a", "b", "c", "out") if getattr(self, name))
 
 
-cache = GemmCache()
-
-
 def run(
     prepared: Prepared, a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
 ) -> None:
     """alpha·(a @ b) + beta·c, as it was prepared."""
     copied = prepared.plan
-    if isinstance(copied, CopyFirst):
+    if prepared.launches:
+        prepared.run({"a": a, "b": b, "c": c, "out": out, **factors(alpha, beta)})
+    elif isinstance(copied, CopyFirst):
         order = "F" if copied.by_columns else "C"
         a = a.copy(order="C") if copied.a else a
         b = b.copy(order="F") if copied.b else b
@@ -77,8 +74,6 @@ def run(
         run(again, a, b, c, target, alpha, beta)
         if copied.out:
             out[...] = target
-    elif prepared.launches:
-        prepared.run({"a": a, "b": b, "c": c, "out": out, **factors(alpha, beta)})
     elif c is None or not beta:
         out[...] = 0
     else:
@@ -94,38 +89,15 @@ def factors(alpha: float, beta: float) -> Mapping[str, int]:
     return {"alpha": alpha_bits, "beta": beta_bits}
 
 
-def keep(
-    prepared: Prepared,
-    a: Any,
-    b: Any,
-    c: Any,
-    alpha: float,
-    beta: float,
-    out: Any,
-    result: Array,
-    most: int | None,
-    *options: Any,
-) -> None:
-    """Let a call be known from now on, if it is hot, and so little work that this is worth it.
-
-    out: None if `result` was made for it. most: see jit.cached_call.thread_check. options: the
-    arguments after `out`.
-    """
-    arrays = type(a) is type(b) is np.ndarray and (out is None or out is result)
-    if not prepared.little or c is not None or beta or not arrays:
-        return
-    if a.size * b.shape[1] < _KNOWN and cache.ways.is_hot(prepared):
-        numbers = factors(float(alpha), 0.0)
-        cache.add(prepared, a, b, out, result, numbers, (c, alpha, beta, *options), most)
-
-
 def apart(
     a: Array, b: Array, c: Array | None, out: Array, alpha: float, beta: float
 ) -> Array | None:
     """c as it may be read while `out` is written: a copy, if it overlaps that without being it.
 
-    ValueError: out shares memory with a or b, which have a part in the result.
+    ValueError: out is read-only, or shares memory with a or b, which have a part in the result.
     """
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
     if alpha and any(np.may_share_memory(one, out) for one in (a, b)):
         raise ValueError("out shares memory with a or b, which would be overwritten while read")
     if c is None or not beta or not np.may_share_memory(c, out):
@@ -153,35 +125,31 @@ def prepare_gemm(
 
     out: a dtype stands for a new array by rows. threads: as `threads_key` gives them.
     """
-    given = {"a": a, "b": b} | ({} if c is None else {"c": c})
-    shape = _checked_shape(given)
-    new = isinstance(out, np.dtype)
-    result = Layout(out, shape, (shape[1] * out.itemsize, out.itemsize)) if new else Layout(*out)
-    if not new:
+    given = {"a": Layout(*a), "b": Layout(*b)}
+    if c is not None:
+        given["c"] = Layout(*c)
+    for name, one in given.items():
+        _check_matrix(name, one)
+    check_inner(a[1], b[1])
+    if a[0] != b[0]:
+        raise TypeError(f"a is {a[0]} and b is {b[0]}: convert one of them")
+    shape = a[1][0], b[1][1]
+    if isinstance(out, np.dtype):
+        result = Layout(out, shape, (shape[1] * out.itemsize, out.itemsize))
+    else:
+        given["out"] = result = Layout(*out)
         _check_matrix("out", result)
         check_no_overlap(result.shape, result.strides, result.dtype.itemsize)
-    others = {"out": result} | ({} if c is None else {"c": Layout(*c)})
-    for name, one in others.items():
-        if one.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {one.shape}")
+    for name in ("out", "c"):
+        if name in given and given[name].shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {given[name].shape}")
     if c is None and adds:
         raise ValueError("beta is given without c: give c, or leave beta out")
     if 0 in shape or not multiplies or not a[1][1]:
         return Prepared(None, shape, text=verbose.line("gemm", "-", "-", "no products"))
-    added = Layout(*c) if c is not None and adds else None
+    added = given["c"] if c is not None and adds else None
     name = instruction_sets.active(isa).name
-    return _prepared(Layout(*a), Layout(*b), added, result, threads, name)
-
-
-def _checked_shape(given: dict[str, Facts]) -> tuple[int, int]:
-    """The shape of the product of a and b."""
-    for name, facts in given.items():
-        _check_matrix(name, Layout(*facts))
-    a, b = given["a"], given["b"]
-    check_inner(a[1], b[1])
-    if a[0] != b[0]:
-        raise TypeError(f"a is {a[0]} and b is {b[0]}: convert one of them")
-    return a[1][0], b[1][1]
+    return _prepared(given["a"], given["b"], added, result, threads, name)
 
 
 def _check_matrix(name: str, one: Layout) -> None:
@@ -219,17 +187,11 @@ def _prepared(
     count = thread_count(shape[0], shape[1], a.shape[1], threads, _PER_CYCLE, _ALONE)
     if swapped:
         a, b, c, out = b.T, a.T, c.T if c else None, out.T
-    product = FloatProduct(a, b, c, out, isa, count)
+    product = FloatProduct(a, b, c, out, isa, count, swapped)
     dots = plan_dots(product)
     made = _dots(product, dots) if dots is not None else _blocked(product, plan(product))
     tell_plan(made.text)
-    if not swapped:
-        return made
-    names = {"a": "b", "b": "a"}
-    return replace(made, shape=shape, launches=[shifted(one, {}, names) for one in made.launches])
-
-
-_FACTORS = identity("alpha", "beta")
+    return made
 
 
 def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
@@ -242,32 +204,39 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
         kind=product.kind,
         out_kind=product.out.kind,
     )
-    words = {
+    own = {"m": product.m, "k_size": product.k, "item_blocks": plan.item_blocks}
+    launch = Launch(program, {**_words(product), **own})
+    text = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
+    return Prepared(product, product.shape, [launch], product.threads, 0, text, plan,
+                    little=_is_little(product))  # fmt: skip
+
+
+def _is_little(product: FloatProduct) -> bool:
+    """Whether its calls are worth being known, and can be: without c."""
+    return product.c is None and product.m * product.n * product.k < _LARGE
+
+
+def _words(product: FloatProduct) -> dict[str, Word]:
+    """What both kernels are given; nothing stands for c without a part in the product."""
+    c, (left, right) = product.c, product.names
+    return {
+        **identity("out", "alpha", "beta"),
+        "a": Place(left),
+        "b": Place(right),
+        "c": Place("c" if c else "nothing"),
         "a_row_stride": product.a.steps[0],
         "b_column_stride": product.b.steps[1],
-        "c_stride": product.c.steps[0] if product.c else 0,
+        "c_stride": c.steps[0] if c else 0,
         "out_stride": product.out.steps[0],
-        "m": product.m,
         "n": product.n,
-        "k_size": product.k,
-        "item_blocks": plan.item_blocks,
-        "reads_c": int(product.c is not None),
+        "reads_c": int(c is not None),
     }
-    launch = Launch(program, {**words, **_read(product), **_FACTORS, "out": Place("out")})
-    text = of_floats(product, f"{plan.micro.name} dots", program.isa.name)
-    return Prepared(product, product.out.shape, [launch], product.threads, 0, text, plan,
-                    little=product.c is None)  # fmt: skip
-
-
-def _read(product: FloatProduct) -> dict[str, Place]:
-    """The places of what is read; nothing stands for c without a part in the product."""
-    return identity("a", "b") | {"c": Place("c" if product.c else "nothing")}
 
 
 def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
     """Blocks of rows by panels of columns, in one launch or in several."""
-    a, b, c, out, _, threads = product
-    m, n, k = product.m, product.n, product.k
+    a, b, c, out, _, threads, _ = product
+    m, n, k, (left, right) = product.m, product.n, product.k, product.names
     # Sums that are not final stay in float32: in the output, if that is what it is.
     several = not plan.k_slice and k > min(plan.k_block, plan.chunk_depth)
     keeps_sums = several and out.kind == "bf16"
@@ -281,30 +250,23 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
         ahead=plan.ahead,
         sliced=plan.k_slice > 0,
     )
-    private = -(-plan.shared_bytes // LINE) * LINE
+    private = blocks(plan.shared_bytes, LINE) * LINE
     partial = private + threads * plan.private_bytes
     scratch = partial + (4 * m * n if keeps_sums else 0)
-    words = {
+    words: dict[str, Word] = {
+        **_words(product),
+        "shared": Place(SCRATCH),
+        "private": Place(SCRATCH, private),
         "private_bytes": plan.private_bytes,
         "group_panels": plan.group_panels,
-        "a_row_stride": a.steps[0],
         "a_stride": a.steps[1],
-        "b_column_stride": b.steps[1],
         "b_stride": b.steps[0],
-        "c_stride": c.steps[0] if c else 0,
         "partial_stride": n,
-        "out_stride": out.steps[0],
-        "n": n,
         "k_block": plan.k_block,
         "k_slice": plan.k_slice,
         "item_blocks": plan.item_blocks,
         "item_panels": plan.item_panels,
-        "reads_c": int(c is not None),
     }
-    places = {
-        **_read(product), **_FACTORS, "out": Place("out"), "shared": Place(SCRATCH),
-        "private": Place(SCRATCH, private),
-    }  # fmt: skip
     launches = []
     for row, first in pairs(range(0, m, plan.chunk_rows), range(0, k, plan.chunk_depth)):
         part = {
@@ -314,13 +276,14 @@ def _blocked(product: FloatProduct, plan: FloatPlan) -> Prepared:
             "last": int(first + plan.chunk_depth >= k),
         }
         begin = {
-            "a": row * a.strides[0] + first * a.strides[1],
-            "b": first * b.strides[0],
+            left: row * a.strides[0] + first * a.strides[1],
+            right: first * b.strides[0],
             "c": row * c.strides[0] if c else 0,
             "out": row * out.strides[0],
         }
         sums = {"partial": Place(SCRATCH, partial + (row * n * 4 if keeps_sums else 0))}
-        launches.append(shifted(Launch(program, {**words, **part, **places, **sums}), begin))
+        launches.append(shifted(Launch(program, {**words, **part, **sums}), begin))
     text = of_floats(product, plan.micro.name, program.isa.name)
-    little = len(launches) == 1 and not keeps_sums and c is None and scratch <= MOST_SCRATCH
-    return Prepared(product, out.shape, launches, threads, scratch, text, plan, little=little)
+    little = len(launches) == 1 and not keeps_sums and scratch <= MOST_SCRATCH
+    little &= _is_little(product)
+    return Prepared(product, product.shape, launches, threads, scratch, text, plan, little=little)

@@ -13,9 +13,8 @@ import numpy.typing as npt
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.convolution.depthwise import Header as Line
 from lowbit.kernels.cpu.convolution.depthwise import Window
-from lowbit.kernels.cpu.rows.lowered import LoweredImage
 from lowbit.kernels.cpu.rows.shifted import ShiftedImage
-from lowbit.kernels.cpu.rows.windows import Header
+from lowbit.kernels.cpu.rows.windows import Header, LoweredImage
 from lowbit.kernels.cpu.shared.layout import LINE
 
 MODES = ("constant", "reflect", "edge", "wrap")

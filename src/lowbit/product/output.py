@@ -15,6 +15,7 @@ from lowbit.kernels.cpu.shared.formats import LIMITS
 from lowbit.kernels.cpu.shared.post_op import PostOp, WithNumbers, post_ops
 from lowbit.kernels.cpu.shared.post_ops import CoarseGelu, CoarseGeluTanh
 from lowbit.numerics.float32 import float32_number, moderate
+from lowbit.registry.locks import cached_property
 
 # A post-operation as users write it: a name, or one with numbers.
 AnyPostOp = str | WithNumbers
@@ -55,7 +56,7 @@ class OutputSpec:
             given = given[one.parameters :]
         return all(map(moderate, scales))
 
-    @property
+    @cached_property
     def residual(self) -> np.dtype[Any]:
         """What a residual is of."""
         short = {"residual_u8": np.uint8, "residual_s8": np.int8}

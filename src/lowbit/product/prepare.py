@@ -19,9 +19,9 @@ from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.integer.product import product as product_kernel
 from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import LINE, NIBBLE_FLIP, PANEL, PANEL_LINE, blocks
-from lowbit.kernels.cpu.shared.panel_format import PanelFormat
-from lowbit.product.describe import of_product, tell_integers
-from lowbit.product.dispatch import Plan, outgrows_caches, plan
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, PanelFormat
+from lowbit.product.describe import of_product, tell_plan
+from lowbit.product.dispatch import Plan, consider, outgrows_caches, plan
 from lowbit.product.prepared import SCRATCH, Chunks, Operand, Prepared, identity, shifted
 from lowbit.product.product import Product
 from lowbit.weights.convolution import PackedDepthwise
@@ -59,8 +59,9 @@ def prepare(product: Product) -> Prepared:
     made = plan(product)
     where = _Scratch.of(product, made)
     launches = _launches(product, made, where)
+    text = of_product(product, made)
     if not product.streams:
-        tell_integers(product, made)
+        tell_plan(text, lambda: consider(instruction_sets.get(product.isa), product.query))
     large, streaming = outgrows_caches(product, made), None
     lines = not product.out_row * product.out_bytes % LINE
     if large and not product.streams and not constants and lines:
@@ -78,7 +79,7 @@ def prepare(product: Product) -> Prepared:
         launches,
         made.threads,
         where.end,
-        of_product(product, made),
+        text,
         made,
         constants,
         right,
@@ -166,7 +167,7 @@ def _launches(product: Product, plan: Plan, where: _Scratch) -> Chunks:
 def panel_bytes(b: PanelFormat) -> int:
     """Of all panels of a right operand."""
     lines = blocks(b.n, PANEL) * blocks(b.k, LINE)
-    return lines * (PANEL_LINE if b.stored == "s8" else PANEL_LINE // 2)
+    return lines * (PANEL_LINE // 2 if b.stored in NIBBLES else PANEL_LINE)
 
 
 def _filled(size: int, value: int) -> npt.NDArray[np.uint8]:

@@ -17,6 +17,7 @@ from lowbit.jit.kernel import Program
 from lowbit.jit.launch import Launch, Place, moved
 from lowbit.jit.workspace import aligned_empty, workspace
 from lowbit.kernels.cpu.shared.layout import LINE
+from lowbit.product.arguments import row_stride
 
 SCRATCH = "scratch"
 _KEPT_SCRATCH = 64 << 20  # bytes up to which it is kept from call to call
@@ -65,7 +66,7 @@ class _Bound:
         every = {_key(at): at for launch in launches for at in launch.places.values()}
         self._scratch = {key: at.offset for key, at in every.items() if at.buffer == SCRATCH}
         self._nothing: dict[str, Any] = dict.fromkeys(at.buffer for at in every.values())
-        self._known: tuple[int, dict[str, Any]] = -1, {}
+        self.known: tuple[int, dict[str, Any]] = -1, {}  # the last scratch, and what it gave
         self.further = [
             (key, at.buffer, at.offset)
             for key, at in every.items()
@@ -77,13 +78,11 @@ class _Bound:
             for launch in launches
         ]  # fmt: skip
 
-    def at(self, start: int) -> dict[str, Any]:
-        """Operands before any is given, with scratch from here on: as in the last call, mostly."""
-        known = self._known
-        if known[0] != start:
-            scratch = {key: start + offset for key, offset in self._scratch.items()}
-            known = self._known = start, {**self._nothing, **scratch}
-        return known[1]
+    def at(self, start: int) -> tuple[int, dict[str, Any]]:
+        """Operands before any is given, with scratch from here on."""
+        scratch = {key: start + offset for key, offset in self._scratch.items()}
+        self.known = known = start, {**self._nothing, **scratch}
+        return known
 
 
 def _key(place: Place) -> str:
@@ -124,26 +123,28 @@ class Prepared:
     def __post_init__(self) -> None:
         self.little &= not verbose.LEVEL  # machine code would not log calls
 
-    def run(self, operands: Mapping[str, Any]) -> None:
-        """Compute."""
+    def run(self, operands: Mapping[str, Any], logged: bool = False) -> None:
+        """Compute. logged: somebody else says so, if anybody does."""
         if self.streaming is not None and not word(operands["out"]) % LINE:
-            self.streaming.run(operands)
-        elif verbose.LEVEL:
+            self.streaming.run(operands, logged)
+            return
+        if verbose.LEVEL and not logged:
             with verbose.told(self.text):
-                self._run(operands)
-        else:
-            self._run(operands)
-
-    def _run(self, operands: Mapping[str, Any]) -> None:
+                self.run(operands, logged=True)
+            return
         bound = self._bound
         if bound is None:
             bound = self._bound = _Bound(self.launches, self.threads)
+        memory, start = None, 0
         if self.scratch > _KEPT_SCRATCH:
             memory = aligned_empty((self.scratch,), np.uint8)
-            start = memory.ctypes.data
-        else:
+            start = word(memory)
+        elif self.scratch:
             memory, start = workspace.reserve(self.scratch)
-        given = {**bound.at(start), **operands, **self.constants}
+        known = bound.known
+        if known[0] != start:
+            known = bound.at(start)
+        given = {**known[1], **operands, **self.constants}
         for key, operand, distance in bound.further:
             given[key] = moved(given[operand], distance)
         for call, words in bound.calls:
@@ -191,24 +192,9 @@ class Prepared:
     def into(self, result: npt.NDArray[Any], operands: dict[str, Any]) -> None:
         """`run` into an array that may lie otherwise than the output that was asked for: then into
         a new one, which is copied. It becomes one of the operands."""
-        target = result if self._lies_so(result) else np.empty(result.shape, result.dtype)
-        operands["out"] = target
+        stride = self.request.out_stride
+        lies_so = result.flags.c_contiguous if not stride else row_stride(result) == stride
+        operands["out"] = target = result if lies_so else np.empty(result.shape, result.dtype)
         self.run(operands)
         if target is not result:
             result[...] = target
-
-    def _lies_so(self, result: npt.NDArray[Any]) -> bool:
-        stride = self.request.out_stride
-        if not stride:
-            return result.flags.c_contiguous
-        row, step = result.strides
-        return row == stride * result.itemsize and (step == result.itemsize or result.shape[1] == 1)
-
-
-def row_stride(out: object) -> int:
-    """Elements from row to row of an output [M, N] of which kernels can write whole rows; 0: rows
-    are beside each other, or it is copied from an array where they are."""
-    if not isinstance(out, np.ndarray) or out.ndim != 2 or out.flags.c_contiguous:
-        return 0
-    (row, step), item = out.strides, out.itemsize
-    return row // item if not row % item and (step == item or out.shape[1] == 1) else 0

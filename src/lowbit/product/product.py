@@ -1,19 +1,25 @@
-"""What is asked for, when anything asks for a product, or for a convolution: one record each."""
+"""What is asked for, when anything asks for a product of integers or of floats, or for a
+convolution: one record each."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from ml_dtypes import bfloat16
 
 from lowbit.isa import host
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
 from lowbit.kernels.cpu.rows.input_format import InputFormat
-from lowbit.kernels.cpu.rows.strips import Image
+from lowbit.kernels.cpu.rows.windows import Image
 from lowbit.kernels.cpu.shared.epilogue import OUTPUTS, Epilogue
 from lowbit.kernels.cpu.shared.layout import padded_k
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
 from lowbit.product.geometry import Geometry
 
+_FLOATS = {np.dtype(np.float32): "f32", np.dtype(bfloat16): "bf16"}
 _MOST_CLAIMED = 512  # k; where products take longer, stores wait for nothing
 
 
@@ -99,7 +105,7 @@ class Product(NamedTuple):
         """What follows the sums. With groups, the sums hold scales and zero points already."""
         scales = "both"
         if self.a.grouping:
-            scales = "row" if self.a.digits == 1 else "none"
+            scales = "none" if self.a.grouping.by_group else "row"
         return Epilogue(
             a_zero=self.a.zero_points,
             b_zero=bool(self.b.zero_points) and self.a.grouping is None,
@@ -109,7 +115,7 @@ class Product(NamedTuple):
             scales=scales,
             uniform=self.a.uniform,
             moderate=self.moderate and self.b.moderate,
-            claims=not self.streams
+            prefetch_output=not self.streams
             and self.b.k <= _MOST_CLAIMED
             and host.claims_lines(self.m * self.n * self.out_bytes),
         )
@@ -153,3 +159,102 @@ class Convolution(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Of the output."""
         return self.batch, *self.geometry.output, self.outputs
+
+
+class Layout(NamedTuple):
+    """What a matrix is, but for its address: its type, shape, strides in bytes."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, matrix: npt.NDArray[Any]) -> Layout:
+        return cls(matrix.dtype, matrix.shape, matrix.strides)
+
+    @property
+    def T(self) -> Layout:
+        """The transposed matrix, which is the same memory."""
+        return Layout(self.dtype, self.shape[::-1], self.strides[::-1])
+
+    @property
+    def kind(self) -> str:
+        """What the kernels call the type: "f32" or "bf16"."""
+        return _FLOATS[self.dtype]
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Strides in elements, where an axis of at most one element counts as contiguous."""
+        pairs = zip(self.strides, self.shape, strict=True)
+        rows, columns = (s // self.dtype.itemsize if n > 1 else 1 for s, n in pairs)
+        return rows, columns
+
+
+class FloatProduct(NamedTuple):
+    """out = alpha·(a @ b) + beta·c, all sizes at least 1; c None: it is not read.
+
+    The kernels take rows of out and c that are contiguous. isa: the level of instruction sets,
+    whose extensions serve too. threads: how many. swapped: it is the transposed one of what was
+    asked for, whose operand b is a here.
+    """
+
+    a: Layout
+    b: Layout
+    c: Layout | None
+    out: Layout
+    isa: str
+    threads: int
+    swapped: bool = False
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What was asked for calls a and b so."""
+        return ("b", "a") if self.swapped else ("a", "b")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the output, as it was asked for."""
+        return self.out.shape[::-1] if self.swapped else self.out.shape
+
+    @property
+    def m(self) -> int:
+        return self.out.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.out.shape[1]
+
+    @property
+    def k(self) -> int:
+        return self.a.shape[1]
+
+    @property
+    def kind(self) -> str:
+        """Of both operands: "f32" or "bf16"."""
+        return self.a.kind
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element of both operands."""
+        return self.a.dtype.itemsize
+
+    @property
+    def right_bytes(self) -> int:
+        """Of the right operand."""
+        return self.k * self.n * self.item_bytes
+
+    @property
+    def a_along(self) -> str:
+        """The axis of a with stride 1: "k", "x" for its rows, or "" for neither."""
+        return _along(self.a.steps[1], self.a.steps[0], "k")
+
+    @property
+    def b_along(self) -> str:
+        """The axis of b with stride 1: "x" for its columns, "k", or "" for neither."""
+        return _along(self.b.steps[0], self.b.steps[1], "x")
+
+
+def _along(k_step: int, x_step: int, first: str) -> str:
+    """Which axis is contiguous; `first` is asked first."""
+    axes = [axis for axis, step in (("k", k_step), ("x", x_step)) if step == 1]
+    return first if first in axes else "".join(axes)

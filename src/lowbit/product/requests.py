@@ -14,19 +14,15 @@ import numpy as np
 
 from lowbit import isa as instruction_sets
 from lowbit.isa import host
-from lowbit.kernels.cpu.convolution.winograd import cut as winograd_cut
-from lowbit.kernels.cpu.rows.bytes import Bytes
-from lowbit.kernels.cpu.rows.digits import Digits, SignedBytes
-from lowbit.kernels.cpu.rows.input_format import InputFormat
-from lowbit.kernels.cpu.rows.lowered import Lowered
-from lowbit.kernels.cpu.rows.quantized import Quantized
+from lowbit.kernels.cpu.convolution import winograd_tiles
+from lowbit.kernels.cpu.rows.digits import Digits, Quantized, SignedBytes
+from lowbit.kernels.cpu.rows.input_format import Bytes, InputFormat
 from lowbit.kernels.cpu.rows.shifted import Shifted, ShiftedImage
-from lowbit.kernels.cpu.rows.windows import Windows
-from lowbit.kernels.cpu.shared.corrections import SplitFormat
+from lowbit.kernels.cpu.rows.windows import Lowered, Windows
 from lowbit.kernels.cpu.shared.epilogue import OCTET
 from lowbit.kernels.cpu.shared.groups import Grouping
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, blocks, padded_k
-from lowbit.kernels.cpu.shared.panel_format import PanelFormat
+from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import PanelFormat, SplitFormat
 from lowbit.numerics import longest_sum
 from lowbit.product.arguments import check_bytes, check_inner, check_k, check_matrix
 from lowbit.product.dispatch import consider, wants_proof, wants_split
@@ -38,7 +34,8 @@ from lowbit.product.routed import prepare_routed
 from lowbit.weights.convolution import PackedConvolution, PackedDepthwise
 from lowbit.weights.panels import PackedMatrix
 
-_MOST_IN_GROUP = longest_sum("int8", "uint4")  # k of a group whose sums int32 surely holds
+# By what panels hold: k of a group whose sums int32 surely holds.
+_MOST_IN_GROUP = {"u4": longest_sum("int8", "uint4"), "u8": longest_sum("int8", "uint8")}
 _LEAST_PIECE = 16  # bytes of an image that are copied at once
 _DIGITS = {"float32": 3, "bfloat16": 2}  # that are as good as the type
 
@@ -117,7 +114,7 @@ def bounded(weight: PackedConvolution, isa: str | None) -> bool:
 @cache
 def _wants_bounds(isa: str | None) -> bool:
     """Whether knowing how large sums get could get a convolution on this set a faster kernel."""
-    return winograd_cut.may_serve(instruction_sets.active(isa))
+    return winograd_tiles.may_serve(instruction_sets.active(isa))
 
 
 def _common(forms: list[SplitFormat | None]) -> SplitFormat | None:
@@ -202,28 +199,35 @@ def float_rows(activations: str, dtype: str, b: PanelFormat) -> InputFormat:
     """What floats become on their way to the kernel.
 
     activations: "dynamic", which are quantized row by row; "symmetric", the same with a fixed zero
-    point; or "float", as good as their `dtype`, "float32" or "bfloat16", for which b has groups.
+    point; "grouped", with a scale for each group that b has; or "float", as good as their `dtype`,
+    "float32" or "bfloat16", for which b has groups.
     ValueError: they do not go with b, or a sum could leave int32.
     """
-    if activations not in ("dynamic", "symmetric", "float"):
+    if activations not in ("dynamic", "symmetric", "grouped", "float"):
         raise ValueError(
-            f"activations must be 'dynamic', 'symmetric' or 'float', got {activations!r}"
+            f"activations must be 'dynamic', 'symmetric', 'grouped' or 'float', got {activations!r}"
         )
     symmetric = activations == "symmetric"
     if not b.group_size:
-        if activations == "float":
-            raise ValueError(f"activations 'float' need a 4-bit weight with groups, got {b.dtype}")
+        if activations in ("float", "grouped"):
+            raise ValueError(
+                f"activations {activations!r} need a weight with groups, not {b.dtype}"
+            )
         check_k(b.k, "uint8", b.dtype, (True, b.centred))
         return Quantized(symmetric)
     size = min(b.group_size, padded_k(max(b.k, 1)))
-    if size > _MOST_IN_GROUP:
+    most, flip = _MOST_IN_GROUP[b.stored], FLIP if b.stored == "u8" else NIBBLE_FLIP
+    if size > most:
         raise ValueError(
-            f"sums over groups of {size} k could overflow int32; at most {_MOST_IN_GROUP} cannot: "
+            f"sums over groups of {size} k could overflow int32; at most {most} cannot: "
             "quantize b with a smaller group_size"
         )
-    if activations == "float":
-        return Digits(Grouping(size, _DIGITS[dtype], b.zero_points), dtype == "bfloat16")
-    return SignedBytes(Grouping(size, 1, b.zero_points), symmetric)
+    digits = _DIGITS[dtype] if activations == "float" else 1
+    own = activations == "grouped"
+    grouping = Grouping(size, digits, b.zero_points, flip, b.halves, own)
+    if activations in ("float", "grouped"):
+        return Digits(grouping, dtype == "bfloat16")
+    return SignedBytes(grouping, symmetric)
 
 
 def convolved(c: Convolution) -> Product:

@@ -11,6 +11,7 @@ Source: POSIX.1-2024, `fork`, "Rationale".
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections import Counter
@@ -149,3 +150,19 @@ class cached_property(Generic[T]):
         if instance is None:
             return self
         return instance.__dict__.setdefault(self._name, self._function(instance))
+
+
+# Modules that are imported when something of them is first used.
+
+
+class Deferred:
+    """Stands for a module that takes long to import and that many calls do without."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        with importing():
+            value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found without this function from now on
+        return value

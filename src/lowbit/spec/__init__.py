@@ -14,11 +14,10 @@ The operations themselves are in `lowbit.spec.operations`, the exercises in `low
 
 from __future__ import annotations
 
-from lowbit.spec.case import Case, Inputs, Layout, fills_of
+from lowbit.spec.case import Case, Expected, Inputs, Layout, Verdict, fills_of
 from lowbit.spec.cases import EDGE_SIZES, cases_of, edge_cases, fill_cases
 from lowbit.spec.data import CORNERS, FILLS, SPECIAL
 from lowbit.spec.dtypes import DTYPES, Array, DType
-from lowbit.spec.expected import Expected, Verdict
 from lowbit.spec.language import from_function, one_of, operation
 from lowbit.spec.operation import Block, Operation, Sizes, TensorType
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.numerics.sums import longest_sum
+from lowbit.numerics.formats import longest_sum
 from lowbit.registry.locks import cached_property
 from lowbit.spec.data import Draw
 from lowbit.spec.dtypes import DTYPES, Array, DType

@@ -25,14 +25,17 @@ from lowbit.torch.config import (  # noqa: E402
     StaticInt8Config,
     config_from_json,
 )
-from lowbit.torch.explain import explain  # noqa: E402
 from lowbit.torch.files import load, save  # noqa: E402
 from lowbit.torch.kinds import QuantizedLinear  # noqa: E402
-from lowbit.torch.mixed import mixed, sensitivity  # noqa: E402
 from lowbit.torch.network import CompiledModule, compile  # noqa: E402
 from lowbit.torch.quantize import quantize_  # noqa: E402
-from lowbit.torch.static import PreparedModule, convert, prepare  # noqa: E402
-from lowbit.torch.summary import LayerSummary, Summary, summary  # noqa: E402
+from lowbit.torch.static import PreparedModule, convert, mixed, prepare, sensitivity  # noqa: E402  # noqa: E402
+from lowbit.torch.summary import (  # noqa: E402
+    LayerSummary,
+    Summary,
+    explain,
+    summary,
+)
 from lowbit.torch.weight import QuantizedWeight  # noqa: E402
 
 __all__ = [

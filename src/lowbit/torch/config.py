@@ -221,7 +221,7 @@ def _check_group_size(size: Any) -> None:
         return
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"group_size must be an integer or None, got {size!r}")
-    if refusal := group_refusal("uint4", size):
+    if refusal := group_refusal(size):
         raise ValueError(f"{refusal}; None is a scale per output channel")
 
 

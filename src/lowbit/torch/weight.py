@@ -13,9 +13,7 @@ from lowbit.numerics import QTensor, methods
 from lowbit.torch.arguments import FLOATS
 from lowbit.torch.config import QuantizeConfig, configurations
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panel_packing import Panels
-from lowbit.weights.rows import Rows
-from lowbit.weights.tiles import Tiles
+from lowbit.weights.packings import Panels, Rows, Tiles
 
 PACKINGS = {"panels": Panels(), "tiles": Tiles(), "rows": Rows()}
 _PART_NAMES = ("input_scale", *{part for one in PACKINGS.values() for part in one.parts})
@@ -69,9 +67,8 @@ class QuantizedWeight(Tensor):
 
     To PyTorch it has the shape and dtype of the float weight that it stands for; of layers that
     hold theirs as [in, out], that shape. What it holds are the `parts` of a `packing`, as what uses
-    it takes them, and nothing else: kernels on a CPU those of `lowbit.weights.panels`, on a GPU
-    those of `lowbit.weights.tiles`, embeddings those of `lowbit.weights.rows`. Moving it to another
-    device packs it anew.
+    it takes them, and nothing else (see `lowbit.weights.packings`): kernels on a CPU take panels,
+    on a GPU tiles, embeddings rows. Moving it to another device packs it anew.
 
     `quantized()`, `int_values()`, `scales()` and `dequantize()` give it back in plain layout;
     `nbytes` are the bytes held. It can be detached, cloned, copied, pickled, moved to shared memory

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from lowbit import isa as instruction_sets
 from lowbit.jit.workspace import aligned_empty
 from lowbit.kernels.cpu.convolution.depthwise import is_depthwise
-from lowbit.kernels.cpu.convolution.winograd.arithmetic import KERNEL, MOST_SUM, POINTS
-from lowbit.kernels.cpu.convolution.winograd.weights import weight_words
+from lowbit.kernels.cpu.convolution.winograd_tiles import KERNEL, MOST_SUM, POINTS, weight_words
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
 from lowbit.kernels.cpu.shared.panel_format import PanelFormat
@@ -164,7 +163,7 @@ class PackedConvolution:
         return 255 * most < MOST_SUM
 
     def words(self, panels: int, threads: int = 1) -> npt.NDArray[np.int16]:
-        """The weight as kernels/cpu/convolution/winograd/winograd.py reads it, in blocks of so many
+        """The weight as kernels/cpu/convolution/winograd.py reads it, in blocks of so many
         panels: eight times as many bytes."""
         if panels not in self._words:
             (matrix,) = self.matrices

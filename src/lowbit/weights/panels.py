@@ -15,14 +15,14 @@ from lowbit.jit.workspace import ALIGNMENT, aligned_empty
 from lowbit.kernels.cpu.integer.micro_kernel import Shape as KernelShape
 from lowbit.kernels.cpu.shared.layout import FLIP, LINE, NIBBLE_FLIP, PANEL, QUAD, blocks, padded_k
 from lowbit.kernels.cpu.shared.pack import pack as pack_kernel
-from lowbit.kernels.cpu.shared.panel_format import STORED, UNPROVEN, PanelFormat
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES, STORED, UNPROVEN, PanelFormat
 from lowbit.numerics import QTensor, int_format
 from lowbit.numerics.affine import check_finite
+from lowbit.numerics.float16 import as_float16, float16_offsets
 from lowbit.numerics.float32 import moderate
 from lowbit.numerics.formats import check_values
 from lowbit.registry.locks import cached_property
-from lowbit.weights.columns import columns
-from lowbit.weights.split import Split, split, sums_and_sizes
+from lowbit.weights.repacking import Split, columns, split, sums_and_sizes
 
 Array = npt.NDArray[Any]
 Addresses = tuple[int, int, int, int]
@@ -30,15 +30,14 @@ Addresses = tuple[int, int, int, int]
 _CHUNK = 1 << 16  # pairs that are looked at together
 _WORTH_THREADS = 1 << 20  # bytes
 NIBBLE_MASK = 15
-_GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide
-_UINT8, _INT8, _INT32, _FLOAT32 = map(np.dtype, (np.uint8, np.int8, np.int32, np.float32))
-_SHORT = {"int32": "s32", "int8": "s8", "float32": "f32"}
+_GROUP_UNIT = 8  # k in a line of nibbles, which a group cannot divide; of bytes alike
+_UINT8, _INT8, _INT32 = map(np.dtype, (np.uint8, np.int8, np.int32))
+_FLOAT32, _FLOAT16 = map(np.dtype, (np.float32, np.float16))
+_KINDS = {"int32": "s32", "int8": "s8", "float32": "f32", "float16": "f16"}
 
 
-def group_refusal(dtype: str, group_size: int) -> str | None:
+def group_refusal(group_size: int) -> str | None:
     """Why panels cannot have such groups; None if they can."""
-    if int_format(dtype).bits != 4:
-        return f"groups are of 4-bit integers, not of {dtype}"
     if group_size < 1 or group_size % _GROUP_UNIT:
         return f"group_size must be a positive multiple of {_GROUP_UNIT}, got {group_size}"
     return None
@@ -84,6 +83,12 @@ def _nibbles_to_bytes(panels: npt.NDArray[np.uint8], signed: bool) -> npt.NDArra
     return pairs.reshape(panel_count, 2 * lines, LINE)
 
 
+def _flipped(panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Signed bytes, made unsigned in place, or back."""
+    panels ^= np.uint8(FLIP)
+    return panels
+
+
 def _stored_values(panels: npt.NDArray[np.uint8], k: int, n: int) -> npt.NDArray[np.int8]:
     """The stored values in panels of bytes, int8 [k, n], C-contiguous."""
     stored = panels.reshape(*panels.shape[:2], PANEL, QUAD).transpose(1, 3, 0, 2)
@@ -102,8 +107,8 @@ def _by_panels(each: Array) -> Array:
 
 def by_groups(each: Array, k: int, n: int, group_size: int) -> Array:
     """What `_by_panels` was given, in memory of its own."""
-    rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)
-    return rows[: blocks(k, group_size), :n].copy()
+    rows = each.transpose(1, 0, 2).reshape(each.shape[1], -1)[: blocks(k, group_size), :n]
+    return rows.astype(np.float32) if rows.dtype == _FLOAT16 else rows.copy()
 
 
 def largest_pair_of(panels: npt.NDArray[np.uint8]) -> int:
@@ -127,9 +132,11 @@ class PackedMatrix:
       an int8 or uint8).
     - scale: float32 [ceil(N/16)·16], one for each column, or None for plain integers.
     - zero_points: int32 [ceil(N/16)·16] of the stored values, or None if all are 0.
-    - group_size: how many k share a scale, a multiple of 8; None: all. Only of 4-bit integers. With
-      groups, scale is float32 [ceil(N/16), groups, 16]; so are zero_points, int8 or float32, of the
-      nibbles less 8; and column_sums are those of the real values, float32.
+    - group_size: how many k share a scale, a multiple of 8; None: all. With groups, panels hold
+      unsigned integers, of signed ones with 8 or 128 added; scale is float32 [ceil(N/16), groups,
+      16], or float16 where that is the same; so are zero_points, int8 or float32, of unsigned
+      integers less 8 or 128, or float16, −scale·zero point of unsigned integers; and column_sums
+      are those of the real values, float32.
 
     Made by `lowbit.pack`, kept by `lowbit.save_packed` and `lowbit.load_packed`.
     """
@@ -139,7 +146,7 @@ class PackedMatrix:
     K: int
     N: int
     dtype: str
-    scale: npt.NDArray[np.float32] | None = None
+    scale: Array | None = None
     zero_points: Array | None = None
     group_size: int | None = None
     # Where panels, sums, zero points and scale begin (0: absent); asking NumPy takes microseconds.
@@ -170,30 +177,26 @@ class PackedMatrix:
             view = part.view()
             view.flags.writeable = False
             object.__setattr__(self, name, view)
-        parts = (self.panels, self.column_sums, self.zero_points, self.scale)
+        parts = self.panels, self.column_sums, self.zero_points, self.scale
         addresses = tuple(0 if part is None else part.ctypes.data for part in parts)
         object.__setattr__(self, "addresses", addresses)
 
     def _expected(self) -> dict[str, tuple[tuple[np.dtype[Any], ...], tuple[int, ...]]]:
         """The types and the shape of each array."""
         count, size = blocks(self.N, PANEL), self.group_size
-        lines = padded_k(self.K) // QUAD // (1 if self.weight == "s8" else 2)
+        lines = padded_k(self.K) // QUAD // (2 if self.weight in NIBBLES else 1)
         panels, columns = ((_UINT8,), (count, lines, LINE)), (count * PANEL,)
         if size is None:
-            whole = (_INT32,), columns
-            scale = (_FLOAT32,), columns
+            whole, scale = ((_INT32,), columns), ((_FLOAT32,), columns)
             return {"panels": panels, "column_sums": whole, "scale": scale, "zero_points": whole}
         if type(size) is not int or size > one_group(self.K) or self.scale is None:
             raise ValueError(f"K = {self.K} cannot be in groups of {size!r}, or without scales")
-        if refusal := group_refusal(self.dtype, size):
+        if refusal := group_refusal(size):
             raise ValueError(refusal)
-        each = (count, max(1, blocks(self.K, size)), PANEL)
-        return {
-            "panels": panels,
-            "column_sums": ((_FLOAT32,), columns),
-            "scale": ((_FLOAT32,), each),
-            "zero_points": ((_INT8, _FLOAT32), each),
-        }
+        each, floats = (count, max(1, blocks(self.K, size)), PANEL), (_FLOAT32, _FLOAT16)
+        sums, zeros = ((_FLOAT32,), columns), ((_INT8, *floats), each)
+        scale = floats, each
+        return {"panels": panels, "column_sums": sums, "scale": scale, "zero_points": zeros}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are made anew, since addresses hold for one object only."""
@@ -207,8 +210,9 @@ class PackedMatrix:
 
     @property
     def weight(self) -> str:
-        """What the panels hold: "s8", or nibbles, "u4" or "s4"."""
-        return STORED[self.dtype]
+        """What the panels hold: bytes, "s8", with groups "u8"; or nibbles, "u4" or "s4"."""
+        kind = STORED[self.dtype]
+        return "u8" if kind == "s8" and self.group_size is not None else kind
 
     @property
     def nbytes(self) -> int:
@@ -219,13 +223,14 @@ class PackedMatrix:
     @cached_property
     def format(self) -> PanelFormat:
         """What this is, but for its numbers, and what needs no look at all of them."""
-        zeros = "" if self.zero_points is None else _SHORT[self.zero_points.dtype.name]
+        zeros = "" if self.zero_points is None else _KINDS[self.zero_points.dtype.name]
+        halves = self.scale is not None and self.scale.dtype == _FLOAT16
         plain = self.scale is not None and self.group_size is None
         fair = plain and moderate(self.scale[: self.N])  # type: ignore[index]
-        largest = UNPROVEN if self.weight == "s8" else 2 * NIBBLE_MASK
+        largest = 2 * NIBBLE_MASK if self.weight in NIBBLES else UNPROVEN
         return PanelFormat(self.K, self.N, self.dtype, self.scale is not None,
                            self.group_size is None and self.centred, zeros,
-                           self.group_size or 0, largest, moderate=fair)  # fmt: skip
+                           self.group_size or 0, largest, moderate=fair, halves=halves)  # fmt: skip
 
     @cached_property
     def proven_format(self) -> PanelFormat:
@@ -265,17 +270,19 @@ class PackedMatrix:
 
     @cached_property
     def grouped(self) -> PackedMatrix:
-        """The same 4-bit integers with groups: itself, or one group for all of K."""
+        """The same integers with groups: itself, or one group for all of K. Of bytes, a copy."""
         if self.group_size is not None or self.scale is None:
             return self
-        zeros = np.zeros(len(self.scale), np.int32)
+        panels, zeros = self.panels, np.zeros(len(self.scale), np.int32)
         if self.zero_points is not None:
             zeros += self.zero_points
         if self.weight == "u4":
             zeros -= NIBBLE_FLIP
+        elif self.weight == "s8":
+            panels = _flipped(_aligned(panels))
         each = (len(self.panels), 1, PANEL)
         return PackedMatrix(
-            panels=self.panels,
+            panels=panels,
             column_sums=(self.scale * self.column_sums).astype(np.float32),
             K=self.K,
             N=self.N,
@@ -297,14 +304,16 @@ class PackedMatrix:
     def largest_pair(self) -> int:
         """What decides whether sums of two products fit 16 bits: over all pairs k = 2i, 2i + 1 of
         stored values in a column, the largest sum of their positive parts, or of their negative
-        parts' magnitudes. Computed when first asked for; of nibbles, the most it can be."""
-        return largest_pair_of(self.panels) if self.weight == "s8" else 2 * NIBBLE_MASK
+        parts' magnitudes. Computed when first asked for; of others, the most it can be."""
+        return largest_pair_of(self.panels) if self.weight == "s8" else self.format.largest_pair
 
     def unpack(self) -> Array:
         """The integers that were packed: int8 or uint8 [K, N]."""
         panels = self.panels
-        if self.weight != "s8":
+        if self.weight in NIBBLES:
             panels = _nibbles_to_bytes(panels, self.weight == "s4")
+        elif self.weight == "u8":
+            panels = _flipped(panels.copy())
         stored = _stored_values(panels, self.K, self.N)
         if self.dtype == "uint4":
             return stored.view(np.uint8)
@@ -353,13 +362,15 @@ class PackedMatrix:
 
 
 def pack(
-    b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None, isa: str | None = None
-) -> PackedMatrix:
-    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]."""
+    b: QTensor | Array, *, dtype: str | None = None, zero_point: Any = None,
+    isa: str | None = None, halves: bool = True,
+) -> PackedMatrix:  # fmt: skip
+    """`lowbit.pack` of a QTensor, or of an int8 or uint8 array [K, N]. `halves`: what belongs to
+    groups may be float16."""
     if isinstance(b, QTensor) and dtype not in (None, b.format.name):
         raise ValueError(f"b is quantized to {b.format.name}, and dtype is {dtype!r}")
     if isinstance(b, QTensor) and b.group_size is not None:
-        return _pack_groups(b, zero_point, isa)
+        return _pack_groups(b, zero_point, isa, halves)
     if zero_point is not None:
         raise ValueError("zero_point belongs to a QTensor with groups; others hold their own")
     scale = None
@@ -390,39 +401,41 @@ def pack(
     )
 
 
-def _pack_groups(b: QTensor, zero_point: Any, isa: str | None) -> PackedMatrix:
-    """`pack` for 4-bit integers [K, N] with a scale for each column of each group of k."""
+def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> PackedMatrix:
+    """`pack` for integers [K, N] with a scale for each column of each group of k."""
     size = b.group_size
-    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0 or b.format.bits != 4:
+    if b.values.ndim != 2 or b.axis != 1 or b.group_axis != 0:
         raise ValueError(
-            f"groups are for 4-bit integers [K, N] and lie along K; got {b.format.name} "
-            f"{list(b.shape)} with axis={b.axis}, group_axis={b.group_axis}: "
+            f"groups of a matrix [K, N] lie along K; got {b.format.name} {list(b.shape)} with "
+            f"axis={b.axis}, group_axis={b.group_axis}: "
             "lowbit.quantize(b, 'int4', axis=1, group_size=..., group_axis=0)"
         )
     assert size is not None
     (depth, columns), middle = b.shape, b.format.midpoint
     size = one_group(depth) if size >= depth else size
-    if refusal := group_refusal(b.format.name, size):
+    if refusal := group_refusal(size):
         raise ValueError(refusal)
     zero = b.zero_point - np.int32(middle)
     real_zero = zero.astype(np.float64)
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
+    values = b.values.view(np.int8) - np.int8(middle) if middle else b.values
     starts = np.arange(0, depth, size)
-    values = b.values.astype(np.int16) - np.int16(middle)
     counts = np.minimum(depth - starts, size)[:, None]
-    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int64) if depth else zero
+    sums = np.add.reduceat(values, starts, axis=0, dtype=np.int32) if depth else zero
     real_sums = (b.scale.astype(np.float64) * (sums - counts * real_zero)).sum(axis=0)
-    panels, _ = panels_and_sums(values.astype(np.int8), isa)
+    panels, _ = panels_and_sums(values, isa)
     zeros = real_zero.astype(np.float32) if zero_point is not None else zero.astype(np.int8)
+    if halves and zero_point is not None and zeros.any():
+        zeros = float16_offsets(b.scale, real_zero + (1 << b.format.bits - 1), zeros)
     return PackedMatrix(
-        panels=_bytes_to_nibbles(panels, signed=True),
+        panels=_bytes_to_nibbles(panels, True) if b.format.bits == 4 else _flipped(panels),
         column_sums=padded(real_sums.astype(np.float32)),
         K=depth,
         N=columns,
         dtype=b.format.name,
-        scale=_by_panels(b.scale),
-        zero_points=_by_panels(zeros) if zeros.any() else None,
+        scale=_by_panels(as_float16(b.scale) if halves else b.scale),
+        zero_points=_by_panels(zeros) if zeros.any() or zeros.dtype == _FLOAT16 else None,
         group_size=size,
     )
 

@@ -15,7 +15,7 @@ from lowbit import numerics
 from lowbit.jit import threads as thread_runtime
 from lowbit.jit.workspace import workspace
 from lowbit.kernels.cpu.quantization.groups import MOST, quantize_groups, scratch_floats
-from lowbit.kernels.cpu.quantization.sums import leaves
+from lowbit.kernels.cpu.quantization.search import leaves
 from lowbit.numerics import IntDtype, IntFormat, QTensor, Range, int_format
 from lowbit.numerics.affine import check_finite
 from lowbit.numerics.qtensor import Axis, Sharing, float_array

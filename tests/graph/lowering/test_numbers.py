@@ -19,7 +19,8 @@ UNARY: dict[str, Make] = {
     **{name: op(name) for name in (
         "Relu", "Sigmoid", "Silu", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish", "Neg",
         "Abs", "Sign", "Exp", "Erf", "Sin", "Cos", "Floor", "Ceil", "Round", "Gelu", "LeakyRelu",
-        "ThresholdedRelu", "Elu", "Celu", "Selu", "HardSigmoid", "Identity",
+        "ThresholdedRelu", "Elu", "Celu", "Selu", "HardSigmoid", "Identity", "Erfc", "Expm1",
+        "Exp2", "Trunc",
     )},
     "gelu tanh": op("Gelu", approximate="tanh"),
     "leaky": op("LeakyRelu", alpha=0.3),
@@ -38,7 +39,7 @@ UNARY: dict[str, Make] = {
     "twice": lambda net, x: net("Mul", x, x),
 }  # fmt: skip
 POSITIVE: dict[str, Make] = {
-    **{name: op(name) for name in ("Log", "Sqrt", "Reciprocal")},
+    **{name: op(name) for name in ("Log", "Sqrt", "Reciprocal", "Log1p", "Log2", "Log10")},
     **{f"power {y}": op("Pow", F(y)) for y in (0.5, -0.5, -1, 1, 1.7, -2.3)},
     "mod": op("Mod", F(0.37), fmod=0),
 }
@@ -74,7 +75,8 @@ def test_tables_of_bytes_are_exact(name: str) -> None:
 
 
 def test_ends_of_floats() -> None:
-    for name in ("Exp", "Log", "Sqrt", "Abs", "Relu", "Softplus", "Floor", "IsNaN", "IsInf", "Erf"):
+    for name in ("Exp", "Log", "Sqrt", "Abs", "Relu", "Softplus", "Floor", "IsNaN", "IsInf", "Erf",
+                 "Log1p", "Expm1", "Trunc"):  # fmt: skip
         net = Net()
         net(name, net.input(9))
         x = np.array([0, -1, np.inf, -np.inf, np.nan, 1e-40, 88.6, 300, -300], np.float32)
@@ -89,7 +91,7 @@ SHAPES = [((3, 4, 5), (3, 4, 5)), ((3, 4, 5), (4, 1)), ((1, 4, 1), (3, 1, 5)), (
 @pytest.mark.parametrize(
     "name",
     ["Add", "Sub", "Mul", "Div", "Min", "Max", "PRelu", "Less", "Greater", "LessOrEqual",
-     "GreaterOrEqual", "Equal", "Mean", "Sum"],
+     "GreaterOrEqual", "Equal", "Mean", "Sum", "NotEqual", "Hypot", "Atan2"],
 )  # fmt: skip
 def test_functions_of_two(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     net = Net()

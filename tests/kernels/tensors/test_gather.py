@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from tests.kernels.tensors.data import AFFINE, DTYPES, assert_same, data, poisoned, real, stored
 
-from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
-from lowbit.kernels.cpu.tensors.flat_indices import flat_indices
-from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
+from lowbit.kernels.cpu.tensors.indexing import GatherForm, flat_indices, gather, gather_block
+from lowbit.kernels.cpu.tensors.sorting import argmax, argmax_block
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import pytest
 from tests.kernels.tensors.data import DTYPES, data, poisoned
 
 from lowbit.kernels.cpu.tensors.grouped import grouped_product
-from lowbit.kernels.cpu.tensors.scan import running_sums
-from lowbit.kernels.cpu.tensors.scatter import BLOCK, ScatterForm, scatter
-from lowbit.kernels.cpu.tensors.sort import ARRAYS, sort
+from lowbit.kernels.cpu.tensors.indexing import BLOCK, ScatterForm, scatter
+from lowbit.kernels.cpu.tensors.reductions import running_sums
+from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 
 pytestmark = pytest.mark.slow
 

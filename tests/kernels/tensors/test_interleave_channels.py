@@ -9,7 +9,7 @@ import pytest
 from tests.kernels.tensors.data import AFFINE, data, poisoned, stored
 
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
-from lowbit.kernels.cpu.tensors.interleave_channels import CHANNELS, interleave_channels
+from lowbit.kernels.cpu.tensors.loops import CHANNELS, interleave_channels
 
 RunAll = Callable[..., dict[str, np.ndarray]]
 

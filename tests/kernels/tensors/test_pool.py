@@ -12,9 +12,13 @@ from tests.kernels.tensors.data import AFFINE, assert_same, data, poisoned, stor
 
 from lowbit.graph.graph import Node
 from lowbit.graph.operators.windows import divisors, windows
-from lowbit.kernels.cpu.tensors.pool import pool, pool_block
-from lowbit.kernels.cpu.tensors.reduce import reduce_columns, reduce_rows
-from lowbit.kernels.cpu.tensors.reduction import Reduction
+from lowbit.kernels.cpu.tensors.reductions import (
+    Reduction,
+    pool,
+    pool_block,
+    reduce_columns,
+    reduce_rows,
+)
 
 pytestmark = pytest.mark.slow
 

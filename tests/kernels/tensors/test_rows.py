@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from lowbit.kernels.cpu.tensors.normalize import (
+from lowbit.kernels.cpu.tensors.rows import (
     NormalizeForm,
+    SoftmaxForm,
     normalize,
     normalize_parameters,
     plan_normalize,
-)
-from lowbit.kernels.cpu.tensors.softmax import (
-    SoftmaxForm,
     plan_softmax,
     softmax,
     softmax_parameters,

@@ -165,7 +165,7 @@ def test_a_small_image_network(tmp_path: Path) -> None:
 
 
 BASE = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2,
     "use_cache": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
@@ -175,14 +175,14 @@ MIXTURES: dict[str, dict[str, Any]] = {
                  "shared_expert_intermediate_size": 24},
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 24, "head_dim": 8},
     "Olmoe": {"num_experts": 4},
-    "GptOss": {"num_local_experts": 4, "head_dim": 8},
+    "GptOss": {"num_local_experts": 4, "head_dim": 8, "num_hidden_layers": 2},  # which differ
 }  # fmt: skip
 
 
 def mixture(name: str, **how: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
-    config = getattr(transformers, f"{name}Config")(**BASE, **MIXTURES[name])
+    config = getattr(transformers, f"{name}Config")(**BASE | MIXTURES[name])
     model = getattr(transformers, f"{name}Model")(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lowbit.bench.core.apart import Apart, answering
-from lowbit.bench.core.clock import Elsewhere, Turn, settle
+from lowbit.bench.core.clock import RemoteCall, Turn, settle
 from lowbit.bench.core.cpu import Cpu
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Alone:
 
     def calls(
         self, case: Case, threads: int, several: Iterable[Implementation]
-    ) -> dict[str, list[Elsewhere]]:
+    ) -> dict[str, list[RemoteCall]]:
         """How to time each of some implementations of a case. RuntimeError: one cannot, there."""
         made = {}
         for one in several:
@@ -54,7 +54,7 @@ class Alone:
                 process.ask(base64.b64encode(task).decode(), _SECONDS)
             except RuntimeError as error:
                 raise RuntimeError(f"{one.name}, in a process of its own: {error}") from None
-            made[one.name] = [Elsewhere(partial(process.ask, None, _SECONDS))]
+            made[one.name] = [RemoteCall(partial(process.ask, None, _SECONDS))]
         return made
 
     def close(self) -> None:

@@ -74,7 +74,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteCall:
     """A call that another process makes, and tells the seconds that it took there."""
 
     seconds: Callable[[], float]
@@ -228,7 +228,7 @@ class Turn:
         self.next = (self.next + 1) % len(self.calls)
         if self.warms:
             call()
-        if isinstance(call, Elsewhere):
+        if isinstance(call, RemoteCall):
             self.seconds.append(call.seconds())
             self.cpu_seconds.append(self.seconds[-1])
             return

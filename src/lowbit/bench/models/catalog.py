@@ -23,8 +23,19 @@ from lowbit.bench.models.data import (
     typed_files,
 )
 from lowbit.bench.models.fashion import FashionModel
-from lowbit.bench.models.metrics import Metric, classified, mean, sqnr
-from lowbit.bench.models.model import Array, Arrays, ImageModel, Model, Run, Weights, models
+from lowbit.bench.models.model import (
+    Array,
+    Arrays,
+    ImageModel,
+    Metric,
+    Model,
+    Run,
+    Weights,
+    classified,
+    mean,
+    models,
+    sqnr,
+)
 from lowbit.registry.extras import folder_of
 
 if TYPE_CHECKING:

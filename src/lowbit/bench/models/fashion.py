@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bench.models.metrics import Metric, classified
-from lowbit.bench.models.model import Arrays, ImageModel, Run, Weights
+from lowbit.bench.models.model import Arrays, ImageModel, Metric, Run, Weights, classified
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -9,9 +9,8 @@ from lowbit.graph import Graph
 from lowbit.graph.calibrate import Calibration, calibrate
 from lowbit.graph.evaluate import Compute
 from lowbit.graph.operator import Array, operators
-from lowbit.graph.passes.equalize import equalized
 from lowbit.graph.passes.quantize import Choice, Decision, Setting, decide, quantized
-from lowbit.graph.passes.weights import WeightSetting
+from lowbit.graph.passes.weights import WeightSetting, equalized
 from lowbit.numerics.observers import observers
 from lowbit.numerics.ranges import Range, check_range
 

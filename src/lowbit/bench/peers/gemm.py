@@ -14,7 +14,8 @@ from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import thread_limit
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
 from lowbit.bench.suites.gemm import Problem, Product
-from lowbit.kernels.cpu.float.micro_kernel import FloatQuery, float_micro_kernels
+from lowbit.kernels.cpu.float.micro_kernel import float_micro_kernels
+from lowbit.kernels.cpu.float.operand import Operand
 from lowbit.kernels.cpu.shared.serving import consider
 
 
@@ -26,8 +27,8 @@ class Lowbit(Implementation):
     kind = OURS
 
     def runs_on(self, case: Product) -> str | None:
-        query = FloatQuery(case.dtypes.split(":")[0])
-        return consider(float_micro_kernels(), instruction_sets.active(), query)[-1].isa.name
+        right = Operand(case.dtypes.split(":")[0], "", packed=True)
+        return consider(float_micro_kernels, instruction_sets.active(), right)[-1].isa.name
 
     def prepare(self, problem: Problem, threads: int) -> Ready:
         out = None if problem.case.dtypes.endswith(":f32") else "bfloat16"

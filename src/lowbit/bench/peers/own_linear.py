@@ -14,7 +14,7 @@ import lowbit
 from lowbit.bench.core.case import OTHER, OURS, Implementation, Ready, implementation
 from lowbit.bench.peers import torch_int4
 from lowbit.bench.peers.own import thread_limit
-from lowbit.bench.suites.linear.problem import ACTIVATIONS, Task
+from lowbit.bench.suites.linear import ACTIVATIONS, Task
 from lowbit.jit.workspace import aligned_empty
 from lowbit.weights.panels import PackedMatrix
 

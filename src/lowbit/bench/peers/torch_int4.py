@@ -11,7 +11,7 @@ import numpy as np
 
 from lowbit.bench.core.case import Call, Ready, implementation
 from lowbit.bench.peers.torch_products import MKL, ONEDNN, Torch
-from lowbit.bench.suites.linear.problem import Task
+from lowbit.bench.suites.linear import Task
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from lowbit.bench.core.case import (
 from lowbit.bench.peers.numpy_float import NumpyFloat
 from lowbit.bench.peers.own import runs_on, thread_limit
 from lowbit.bench.suites.matmul.problem import Problem, product
-from lowbit.bench.suites.uint4_steps import BASELINE, LARGEST, Task
+from lowbit.bench.suites.steps import BASELINE, LARGEST, Task
 from lowbit.numerics.nibbles import pack_nibbles
 
 _BYTES = ("u8:s8:s32", "s8:s8:s32")

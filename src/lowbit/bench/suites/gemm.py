@@ -15,7 +15,7 @@ from lowbit.bench.core.case import OURS, Case, Implementation
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.summary import summaries, summary_table
+from lowbit.bench.core.table import summaries, summary_table
 from lowbit.bench.suites.matmul.problem import parse_shape
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated

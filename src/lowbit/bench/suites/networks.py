@@ -17,13 +17,12 @@ from rich.console import RenderableType
 from lowbit.bench.core import table
 from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
-from lowbit.bench.core.clock import Elsewhere, Limits
+from lowbit.bench.core.clock import Limits, RemoteCall
 from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.suite import Suite, option, suite
 from lowbit.bench.core.table import Column
-from lowbit.bench.models.metrics import classified
-from lowbit.bench.models.model import models
+from lowbit.bench.models.model import classified, models
 from lowbit.bench.networks.engine import REFERENCE, Engine, Work, engines
 from lowbit.bench.networks.prepare import Facts, Task
 from lowbit.bench.networks.quantize import CONFIGS, check_config
@@ -137,7 +136,7 @@ class Timed(Implementation):
         if made.shape == problem.ideal.shape:
             extra |= _agreement(made, problem.ideal)
         asked = {"time": True}
-        call = Elsewhere(lambda: process.ask(asked, _ANSWER_SECONDS)["seconds"])
+        call = RemoteCall(lambda: process.ask(asked, _ANSWER_SECONDS)["seconds"])
         return Ready(call, read=lambda _: made, extra=extra)
 
 

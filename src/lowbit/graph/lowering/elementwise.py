@@ -20,7 +20,7 @@ from lowbit.kernels.cpu.tensors.elementwise import (
     plan_copy,
     plan_elementwise,
 )
-from lowbit.kernels.cpu.tensors.interleave_channels import CHANNELS, interleave_channels
+from lowbit.kernels.cpu.tensors.loops import CHANNELS, interleave_channels
 
 FORMATS = {
     "float32": "f32", "bfloat16": "bf16", "int64": "s64", "int32": "s32", "uint8": "u8",

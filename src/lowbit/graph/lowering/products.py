@@ -25,9 +25,9 @@ from lowbit.kernels.cpu.shared.post_op import WithNumbers
 from lowbit.product.output import OutputSpec
 from lowbit.product.prepare import panel_bytes
 from lowbit.product.prepared import Prepared
+from lowbit.product.product import Layout
 
 _FLOAT32 = np.dtype(np.float32)
-Facts = tuple[np.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 def finished(node: Node, value: Array, dtype: np.dtype[Any], residual: Array | None) -> Array:
@@ -124,9 +124,9 @@ def gemm(lowering: Lowering, a: View, b: View, out: View, bias: Place | None = N
     """Add the launches of out = a @ b + bias, of float32; bias [N] is added to each row."""
     from lowbit.product.gemm import CopyFirst, factors, prepare_gemm  # not for 8 bits alone
 
-    added = None if bias is None else (_FLOAT32, out.shape, (0, 4))
+    added = None if bias is None else Layout(_FLOAT32, out.shape, (0, 4))
     prepared = prepare_gemm(
-        _facts(a), _facts(b), added, _facts(out), True, bias is not None, lowering.threads,
+        _layout(a), _layout(b), added, _layout(out), True, bias is not None, lowering.threads,
         lowering.isa.name,
     )  # fmt: skip
     if isinstance(prepared.plan, CopyFirst):
@@ -158,8 +158,8 @@ def _row(out: View, bias: Place) -> View:
     return View(replace(out.tensor, shape=out.shape[1:]), bias, (1,))
 
 
-def _facts(view: View) -> Facts:
-    return _FLOAT32, view.shape, tuple(4 * stride for stride in view.strides)
+def _layout(view: View) -> Layout:
+    return Layout(_FLOAT32, view.shape, tuple(4 * stride for stride in view.strides))
 
 
 def as_matrix(view: View, shape: tuple[int, int], strides: tuple[int, int], distance: int) -> View:

@@ -21,10 +21,10 @@ from lowbit.graph.lowering.movement import identity
 from lowbit.graph.operator import Array, Operator, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.elementwise import Step, plan_elementwise
-from lowbit.kernels.cpu.tensors.lookup import lookup, lookup_set
+from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
 from lowbit.numerics import dequantize_affine, int_format, quantize_affine
 
+_ALMOST_LINEAR = 20.0  # where softplus is its argument in float32
 Formula = tuple[tuple[Step, ...], tuple[float, ...]]
 
 
@@ -63,10 +63,14 @@ class Elementwise(Operator):
         inputs = [Expression((number,), (), one) for number, one in enumerate(whole)]
         return self.meaning(*inputs, **self._attributes(node))
 
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Its attributes, and what they are where a node does not say."""
+        return _keywords(self.meaning)
+
     def _attributes(self, node: Node) -> dict[str, Any]:
         return {
-            name: type(default)(node.get(name, default))
-            for name, default in _keywords(self.meaning).items()
+            name: type(default)(node.get(name, default)) for name, default in self.keywords.items()
         }
 
 
@@ -182,6 +186,17 @@ def _thresholded_relu(x: Any, *, alpha: float = 1.0) -> Any:
     return f.where(x > alpha, x, 0)
 
 
+def _elu(x: Any, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    made = f.elu(x if input_scale == 1 else x * input_scale, alpha)
+    return made if scale == 1 else made * scale
+
+
+def _softplus(x: Any, *, slope: float = 1.0, threshold: float = _ALMOST_LINEAR) -> Any:
+    """Beyond the threshold x itself."""
+    made = f.softplus(x) if slope == 1 else f.softplus(x * slope) / slope
+    return made if threshold >= _ALMOST_LINEAR else f.where(x * slope > threshold, x, made)
+
+
 def _celu(x: Any, *, alpha: float = 1.0) -> Any:
     return f.elu(x * (1 / alpha), 1) * alpha
 
@@ -236,19 +251,22 @@ _add("LeakyRelu", _leaky_relu, wide=True, qlinear=True,
      aten=("leaky_relu",), arguments={"alpha": "negative_slope"})  # fmt: skip
 _add("ThresholdedRelu", _thresholded_relu, wide=True)
 _add("PRelu", lambda x, slope: f.where(x < 0, x * slope, x))
-_add("Elu", lambda x, *, alpha=1.0: f.elu(x, alpha), wide=True)
+_add("Elu", _elu, wide=True, aten=("elu",),
+     arguments={name: name for name in ("alpha", "scale", "input_scale")})  # fmt: skip
 _add("Celu", _celu, wide=True)
 _add("Selu", _selu, wide=True)
 _add("Clip", _clip, data=1, eight_bits="rescaled", lowering=_clipped, post_op=_clip_behind)
 _add("Sigmoid", f.sigmoid, wide=True, aten=("sigmoid",), qlinear=True)
 _add("HardSigmoid", _hard_sigmoid, wide=True)
-_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",))
+_add("HardSwish", f.hardswish, wide=True, aten=("hardswish",), formulas=({},))
 _add("Tanh", f.tanh, wide=True, aten=("tanh",))
-_add("Softplus", f.softplus, wide=True)
+_add("Softplus", _softplus, wide=True, aten=("softplus",),
+     arguments={"slope": "beta", "threshold": "threshold"})  # fmt: skip
 _add("Softsign", lambda x: x / (1 + abs(x)), wide=True)
-_add("Mish", f.mish, wide=True, aten=("mish",))
-_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"})
-_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",))
+_add("Mish", f.mish, wide=True, aten=("mish",), formulas=({},))
+_add("Gelu", _gelu, wide=True, aten=("gelu",), arguments={"approximate": "approximate"},
+     formulas=({}, {"approximate": "tanh"}))  # fmt: skip
+_add("Silu", f.silu, wide=True, onnx=False, aten=("silu",), formulas=({},))
 
 
 # Functions of one number
@@ -260,6 +278,24 @@ def _infinite(x: Any, *, detect_negative: int = 1, detect_positive: int = 1) -> 
     if not detect_negative and not detect_positive:
         return f.minimum(f.equal(x, x), False)
     return f.equal(x, math.inf if detect_positive else -math.inf)
+
+
+def _log1p(x: Any) -> Any:
+    """The logarithm of what 1 + x is rounded to, and what the rounding took away."""
+    total = x + 1
+    kept = total - 1
+    return f.log(total) + f.where(f.equal(kept, x), 0, (x - kept) / total)
+
+
+def _angle(y: Any, x: Any) -> Any:
+    """Of the point (x, y), which is beyond a quarter of a turn left of 0."""
+    angle = f.where(f.equal(y, 0), 0, f.atan(y / x))
+    return f.where(x < 0, angle + f.where(y < 0, -math.pi, math.pi), angle)
+
+
+def _rounded(x: Any, *, decimals: int = 0) -> Any:
+    power = 10.0**decimals
+    return f.nearest(x * power) / power if decimals else f.nearest(x)
 
 
 def _cast(x: Array, *, to: str = "float32") -> Array:
@@ -285,6 +321,14 @@ def _converted(lowering: Lowering, node: Node) -> None:
 _add("Erf", f.erf, wide=True, aten=("erf",))
 _add("Exp", f.exp, wide=True, aten=("exp",))
 _add("Log", f.log, wide=True, aten=("log",))
+_add("Erfc", lambda x: 1 - f.erf(x), wide=True, onnx=False, aten=("erfc",))
+# Which loses nothing near 0.
+_add("Expm1", lambda x: (f.exp(x) + 1) * f.tanh(x * 0.5), wide=True, onnx=False, aten=("expm1",))
+_add("Exp2", lambda x: f.power(2, x), wide=True, onnx=False, aten=("exp2",))
+_add("Log1p", _log1p, wide=True, onnx=False, aten=("log1p",))
+_add("Log2", lambda x: f.log(x) / math.log(2), wide=True, onnx=False, aten=("log2",))
+_add("Log10", lambda x: f.log(x) / math.log(10), wide=True, onnx=False, aten=("log10",))
+_add("Trunc", f.trunc, onnx=False)
 _add("Sqrt", f.sqrt, wide=True, aten=("sqrt",))
 _add("Reciprocal", lambda x: 1 / x, wide=True, aten=("reciprocal",))
 _add("Sin", f.sin, wide=True, aten=("sin",))
@@ -303,7 +347,7 @@ _add("Neg", lambda x: -x, aten=("neg",))
 _add("Sign", f.sign, aten=("sign",))
 _add("Floor", f.floor, aten=("floor",))
 _add("Ceil", f.ceil, aten=("ceil",))
-_add("Round", f.nearest)
+_add("Round", _rounded)
 _add("IsNaN", f.nan, aten=("isnan",))
 _add("IsInf", _infinite, aten=("isinf",))
 _add("Not", f.negated, aten=("logical_not",))
@@ -385,6 +429,8 @@ _add("Sub", lambda x, y: x - y)
 _add("Mul", lambda x, y: x * y, aten=("mul",), eight_bits="rescaled", qlinear=True)
 _add("Div", _divide)
 _add("Mod", lambda x, y, *, fmod=0: (f.fmod if fmod else f.remainder)(x, y))
+_add("Hypot", lambda x, y: f.sqrt(x * x + y * y), wide=True, onnx=False, aten=("hypot",))
+_add("Atan2", _angle, wide=True, onnx=False, aten=("atan2",))
 _add("Pow", _power, wide=True, aten=("pow",), lowering=_powered)
 _add("Min", lambda *inputs: reduce(f.minimum, inputs), aten=("minimum",), parts=_chain("Min"),
      **_VARIADIC)  # fmt: skip
@@ -393,6 +439,7 @@ _add("Max", lambda *inputs: reduce(f.maximum, inputs), aten=("maximum",), parts=
 _add("Sum", lambda *inputs: reduce(np.add, inputs), parts=_chain("Add"), **_VARIADIC)
 _add("Mean", _mean, parts=_mean_in_parts, **_VARIADIC)
 _add("Equal", f.equal, aten=("eq",))
+_add("NotEqual", lambda x, y: f.negated(f.equal(x, y)), onnx=False, aten=("ne",))
 _add("Less", lambda x, y: x < y, aten=("lt",))
 _add("LessOrEqual", lambda x, y: f.maximum(x < y, f.equal(x, y)), aten=("le",))
 _add("Greater", lambda x, y: x > y, aten=("gt",))
@@ -416,7 +463,10 @@ def _of_bits(step: str, lowering: Lowering, node: Node) -> None:
     add(lowering, form, [out, *inputs], None)
 
 
-_add("BitwiseAnd", np.bitwise_and, lowering=partial(_of_bits, "bits_and"), post_op=None)
-_add("BitwiseOr", np.bitwise_or, lowering=partial(_of_bits, "bits_or"), post_op=None)
-_add("BitwiseXor", np.bitwise_xor, lowering=partial(_of_bits, "bits_xor"), post_op=None)
+_add("BitwiseAnd", np.bitwise_and, lowering=partial(_of_bits, "bits_and"), post_op=None,
+     aten=("bitwise_and",))  # fmt: skip
+_add("BitwiseOr", np.bitwise_or, lowering=partial(_of_bits, "bits_or"), post_op=None,
+     aten=("bitwise_or",))  # fmt: skip
+_add("BitwiseXor", np.bitwise_xor, lowering=partial(_of_bits, "bits_xor"), post_op=None,
+     aten=("bitwise_xor",))  # fmt: skip
 _add("BitwiseNot", np.bitwise_not, lowering=partial(_of_bits, "bits_not"), post_op=None)

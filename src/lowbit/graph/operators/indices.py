@@ -15,8 +15,7 @@ from lowbit.graph.lowering.movement import settled
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import Place, View
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
-from lowbit.kernels.cpu.tensors.flat_indices import flat_indices
-from lowbit.kernels.cpu.tensors.gather import GatherForm, gather, gather_block
+from lowbit.kernels.cpu.tensors.indexing import GatherForm, flat_indices, gather, gather_block
 from lowbit.numerics import QTensor
 
 

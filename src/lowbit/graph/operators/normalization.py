@@ -19,15 +19,13 @@ from lowbit.graph.lowering.elementwise import affine, compute, format_of, in_for
 from lowbit.graph.operator import Array, Operator, operators, real
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import Place, View, Word
-from lowbit.kernels.cpu.tensors.normalize import (
+from lowbit.kernels.cpu.tensors.rows import (
     NormalizeForm,
+    RowsPlan,
+    SoftmaxForm,
     normalize,
     normalize_parameters,
     plan_normalize,
-)
-from lowbit.kernels.cpu.tensors.rows import RowsPlan
-from lowbit.kernels.cpu.tensors.softmax import (
-    SoftmaxForm,
     plan_softmax,
     softmax,
     softmax_parameters,

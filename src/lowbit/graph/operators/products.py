@@ -33,7 +33,7 @@ from lowbit.kernels.cpu.tensors.grouped import grouped_product
 from lowbit.numerics import QTensor, quantize_rows
 from lowbit.numerics.float32 import moderate
 from lowbit.product import requests
-from lowbit.weights.panels import PackedMatrix, pack, padded
+from lowbit.weights.panels import PackedMatrix, group_refusal, pack, padded
 
 
 def product_shape(a: Sizes, b: Sizes) -> Sizes:
@@ -93,8 +93,9 @@ def _linear(
     """x [..., K] @ weight [N, K] transposed + bias [N]; residual as the output.
 
     activations="dynamic": each row of x is rounded to 8 bits first, with a scale and a zero point
-    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point; "float":
-    not at all, as without, but 4-bit weights with groups stay in their panels.
+    of its own (numerics.quantize_rows); "symmetric": with a scale, and a fixed zero point;
+    "grouped": with a scale for each `group_size` of K; "float": not at all, as without, but weights
+    with groups stay in their panels.
     """
     made = exact(_rows(node, x), weight.T)
     if bias is not None:
@@ -117,9 +118,15 @@ def _rows(node: Node, x: Array) -> Array:
     activations = node.get("activations")
     if activations in (None, "float"):
         return x
+    if activations == "grouped":
+        parts = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        starts = np.arange(0, x.shape[-1], node.get("group_size"))
+        unit = np.maximum.reduceat(np.abs(parts), starts, axis=1) / 127
+        unit = np.repeat(np.where(unit == 0, 1, unit), node.get("group_size"), 1)[:, : x.shape[-1]]
+        return (np.rint(parts / unit) * unit).reshape(x.shape)
     if activations not in ("dynamic", "symmetric"):
         raise ValueError(
-            "activations should be 'dynamic', 'symmetric', 'float' or left out, got "
+            "activations should be 'dynamic', 'symmetric', 'grouped', 'float' or left out, got "
             f"{activations!r}"
         )
     rows = x.reshape(-1, x.shape[-1]).astype(np.float32)
@@ -197,7 +204,7 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
     quantized = dynamic or x.tensor.scale is not None
     if isinstance(weight, PackedMatrix) and dynamic:
         packed = weight
-    elif isinstance(weight, QTensor) and quantized and weight.axis in (None, 0):
+    elif isinstance(weight, QTensor) and quantized and _in_panels(weight, dynamic):
         packed = lowering.packed(weight, _pack_linear)
     else:
         _float_linear(lowering, node)
@@ -221,6 +228,15 @@ def _lower_linear(lowering: Lowering, node: Node) -> None:
         rows = row_parameters(lowering, x.tensor)
     bias = None if epilogue.bias is None else padded(epilogue.bias)
     epilogue.launch(prepared, packed, x, rows, bias, spec)
+
+
+def _in_panels(weight: QTensor, dynamic: bool) -> bool:
+    """Whether panels hold a weight [N, K], and products of such rows take them."""
+    if weight.group_size is None:
+        return weight.axis in (None, 0)
+    along = weight.axis == 0 and weight.group_axis == 1
+    short = weight.group_size < weight.shape[1]
+    return dynamic and along and not (short and group_refusal(weight.group_size))
 
 
 def _columns(constant: Constant) -> np.ndarray:

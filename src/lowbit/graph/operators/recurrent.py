@@ -15,25 +15,14 @@ import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.operator import Array, Operator, operators, real
+from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.graph.parts import Parts
 
 T = TypeVar("T")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
-    "relu": ("Relu", {}),
-    "tanh": ("Tanh", {}),
-    "sigmoid": ("Sigmoid", {}),
-    "softsign": ("Softsign", {}),
-    "softplus": ("Softplus", {}),
-    "leakyrelu": ("LeakyRelu", {"alpha": 0.01}),
-    "thresholdedrelu": ("ThresholdedRelu", {"alpha": 1.0}),
-    "elu": ("Elu", {"alpha": 1.0}),
-    "hardsigmoid": ("HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
-    "scaledtanh": ("", {"alpha": 1.0, "beta": 1.0}),
-    "affine": ("", {"alpha": 1.0, "beta": 0.0}),
-}
-"""By ONNX's name, in lower case: our operator, if it is one, and the numbers it takes."""
+_OWN = {"scaledtanh": {"alpha": 1.0, "beta": 1.0}, "affine": {"alpha": 1.0, "beta": 0.0}}
+"""Activations that are no operators, and the numbers they take."""
 
 
 class Writer(ABC, Generic[T]):
@@ -271,22 +260,29 @@ def _functions(node: Node, number: int, defaults: Sequence[str]) -> list[Functio
     }
     functions = list[Function]()
     for name in names:
-        if name.lower() not in _ACTIVATIONS:
-            raise ValueError(f"the activation {name!r} is unknown")
-        _, values = _ACTIVATIONS[name.lower()]
+        op, values = _activation(name)
         taken = {k: numbers[k].pop(0) if numbers[k] else v for k, v in values.items()}
-        functions.append(_function(name.lower(), taken))
+        functions.append(_function(op, taken))
     return functions[number * len(defaults) : (number + 1) * len(defaults)]
 
 
-def _function(name: str, values: dict[str, float]) -> Function:
-    op = _ACTIVATIONS[name][0]
+def _activation(name: str) -> tuple[str, dict[str, float]]:
+    """The operator that an activation is, whatever the case of its letters, and its numbers."""
+    op = next((op for op in (*_OWN, *operators.names()) if op.lower() == name.lower()), "")
+    if op in _OWN:
+        return op, _OWN[op]
+    record = operators.get(op) if op else None
+    if not isinstance(record, Elementwise) or record.required != 1:
+        raise ValueError(f"the activation {name!r} is unknown")
+    return op, {key: record.keywords[key] for key in ("alpha", "beta") if key in record.keywords}
 
+
+def _function(op: str, values: dict[str, float]) -> Function:
     def apply(write: Writer[Any], x: Any) -> Any:
-        if op:
+        if op not in _OWN:
             return write(op, x, **values)
         alpha, beta = (write.number(values[key]) for key in ("alpha", "beta"))
-        if name == "affine":
+        if op == "affine":
             return write("Add", write("Mul", x, alpha), beta)
         return write("Mul", write("Tanh", write("Mul", x, beta)), alpha)
 

@@ -23,12 +23,17 @@ from lowbit.graph.operators.shapes import axes_of
 from lowbit.graph.operators.windows import divisors, pool_windows, seen_through
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import Place, View
-from lowbit.kernels.cpu.tensors.argmax import argmax, argmax_block
 from lowbit.kernels.cpu.tensors.elementwise import parameters_array
-from lowbit.kernels.cpu.tensors.pool import pool, pool_block
-from lowbit.kernels.cpu.tensors.reduce import reduce_columns, reduce_rows
-from lowbit.kernels.cpu.tensors.reduction import Reduction
-from lowbit.kernels.cpu.tensors.scan import ELEMENTS, running_sums
+from lowbit.kernels.cpu.tensors.reductions import (
+    ELEMENTS,
+    Reduction,
+    pool,
+    pool_block,
+    reduce_columns,
+    reduce_rows,
+    running_sums,
+)
+from lowbit.kernels.cpu.tensors.sorting import argmax, argmax_block
 
 Reduce = Callable[[Array, tuple[int, ...]], Array]
 

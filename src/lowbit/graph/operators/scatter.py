@@ -14,7 +14,7 @@ from lowbit.graph.lower import Lowering, itemsize
 from lowbit.graph.lowering.elementwise import compute, converted, format_of, plain, same_format
 from lowbit.graph.operator import Array, Operator, operators
 from lowbit.graph.step import View
-from lowbit.kernels.cpu.tensors.scatter import ELEMENTS, ScatterForm, scatter
+from lowbit.kernels.cpu.tensors.indexing import ELEMENTS, ScatterForm, scatter
 
 Rows = tuple[int, int, int, int]  # outer, rows, count, inner
 

@@ -14,7 +14,7 @@ from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.operators.indices import gathered
 from lowbit.graph.operators.shapes import ints
 from lowbit.kernels.cpu.tensors.route import route, routed_sum
-from lowbit.kernels.cpu.tensors.sort import ARRAYS, sort
+from lowbit.kernels.cpu.tensors.sorting import ARRAYS, sort
 
 
 def order(x: Array, axis: int, descending: bool) -> Array:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowbit.graph.graph import Graph
-from lowbit.graph.passes.absorb import absorbed, by_channel
 from lowbit.graph.passes.fold import folded
+from lowbit.graph.passes.fold_qdq import absorbed, by_channel
 from lowbit.graph.passes.fuse import fused
 from lowbit.graph.passes.infer import facts
 from lowbit.graph.passes.linear import bias_of_runs

@@ -4,17 +4,47 @@ operator in parts become that operator."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from lowbit.graph.graph import Graph, Node, live
+from lowbit.graph.graph import Constant, Graph, Node, live
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.functions import FUNCTION_RULES
 from lowbit.graph.passes.infer import facts, naming
 from lowbit.graph.passes.linear import LINEAR_RULES
-from lowbit.graph.passes.parts import slice_of_concat
-from lowbit.graph.passes.rewriting import Values, rewritten
+from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.numerics import QTensor
+
+# Parts of what was put together are read where they come from.
+
+
+def slice_of_concat(values: Values, node: Node) -> Replacement | None:
+    """A Slice of a Concat that lies in one of its parts becomes that of the part: what the other
+    parts are then decides neither its format nor when it is there."""
+    if node.op != "Slice" or len(node.inputs) < 4:
+        return None
+    made, *inputs = node.inputs
+    whole, limits = values.maker(made, "Concat"), [values.array(name) for name in inputs]
+    given = [one for one in limits if one is not None and one.size == 1]
+    if whole is None or len(given) < len(inputs) or not values.views:
+        return None
+    start, end, axis, step = (*(int(one.item()) for one in given), 1)[:4]
+    shapes = [[view[name].sizes for name in whole.inputs] for view in values.views]
+    rank = len(shapes[0][0])
+    if step != 1 or axis % rank != whole.get("axis") % rank:
+        return None
+    lengths = {tuple(shape[axis] for shape in view) for view in shapes}
+    if len(lengths) > 1:
+        return None
+    bounds = [*accumulate(lengths.pop(), initial=0)]
+    start, end, _ = slice(start, end).indices(bounds[-1])
+    for name, (first, last) in zip(whole.inputs, pairwise(bounds), strict=True):
+        if first <= start < end <= last:
+            new = {f"{node.outputs[0]}.{word}": np.array([at - first])
+                   for word, at in (("start", start), ("end", end))}  # fmt: skip
+            return Replacement([node.replaced(inputs=(name, *new, *node.inputs[3:]))], new)
+    return None
 
 
 def folded(graph: Graph) -> Graph:
@@ -35,7 +65,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
     """Nodes of nothing but constants, computed; where all sizes are numbers also those of shapes,
     which are among what is `known`, if `facts` were asked before.
 
-    DequantizeLinear of a constant stays: absorb.py makes a QTensor of it."""
+    DequantizeLinear of a constant stays: fold_qdq.py makes a QTensor of it."""
     values, constants = Values(graph), dict(graph.constants)
     if known is None and not graph.open_sizes:
         known = facts(graph)[1]
@@ -52,7 +82,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
             nodes.append(node)
             continue
         read = [constants[name] if name else None for name in node.inputs]
-        arrays = [one for one in read if not isinstance(one, QTensor)]
+        arrays = [one for one in read if one is None or isinstance(one, np.ndarray)]
         if len(arrays) == len(read):
             with naming(node, arrays):
                 made = operators.get(node.op).compute(node, *arrays)
@@ -77,7 +107,7 @@ def _quantized_floats(graph: Graph, known: Mapping[str, Array]) -> dict[str, Arr
     return {name: known[name] for name in floats & known.keys()}
 
 
-def _all_known(node: Node, values: Values, constants: Mapping[str, Array | QTensor]) -> bool:
+def _all_known(node: Node, values: Values, constants: Mapping[str, Constant]) -> bool:
     """Whether a node's inputs are constants, and its outputs not rounded to a format."""
     if not node.inputs or any(values.formatted(name) for name in node.outputs):
         return False

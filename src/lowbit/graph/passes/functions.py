@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
 
 from lowbit.graph.graph import Node
+from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.rewriting import Replacement, Rule, Values
 
-Product = tuple[float, tuple[str, ...]]
-
-
-def _close(a: float | None, b: float) -> bool:
-    return a is not None and math.isclose(a, b, rel_tol=1e-4)
-
-
-def _factors(values: Values, name: str, inside: bool = True) -> Product:
-    """A value as a product of a number and of values, through Mul and Div by a number."""
-    number = values.number(name)
-    if number is not None:
-        return number, ()
-    node = values.only(name, "Mul", "Div") if inside else values.maker(name, "Mul", "Div")
-    if node is None:
-        return 1.0, (name,)
-    left = _factors(values, node.inputs[0])
-    if node.op == "Div":
-        divisor = values.number(node.inputs[1])
-        return (left[0] / divisor, left[1]) if divisor else (1.0, (name,))
-    right = _factors(values, node.inputs[1])
-    return left[0] * right[0], left[1] + right[1]
+_MOST = 12  # nodes of a formula
+# Near 0 and far away, of both signs. What agrees at all of them is one function: no node of a
+# formula compares, so none means something else at single places.
+_SAMPLES = np.concatenate([
+    np.linspace(-12, 12, 65) + math.pi / 1000, *np.outer((-1, 1), np.geomspace(12.5, 1e6, 16)),
+])  # fmt: skip
+_CLOSE = 1e-4  # numbers of formulas may have been rounded to 16 bits
 
 
 def _plus(values: Values, name: str) -> tuple[float, str] | None:
@@ -44,63 +35,54 @@ def _plus(values: Values, name: str) -> tuple[float, str] | None:
 
 
 def activation(values: Values, node: Node) -> Replacement | None:
-    """GELU, SiLU, Mish and hardswish: products of x and a function of x."""
-    if node.op not in ("Mul", "Div"):
-        return None
-    coefficient, parts = _factors(values, node.outputs[0], inside=False)
-    if len(parts) != 2:
-        return None
-    for x, gate in (parts, parts[::-1]):
-        found = _gated(values, coefficient, x, gate)
-        if found is not None:
-            op, attributes = found
+    """A formula of one value that is what an operator is defined as: GELU, SiLU, Mish, ..."""
+    for x, result in _functions(values, node):
+        known, expected = _definitions()
+        near = np.abs(result - expected) <= _CLOSE * (1 + np.abs(expected))
+        for same in np.flatnonzero(np.all(near, axis=1)):
+            op, attributes = known[same]
             return Replacement([Node(op, (x,), node.outputs, attributes, node.name)])
     return None
 
 
-def _gated(values: Values, coefficient: float, x: str, gate: str) -> tuple[str, dict] | None:
-    """The function that coefficient · x · gate is, where the gate is made from x too."""
-    made = values.maker(gate, "Sigmoid", "HardSigmoid", "Clip", "Tanh", "Add")
-    if made is None:
-        return None
-    source = made.inputs[0]
-    if made.op == "Sigmoid" and source == x and coefficient == 1:
-        return "Silu", {}
-    if made.op == "HardSigmoid" and source == x and coefficient == 1:
-        sixth = _close(made.get("alpha", 0.2), 1 / 6) and _close(made.get("beta", 0.5), 0.5)
-        return ("HardSwish", {}) if sixth else None
-    if made.op == "Clip" and _plus(values, source) == (3, x) and _close(coefficient, 1 / 6):
-        bounds = tuple(values.number(name) for name in made.inputs[1:])
-        return ("HardSwish", {}) if bounds == (0, 6) else None
-    if made.op == "Tanh" and coefficient == 1:
-        inner = values.maker(source, "Softplus")
-        return ("Mish", {}) if inner is not None and inner.inputs[0] == x else None
-    one = _plus(values, gate) if made.op == "Add" and _close(coefficient, 0.5) else None
-    if one is None or one[0] != 1:
-        return None
-    inner = values.maker(one[1], "Erf", "Tanh")
-    if inner is None:
-        return None
-    scale, terms = _factors(values, inner.inputs[0])
-    if inner.op == "Erf":
-        return ("Gelu", {}) if terms == (x,) and _close(scale, math.sqrt(0.5)) else None
-    if len(terms) == 1 and _close(scale, math.sqrt(2 / math.pi)) and _cubic(values, x, terms[0]):
-        return "Gelu", {"approximate": "tanh"}
-    return None
+@cache
+def _definitions() -> tuple[list[tuple[str, Mapping[str, Any]]], Array]:
+    """What exporters write as formulas: operators and attributes, and results for _SAMPLES."""
+    known = [(op, one) for op, record in operators.load().items() for one in record.formulas]
+    nodes = [Node(op, ("x",), ("y",), one) for op, one in known]
+    return known, np.stack([operators.get(one.op).compute(one, _SAMPLES)[0] for one in nodes])
 
 
-def _cubic(values: Values, x: str, name: str) -> bool:
-    """Whether a value is x + 0.044715 x³."""
-    node = values.maker(name, "Add")
-    if node is None or x not in node.inputs:
-        return False
-    other = node.inputs[1] if node.inputs[0] == x else node.inputs[0]
-    scale, terms = _factors(values, other)
-    power = values.maker(terms[0], "Pow") if len(terms) == 1 else None
-    cube = terms == (x, x, x) or (
-        power is not None and power.inputs[0] == x and values.number(power.inputs[1]) == 3
-    )
-    return cube and _close(scale, 0.044715)
+def _functions(values: Values, node: Node) -> Iterator[tuple[str, Array]]:
+    """Each value that a node and others before it are a function of, numbers aside; and the results
+    of that function for _SAMPLES."""
+    chain, waiting = list[Node](), set[str]()
+    maker: Node | None = node
+    while maker is not None and len(chain) < _MOST and operators.get(maker.op).post_op is not None:
+        chain.append(maker)
+        waiting -= {*maker.outputs}
+        waiting |= {name for name in maker.inputs if name and values.number(name) is None}
+        if len(waiting) == 1 and len(chain) > 1:
+            (x,) = waiting
+            result = _results(values, chain[::-1], x)
+            if result is None:
+                return
+            yield x, result
+        last = max(waiting, key=lambda name: values.order.get(name, -1), default="")
+        maker = None if values.formatted(last) else values.producers.get(last)
+
+
+def _results(values: Values, chain: Sequence[Node], x: str) -> Array | None:
+    """Of the last of a chain of nodes, for _SAMPLES as x; None where a node compares."""
+    known: dict[str, Any] = {"": None, x: _SAMPLES}
+    made = _SAMPLES
+    for node in chain:
+        read = [known.get(name, np.asarray(values.number(name), float)) for name in node.inputs]
+        (made,) = operators.get(node.op).compute(node, *read)
+        if made.dtype != np.float64:
+            return None
+        known[node.outputs[0]] = made
+    return made
 
 
 def layer_normalization(values: Values, node: Node) -> Replacement | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from lowbit.graph.graph import Graph, Node, Tensor, numbers
 from lowbit.graph.operator import Array, operators
+from lowbit.graph.parts import Parts
 from lowbit.numerics import QTensor
 from lowbit.weights.panels import PackedMatrix
 
@@ -119,3 +120,31 @@ def _numbers(node: Node, tensors: dict[str, Tensor], known: dict[str, Array]) ->
         values = record.compute(node, *read)
     made = zip(node.outputs, values, strict=False)
     return {name: np.asarray(value) for name, value in made if name}
+
+
+# Operators that no kernel serves as they are, as several that kernels serve.
+#
+# It is done where all sizes are known, right before nodes become steps. Between the parts numbers
+# are float32; what only moves keeps its format.
+
+
+def decomposed(graph: Graph) -> Graph:
+    """A graph of which every value's tensor is known (`inferred`), in operators with kernels."""
+    changed = True
+    while changed:
+        nodes, changed = list[Node](), False
+        constants, tensors = dict(graph.constants), dict(graph.tensors)
+        for node in graph.nodes:
+            parts = Parts(graph, node)
+            rule = operators.get(node.op).parts
+            if rule is None or not rule(parts, node):
+                nodes.append(node)
+                continue
+            changed = True
+            nodes += parts.nodes
+            constants |= parts.constants
+            tensors |= parts.formats
+        if changed:
+            made = graph.replaced(nodes=tuple(nodes), constants=constants, tensors=tensors)
+            graph = inferred(made)
+    return graph

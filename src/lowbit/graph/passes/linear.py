@@ -8,11 +8,12 @@ from lowbit.graph.graph import Constant, Node
 from lowbit.graph.operator import Array, Weight, operators
 from lowbit.graph.passes.rewriting import Replacement, Rule, Values
 from lowbit.numerics import QTensor, int_format
+from lowbit.weights.panels import PackedMatrix
 
 
-def transposed(weight: Constant) -> Constant:
+def transposed(weight: Array | QTensor) -> Constant:
     """A matrix [K, N] as [N, K], in rows."""
-    if not isinstance(weight, QTensor):
+    if isinstance(weight, np.ndarray):
         return np.ascontiguousarray(weight.T)
     turned = weight.T
     return QTensor(
@@ -26,7 +27,9 @@ def matmul(values: Values, node: Node) -> Replacement | None:
     if node.op != "MatMul":
         return None
     weight = values.constant(node.inputs[1])
-    if weight is None or len(weight.shape) != 2 or values.constant(node.inputs[0]) is not None:
+    if isinstance(weight, PackedMatrix | None) or len(weight.shape) != 2:
+        return None
+    if values.constant(node.inputs[0]) is not None:
         return None
     name = f"{node.inputs[1]}.T"
     made = Node("Linear", (node.inputs[0], name, ""), node.outputs, {}, node.name)
@@ -39,13 +42,13 @@ def gemm(values: Values, node: Node) -> Replacement | None:
         return None
     weight, c = values.constant(node.inputs[1]), (*node.inputs, "")[2]
     alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
-    if weight is None or (alpha != 1 and isinstance(weight, QTensor)):
+    if isinstance(weight, PackedMatrix | None) or (alpha != 1 and isinstance(weight, QTensor)):
         return None
     name, constants = node.inputs[1], dict[str, Constant]()
     if not node.get("transB", 0):
         name, weight = f"{name}.T", transposed(weight)
         constants[name] = weight
-    if alpha != 1 and not isinstance(weight, QTensor):
+    if alpha != 1 and isinstance(weight, np.ndarray):
         name = f"{node.outputs[0]}.weight"
         constants[name] = (weight * alpha).astype(weight.dtype)
     bias = values.array(c) if c else None

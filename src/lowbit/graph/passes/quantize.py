@@ -10,8 +10,13 @@ import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
 from lowbit.graph.operator import Array, operators
-from lowbit.graph.passes.absorb import UNKNOWN
-from lowbit.graph.passes.demand import demanded, only_for_attention, sharing, with_copies
+from lowbit.graph.passes.fold_qdq import UNKNOWN
+from lowbit.graph.passes.quantization_regions import (
+    demanded,
+    only_for_attention,
+    sharing,
+    with_copies,
+)
 from lowbit.graph.passes.weights import Seen, WeightSetting, correction
 from lowbit.numerics import QTensor, affine_parameters, int_format
 from lowbit.numerics.methods import Activations
@@ -83,8 +88,9 @@ def _refusal(graph: Graph, node: Node, wish: Choice) -> str:
     weight = graph.constants.get(node.inputs[1])
     if weight is None:
         return "its weight is not a constant"
-    if isinstance(weight, QTensor):
-        return f"its weight is {weight.format.name} already"
+    if not isinstance(weight, np.ndarray):
+        kind = weight.format.name if isinstance(weight, QTensor) else weight.dtype
+        return f"its weight is {kind} already"
     if not np.isfinite(weight).all():
         return "its weight holds NaN or infinity"
     if not weight.size:

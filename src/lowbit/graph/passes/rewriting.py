@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
 from lowbit.graph.operator import Array, operators, real
 from lowbit.graph.passes.infer import views
-from lowbit.numerics import QTensor
 
 
 class Values:
@@ -21,6 +21,7 @@ class Values:
         self.graph = graph
         self.producers = graph.producers()
         self.uses = graph.uses()
+        self.order = {name: place for place, name in enumerate(self.producers)}
         self._views: tuple[dict[str, Tensor], ...] | None = None
 
     def formatted(self, name: str) -> bool:
@@ -56,14 +57,14 @@ class Values:
         return self.graph.constants.get(name)
 
     def array(self, name: str) -> Array | None:
-        """A constant that is no QTensor."""
+        """A constant that is no weight of integers."""
         found = self.graph.constants.get(name)
-        return None if found is None or isinstance(found, QTensor) else found
+        return found if isinstance(found, np.ndarray) else None
 
     def number(self, name: str) -> float | None:
         """A constant of one number."""
         found = self.graph.constants.get(name)
-        return None if found is None or np.prod(found.shape) != 1 else numbers(found).item()
+        return None if found is None or math.prod(found.shape) != 1 else numbers(found).item()
 
     @property
     def views(self) -> tuple[dict[str, Tensor], ...]:

@@ -13,7 +13,7 @@ from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.steps.registry import Array, Layout, step
-from lowbit.spec.operations.steps import product_of_floats
+from lowbit.spec.operations.products import product_of_floats
 
 # How the steps take their operands: float32 a [M, K] and b [K, N], row by row.
 

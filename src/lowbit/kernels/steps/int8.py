@@ -8,10 +8,8 @@ import numpy as np
 from numba import njit
 
 from lowbit.isa.amx import tdpbusd, tileloadd, tilestored, tilezero
-from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
-from lowbit.isa.avx2_vnni import vpdpbusd_256
-from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
-from lowbit.isa.avx512_vnni import vpdpbusd
+from lowbit.isa.avx2 import vpdpbusd_256, vpmaddubsw, vpmaddwd
+from lowbit.isa.avx512 import vpdpbusd, vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.generic import madd16, store_head
 from lowbit.isa.tiles import ROW_BYTES
 from lowbit.isa.tiles import ROWS as TILE_ROWS
@@ -32,7 +30,7 @@ from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.shared.tiles import configure, release
 from lowbit.kernels.steps.registry import Array, Layout, step
-from lowbit.spec.operations.steps import product_of_bytes
+from lowbit.spec.operations.products import product_of_bytes
 
 ROWS, COLUMNS, LINE = 32, 96, 64
 """M, N and K are padded to multiples of these: whole tiles on every instruction set."""

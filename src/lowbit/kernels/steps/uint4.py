@@ -9,11 +9,14 @@ import numpy as np
 from numba import njit
 
 from lowbit.kernels.steps.registry import Array, Layout, step
-from lowbit.numerics.formats import check_values, int_format
+from lowbit.numerics.formats import check_values, int_format, longest_sum
 from lowbit.numerics.nibbles import pack_nibbles
-from lowbit.numerics.sums import longest_sum
 from lowbit.spec import Operation
-from lowbit.spec.operations.steps import product_of_columns, product_of_packed_rows, product_of_rows
+from lowbit.spec.operations.products import (
+    product_of_columns,
+    product_of_packed_rows,
+    product_of_rows,
+)
 
 # How the steps take their operands: rows of a are queries, rows of b vectors, of values 0 to 15.
 #

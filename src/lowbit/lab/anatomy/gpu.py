@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lowbit.lab.anatomy.panes import code_pane, mlir_pane
-from lowbit.lab.anatomy.result import Anatomy, Places
+from lowbit.lab.anatomy.result import Anatomy, Places, code_pane, mlir_pane
 from lowbit.lab.compare.code import mix
+from lowbit.lab.compare.faults import occupancy
 from lowbit.lab.compare.kind import build
-from lowbit.lab.compare.occupancy import occupancy
 from lowbit.lab.compare.problem import Problem
 from lowbit.lab.compare.ptx.parse import parse
 from lowbit.lab.compare.toolchain import MissingToolError, assemble

@@ -11,10 +11,8 @@ from lowbit import isa as instruction_sets
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.jit import compile as compiler
 from lowbit.jit.kernel import Kernel
-from lowbit.lab.anatomy.lines import lined_ir
-from lowbit.lab.anatomy.mca import verdict
-from lowbit.lab.anatomy.panes import assembly_pane, code_pane, ir_pane
-from lowbit.lab.anatomy.result import Anatomy, Pane, Places
+from lowbit.lab.anatomy.lines import lined_ir, verdict
+from lowbit.lab.anatomy.result import Anatomy, Pane, Places, assembly_pane, code_pane, ir_pane
 from lowbit.lab.compare import assembly
 from lowbit.lab.compare.code import Code, mix
 from lowbit.lab.compare.kinds.cpu import LowbitCpu, NumbaCpu

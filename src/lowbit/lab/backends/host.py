@@ -34,8 +34,8 @@ from lowbit.lab.report import Finding
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import shuffled
-from lowbit.lab.run.program import grid_of, programs_of
 from lowbit.lab.run.tensor import NOBODY, POISON, CheckedTensor, array_of, dtype_of, tensor_of
+from lowbit.lab.run.trace import grid_of, programs_of
 from lowbit.spec import TensorType
 
 _FRESH = {

@@ -15,8 +15,8 @@ from lowbit.lab.report import Severity
 from lowbit.lab.run.bind import Binding, Parameter, TensorArgument, bind
 from lowbit.lab.run.memory import Memory
 from lowbit.lab.run.outcome import Run, Trial, crash_of, most_steps, shuffled
-from lowbit.lab.run.program import Grid, Program, grid_of, programs_of
 from lowbit.lab.run.tensor import CheckedTensor, storage_dtype, tensor_of
+from lowbit.lab.run.trace import Grid, Program, grid_of, programs_of
 from lowbit.spec import Case, Sizes, TensorType, cases_of
 
 _AXES = 3

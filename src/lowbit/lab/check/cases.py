@@ -13,8 +13,7 @@ import numpy as np
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
 from lowbit.lab.report import CheckResult, Finding, Tell
-from lowbit.lab.run.judge import first_index, judge, wrong_values
-from lowbit.lab.run.outcome import Run, Trial
+from lowbit.lab.run.outcome import Run, Trial, first_index, judge, wrong_values
 from lowbit.lab.view.run import view_subject
 from lowbit.spec import SPECIAL, Case
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from lowbit.bench.core.clock import Limits, Samples, interleave, quantiles
 from lowbit.bench.core.context import commit, versions
-from lowbit.lab.compare.explain import Explained, explain, timed
+from lowbit.lab.compare.explain import Change, Explained, change, explain, timed
 from lowbit.lab.compare.file import Comparison, read
 from lowbit.lab.compare.kind import Built, build, kind_of
-from lowbit.lab.compare.neighbours import Change, change
 from lowbit.lab.compare.problem import Baseline, Checked, Problem
 from lowbit.lab.compare.variant import Variant
 from lowbit.lab.source import blamed

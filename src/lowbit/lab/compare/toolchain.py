@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lowbit.lab.compare import sass
 from lowbit.lab.compare.code import Code
-from lowbit.lab.compare.ptx.locations import settled
+from lowbit.lab.compare.ptx.parse import settled
 from lowbit.registry.extras import installed
 
 _USED = re.compile(r"Used (\d+) registers")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from lowbit.lab.exercises.course import Exercise
-from lowbit.lab.run.program import first_line
+from lowbit.lab.run.trace import first_line
 from lowbit.spec import exercises
 
 
@@ -31,7 +31,7 @@ class Teaching:
 
 def teaching(exercise: Exercise) -> Teaching:
     """The teaching kernel of an exercise, from its source."""
-    file = resources.files("lowbit.kernels.triton.exercises") / f"{exercise.name}.py"
+    file = resources.files("lowbit.kernels.triton") / "exercises.py"
     source, name = file.read_text(encoding="utf-8"), f"{exercise.name}_kernel"
     function = next(s for s in ast.parse(source).body if getattr(s, "name", "") == name)
     assert isinstance(function, ast.FunctionDef)

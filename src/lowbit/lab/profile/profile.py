@@ -27,8 +27,8 @@ from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.lower import dtype_of
 from lowbit.graph.passes.infer import facts
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.convolution.winograd.arithmetic import SHARE_OF_PRODUCTS
-from lowbit.kernels.cpu.convolution.winograd.winograd import winograd
+from lowbit.kernels.cpu.convolution.winograd import winograd
+from lowbit.kernels.cpu.convolution.winograd_tiles import SHARE_OF_PRODUCTS
 from lowbit.lab.networks.source import RANDOM, Source, compiled, find, random_inputs
 from lowbit.numerics import QTensor
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.isa.instruction_set import InstructionSet
-from lowbit.lab.run.program import Program
 from lowbit.lab.run.tensor import CheckedTensor
 from lowbit.lab.run.trace import (
     Access,
@@ -18,6 +17,7 @@ from lowbit.lab.run.trace import (
     Change,
     Computation,
     Event,
+    Program,
     Register,
     Traffic,
 )

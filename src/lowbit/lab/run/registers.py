@@ -14,9 +14,8 @@ from lowbit.isa.types import Vector
 from lowbit.isa.value import Register as Variable
 from lowbit.isa.value import Value
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.program import Place
 from lowbit.lab.run.record import Recorder, block
-from lowbit.lab.run.trace import Block, Register
+from lowbit.lab.run.trace import Block, Place, Register
 
 
 class RegisterWatch:

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from lowbit.kernels.triton import NEWEST, OLDEST
-from lowbit.lab.run.bfloat16 import Bfloat16
-from lowbit.lab.run.language import Transformer, counting, logic, truth
+from lowbit.lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit.lab.run.memory import Lanes, Memory
+from lowbit.lab.run.outcome import refusals
 from lowbit.lab.run.record import block
 from lowbit.lab.run.tensor import poison
 from lowbit.lab.run.trace import Block, Kind, Step
-from lowbit.lab.run.unsupported import refusals
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 

@@ -22,7 +22,7 @@ from lowbit.bench.core import peak
 from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.record import Spread
 from lowbit.isa import active, host
-from lowbit.lab.trace import chain, loops, parts, replay, roles, verdict
+from lowbit.lab.trace import loops, parts, replay, roles, verdict
 from lowbit.lab.trace.child import CRASH
 from lowbit.lab.trace.codemap import CodeMap, Function
 from lowbit.lab.trace.loops import Code, Cycle, Region
@@ -148,7 +148,7 @@ class _Analysis:
                 None, f"no verdict: the machine's best was not measured: {error}"
             )
         callers = self._chain(region)
-        frames = chain.frames(callers, told["sample"]["python"])
+        frames = parts.frames(callers, told["sample"]["python"])
         if hot and not any(parts.is_interpreter(one.library) for one in callers):
             self._notes.append("no Python was found above the hot loop: it runs on another thread")
         rows = tuple(Operator(**row) for row in told["operators"]["rows"])

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from lowbit.jit.memory import offsets_of
 from lowbit.lab.report import Finding
-from lowbit.lab.run.program import Place, Program, first_line
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
-from lowbit.lab.run.trace import Access, Block, Computation, Event
+from lowbit.lab.run.trace import Access, Block, Computation, Event, Place, Program, first_line
 from lowbit.lab.view.trace import Trace
 
 SCHEMA = "lowbit-view-2"

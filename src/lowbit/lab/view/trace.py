@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject, Way
 from lowbit.lab.report import Finding
-from lowbit.lab.run.judge import judge
-from lowbit.lab.run.outcome import Run, Trial
-from lowbit.lab.run.program import Grid
+from lowbit.lab.run.outcome import Run, Trial, judge
 from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
-from lowbit.lab.run.trace import Access, Computation, Event, Kind
+from lowbit.lab.run.trace import Access, Computation, Event, Grid, Kind
 from lowbit.spec import Block, Case, Operation, Sizes
 
 

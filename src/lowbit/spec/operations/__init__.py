@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from typing import Annotated as Bytes
     from typing import Annotated as FloatOut
     from typing import Annotated as Floats
+    from typing import Annotated as GroupWeights
     from typing import Annotated as Halves
-    from typing import Annotated as NibbleWeights
     from typing import Annotated as Operands
     from typing import Annotated as ScaledOut
 else:
     Bytes = one_of("Bytes", "uint8", "int8")
     ByteWeights = one_of("ByteWeights", "int8", "uint8")
-    NibbleWeights = one_of("NibbleWeights", "int4", "uint4")
+    GroupWeights = one_of("GroupWeights", "int4", "uint4", "int8", "uint8")
     AnyWeights = one_of("AnyWeights", "int8", "uint8", "int4", "uint4")
     ScaledOut = one_of("ScaledOut", "float32", "bfloat16", "uint8", "int8")
     Operands = one_of("Operands", "float32", "bfloat16")

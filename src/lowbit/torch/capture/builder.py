@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from lowbit.graph.conditions import Expression
-from lowbit.graph.graph import Attribute, Constant, Graph, Node
+from lowbit.graph.graph import Attribute, Constant, Expression, Graph, Node
 from lowbit.graph.graph import Tensor as Fact
 from lowbit.registry import Registry
 
@@ -32,7 +31,7 @@ _OF_CONDITIONS = {
     "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le", "StrictGreaterThan": "gt",
     "GreaterThan": "ge", "And": "and", "Or": "or", "Not": "not", "ToFloat": "add",
 }  # fmt: skip
-"""Operators of `lowbit.graph.conditions` by the same classes."""
+"""Operators of `lowbit.graph.graph` by the same classes."""
 
 Value = str
 """A value of the graph, by name; "" is an input that is left out."""

@@ -21,8 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
-from lowbit.graph.conditions import fulfilled
-from lowbit.graph.graph import Graph
+from lowbit.graph.graph import Graph, fulfilled
 from lowbit.torch.capture.attention import plain_attention
 from lowbit.torch.capture.builder import SYMBOLS, Builder, FixedSize, converters
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.convolution import conv2d
-from lowbit.torch.functional.int4 import Int4Weight, int4_matmul, pack_int4
+from lowbit.torch.functional.int4 import Int4Weight, bmm, int4_matmul, pack_int4
 from lowbit.torch.functional.linear import linear
-from lowbit.torch.functional.products import bmm
 from lowbit.torch.functional.rows import layer_norm, rms_norm, softmax, sum
 
 __all__ = [

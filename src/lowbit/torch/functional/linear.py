@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowbit.kernels.cpu.shared.corrections import SplitFormat
-from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, PanelFormat
-from lowbit.kernels.triton.fast.config import Choice, choosing
-from lowbit.kernels.triton.fast.launch import Gpu
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, PanelFormat, SplitFormat
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing
 from lowbit.kernels.triton.fast.tiles import Int4Weight
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
@@ -27,10 +25,9 @@ from lowbit.torch.arguments import FLOATS
 from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
-from lowbit.weights.panel_packing import Panels
+from lowbit.weights.packings import Panels, Tiles
 from lowbit.weights.panels import NIBBLE_MASK, largest_pair_of
-from lowbit.weights.split import Split, split
-from lowbit.weights.tiles import Tiles
+from lowbit.weights.repacking import Split, split
 
 if TYPE_CHECKING:
     from lowbit.torch.weight import QuantizedWeight

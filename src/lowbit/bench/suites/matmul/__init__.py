@@ -15,10 +15,16 @@ from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import Record, Row, groups
 from lowbit.bench.core.suite import Suite, option, suite
-from lowbit.bench.core.summary import summaries, summary_table
-from lowbit.bench.core.table import Column
-from lowbit.bench.suites.matmul.problem import DISTRIBUTION, Problem, Product, product
-from lowbit.bench.suites.matmul.shapes import RANDOM, SHAPES, works_of
+from lowbit.bench.core.table import Column, summaries, summary_table
+from lowbit.bench.suites.matmul.problem import (
+    DISTRIBUTION,
+    RANDOM,
+    SHAPES,
+    Problem,
+    Product,
+    product,
+    works_of,
+)
 
 _INTEGERS = ("u8:s8:s32",)
 _LAYERS = ("u8:s8:f32", "u8:s8:u8")

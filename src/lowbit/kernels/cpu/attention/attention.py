@@ -52,11 +52,11 @@ from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import (
     FORMATS,
     Convert,
+    RowStore,
     parameters_of,
     store_vector,
 )
 from lowbit.kernels.cpu.shared.functions import rounded
-from lowbit.kernels.cpu.shared.packing import RowStore
 
 
 @kernel
@@ -309,9 +309,9 @@ class _Work:
         k, (place, stride) = self._k, out
         passing = None
         if not self._micro.in_registers:
-            passing = Passing(place, lambda: None, lambda: None, stride)
+            passing = Passing(place, stride=stride)
         with k.scope():
-            sums = self._micro.step(k, (self.rows, vectors), left, right, units, None, passing)
+            sums = self._micro.step(k, (self.rows, vectors), left, right, units, passing)
         for row, values in enumerate(sums):
             for vector, total in enumerate(values):
                 (place + stride * row + vector * self.lanes).store(total)

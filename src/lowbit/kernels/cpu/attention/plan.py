@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa import InstructionSet, chain
-from lowbit.isa.avx512_bf16 import starts_like_fma
+from lowbit.isa.avx512 import starts_like_fma
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, float_micro_kernels
 
 _ROWS = 32  # queries of a block, about: their scores and a panel of keys fit the nearest cache
@@ -137,7 +137,7 @@ def micro_for(isa: InstructionSet, products: str) -> FloatMicro:
         kinds = [(True, False), *([(True, True)] if starts_like_fma() else []), *kinds]
     for kind in kinds:
         for one in chain(isa, extensions=True):
-            for micro in float_micro_kernels():
+            for micro in float_micro_kernels:
                 if micro.isa is one and (micro.pair, micro.in_registers) == kind:
                     return micro
     raise AssertionError("the last set of a chain has an inner loop")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lowbit.isa.avx512 import vreduceps_512, vscalefps_512
-from lowbit.isa.avx512_bf16 import vcvtne2ps2bf16, vcvtneps2bf16
+from lowbit.isa.avx512 import vcvtne2ps2bf16, vcvtneps2bf16, vreduceps_512, vscalefps_512
 from lowbit.isa.generic import extract, load_head, maximum, select
 from lowbit.isa.types import Value, Vector, bf16, f32, s32, with_element
 from lowbit.jit.builder import Builder

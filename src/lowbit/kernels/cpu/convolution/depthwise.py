@@ -22,10 +22,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lowbit.isa.avx2 import vpmaddwd
-from lowbit.isa.avx2_vnni import vpdpbusd_256
-from lowbit.isa.avx512 import vpmaddwd_512
-from lowbit.isa.avx512_vnni import vpdpbusd
+from lowbit.isa.avx2 import vpdpbusd_256, vpmaddwd
+from lowbit.isa.avx512 import vpdpbusd, vpmaddwd_512
 from lowbit.isa.generic import madd16, maximum, minimum, select, shuffle
 from lowbit.isa.types import (
     F32Pointer,

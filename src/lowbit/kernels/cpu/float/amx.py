@@ -24,7 +24,6 @@ from lowbit.isa.amx import (
 from lowbit.isa.types import f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     Left,
@@ -61,7 +60,7 @@ class TileMicro(FloatMicro):
 
     def step(
         self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
-        ahead: Ahead | None = None, passing: Passing | None = None,
+        passing: Passing | None = None,
     ) -> list[list[Value]]:  # fmt: skip
         assert isinstance(right, PackedRight)
         assert passing is not None

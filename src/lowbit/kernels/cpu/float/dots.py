@@ -7,16 +7,14 @@ K, and in the end the vectors of the C columns are folded into one whose lanes a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lowbit.isa.generic import load_head, minimum, shuffle, store_head
+from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, bf16, f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.float.operand import Reader, float_of
+from lowbit.kernels.cpu.float.store import FloatEpilogue
 from lowbit.kernels.cpu.float.vectors import VectorMicro
-from lowbit.kernels.cpu.shared.functions import canonical
 
 
 @kernel
@@ -51,57 +49,39 @@ def float_dots(
     """
     reader = Reader(kind, micro.pair)
     left, right = reader.pointer(a), reader.pointer(b)
-    factors = [float_of(factor).splat(columns) for factor in (alpha, beta)]
     target = out.cast(f32 if out_kind == "f32" else bf16)
+    factors = float_of(alpha), float_of(beta)
+    added = c, c_stride, reads_c > 0, factors
+    epilogue = FloatEpilogue(k, *added, target, out_stride, m, n, c, c_stride)
     blocks = (n + (columns - 1)) // columns
     for item in k.parallel((blocks + item_blocks - 1) // item_blocks):
         first = item * item_blocks
         for block in k.range(first, minimum(first + item_blocks, blocks)):
             column = block * columns
             for row in k.range(0, m, rows):
-                pair = _Pair(
-                    rows=[left + minimum(row + i, m - 1) * a_row_stride for i in range(rows)],
-                    columns=[
-                        right + minimum(column + i, n - 1) * b_column_stride for i in range(columns)
-                    ],
-                )
+                starts = [left + minimum(row + i, m - 1) * a_row_stride for i in range(rows)]
+                others = [
+                    right + minimum(column + i, n - 1) * b_column_stride for i in range(columns)
+                ]
                 with k.scope():
-                    for i, total in enumerate(_dots(k, micro, reader, pair, k_size)):
+                    for i, total in enumerate(_dots(k, micro, reader, starts, others, k_size)):
                         for _ in k.when(row + i < m):
-                            value = k.register(total * factors[0])
-                            for _ in k.when(reads_c > 0):
-                                addend = c + ((row + i) * c_stride + column)
-                                more = load_head(addend, n - column, columns) * factors[1]
-                                value.value = value.value + more
-                            store_head(
-                                canonical(value.value)
-                                if out_kind == "f32"
-                                else value.value.to(bf16),
-                                target + ((row + i) * out_stride + column),
-                                n - column,
-                            )
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Where a few rows and a few columns begin."""
-
-    rows: list[Value]
-    columns: list[Value]
+                            epilogue.row((row + i, column), [total], ragged=True)
 
 
 def _dots(
-    k: Builder, micro: VectorMicro, reader: Reader, pair: _Pair, k_size: Value
-) -> list[Value]:
-    """For each row a vector of its products with the columns."""
+    k: Builder, micro: VectorMicro, reader: Reader, rows: list[Value], columns: list[Value],
+    k_size: Value,
+) -> list[Value]:  # fmt: skip
+    """For each row a vector of its products with the columns, by where they begin."""
     lanes, zero = micro.lanes, k.zeros(f32, micro.lanes)
-    sums = [[k.register(zero) for _ in pair.columns] for _ in pair.rows]
+    sums = [[k.register(zero) for _ in columns] for _ in rows]
 
     def add(at: Value, left: Value | None) -> None:
-        columns = [reader.along(start + at, lanes, left) for start in pair.columns]
-        for start, accumulators in zip(pair.rows, sums, strict=True):
+        units = [reader.along(start + at, lanes, left) for start in columns]
+        for start, accumulators in zip(rows, sums, strict=True):
             row = reader.along(start + at, lanes, left)
-            for accumulator, column in zip(accumulators, columns, strict=True):
+            for accumulator, column in zip(accumulators, units, strict=True):
                 accumulator.value = micro.combine(accumulator.value, row, column)
 
     turn = lanes * reader.depth

@@ -5,27 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
+from lowbit.isa.generic import prefetch, prefetch_far
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.float.operand import Reader
+from lowbit.kernels.cpu.float.operand import Operand, Reader
 from lowbit.registry import Registry
 
-if TYPE_CHECKING:
-    from lowbit.kernels.cpu.float.ahead import Ahead
-
 M = TypeVar("M", bound="FloatMicro")
-
-
-class FloatQuery(NamedTuple):
-    """What a product asks of an inner loop: operands of `kind`, "f32" or "bf16", read "packed",
-    "plain" (where they are), or "along" K."""
-
-    kind: str
-    reads: str = "packed"
 
 
 class FloatShape(NamedTuple):
@@ -46,12 +36,6 @@ class Left(Protocol):
     """Where the units of a block of rows come from."""
 
     def one(self, unit: Value, row: int) -> Value: ...
-
-
-class Right(Protocol):
-    """Where the units of a few vectors of columns come from."""
-
-    def vector(self, unit: Value, which: int) -> Value: ...
 
 
 @dataclass(frozen=True)
@@ -82,19 +66,31 @@ class PlainLeft:
 
 @dataclass(frozen=True)
 class PackedRight:
-    """A packed panel of `width` columns, from the first unit on."""
+    """A packed panel of `width` columns, from the first unit on. Units that lie so many `ahead` are
+    fetched while others are multiplied."""
 
     base: Value
     width: int
     lanes: int
+    ahead: int = 0
 
     def vector(self, unit: Value, which: int) -> Value:
         return (self.base + (unit * self.width + which * self.lanes)).load(self.lanes)
 
+    def fetch(self, unit: Value, vectors: int) -> None:
+        if self.ahead:
+            at = self.base + (unit + self.ahead) * self.width
+            for which in range(vectors):
+                prefetch(at + which * self.lanes)
+
 
 @dataclass(frozen=True)
 class PlainRight:
-    """Columns where they are, side by side; of vector number `masked`, if any, `left` exist."""
+    """Columns where they are, side by side; of vector number `masked`, if any, `left` exist.
+
+    ahead: so many units on lies what is fetched meanwhile, which is read so late that it waits in
+    the second-level cache; or so many elements, along rows.
+    """
 
     reader: Reader
     base: Value
@@ -102,11 +98,23 @@ class PlainRight:
     lanes: int
     masked: int | None
     left: Value
+    ahead: tuple[int, int]
 
     def vector(self, unit: Value, which: int) -> Value:
         at = self.base + (unit * self.reader.depth * self.stride + which * self.lanes)
         left = self.left if which == self.masked else None
         return self.reader.across(at, self.stride, self.lanes, left)
+
+    def fetch(self, unit: Value, vectors: int) -> None:
+        if any(self.ahead):
+            units, elements = self.ahead
+            bring = prefetch_far if units else prefetch
+            at = self.base + ((unit + units) * self.reader.depth * self.stride + elements)
+            for which in range(vectors):
+                bring(at + which * self.lanes)
+
+
+Right = PackedRight | PlainRight
 
 
 class Passing(NamedTuple):
@@ -115,8 +123,8 @@ class Passing(NamedTuple):
     rows are, if not one behind another."""
 
     scratch: Value
-    some: Callable[[], None]
-    rest: Callable[[], None]
+    some: Callable[[], None] = lambda: None
+    rest: Callable[[], None] = lambda: None
     stride: Value | None = None
 
 
@@ -143,11 +151,11 @@ class FloatMicro(ABC):
     def __repr__(self) -> str:
         return f"{self.name}/{self.isa.name}"
 
-    def refuses(self, query: FloatQuery) -> str:
-        """ "" if it can serve the query, else why not."""
-        if self.pair and query.kind != "bf16":
+    def refuses(self, right: Operand) -> str:
+        """ "" if it can serve products with this right operand, else why not."""
+        if self.pair and right.kind != "bf16":
             return "it multiplies pairs of bfloat16"
-        if query.reads != "packed" and (not self.plain or (self.pair and query.reads == "plain")):
+        if not right.packed and (not self.plain or (self.pair and right.along != "k")):
             return "it reads packed operands only"
         return ""
 
@@ -164,23 +172,21 @@ class FloatMicro(ABC):
     @abstractmethod
     def step(
         self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
-        ahead: Ahead | None = None, passing: Passing | None = None,
+        passing: Passing | None = None,
     ) -> list[list[Value]]:  # fmt: skip
-        """Emit the product of (rows, vectors) `sizes` over `units`, fetching what is `ahead`.
+        """Emit the product of (rows, vectors) `sizes` over `units`.
 
         Returns the sums [row][vector]; or nothing, if they go to scratch, of which `passing` tells.
         """
 
 
-_known: Registry[FloatMicro] = Registry("float micro-kernel", "lowbit.kernels.cpu.float")
+float_micro_kernels: Registry[FloatMicro] = Registry(
+    "float micro-kernel", "lowbit.kernels.cpu.float"
+)
+"""All inner loops."""
 
 
 def register(micro: M) -> M:
     """Make an inner loop known."""
-    _known.add(repr(micro), micro)
+    float_micro_kernels.add(repr(micro), micro)
     return micro
-
-
-def float_micro_kernels() -> tuple[FloatMicro, ...]:
-    """All inner loops."""
-    return tuple(_known)

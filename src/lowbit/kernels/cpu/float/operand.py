@@ -17,9 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lowbit.isa.generic import load_head, shuffle
+from lowbit.isa.generic import shuffle
 from lowbit.isa.types import Scalar, Vector, f32, u16, u32
 from lowbit.isa.value import Value
+from lowbit.kernels.cpu.shared.formats import load_vector
 
 _HALF = 16  # bits of a bfloat16
 ELEMENTS: dict[str, Scalar] = {"f32": u32, "bf16": u16}
@@ -39,10 +40,6 @@ class Operand(NamedTuple):
     along: str
     packed: bool
     copied: bool = False
-
-
-def _load(at: Value, lanes: int, left: Value | None) -> Value:
-    return at.load(lanes) if left is None else load_head(at, left, lanes)
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,15 @@ class Reader:
         """
         if self.pair and left is None:
             return at.cast(u32).load(lanes)
-        loaded = _load(at, lanes * self.depth, left)
+        loaded = load_vector(at, lanes * self.depth, left)
         return loaded.bits(Vector(u32, lanes)) if self.pair else self._widened(loaded)
 
     def across(self, at: Value, stride: Value, lanes: int, left: Value | None = None) -> Value:
         """The units at one k of `lanes` neighbours, the first `left` of them if given: u32."""
         if self.pair:
-            lower, upper = (_load(place, lanes, left) for place in (at, at + stride))
+            lower, upper = (load_vector(place, lanes, left) for place in (at, at + stride))
             return lower.to(u32) | (upper.to(u32) << _HALF)
-        return self._widened(_load(at, lanes, left))
+        return self._widened(load_vector(at, lanes, left))
 
     def one(self, at: Value, stride: Value, half: bool = False) -> Value:
         """One unit, a u32; with `half` the second element of a pair is beyond K, thus zero."""

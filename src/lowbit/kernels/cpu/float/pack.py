@@ -152,10 +152,6 @@ def pack_lines(k: Builder, source: Source, part: Part, units: int) -> None:
             place = part.target + (first * part.width + i * units)
             start = source.at(part.x + i, first)
             here = k.register(k.index(0))
-            if source.along == "k":
-                for _ in k.when(first + (units - 1) < whole):
-                    place.store(reader.along(start, units))
-                    here.value = k.index(units)
             for u in k.range(here.value, minimum(k.index(units), whole - first)):
                 at = start + u * reader.depth * source.stride
                 (place + u).store(reader.one(at, source.stride))

@@ -19,7 +19,6 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, bf16, f32, u32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.float.ahead import Ahead, Along, Beside
 from lowbit.kernels.cpu.float.micro_kernel import (
     FloatMicro,
     FloatShape,
@@ -33,13 +32,15 @@ from lowbit.kernels.cpu.float.micro_kernel import (
 )
 from lowbit.kernels.cpu.float.operand import Operand, Reader, float_of
 from lowbit.kernels.cpu.float.pack import Part, Source, copy_rows, pack_lines, pack_units
-from lowbit.kernels.cpu.float.store import Finish, Pending, store_tile
+from lowbit.kernels.cpu.float.store import FloatEpilogue, PendingTile
 from lowbit.kernels.cpu.shared.layout import LINE
 
 _PANELS_PER_COPY = 16  # from which on rows are copied for tiles
 _UNITS_AHEAD = 16  # of a packed panel that comes from the second-level cache
 _ADDED = 16  # vectors of a row that an item of the region adds which adds up slices
 _ROWS_IN_PASSING = 2  # finished for each 32 k; more would outlast the products
+
+Range = tuple[Value, Value]
 
 
 def _ceil(a: Value, b: Value | int) -> Value:
@@ -86,12 +87,11 @@ def float_product(
     ahead: tuple[int, int],
     sliced: bool,
 ) -> None:
-    """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Work and _Calls.
+    """out[m, n] = alpha·a[m, k_size]·b[k_size, n] + beta·c[m, n]; see _Product.
 
-    Strides count elements. `k_size` is a part of K, `k_block` a multiple of the micro-kernel's
-    quantum. An item is so many blocks of rows by so many panels, of which `group_panels` meet all
-    rows before the next; if `sliced`, all rows over `k_slice` of K, in blocks. alpha, beta: bits.
-    Scratch: private, so many bytes a thread; shared, for a packed left operand or slices' sums.
+    Strides count elements. `k_block` is a multiple of the micro-kernel's quantum. An item is so
+    many blocks of rows by so many panels, `group_panels` at a time; if `sliced`, all rows over
+    `k_slice` of K. Scratch: `private`, for each thread; `shared`, for packed rows or slices' sums.
     """
     mine = private + k.thread() * private_bytes
     a_source = _source(k, left, micro, a, (a_stride, a_row_stride), (m, k_size))
@@ -100,96 +100,20 @@ def float_product(
     units = _ceil(k_size, micro.quantum) * (micro.quantum // depth)
     packed = shared.cast(u32), mine.cast(u32)
     copied = _copied(a_source, mine, k_block, group_panels * (shape.vectors * micro.lanes))
-    slices = _Slices(shared.cast(f32), k_slice // depth, units) if sliced else None
-    work = _Work(micro, shape, left, right, ahead, (a_source, b_source), packed, copied,
-                 units, k_block // depth, slices, _pending(k, micro, shape))  # fmt: skip
+    slices = _Slices(k, shared.cast(f32), k_slice // depth, units) if sliced else None
+    block_units, pending = k_block // depth, _pending(k, micro, shape)
     target = out.cast(f32 if out_kind == "f32" else bf16)
     sums = (target, out_stride) if out_kind == "f32" else (partial, partial_stride)
-    calls = _Calls(c, c_stride, reads_c, *sums, target, out_stride, (alpha, beta), first, last)
-    _items(k, work, calls, (item_blocks, item_panels, group_panels))
+    call = FloatEpilogue(k, c, c_stride, reads_c, (alpha, beta), target, out_stride, m, n, *sums)
+    work = _Product(k, micro, shape, left, right, ahead, a_source, b_source, packed, copied, units,
+                    block_units, slices, pending, call, (first, last))  # fmt: skip
+    work.run(item_blocks, item_panels, group_panels)
 
 
-def _pending(k: Builder, micro: FloatMicro, shape: FloatShape) -> Pending | None:
+def _pending(k: Builder, micro: FloatMicro, shape: FloatShape) -> PendingTile | None:
     """The sums that are finished in passing, where registers do not hold them."""
     tile = shape.rows * shape.vectors * micro.lanes
-    return None if micro.in_registers else Pending(k, k.local(f32, tile))
-
-
-def _items(k: Builder, work: _Work, calls: _Calls, item: tuple[Value, Value, Value]) -> None:
-    """All items: of so many blocks of rows by so many panels, in groups of panels."""
-    (item_blocks, item_panels, group), slices = item, work.slices
-    blocks = _ceil(work.sources[0].extent, work.shape.rows)
-    panels = _ceil(work.sources[1].extent, work.shape.vectors * work.micro.lanes)
-    if work.left.packed:
-        _pack_left(k, work, blocks)
-    work.micro.begin(k)
-    across = _ceil(panels, item_panels)
-    down = slices.count if slices else _ceil(blocks, item_blocks)
-    for number in k.parallel(down * across):
-        part, column = number // across, number % across * item_panels
-        rows, units = (k.index(0), blocks), (k.index(0), work.units)
-        if slices:
-            units = slices.units(part)
-        else:
-            rows = part * item_blocks, minimum((part + 1) * item_blocks, blocks)
-        end = minimum(column + item_panels, panels)
-        for unit in k.range(*units, work.block_units):
-            finish = _finish(k, work, calls, unit)
-            if slices:
-                finish = slices.finish(k, finish, part, unit > units[0])
-            for first in k.range(column, end, group):
-                columns = first, minimum(first + group, end)
-                block = unit, minimum(unit + work.block_units, units[1])
-                _multiply(k, work, finish, rows, columns, panels, block)
-    work.micro.end(k)
-    if slices:
-        slices.add(k, _finish(k, work, calls, k.index(0)), work.micro.lanes)
-
-
-@dataclass(frozen=True)
-class _Slices:
-    """K in slices of `size` units, each with sums [m, n] of its own."""
-
-    sums: Value
-    size: Value
-    all_units: Value
-
-    @property
-    def count(self) -> Value:
-        return _ceil(self.all_units, self.size)
-
-    def units(self, number: Value) -> tuple[Value, Value]:
-        """From, to of a slice."""
-        first = number * self.size
-        return first, minimum(first + self.size, self.all_units)
-
-    def finish(self, k: Builder, finish: Finish, number: Value, reads: Value) -> Finish:
-        """What follows a block of K of a slice; `reads`: sums of those before it are there."""
-        own = self.sums + number * (finish.m * finish.n)
-        return replace(
-            finish, source=own, source_stride=finish.n, reads=reads,
-            factors=(finish.factors[0], k.constant(1.0, f32)),
-            partial=own, partial_stride=finish.n, out=own, out_stride=finish.n,
-        )  # fmt: skip
-
-    def add(self, k: Builder, finish: Finish, lanes: int) -> None:
-        """Another region: the sums of all slices, in their order, become the output."""
-        ends = k.index(0).equals(0)
-        finish = replace(finish, factors=(k.constant(1.0, f32), finish.factors[1]), ends=ends)
-        wide = _ADDED * lanes
-        pieces = _ceil(finish.n, wide)
-        for item in k.parallel(finish.m * pieces):
-            row, first = item // pieces, item % pieces * wide
-            for column in k.range(first, minimum(first + wide, finish.n), lanes):
-                at, left = self.sums + (row * finish.n + column), finish.n - column
-                with k.scope():
-                    total = k.register(load_head(at, left, lanes))
-                    for number in k.range(1, self.count):
-                        more = load_head(at + number * (finish.m * finish.n), left, lanes)
-                        total.value = total.value + more
-                    sums = [[total.value]]
-                with k.scope():
-                    store_tile(k, finish, (row, column), sums, lanes, ragged=True)
+    return None if micro.in_registers else PendingTile(k, k.local(f32, tile), micro.lanes)
 
 
 def _source(
@@ -211,186 +135,233 @@ def _copied(source: Source, mine: Value, k_block: Value, columns: Value) -> Sour
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What all items share. The packed left operand has room for whole blocks, with K rounded up
-    to the quantum; of the right one, a panel over a block of K is packed at a time."""
+class _Slices:
+    """K in slices of `size` units, each with sums [m, n] of its own."""
 
+    k: Builder
+    sums: Value
+    size: Value
+    all_units: Value
+
+    @property
+    def count(self) -> Value:
+        return _ceil(self.all_units, self.size)
+
+    def units(self, number: Value) -> Range:
+        """From, to of a slice."""
+        first = number * self.size
+        return first, minimum(first + self.size, self.all_units)
+
+    def epilogue(self, whole: FloatEpilogue, number: Value, reads: Value) -> FloatEpilogue:
+        """What follows a block of K of a slice; `reads`: sums of those before it are there."""
+        own, factors = self.sums + number * (whole.m * whole.n), whole.factors
+        return replace(
+            whole, source=own, source_stride=whole.n, reads=reads,
+            factors=(factors[0], self.k.constant(1.0, f32)), out=own, out_stride=whole.n,
+            ends=None,
+        )  # fmt: skip
+
+    def add(self, epilogue: FloatEpilogue, lanes: int) -> None:
+        """Another region: the sums of all slices, in their order, become the output."""
+        factors = self.k.constant(1.0, f32), epilogue.factors[1]
+        k, epilogue, wide = self.k, replace(epilogue, factors=factors, ends=None), _ADDED * lanes
+        pieces = _ceil(epilogue.n, wide)
+        for item in k.parallel(epilogue.m * pieces):
+            row, first = item // pieces, item % pieces * wide
+            for column in k.range(first, minimum(first + wide, epilogue.n), lanes):
+                at, left = self.sums + (row * epilogue.n + column), epilogue.n - column
+                with k.scope():
+                    total = k.register(load_head(at, left, lanes))
+                    for number in k.range(1, self.count):
+                        more = load_head(at + number * (epilogue.m * epilogue.n), left, lanes)
+                        total.value = total.value + more
+                    sums = [[total.value]]
+                with k.scope():
+                    epilogue.tile((row, column), sums, ragged=True)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """What all items share. The packed left operand has room for whole blocks, with K rounded up
+    to the quantum; of the right one, some panels over a block of K are packed at a time, and all
+    rows of an item meet them before the next.
+
+    call: where a call of the kernel gets c, if `reads`, and leaves sums; factors are bits. whole:
+    whether it has the first part of K, which begins from beta·c, as the others do from `partial`,
+    and the last, as all but that leave sums there; for float32 outputs it is the output itself.
+    """
+
+    k: Builder
     micro: FloatMicro
     shape: FloatShape
     left: Operand
     right: Operand
     ahead: tuple[int, int]
-    sources: tuple[Source, Source]
+    rows: Source
+    columns: Source
     packed: tuple[Value, Value]
     copied: Source
     units: Value
     block_units: Value
     slices: _Slices | None
-    pending: Pending | None
+    pending: PendingTile | None
+    call: FloatEpilogue
+    whole: tuple[Value, Value]
 
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.shape.vectors * self.micro.lanes
 
-@dataclass(frozen=True)
-class _Calls:
-    """Where a call of the kernel gets c, if `reads_c`, and leaves sums.
+    def run(self, item_blocks: Value, item_panels: Value, group: Value) -> None:
+        """All items: of so many blocks of rows by so many panels, in groups of panels."""
+        k, slices = self.k, self.slices
+        blocks = _ceil(self.rows.extent, self.shape.rows)
+        panels = _ceil(self.columns.extent, self.width)
+        if self.left.packed:
+            self._pack_left(blocks)
+        self.micro.begin(k)
+        across = _ceil(panels, item_panels)
+        down = slices.count if slices else _ceil(blocks, item_blocks)
+        for number in k.parallel(down * across):
+            part, column = number // across, number % across * item_panels
+            rows, units = (k.index(0), blocks), (k.index(0), self.units)
+            if slices:
+                units = slices.units(part)
+            else:
+                rows = part * item_blocks, minimum((part + 1) * item_blocks, blocks)
+            end = minimum(column + item_panels, panels)
+            for unit in k.range(*units, self.block_units):
+                epilogue = self._epilogue(unit)
+                if slices:
+                    epilogue = slices.epilogue(epilogue, part, unit > units[0])
+                for first in k.range(column, end, group):
+                    columns = first, minimum(first + group, end)
+                    block = unit, minimum(unit + self.block_units, units[1])
+                    self._multiply(epilogue, rows, columns, panels, block)
+        self.micro.end(k)
+        if slices:
+            slices.add(self._epilogue(k.index(0)), self.micro.lanes)
 
-    The `first` part of K begins from beta·c, the others from `partial`, which all but the `last`
-    one leave their sums in; for float32 outputs it is the output itself.
-    """
+    def _pack_left(self, blocks: Value) -> None:
+        """The first region: an item is one block of rows over one block of K."""
+        pieces, rows = _ceil(self.units, self.block_units), self.shape.rows
+        for item in self.k.parallel(blocks * pieces):
+            block, first = item // pieces, item % pieces * self.block_units
+            last = minimum(first + self.block_units, self.units)
+            target = self.packed[0] + block * self.units * rows
+            part = Part(block * rows, rows, first, last, target)
+            if self.micro.line > 1:
+                pack_lines(self.k, self.rows, part, self.micro.line)
+            else:
+                pack_units(self.k, self.rows, part, self.micro.lanes)
 
-    c: Value
-    c_stride: Value
-    reads_c: Value
-    partial: Value
-    partial_stride: Value
-    out: Value
-    out_stride: Value
-    factors: tuple[Value, Value]
-    first: Value
-    last: Value
+    def _epilogue(self, unit: Value) -> FloatEpilogue:
+        """What follows the block of K that begins at `unit`."""
+        k, call = self.k, self.call
+        begins, (alpha, beta) = (
+            self.whole[0].equals(1) & unit.equals(0),
+            map(float_of, call.factors),
+        )
+        source = k.register(call.partial)
+        for _ in k.when(begins):
+            source.value = call.source
+        epilogue = replace(
+            call,
+            source=source.value,
+            source_stride=select(begins, call.source_stride, call.partial_stride),
+            reads=select(begins, call.reads, k.index(1)) > 0,
+            factors=(alpha, select(begins, beta, k.constant(1.0, f32))),
+            ends=self.whole[1].equals(1) & (self.units < unit + self.block_units + 1),
+        )
+        return epilogue if call.out.type != call.partial.type else replace(epilogue, ends=None)
 
+    def _multiply(
+        self, epilogue: FloatEpilogue, rows: Range, columns: Range, panels: Value, units: Range
+    ) -> None:
+        """Blocks of rows from, to by panels of columns from, to over units from, to, a block of
+        K."""
+        k, shape, width, (unit, end) = self.k, self.shape, self.width, units
+        panel_units = self.block_units * width
+        if self.right.packed:
+            for panel in k.range(*columns):
+                target = self.packed[1] + ((panel - columns[0]) * panel_units - unit * width)
+                part = Part(panel * width, width, unit, end, target)
+                pack_units(k, self.columns, part, self.micro.lanes)
+        whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
+        for block in k.range(*rows):
+            left = self._left(block, units, columns[1] - columns[0])
 
-def _pack_left(k: Builder, work: _Work, blocks: Value) -> None:
-    """The first region: an item is one block of rows over one block of K."""
-    pieces, rows = _ceil(work.units, work.block_units), work.shape.rows
-    for item in k.parallel(blocks * pieces):
-        block, first = item // pieces, item % pieces * work.block_units
-        last = minimum(first + work.block_units, work.units)
-        target = work.packed[0] + block * work.units * rows
-        part = Part(block * rows, rows, first, last, target)
-        if work.micro.line > 1:
-            pack_lines(k, work.sources[0], part, work.micro.line)
+            def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
+                packed = self.packed[1] + (panel - columns[0]) * panel_units
+                self._step(epilogue, left, packed, (block, panel), units, vectors)
+
+            for panel in k.range(columns[0], whole):
+                step(panel, shape.vectors)
+            if shape.tail:
+                for _ in k.when(whole < columns[1]):
+                    self._drain(epilogue, shape.vectors)
+                    step(whole, shape.tail)
+                    self._drain(epilogue, shape.tail)
+        self._drain(epilogue, shape.vectors)
+
+    def _ragged(self, vectors: int) -> bool:
+        """Whether of a step of so many vectors, the last in a row, the last may not be whole."""
+        return self.shape.ragged and vectors == (self.shape.tail or vectors)
+
+    def _drain(self, epilogue: FloatEpilogue, vectors: int) -> None:
+        """Finish what waits of a step of so many vectors."""
+        if self.pending is not None:
+            self.pending.finish(epilogue, vectors, self._ragged(vectors))
+
+    def _step(
+        self, epilogue: FloatEpilogue, left: Left, packed: Value, place: tuple[Value, Value],
+        block_units: Range, vectors: int,
+    ) -> None:  # fmt: skip
+        """One block of rows times one panel of columns, `packed` there or not, over a block of
+        K."""
+        k, shape, lanes, (block, panel) = self.k, self.shape, self.micro.lanes, place
+        row, column = block * shape.rows, panel * self.width
+        unit, units = block_units[0], block_units[1] - block_units[0]
+        ragged, pending, passing = self._ragged(vectors), self.pending, None
+        if self.right.packed:
+            right: Right = PackedRight(packed, self.width, lanes, _UNITS_AHEAD)
         else:
-            pack_units(k, work.sources[0], part, work.micro.lanes)
+            source, reader = self.columns, self.columns.reader
+            start = source.base + (column + unit * reader.depth * source.stride)
+            exist = source.extent - (column + (vectors - 1) * lanes)
+            masked = vectors - 1 if ragged else None
+            ahead = self.ahead[0] // reader.depth, self.ahead[1] // reader.bytes
+            right = PlainRight(reader, start, source.stride, lanes, masked, exist, ahead)
+        if pending is not None:
+            rest = partial(pending.finish, epilogue, vectors, ragged)
+            passing = Passing(pending.scratch, partial(rest, rows=_ROWS_IN_PASSING), rest)
+        with k.scope():
+            sums = self.micro.step(k, (shape.rows, vectors), left, right, units, passing)
+        if pending is not None:
+            pending.put(epilogue, (row, column), shape.rows)
+            return
+        with k.scope():  # the accumulators have become plain values
+            epilogue.tile((row, column), sums, ragged)
 
-
-def _multiply(
-    k: Builder, work: _Work, finish: Finish, rows: tuple[Value, Value],
-    columns: tuple[Value, Value], panels: Value, units: tuple[Value, Value],
-) -> None:  # fmt: skip
-    """Blocks of rows from, to by panels of columns from, to over units from, to, a block of K."""
-    shape, lanes, (unit, end) = work.shape, work.micro.lanes, units
-    width = shape.vectors * lanes
-    panel_units = work.block_units * width
-    if work.right.packed:
-        for panel in k.range(*columns):
-            target = work.packed[1] + ((panel - columns[0]) * panel_units - unit * width)
-            pack_units(k, work.sources[1], Part(panel * width, width, unit, end, target), lanes)
-    whole = minimum(columns[1], panels - 1) if shape.tail else columns[1]
-    for block in k.range(*rows):
-        left = _left(k, work, block, units, columns[1] - columns[0])
-
-        def step(panel: Value, vectors: int, block: Value = block, left: Left = left) -> None:
-            packed = work.packed[1] + (panel - columns[0]) * panel_units
-            _step(k, work, finish, left, packed, (block, panel), units, vectors)
-
-        for panel in k.range(columns[0], whole):
-            step(panel, shape.vectors)
-        if shape.tail:
-            for _ in k.when(whole < columns[1]):
-                _drain(k, work, finish, shape.vectors)
-                step(whole, shape.tail)
-                _drain(k, work, finish, shape.tail)
-    _drain(k, work, finish, shape.vectors)
-
-
-def _ragged(shape: FloatShape, vectors: int) -> bool:
-    """Whether of a step of so many vectors, the last in a row, the last may not be whole."""
-    return shape.ragged and vectors == (shape.tail or vectors)
-
-
-def _drain(k: Builder, work: _Work, finish: Finish, vectors: int) -> None:
-    """Finish what waits of a step of so many vectors."""
-    if work.pending is not None:
-        ragged = _ragged(work.shape, vectors)
-        work.pending.finish(k, finish, vectors, work.micro.lanes, ragged)
-
-
-def _finish(k: Builder, work: _Work, calls: _Calls, unit: Value) -> Finish:
-    """What follows the block of K that begins at `unit`."""
-    begins, (alpha, beta) = calls.first.equals(1) & unit.equals(0), map(float_of, calls.factors)
-    source = k.register(calls.partial)
-    for _ in k.when(begins):
-        source.value = calls.c
-    return Finish(
-        source=source.value,
-        source_stride=select(begins, calls.c_stride, calls.partial_stride),
-        reads=select(begins, calls.reads_c, k.index(1)) > 0,
-        factors=(alpha, select(begins, beta, k.constant(1.0, f32))),
-        partial=calls.partial,
-        partial_stride=calls.partial_stride,
-        out=calls.out,
-        out_stride=calls.out_stride,
-        ends=calls.last.equals(1) & (work.units < unit + work.block_units + 1),
-        m=work.sources[0].extent,
-        n=work.sources[1].extent,
-    )
-
-
-def _step(
-    k: Builder, work: _Work, finish: Finish, left: Left, packed: Value, place: tuple[Value, Value],
-    block_units: tuple[Value, Value], vectors: int,
-) -> None:  # fmt: skip
-    """One block of rows times one panel of columns, `packed` there or not, over a block of K."""
-    shape, lanes, (block, panel) = work.shape, work.micro.lanes, place
-    row, column = block * shape.rows, panel * (shape.vectors * lanes)
-    unit, units = block_units[0], block_units[1] - block_units[0]
-    ragged, pending = _ragged(shape, vectors), work.pending
-    if work.right.packed:
-        right: Right = PackedRight(packed, shape.vectors * lanes, lanes)
-    else:
-        right = _plain_right(work, column, unit, vectors, vectors - 1 if ragged else None)
-    ahead, passing = _ahead(work, right, vectors), None
-    if pending is not None:
-        rest = partial(pending.finish, k, finish, vectors, lanes, ragged)
-        passing = Passing(pending.scratch, partial(rest, rows=_ROWS_IN_PASSING), rest)
-    with k.scope():
-        sums = work.micro.step(k, (shape.rows, vectors), left, right, units, ahead, passing)
-    if pending is not None:
-        pending.put(finish, (row, column), shape.rows)
-        return
-    with k.scope():  # the accumulators have become plain values
-        store_tile(k, finish, (row, column), sums, lanes, ragged)
-
-
-def _left(k: Builder, work: _Work, block: Value, units: tuple[Value, Value], panels: Value) -> Left:
-    """A block of rows over units from, to, which so many panels will meet."""
-    rows, source, copied, unit = work.shape.rows, work.sources[0], work.copied, units[0]
-    if work.left.packed:
-        return PackedLeft(work.packed[0] + (block * work.units + unit) * rows, rows)
-    if not work.left.copied:
-        starts = [source.at(block * rows + row, unit) for row in range(rows)]
-        return PlainLeft(source.reader, starts, source.stride)
-    if work.micro.in_registers:
-        copy_rows(k, source, copied, block, rows, units)
-        starts = [copied.base + copied.x_stride * row for row in range(rows)]
-        return PlainLeft(source.reader, starts, source.stride)
-    # Tiles take whole rows, whole units, from anywhere: for a few panels as they lie.
-    start, apart = k.register(copied.base), k.register(copied.x_stride)
-    whole = (block * rows + (rows - 1) < source.extent) & (panels < _PANELS_PER_COPY)
-    for _ in k.when(whole & (units[1] * source.reader.depth < source.depth + 1)):
-        start.value, apart.value = source.at(block * rows, unit), source.x_stride
-    for _ in k.when(apart.value.equals(copied.x_stride)):
-        copy_rows(k, source, copied, block, rows, units)
-        start.value = copied.base
-    return PlainLeft(source.reader, [start.value], source.stride, apart.value)
-
-
-def _plain_right(
-    work: _Work, column: Value, unit: Value, vectors: int, masked: int | None
-) -> PlainRight:
-    lanes, source = work.micro.lanes, work.sources[1]
-    start = source.base + (column + unit * source.reader.depth * source.stride)
-    left = source.extent - (column + (vectors - 1) * lanes)
-    return PlainRight(source.reader, start, source.stride, lanes, masked, left)
-
-
-def _ahead(work: _Work, right: Right, vectors: int) -> Ahead | None:
-    """What fetches, unit by unit, what is to be read later: of a packed panel, or of an operand
-    that is read where it is."""
-    if isinstance(right, PackedRight):
-        return Along(right, vectors, _UNITS_AHEAD)
-    assert isinstance(right, PlainRight)
-    rows, along = work.ahead
-    if not rows and not along:
-        return None
-    return Beside(right, vectors, rows // right.reader.depth, along // right.reader.bytes)
+    def _left(self, block: Value, units: Range, panels: Value) -> Left:
+        """A block of rows over units from, to, which so many panels will meet."""
+        k, rows, source, copied = self.k, self.shape.rows, self.rows, self.copied
+        if self.left.packed:
+            return PackedLeft(self.packed[0] + (block * self.units + units[0]) * rows, rows)
+        if not self.left.copied:
+            starts = [source.at(block * rows + row, units[0]) for row in range(rows)]
+            return PlainLeft(source.reader, starts, source.stride)
+        if self.micro.in_registers:
+            copy_rows(k, source, copied, block, rows, units)
+            starts = [copied.base + copied.x_stride * row for row in range(rows)]
+            return PlainLeft(source.reader, starts, source.stride)
+        # Tiles take whole rows, whole units, from anywhere: for a few panels as they lie.
+        start, apart = k.register(copied.base), k.register(copied.x_stride)
+        whole = (block * rows + (rows - 1) < source.extent) & (panels < _PANELS_PER_COPY)
+        for _ in k.when(whole & (units[1] * source.reader.depth < source.depth + 1)):
+            start.value, apart.value = source.at(block * rows, units[0]), source.x_stride
+        for _ in k.when(apart.value.equals(copied.x_stride)):
+            copy_rows(k, source, copied, block, rows, units)
+            start.value = copied.base
+        return PlainLeft(source.reader, [start.value], source.stride, apart.value)

@@ -2,125 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from lowbit.isa.generic import load_head, minimum, select, store_head
-from lowbit.isa.types import bf16
+from lowbit.isa.generic import minimum, select
+from lowbit.isa.types import Vector, element_of
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.functions import canonical
+from lowbit.kernels.cpu.shared.formats import Convert, load_vector, same, store_vector, storing
 
 
 @dataclass(frozen=True)
-class Finish:
-    """How sums become output: value = factors[0]·sum + factors[1]·source, if `reads`.
+class FloatEpilogue:
+    """How sums become output [m, n]: value = factors[0]·sum + factors[1]·source, if `reads`.
 
-    Goes to `out` if this is where the sum `ends`, else to `partial`. m, n: rows and columns that
-    there are.
+    It goes to `out`; but where the sum does not end, as `ends` says, to `partial`, float32.
     """
 
+    k: Builder
     source: Value
     source_stride: Value
     reads: Value
     factors: tuple[Value, Value]
-    partial: Value
-    partial_stride: Value
     out: Value
     out_stride: Value
-    ends: Value
     m: Value
     n: Value
+    partial: Value
+    partial_stride: Value
+    ends: Value | None = None
+
+    def tile(self, place: tuple[Value, Value], sums: list[list[Value]], ragged: bool) -> None:
+        """Finish and store sums [row][vector] at (row, column) `place`.
+
+        `ragged`: the last vector may not be whole.
+        """
+        k, (row, column), rows = self.k, place, len(sums)
+        for _ in k.when(row + (rows - 1) < self.m):
+            for r, values in enumerate(sums):
+                self.row((row + r, column), values, ragged)
+        for _ in k.when(self.m < row + rows):
+            for r, values in enumerate(sums[:-1]):
+                for _ in k.when(row + r < self.m):
+                    self.row((row + r, column), values, ragged)
+
+    def row(self, place: tuple[Value, Value], sums: Sequence[Value], ragged: bool) -> None:
+        """Finish and store a row of vectors."""
+        k, (row, column), lanes = self.k, place, cast(Vector, sums[0].type).lanes
+        left: list[Value | None] = [None] * len(sums)
+        if ragged:
+            left[-1] = self.n - (column + (len(sums) - 1) * lanes)
+        alpha, beta = (factor.splat(lanes) for factor in self.factors)
+        source = self.source + (row * self.source_stride + column)
+        with k.scope():
+            totals = [k.register(value * alpha) for value in sums]
+            for _ in k.when(self.reads):
+                for v, (total, count) in enumerate(zip(totals, left, strict=True)):
+                    more = load_vector(source + v * lanes, lanes, count) * beta
+                    total.value = total.value + more
+            values = [total.value for total in totals]
+
+        def store(out: Value, stride: Value, convert: Convert) -> None:
+            target = out + (row * stride + column)
+            for v, (value, count) in enumerate(zip(values, left, strict=True)):
+                store_vector(convert(value), target + v * lanes, count)
+
+        rounded = storing(str(element_of(self.out.type)), ())
+        if self.ends is None:
+            store(self.out, self.out_stride, rounded)
+            return
+        for _ in k.when(self.ends):
+            store(self.out, self.out_stride, rounded)
+        for _ in k.when(select(self.ends, k.index(0), k.index(1)) > 0):
+            store(self.partial, self.partial_stride, same)
 
 
-def store_tile(
-    k: Builder, finish: Finish, place: tuple[Value, Value], sums: list[list[Value]], lanes: int,
-    ragged: bool,
-) -> None:  # fmt: skip
-    """Finish and store sums [row][vector] at (row, column) `place`.
-
-    `ragged`: the last vector may not be whole.
-    """
-    (row, column), rows = place, len(sums)
-    for _ in k.when(row + (rows - 1) < finish.m):
-        for r, values in enumerate(sums):
-            _store_row(k, finish, (row + r, column), values, lanes, ragged)
-    for _ in k.when(finish.m < row + rows):
-        for r, values in enumerate(sums[:-1]):
-            for _ in k.when(row + r < finish.m):
-                _store_row(k, finish, (row + r, column), values, lanes, ragged)
-
-
-class Pending:
+class PendingTile:
     """The sums of the step before, row by row in scratch: they are finished in passing, a few rows
     at a time, while the next step is multiplied."""
 
-    def __init__(self, k: Builder, scratch: Value) -> None:
-        self.scratch = scratch
+    def __init__(self, k: Builder, scratch: Value, lanes: int) -> None:
+        self._k, self.scratch, self._lanes = k, scratch, lanes
         self._row, self._column, self._done, self._count = (
             k.register(k.index(0)) for _ in range(4)
         )
 
-    def put(self, finish: Finish, place: tuple[Value, Value], rows: int) -> None:
+    def put(self, epilogue: FloatEpilogue, place: tuple[Value, Value], rows: int) -> None:
         """Scratch holds now what belongs there."""
         row, self._column.value = place
         self._row.value = row
-        self._count.value = minimum(row.machine.constant(rows, row.type), finish.m - row)
+        self._count.value = minimum(row.machine.constant(rows, row.type), epilogue.m - row)
         self._done.value = row.machine.constant(0, row.type)
 
     def finish(
-        self, k: Builder, finish: Finish, vectors: int, lanes: int, ragged: bool,
-        rows: int | None = None,
-    ) -> None:  # fmt: skip
+        self, epilogue: FloatEpilogue, vectors: int, ragged: bool, rows: int | None = None
+    ) -> None:
         """Finish and store so many rows more, as far as there are; None: all."""
         done, end = self._done.value, self._count.value
         last = end if rows is None else minimum(done + rows, end)
-        line = vectors * lanes
-        for r in k.range(done, last):
+        line, lanes = vectors * self._lanes, self._lanes
+        for r in self._k.range(done, last):
             values = [(self.scratch + (r * line + v * lanes)).load(lanes) for v in range(vectors)]
-            place = self._row.value + r, self._column.value
-            _store_row(k, finish, place, values, lanes, ragged)
+            epilogue.row((self._row.value + r, self._column.value), values, ragged)
         self._done.value = last
-
-
-def _store_row(
-    k: Builder, finish: Finish, place: tuple[Value, Value], sums: list[Value], lanes: int,
-    ragged: bool,
-) -> None:  # fmt: skip
-    """Finish and store a row of vectors."""
-    row, column = place
-    left: list[Value | None] = [None] * len(sums)
-    if ragged:
-        left[-1] = finish.n - (column + (len(sums) - 1) * lanes)
-    alpha, beta = (factor.splat(lanes) for factor in finish.factors)
-    source = finish.source + (row * finish.source_stride + column)
-    with k.scope():
-        totals = [k.register(value * alpha) for value in sums]
-        for _ in k.when(finish.reads):
-            for v, (total, count) in enumerate(zip(totals, left, strict=True)):
-                more = _load(source + v * lanes, count, lanes) * beta
-                total.value = total.value + more
-        values = [total.value for total in totals]
-    if finish.out.type == finish.partial.type:
-        target = finish.out + (row * finish.out_stride + column)
-        for v, (value, count) in enumerate(zip(values, left, strict=True)):
-            _store(canonical(value), target + v * lanes, count)
-        return
-    for _ in k.when(finish.ends):
-        target = finish.out + (row * finish.out_stride + column)
-        for v, (value, count) in enumerate(zip(values, left, strict=True)):
-            _store(value.to(bf16), target + v * lanes, count)
-    for _ in k.when(select(finish.ends, k.index(0), k.index(1)) > 0):
-        partial = finish.partial + (row * finish.partial_stride + column)
-        for v, (value, count) in enumerate(zip(values, left, strict=True)):
-            _store(value, partial + v * lanes, count)
-
-
-def _load(at: Value, count: Value | None, lanes: int) -> Value:
-    return at.load(lanes) if count is None else load_head(at, count, lanes)
-
-
-def _store(value: Value, at: Value, count: Value | None) -> None:
-    if count is None:
-        at.store(value)
-    else:
-        store_head(value, at, count)

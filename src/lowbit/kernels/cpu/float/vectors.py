@@ -17,14 +17,12 @@ from collections.abc import Callable
 
 from lowbit.isa import GENERIC
 from lowbit.isa.avx2 import AVX2
-from lowbit.isa.avx512 import AVX512
-from lowbit.isa.avx512_bf16 import AVX512_BF16, vdpbf16ps
+from lowbit.isa.avx512 import AVX512, AVX512_BF16, vdpbf16ps
 from lowbit.isa.generic import fma
 from lowbit.isa.instruction_set import InstructionSet
 from lowbit.isa.types import Vector, bf16, f32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.float.ahead import Ahead
 from lowbit.kernels.cpu.float.micro_kernel import FloatMicro, Left, Passing, Right, register
 
 LATENCY = 5  # cycles until an accumulator can be used again, with two products a cycle at best
@@ -75,7 +73,7 @@ class VectorMicro(FloatMicro):
 
     def step(
         self, k: Builder, sizes: tuple[int, int], left: Left, right: Right, units: Value,
-        ahead: Ahead | None = None, passing: Passing | None = None,
+        passing: Passing | None = None,
     ) -> list[list[Value]]:  # fmt: skip
         rows, vectors = sizes
         products = rows * vectors
@@ -88,23 +86,19 @@ class VectorMicro(FloatMicro):
         whole = units // unroll * unroll
         for unit in k.range(0, whole, unroll):
             for u in range(unroll):
-                self._multiply(left, right, unit + u, sums[u % parts], ahead)
+                self._multiply(left, right, unit + u, sums[u % parts])
         if unroll > 1:
             for unit in k.range(whole, units):
-                self._multiply(left, right, unit, sums[0], ahead)
+                self._multiply(left, right, unit, sums[0])
         totals = [[register.value for register in row] for row in sums[0]]
         for part in sums[1:]:
             for row, more in zip(totals, part, strict=True):
                 row[:] = [a + b.value for a, b in zip(row, more, strict=True)]
         return totals
 
-    def _multiply(
-        self, left: Left, right: Right, unit: Value, sums: list[list[Register]],
-        ahead: Ahead | None,
-    ) -> None:  # fmt: skip
+    def _multiply(self, left: Left, right: Right, unit: Value, sums: list[list[Register]]) -> None:
         """Add the products at one unit of K to every accumulator."""
-        if ahead is not None:
-            ahead.fetch(unit)
+        right.fetch(unit, len(sums[0]))
         columns = [right.vector(unit, which) for which in range(len(sums[0]))]
         for row, accumulators in enumerate(sums):
             a = left.one(unit, row).splat(self.lanes)

@@ -43,6 +43,7 @@ from lowbit.kernels.cpu.integer.micro_kernel import (
 from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 from lowbit.kernels.cpu.shared.tiles import configure, release, turns
 
 _HALF = LINE // 2  # the least k that tiles take at once
@@ -208,7 +209,7 @@ class AmxGroups(MicroKernel):
             return f"a group has {grouping.size} k, and tiles take {_HALF} or {LINE} at once"
         rows = query.m * query.digits
         if rows <= FEW:
-            return f"tiles read nibbles from memory only, and {rows} rows are few to share that"
+            return f"vectors read panels from afar in passing, and {rows} rows are few for tiles"
         return ""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
@@ -219,7 +220,7 @@ class AmxGroups(MicroKernel):
         rows = blocks(query.m, row_blocks * blocks(query.m, row_blocks * most)) * digits
         nearest = query.k_blocks * LINE * (query.n + row_blocks * rows)
         stays = nearest <= host.caches()["L1d"]
-        centred = query.grouping.exact
+        centred = query.grouping.exact and query.weight in NIBBLES  # which items unpack anyway
         return Shape(0, row_blocks, panels, stays=stays, centred=centred), rows
 
     def begin(

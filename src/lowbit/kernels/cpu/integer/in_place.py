@@ -9,7 +9,7 @@ piece of each is broadcast and meets vectors of b.
     1 column, pieces of 64 bytes:   | 64 k of column 0                                          |
 
 Panels are made of the first kind. Of 9 columns nearly half of a panel would be multiplied in vain,
-so the right operand is packed in vectors of another kind (weights/columns.py): nine of the last
+so the right operand is packed in vectors of another kind (weights/repacking.py): nine of the last
 one, or five that hold two columns each. Their lanes are summed after the last product, which takes
 longer the more there are. Which kind takes least is reckoned in `cycles_in_place`.
 

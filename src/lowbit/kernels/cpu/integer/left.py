@@ -10,7 +10,7 @@ from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import Shape
 from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand, Row, RowFacts
-from lowbit.kernels.cpu.rows.strips import Strips
+from lowbit.kernels.cpu.rows.windows import Strips
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE
 
@@ -38,7 +38,7 @@ class Rows:
     `block_outputs` rows of the operand.
 
     Arrays over the rows have an entry for each; of sums, float32, with groups, one for each group,
-    and of scales too if rows have several digits. What nobody asks for is not touched.
+    and of scales too if they are by group. What nobody asks for is not touched.
     """
 
     format: InputFormat
@@ -140,5 +140,5 @@ class Rows:
                 self.scale + r, self.operand.zero + r, self.sum + r if self.wants_sums else None
             )
         first = r * self.groups.count
-        scale = self.scale + (first if self.format.digits > 1 else r)
+        scale = self.scale + (first if self.groups.grouping.by_group else r)
         return RowFacts(scale, self.operand.zero + r, self.groups.row_sum + first)

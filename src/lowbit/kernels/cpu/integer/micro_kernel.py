@@ -12,11 +12,10 @@ from lowbit.isa import host, named
 from lowbit.isa.generic import prefetch_far
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.corrections import SplitFormat
 from lowbit.kernels.cpu.shared.epilogue import Output
 from lowbit.kernels.cpu.shared.groups import Grouping, Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, blocks
-from lowbit.kernels.cpu.shared.panel_format import UNPROVEN
+from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, SplitFormat
 from lowbit.registry import Registry
 
 _FEWEST_COLUMNS = 128  # that rows, which come from far, should be multiplied with
@@ -28,12 +27,12 @@ class KernelQuery(NamedTuple):
     """A product [m, k] by [k, n], as far as it decides which micro-kernel serves it and how.
 
     `largest_pair`: of b's stored values, the largest magnitude that two neighbours along K of one
-    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8")
-    or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes, contiguous along K,
-    of which nothing but their products is wanted, so they need not be packed; `signed` ones, which
-    somebody must make unsigned. `split`: of weights that are split besides. `line`: rows lie a
-    fixed distance apart, and so many, windows of an output line, belong together; `aligned`: they
-    begin at multiples of 64 bytes. `alone`: one thread serves it.
+    sign sum to (see PackedMatrix.largest_pair). `weight`: what panels hold in memory, bytes ("s8",
+    with groups "u8") or nibbles. `grouping`: of weights with groups. `in_place`: rows are bytes,
+    contiguous along K, of which nothing but their products is wanted, so they need not be packed;
+    `signed` ones, which somebody must make unsigned. `split`: of weights that are split besides.
+    `line`: rows lie a fixed distance apart, and so many, windows of an output line, belong
+    together; `aligned`: they begin at multiples of 64 bytes. `alone`: one thread serves it.
     """
 
     m: int
@@ -156,12 +155,12 @@ class Shape:
     number. `columns`: of the output, where rows are in place and they are one panel or meet long
     pieces. `piece`: bytes of a row in place that are multiplied at once, of each column. `summed`:
     panels are split, with lists behind them, so that so many products can be summed in 16 bits
-    (shared/corrections.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
-    strip (rows/strips.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0: packed
-    lines are read. `panels_stay`: the panels of a step, of one span if
-    there are such, stay in the nearest cache while all rows of an item pass by; otherwise those of
-    an item stay near, and pass by the rows of a step. `lines`: blocks of a step are whole output
-    lines, one each; 0: they are not. `quads`: K takes so many times 4, a few, without a loop; 0:
+    (shared/panel_format.py); 0: they are not. `chunk`: k that a list is for. `pitch`: rows are of a
+    strip (rows/windows.py), so many bytes apart; whole blocks can be read, and whole 64 k; 0:
+    packed lines are read. `panels_stay`: the panels of a step, of one span if there are such, stay
+    in the nearest cache while all rows of an item pass by; otherwise those of an item stay near,
+    and pass by the rows of a step. `lines`: blocks of a step are whole output lines, one each; 0:
+    they are not. `quads`: K takes so many times 4, a few, without a loop; 0:
     more. `gap`: of so many rows, from row 0 on, only the first so many are rows of the output.
     """
 

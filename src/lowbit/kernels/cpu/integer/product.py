@@ -12,7 +12,7 @@ them, or in the course of their first products, into memory of its own that neve
 caches; rows are then packed once for each item beside them, which is cheaper than the way through
 memory. Panels of nibbles become panels of bytes in such memory too, once for each item. Where the
 shape says so, rows are not packed at all: the micro-kernel reads them where they lie (in_place.py);
-and where they are windows of images, an item makes what they have in common (rows/strips.py).
+and where they are windows of images, an item makes what they have in common (rows/windows.py).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.integer.left import Place, Rows, ceil
 from lowbit.kernels.cpu.integer.micro_kernel import Fetch, MicroKernel, Shape, Span, Step
 from lowbit.kernels.cpu.rows.input_format import InputFormat, LeftOperand
-from lowbit.kernels.cpu.rows.strips import Strip, Strips
+from lowbit.kernels.cpu.rows.windows import Strip, Strips
 from lowbit.kernels.cpu.shared.epilogue import Epilogue, Output
 from lowbit.kernels.cpu.shared.groups import Groups
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, QUAD
 from lowbit.kernels.cpu.shared.pack import unpack_nibbles
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 from lowbit.kernels.cpu.shared.post_op import Operands
 
 Range = tuple[Value, Value]
@@ -109,7 +110,7 @@ def _own(
 ) -> Value:
     """Memory of this thread, if threads need any."""
     assert not (fused and shape.span) or shape.ring, "rows of spans are packed in passing or before"
-    unpacks = weight != "s8" and not shape.nibbles
+    unpacks = weight in NIBBLES and not shape.nibbles
     if (fused and not shape.piece) or shape.span or shape.summed or unpacks:
         return private + k.thread() * private_bytes
     return private
@@ -333,7 +334,7 @@ class Items:
         """Where the item's panels are, as the micro-kernel reads them."""
         if self.shape.piece > QUAD:
             return self.panels
-        if self.weight == "s8" or self.shape.nibbles:
+        if self.weight not in NIBBLES or self.shape.nibbles:
             return self.panels + panels[0] * self._panel_bytes
         target = self._behind_rows(k)
         for panel in k.range(*panels):

@@ -3,7 +3,7 @@
 VPMADDUBSW adds two products of bytes, and saturates beyond 16 bits. Here two of its results are
 added before VPMADDWD widens them: five instructions for 64 products, where the exact kernel, which
 widens bytes first, takes eight and more. That is right for weights of which any such four are small
-enough; shared/corrections.py says how other weights are split to be so, and what has to be added.
+enough; shared/panel_format.py says how other weights are split to be so, and what has to be added.
 
 That is a sum of few bytes of a row, other ones for each column. So rows are transposed once for
 each step, and the sums made with a vector of 16 rows for each k of a list:
@@ -16,27 +16,76 @@ The sums of 16 columns are transposed back, and are what the products are added 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
+from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.generic import minimum, shuffle
 from lowbit.isa.types import Vector, s8, s16, s32, s64, u8, u16, u32
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, Shape, Step, micro_kernel
-from lowbit.kernels.cpu.integer.narrow import LARGEST_PAIR, Narrow
-from lowbit.kernels.cpu.integer.vectors import Begin, from_zero
-from lowbit.kernels.cpu.shared.corrections import (
-    CYCLES,
-    LISTED,
-    SCALE,
-    TAKEN,
-    TOGETHER,
-)
+from lowbit.kernels.cpu.integer.vectors import Begin, VectorKernel, from_zero
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
+from lowbit.kernels.cpu.shared.panel_format import CYCLES, LISTED, SCALE, TAKEN, TOGETHER
+
+# The micro-kernel for weights that cannot saturate: pairs of products summed in 16 bits.
+#
+# VPMADDUBSW is the fastest byte product without VNNI, and wrong where a pair sum leaves 16 bits.
+# With a ≤ 255 it cannot, if of every two neighbouring weights along K the positive parts sum to at
+# most 128, and the negative ones too: 255 · 128 = 32640. That is a property of the weights alone,
+# which packing lets one prove; other weights are refused, and served by an exact kernel.
+
+LARGEST_PAIR = 128  # the sum of two neighbouring weights of one sign that 255 times still fits
+
+# Byte product and pair sum, by columns of a vector.
+_INSTRUCTIONS = {16: (vpmaddubsw_512, vpmaddwd_512), 8: (vpmaddubsw, vpmaddwd)}
+# Columns in a vector, most rows, panels, rows for nibbles.
+_VARIANTS = {"avx512": (16, 8, 2, 16), "avx2": (8, 5, 1, 4)}
+
+
+@micro_kernel("avx512", "avx2")
+class Narrow(VectorKernel):
+    """Some rows by one or two panels."""
+
+    name = "narrow"
+    preference = 1
+    any_pairs = False
+
+    def __init__(self, isa: str) -> None:
+        super().__init__(isa, *_VARIANTS[isa])
+
+    def refuses(self, query: KernelQuery) -> str:
+        if query.largest_pair <= LARGEST_PAIR:
+            return self._parts_pairs(query)
+        return (
+            f"neighbouring weights sum to {query.largest_pair}, and 16-bit sums could saturate "
+            f"above {LARGEST_PAIR}"
+        )
+
+    def _parts_pairs(self, query: KernelQuery) -> str:
+        """Why few columns of an odd K, whose last piece would begin within a pair, are refused."""
+        if query.in_place and query.k % 2 and query.n <= self.lanes // 2:
+            return "others multiply few columns in longer pieces, which may begin anywhere"
+        return ""
+
+    def multiply(
+        self, k: Builder, lanes: int, rows: Iterable[Value], columns: list[Value],
+        sums: list[list[Register]], signed: bool = False,
+    ) -> None:  # fmt: skip
+        size = lanes * QUAD
+        unsigned, other = Vector(u8, size), Vector(s8, size)
+        ones = k.constant(1, Vector(s16, 2 * lanes))
+        multiply, add_pairs = _INSTRUCTIONS[lanes]
+        for four, accumulators in zip(rows, sums, strict=True):
+            for accumulator, column in zip(accumulators, columns, strict=True):
+                pair = (column, four) if signed else (four, column)
+                pairs = multiply(pair[0].bits(unsigned), pair[1].bits(other))
+                accumulator.value = accumulator.value + add_pairs(pairs, ones)
+
 
 _ROWS, _STEP_ROWS = 4, 32  # of a block; of a step, which shares the reading of lists
 _ROW_LANES = 16

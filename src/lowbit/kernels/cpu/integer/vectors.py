@@ -29,6 +29,7 @@ from lowbit.kernels.cpu.integer.in_place import (
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery, MicroKernel, Shape, Step, span
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD, QUADS, blocks
 from lowbit.kernels.cpu.shared.pack import unpacked
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 
 _PAIRS = QUADS // 2
 _STREAMS, _LONG = 4, 16  # panels read side by side, if they have so many times 64 k
@@ -49,8 +50,8 @@ class VectorKernel(MicroKernel):
     """Some rows by some panels, of vectors of `lanes` columns each.
 
     `most_rows`, `panels`: what the registers hold; `nibble_rows`: the rows for one panel of
-    nibbles. `chains`: accumulators that the products need in order not to wait for each other;
-    where a step has fewer, each gets partial sums.
+    nibbles, or with groups. `chains`: accumulators that the products need in order not to wait for
+    each other; where a step has fewer, each gets partial sums.
     """
 
     fetches = 32
@@ -78,7 +79,7 @@ class VectorKernel(MicroKernel):
         """Emit the products of 4 k in each of `lanes` dwords. `rows`: a vector for each row;
         `columns`: a vector of bytes for each vector of accumulators; `sums`: for each row one
         register for each of them. Bytes are u8 on the left and s8 on the right; if `signed`, s8 on
-        the left, and less than 16 on the right."""
+        the left and u8 on the right."""
 
     def shape(self, query: KernelQuery) -> tuple[Shape, int]:
         most = self.most_rows * self.panels * len(self.offsets)
@@ -88,15 +89,17 @@ class VectorKernel(MicroKernel):
         digits = query.digits
         bytes_rows = query.together * digits
         if query.weight != "s8":
-            # Nibbles are unpacked on their way from memory: one stream of them, for more rows; or
-            # some, where they are long and all rows meet them at once.
+            # Nibbles are unpacked on their way from memory, and what belongs to a group is loaded
+            # for all rows: one stream of panels, for more rows; or some, where they are long and
+            # all rows meet them at once.
             count = blocks(bytes_rows, max(self.nibble_rows // digits, 1) * digits)
             rows = blocks(query.m, count) * digits
             long = count == 1 and query.k_blocks >= _LONG
             many = long and rows * _STREAMS <= self.most_rows * self.panels
             ahead = host.read_ahead() if count == 1 else 0
             panels = _STREAMS if many else 1
-            return Shape(rows, 1, panels, nibbles=query.weight, ahead=ahead), rows
+            nibbles = query.weight if query.weight in NIBBLES else ""
+            return Shape(rows, 1, panels, nibbles=nibbles, ahead=ahead), rows
         wide = blocks(query.n, PANEL)
 
         def cost(cut: tuple[int, int]) -> tuple[int, int]:
@@ -222,10 +225,11 @@ class VectorKernel(MicroKernel):
         self._resume(k, step, sums[0])
         together = shape.quads or max(parts, 2 if shape.nibbles else self.quads)
         signed, pitch = step.groups is not None, shape.pitch or LINE
+        size = LINE // 2 if shape.nibbles else LINE  # of 4 k
         for a, quad in self._turns(k, shape, step, span, together):
             if shape.ahead:
-                for panel, line in product(range(panels), range(0, together * (LINE // 2), LINE)):
-                    place = step.b + (step.panel_bytes * panel + quad * (LINE // 2))
+                for panel, line in product(range(panels), range(0, together * size, LINE)):
+                    place = step.b + (step.panel_bytes * panel + quad * size)
                     prefetch(place + (shape.ahead + line))
             for which in range(together):
                 columns = [self._bytes(shape, step, quad, place, which) for place in places]

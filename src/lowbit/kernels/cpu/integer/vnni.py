@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lowbit.isa import named
-from lowbit.isa.avx2_vnni import vpdpbusd_256
-from lowbit.isa.avx512_vnni import vpdpbusd, vpdpbusd_half
+from lowbit.isa.avx2 import vpdpbusd_256
+from lowbit.isa.avx512 import vpdpbusd, vpdpbusd_half
 from lowbit.isa.types import Vector, s8, u8
 from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder

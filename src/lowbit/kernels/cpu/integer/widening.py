@@ -43,17 +43,21 @@ class Widening(VectorKernel):
         sums: list[list[Register]], signed: bool = False,
     ) -> None:  # fmt: skip
         """With 4 rows on AVX2: 8 accumulators, 4 vectors of b, 2 of a, a product and a mask."""
-        pairs = Vector(s16, 2 * lanes)
         multiply_add = self._instructions[lanes]
-        halves = [((both << 8) >> 8, both >> 8) for both in (c.bits(pairs) for c in columns)]
+        halves = [_widened(column, lanes, not signed) for column in columns]
         for row, accumulators in zip(rows, sums, strict=True):
-            four = row.bits(Vector(u32, lanes))
-            if signed:
-                odd = four.bits(pairs) >> 8
-                even = (four.bits(pairs) << 8) >> 8
-            else:
-                odd = (four.bits(Vector(u16, 2 * lanes)) >> 8).bits(pairs)
-                even = (four & 0x00FF00FF).bits(pairs)
+            even, odd = _widened(row, lanes, signed)
             for accumulator, (b_even, b_odd) in zip(accumulators, halves, strict=True):
                 accumulator.value = accumulator.value + multiply_add(even, b_even)
                 accumulator.value = accumulator.value + multiply_add(odd, b_odd)
+
+
+def _widened(vector: Value, lanes: int, signed: bool) -> tuple[Value, Value]:
+    """The even and the odd bytes of so many dwords, as 16 bits."""
+    pairs = Vector(s16, 2 * lanes)
+    if signed:
+        both = vector.bits(pairs)
+        return (both << 8) >> 8, both >> 8
+    four = vector.bits(Vector(u32, lanes))
+    odd = (four.bits(Vector(u16, 2 * lanes)) >> 8).bits(pairs)
+    return (four & 0x00FF00FF).bits(pairs), odd

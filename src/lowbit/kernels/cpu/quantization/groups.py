@@ -21,11 +21,9 @@ from lowbit.isa.types import (
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.quantization.affine import parameters, steps
-from lowbit.kernels.cpu.quantization.search import Groups, Search
+from lowbit.kernels.cpu.quantization.search import Groups, Search, parameters, steps
 from lowbit.kernels.cpu.rows.input_format import across
-from lowbit.kernels.cpu.tensors.loops import by_vectors
-from lowbit.kernels.cpu.tensors.transpose import transposed
+from lowbit.kernels.cpu.tensors.loops import by_vectors, transposed
 from lowbit.numerics import IntFormat
 from lowbit.numerics.ranges import PARTS, TURN
 

@@ -15,22 +15,180 @@ are left out:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowbit.isa.generic import maximum, minimum, select
-from lowbit.isa.types import Vector, f32, f64, s32
-from lowbit.isa.value import Value
+from lowbit.isa.types import Vector, element_of, f32, f64, s32
+from lowbit.isa.value import Register, Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.quantization.affine import LARGEST, dequantized, nearest, steps
-from lowbit.kernels.cpu.quantization.sums import ordered_sums, pairwise_sum
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.numerics import IntFormat
 from lowbit.numerics.affine import SMALLEST_SCALE
-from lowbit.numerics.ranges import FACTORS, TURNS
+from lowbit.numerics.ranges import FACTORS, PARTS, SPAN, TURN, TURNS
 from lowbit.registry.locks import cached_property
+
+# What numerics/affine.py states, in kernels: float64 where it has float64, the same bits.
+
+LARGEST = float(np.finfo(np.float32).max)
+# Added to a number of less than a quarter of it and taken away again, it leaves the nearest
+# integer, ties to even.
+_ROUND = {f32: 1.5 * 2.0**23, f64: 1.5 * 2.0**52}
+
+
+def nearest(value: Value, low: Value | None, high: Value | None) -> Value:
+    """The nearest integers, ties to even, within integer bounds of less than 2^21; None: no number
+    is beyond. Bounding first gives the same as bounding last."""
+    if low is not None:
+        value = maximum(value, low)
+    if high is not None:
+        value = minimum(value, high)
+    magic = _ROUND[element_of(value.type)]
+    return (value + magic) - magic
+
+
+def parameters(
+    k: Builder, low: Value, high: Value, fmt: IntFormat, symmetric: bool
+) -> tuple[Value, Value]:
+    """`affine_parameters` of vectors of float32, low ≤ 0 ≤ high: scales, and zero points as
+    float32."""
+    lanes = low.type.lanes  # type: ignore[union-attr]
+    wide = Vector(f64, lanes)
+    low, high = low.to(f64), high.to(f64)
+    if symmetric:
+        exact = maximum(0.0 - low, high) / float(fmt.qmax - fmt.midpoint)
+    else:
+        exact = (high - low) / float(fmt.qmax - fmt.qmin)
+    floored = maximum(exact, k.constant(float(SMALLEST_SCALE), wide))
+    nothing = low.equals(high)
+    scale = select(nothing, k.constant(1, wide), floored).to(f32)
+    if symmetric:
+        return scale, k.constant(fmt.midpoint, Vector(f32, lanes))
+    least = k.constant(fmt.qmin - fmt.qmax, wide)
+    zero = float(fmt.qmin) - nearest(low / scale.to(f64), least, None)
+    return scale, zero.to(f32)
+
+
+def steps(x: Value, scale: Value, zero: Value, fmt: IntFormat) -> Value:
+    """`quantize_affine` of float32, less the zero point, in float64; all three are vectors of
+    float32."""
+    z = zero.to(f64)
+    return nearest(x.to(f64) / scale.to(f64), float(fmt.qmin) - z, float(fmt.qmax) - z)
+
+
+def dequantized(k: Builder, steps: Value, scale: Value) -> Value:
+    """`dequantize_affine`: float32."""
+    largest = k.constant(LARGEST, scale.type)  # type: ignore[arg-type]
+    return minimum(maximum(steps.to(f32) * scale, 0.0 - largest), largest)
+
+
+# Sums over the elements of groups, a lane for each group, in the orders that numerics states.
+#
+# Elements lie in memory one vector after another. Lanes never meet, so the bits of a sum do not
+# depend on how many there are, and so on no instruction set.
+
+# A vector of elements -> what is added to each sum.
+Terms = Callable[[Value], Sequence[Value]]
+
+_LEAF, _EIGHT, _DEPTH = 128, 8, 16
+
+
+def ordered_sums(
+    k: Builder, source: Value, size: Value, kind: Vector, count: int, terms: Terms
+) -> list[Value]:
+    """`count` sums, vectors of `kind`, as `numerics.ranges.ordered_sum` adds. Behind the last of
+    `size` elements are zeros, whose terms are 0, up to a multiple of `PARTS`."""
+    registers = PARTS * -(-kind.bytes // k.isa.vector_bytes)
+    together = max(1, (k.isa.vector_registers - 2) // registers)
+    sums: list[Value] = []
+    for first in range(0, count, together):
+        some = slice(first, min(first + together, count))
+        sums += _sums(k, source, size, kind, some, terms)
+    return sums
+
+
+def _sums(
+    k: Builder, source: Value, size: Value, kind: Vector, some: slice, terms: Terms
+) -> list[Value]:
+    """Those of some of the terms, as many as there are registers for."""
+    lanes, zeros = kind.lanes, k.constant(0, kind)
+    totals = [k.local(kind.element, lanes) for _ in range(some.start, some.stop)]
+    for total in totals:
+        total.store(zeros)
+    length = select(size > 2 * SPAN, k.index(SPAN), maximum(size, k.index(1)))
+    for span in k.range(0, size, length):
+        with k.scope():
+            sums = [[k.register(zeros) for _ in range(PARTS)] for _ in totals]
+            end = minimum(span + length, size)
+            whole = span + (end - span) // TURN * TURN
+
+            def add(
+                at: Value, starts: Sequence[int], sums: Sequence[Sequence[Register]] = sums
+            ) -> None:
+                for start in starts:
+                    for part in range(PARTS):
+                        vector = (source + (at + (start + part)) * lanes).load(lanes)
+                        for one, term in zip(sums, terms(vector)[some], strict=True):
+                            one[part].value = one[part].value + term
+
+            for at in k.range(span, whole, TURN):
+                add(at, range(TURN - PARTS, -1, -PARTS))
+            for at in k.range(whole, end, PARTS):
+                add(at, (0,))
+            for total, (a, b, c, d) in zip(totals, sums, strict=True):
+                total.store(total.load(lanes) + ((a.value + b.value) + (c.value + d.value)))
+    return [total.load(lanes) for total in totals]
+
+
+def leaves(size: int) -> list[tuple[int, int]]:
+    """How `np.sum` adds a contiguous row of so many: (elements that are added together, how often
+    the last two sums are then added), in order."""
+    if size <= _LEAF:
+        return [(size, 0)]
+    half = size // 2 // _EIGHT * _EIGHT
+    first, second = leaves(half), leaves(size - half)
+    count, merges = second.pop()
+    return [*first, *second, (count, merges + 1)]
+
+
+def pairwise_sum(k: Builder, source: Value, plan: Value, count: Value, lanes: int) -> Value:
+    """The sum of all elements, float32, by the `leaves` in `plan`, s64 [count, 2]."""
+    stack = k.local(f32, _DEPTH * lanes)
+    first, top = k.register(k.index(0)), k.register(k.index(0))
+    for leaf in k.range(0, count):
+        size = (plan + leaf * 2).load()
+        (stack + top.value * lanes).store(_leaf(k, source + first.value * lanes, size, lanes))
+        first.value = first.value + size
+        top.value = top.value + 1
+        for _ in k.range(0, (plan + (leaf * 2 + 1)).load()):
+            top.value = top.value - 1
+            last = stack + (top.value - 1) * lanes
+            last.store(last.load(lanes) + (last + lanes).load(lanes))
+    return stack.load(lanes)
+
+
+def _leaf(k: Builder, source: Value, size: Value, lanes: int) -> Value:
+    """In eight parts, then their sums, then what is left, one by one."""
+
+    def element(at: Value | int) -> Value:
+        return (source + at * lanes).load(lanes)
+
+    with k.scope():
+        total = k.register(k.zeros(f32, lanes))
+        whole = size // _EIGHT * _EIGHT
+        for _ in k.when(whole > 0):
+            parts = [k.register(element(part)) for part in range(_EIGHT)]
+            for at in k.range(_EIGHT, whole, _EIGHT):
+                for part, register in enumerate(parts):
+                    register.value = register.value + element(at + part)
+            a, b, c, d, e, f, g, h = (part.value for part in parts)
+            total.value = ((a + b) + (c + d)) + ((e + f) + (g + h))
+        for at in k.range(whole, size):
+            total.value = total.value + element(at)
+        return total.value
+
 
 _PLAIN = 2.0**100  # scales below, and above its inverse, with which nothing over- or underflows
 _CLEAR = 1 / 256  # of a mean square, in units of the scale

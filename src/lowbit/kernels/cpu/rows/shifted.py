@@ -27,7 +27,7 @@ from lowbit.isa.types import s64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.rows.input_format import LeftOperand
-from lowbit.kernels.cpu.rows.strips import Strip, Strips, seen
+from lowbit.kernels.cpu.rows.windows import Strip, Strips, seen
 from lowbit.kernels.cpu.shared.layout import LINE
 
 

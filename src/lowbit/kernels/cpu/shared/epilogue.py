@@ -29,9 +29,19 @@ from lowbit.isa.generic import (
 from lowbit.isa.types import Scalar, Vector, f32, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
-from lowbit.kernels.cpu.shared.formats import FORMATS, LIMITS, Convert, parameters_of, storing
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    FOUR,
+    LIMITS,
+    Convert,
+    bfloat16_pair,
+    in_turn,
+    packs,
+    parameters_of,
+    quantized,
+    storing,
+)
 from lowbit.kernels.cpu.shared.layout import LINE, PANEL, QUAD
-from lowbit.kernels.cpu.shared.packing import FOUR, bfloat16_pair, in_turn, packs, quantized
 from lowbit.kernels.cpu.shared.post_op import WAITING, Apply, Columns, Operands, post_ops
 
 
@@ -87,7 +97,7 @@ class Epilogue(NamedTuple):
     panel, where columns that do not exist count as −∞; or "max8_masked", where those do too whose
     byte, in place of a residual, is 0. `streams`: past the caches, for outputs that
     these could not hold; the output's rows then begin at multiples of a cache line, 64 bytes.
-    `claims`: with a line, the one is fetched that the next step writes in its row.
+    `prefetch_output`: with a line, the one is fetched that the next step writes in its row.
 
     `scales`: "both" of them, for sums of integers. "row": sums are float32 and hold the scales of
     the right operand, as do its column sums, float32 too. "none": sums are the product itself.
@@ -108,7 +118,7 @@ class Epilogue(NamedTuple):
     scales: str = "both"
     uniform: bool = False
     moderate: bool = False
-    claims: bool = False
+    prefetch_output: bool = False
 
     @property
     def one_factor(self) -> bool:
@@ -238,7 +248,7 @@ class Output:
         found = [_finishing(epilogue, place) for place in places]
         convert = _converting(epilogue, found[0][1])
         write, target = _writing(epilogue, lanes), at.out.cast(OUTPUTS[epilogue.out])
-        claims = epilogue.claims and not ends  # behind which is no step of the row
+        prefetched = epilogue.prefetch_output and not ends  # behind which is no step of the row
 
         def finished(row: Value, which: int, value: Value) -> tuple[Value, Value]:
             place = target + (row * at.out_stride + starts[which])
@@ -249,7 +259,7 @@ class Output:
             write(value, place) if end is None else store_left(k, value, place, end)
 
         def claim(place: Value, which: int) -> None:
-            if claims and which * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
+            if prefetched and which * lanes * OUTPUTS[epilogue.out].bytes % LINE == 0:
                 prefetch_write(place + vectors * lanes)
 
         def store(rows: list[tuple[Value, list[Value]]]) -> None:

@@ -14,7 +14,8 @@ a line being 64 consecutive k of one row; the blocks of the same rows follow eac
 number of rows that a micro-kernel takes at once, so it reads one block after another.
 
 A panel of 4-bit values has K/8 lines of 64 bytes, each of them two lines in one: the low nibbles
-are the bytes of the first, the high ones those of the second. Signed values have 8 added.
+are the bytes of the first, the high ones those of the second. Signed values have 8 added; signed
+bytes with scales for groups of k (shared/groups.py) have 128 added.
 
 K is padded to 64 and N to 16 with zeros. Lines start at multiples of 64 bytes. Values are stored
 as u8 on the left and s8 on the right, whatever their own sign: 128 is added or taken away, and

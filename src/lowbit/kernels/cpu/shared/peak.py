@@ -11,10 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowbit.isa.amx import TILES, tdpbusd, tileloadd, tilestored, tilezero
-from lowbit.isa.avx2 import vpmaddubsw, vpmaddwd
-from lowbit.isa.avx2_vnni import vpdpbusd_256
-from lowbit.isa.avx512 import vpmaddubsw_512, vpmaddwd_512
-from lowbit.isa.avx512_vnni import vpdpbusd
+from lowbit.isa.avx2 import vpdpbusd_256, vpmaddubsw, vpmaddwd
+from lowbit.isa.avx512 import vpdpbusd, vpmaddubsw_512, vpmaddwd_512
 from lowbit.isa.generic import fma, madd16
 from lowbit.isa.neon import sdot, usmmla
 from lowbit.isa.tiles import ROW_BYTES, ROWS

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import maximum, minimum, select, sqrt
-from lowbit.isa.types import F32Pointer, Int, S64Pointer, Scalar, U8Pointer, Vector, f32, s32
+from lowbit.isa import InstructionSet, chain
+from lowbit.isa.avx512 import AVX512_VBMI, vpermi2b
+from lowbit.isa.generic import load_head, maximum, minimum, select, sqrt, store_head
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, Scalar, U8Pointer, Vector, f32, s32, s64
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -40,9 +42,9 @@ from lowbit.kernels.cpu.tensors.loops import (
     Loops,
     Nest,
     by_vectors,
+    move_tiles,
     plan_loops,
 )
-from lowbit.kernels.cpu.tensors.transpose import move_tiles
 
 NUMBER = "number"
 KINDS = {**FORMATS, **WIDE, **RAW}
@@ -312,3 +314,57 @@ def _compiled(
         return stack[0]
 
     return evaluate
+
+
+# Any function of one byte, through a table of its 256 results.
+
+_LANES = 64
+_UNROLLED = 8
+_BLOCK = 32768  # bytes of an item
+
+
+def lookup_set(isa: InstructionSet) -> InstructionSet:
+    """Whose program of `lookup` serves at this level: an extension's where the machine has it."""
+    return AVX512_VBMI if AVX512_VBMI in chain(isa, extensions=True) else isa
+
+
+@kernel
+def lookup(k: Builder, out: U8Pointer, x: U8Pointer, table: U8Pointer, count: Int) -> None:
+    """out[i] = table[x[i]], for `count` bytes; table: 256 bytes. The output may be the input."""
+    blocks = (count + (_BLOCK - 1)) // _BLOCK
+    parts = []
+    if k.isa is AVX512_VBMI:
+        parts = [(table + part).load(_LANES) for part in range(0, 256, _LANES)]
+    for item in k.parallel(blocks):
+        begin = item * _BLOCK
+        end = minimum(begin + _BLOCK, count)
+        if parts:
+            _permuted(k, out, x, parts, begin, end)
+        else:
+            _one_by_one(k, out, x, table, begin, end)
+
+
+def _permuted(
+    k: Builder, out: Value, x: Value, parts: list[Value], begin: Value, end: Value
+) -> None:
+    def found(indices: Value) -> Value:
+        low = vpermi2b(parts[0], indices, parts[1])
+        return select(indices < 128, low, vpermi2b(parts[2], indices, parts[3]))
+
+    whole = begin + (end - begin) // _LANES * _LANES
+    for at in k.range(begin, whole, _LANES):
+        (out + at).store(found((x + at).load(_LANES)))
+    for _ in k.when(whole < end):
+        store_head(found(load_head(x + whole, end - whole, _LANES)), out + whole, end - whole)
+
+
+def _one_by_one(k: Builder, out: Value, x: Value, table: Value, begin: Value, end: Value) -> None:
+    def move(at: Value) -> None:
+        (out + at).store((table + (x + at).load().to(s64)).load())
+
+    whole = begin + (end - begin) // _UNROLLED * _UNROLLED
+    for at in k.range(begin, whole, _UNROLLED):
+        for byte in range(_UNROLLED):
+            move(at + byte)
+    for at in k.range(whole, end):
+        move(at)

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.isa.generic import minimum
+from lowbit.isa.generic import minimum, shuffle
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.shared.formats import parameters_of, storing
 
 DIMENSIONS, INNER = 6, 3
 BLOCK = 16384  # elements of an item, about: long beside what an item costs, and two fit in L1
@@ -220,3 +223,96 @@ def by_vectors(
         before, lanes = count // lanes * lanes, lanes // 2
         for _ in k.when((count & lanes) > 0):
             body(before, lanes, 1, None)
+
+
+# Moving tiles of a matrix across its diagonal, in registers of 16 bytes.
+
+
+def transposed(rows: list[Value]) -> list[Value]:
+    """Square: so many vectors of so many lanes. Each pass interleaves row i with row i + side/2,
+    which rotates the bits of an element's place, (row, lane), by one."""
+    side = len(rows)
+    low = tuple(lane // 2 + side * (lane % 2) for lane in range(side))
+    high = tuple(lane + side // 2 for lane in low)
+    for _ in range(side.bit_length() - 1):
+        pairs = list(zip(rows[: side // 2], rows[side // 2 :], strict=True))
+        rows = [shuffle(a, b, lanes) for a, b in pairs for lanes in (low, high)]
+    return rows
+
+
+def move_tiles(k: Builder, block: Block) -> None:
+    """Copy a block whose input runs along its rows, as its output does along its columns."""
+    planes, rows, columns = block.extents
+    (_, out_stride, _), (_, _, in_stride) = block.strides
+    side = TILE_BYTES // block.pointers[0].type.element.bytes  # type: ignore[union-attr]
+    whole_rows, whole_columns = rows // side * side, columns // side * side
+    for plane in k.range(0, planes):
+        out, source = block.at(block.pointers, 0, plane)
+
+        def move(row: Value, column: Value, out: Value = out, source: Value = source) -> None:
+            moved = (source + row + column * in_stride).load()
+            (out + row * out_stride + column).store(moved)
+
+        for row in k.range(0, whole_rows, side):
+            for column in k.range(0, whole_columns, side):
+                begin, end = source + row + column * in_stride, out + row * out_stride + column
+                loaded = [(begin + in_stride * i).load(side) for i in range(side)]
+                for i, vector in enumerate(transposed(loaded)):
+                    (end + out_stride * i).store(vector)
+            for column in k.range(whole_columns, columns):
+                for i in range(side):
+                    move(row + i, column)
+        for row in k.range(whole_rows, rows):
+            for column in k.range(0, columns):
+                move(row, column)
+
+
+# Images in planes of float32 as images of bytes with channels last, for few channels.
+#
+# What `elementwise` would write byte by byte is made of whole vectors: the bytes of a pixel are put
+# together in a word of 32 bits, and words of which not all bytes are wanted are pushed together.
+
+CHANNELS = (2, 3, 4)
+_BLOCK = 4096  # pixels of an item
+
+
+@kernel
+def interleave_channels(
+    k: Builder,
+    out: U8Pointer,
+    x: F32Pointer,
+    parameters: F32Pointer,
+    images: Int,
+    pixels: Int,
+    *,
+    channels: int,
+    format: str,
+) -> None:
+    """out[i, p, c] = x[i, c, p], rounded to "u8" or "s8"; both contiguous, c in `CHANNELS`.
+
+    parameters: 1 / scale and zero point of the output, as `elementwise` has them.
+    """
+    lanes = k.isa.vector_bytes // 4
+    given = [(parameters + i).load() for i in range(parameters_of(format))]
+    stored = storing(format, [number.splat(lanes) for number in given])
+    one = storing(format, given)
+    wanted = tuple(4 * lane + c for lane in range(lanes) for c in range(channels))
+    blocks = (pixels + (_BLOCK - 1)) // _BLOCK
+    for item in k.parallel(images * blocks):
+        image, begin = item // blocks, item % blocks * _BLOCK
+        end = minimum(begin + _BLOCK, pixels)
+        source = [x + (image * channels + c) * pixels for c in range(channels)]
+        target = out + image * pixels * channels
+        whole = begin + (end - begin) // lanes * lanes
+        for at in k.range(begin, whole, lanes):
+            word: Value | None = None
+            for c, plane in enumerate(source):
+                part = stored((plane + at).load(lanes)).to(u8).to(s32) << (8 * c)
+                word = part if word is None else word | part
+            assert word is not None
+            made = word.bits(Vector(u8, 4 * lanes))
+            made = made if channels == 4 else shuffle(made, made, wanted)
+            (target + at * channels).store(made)
+        for at in k.range(whole, end):
+            for c, plane in enumerate(source):
+                (target + at * channels + c).store(one((plane + at).load()).to(u8))

@@ -11,10 +11,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from lowbit.isa.generic import minimum, store_head
-from lowbit.isa.types import Value, f32
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.isa.generic import fma, maximum, minimum, sqrt, store_head
+from lowbit.isa.types import F32Pointer, Int, U8Pointer, f32
+from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
 from lowbit.kernels.cpu.rows.input_format import across
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    RowStore,
+    dequantizing,
+    load_vector,
+    parameters_of,
+)
+from lowbit.kernels.cpu.shared.functions import decay, log
 
 LANES = 16
 _PARTS = 3  # partial sums: fewer would wait for themselves, more not fit 16 registers
@@ -114,3 +127,284 @@ def fold_rows(
         each_vector(k, width, take)
         totals = [reduce(combine, (part.value for part in of_row)) for of_row in parts]
     return [across(total, combine) for total in totals]
+
+
+# Softmax and LogSoftmax over rows.
+#
+#     t = scale · x + mask        softmax = e^(t − max t) / Σ e^(t − max t)
+#                                 logarithm: (t − max t) − ln Σ e^(t − max t)
+#
+# In float32; powers below e^-87 count as 0. A row in which all t are minus infinity becomes NaN, as
+# the formula and PyTorch have it (attention gives zeros there), and so does one that holds NaN or
+# plus infinity.
+
+_TENSORS = ("f32", "bf16", "u8", "s8")
+
+
+class SoftmaxForm(NamedTuple):
+    """What is computed. It keys the code. x, out: formats. mask: whether one is added. logarithm:
+    LogSoftmax."""
+
+    x: str
+    out: str
+    mask: bool = False
+    logarithm: bool = False
+
+
+def plan_softmax(
+    form: SoftmaxForm, rows: int, width: int, strides: Sequence[int] | None = None
+) -> RowsPlan:
+    """The words of `softmax`: all but its pointers.
+
+    strides: from row to row of x, mask and out, in elements; None: x and out are dense, and all
+    rows share one row of a mask. ValueError: a format is unknown.
+    """
+    for name in (form.x, form.out):
+        if name not in _TENSORS:
+            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
+    x, mask, out = (width, 0, width) if strides is None else strides
+    return plan_rows(rows, width, x_stride=x, mask_stride=mask, out_stride=out)
+
+
+def softmax_parameters(
+    scale: float = 1.0, x: tuple[float, int] | None = None, out: tuple[float, int] | None = None
+) -> npt.NDArray[np.float32]:
+    """The parameters of `softmax`: what x is multiplied by, and (scale, zero point) of x and of the
+    output where they are of 8 bits."""
+    last = [] if out is None else [np.float32(1) / np.float32(out[0]), out[1]]
+    return np.array([scale, *(x or ()), *last], np.float32)
+
+
+@kernel
+def softmax(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    mask: F32Pointer,
+    parameters: F32Pointer,
+    scratch: F32Pointer,
+    scratch_stride: Int,
+    rows: Int,
+    width: Int,
+    item_rows: Int,
+    x_stride: Int,
+    mask_stride: Int,
+    out_stride: Int,
+    *,
+    form: SoftmaxForm,
+) -> None:
+    """out[rows, width] = softmax(scale · x + mask) of each row, or its logarithm.
+
+    parameters: of `softmax_parameters`. scratch: float32 [threads, scratch_stride], as planned. out
+    may be x, of the same format and stride.
+    """
+    row = _Row(k, form, parameters, scratch + k.thread() * scratch_stride, width)
+    source, target = x.cast(FORMATS[form.x]), out.cast(FORMATS[form.out])
+    for number in each_row(k, rows, item_rows):
+        with k.scope():
+            most = row.fetch(source + number * x_stride, mask + number * mask_stride)
+            row.store(target + number * out_stride, row.raise_powers(most))
+
+
+class _Row:
+    """What is done with one row, which waits in `scratch` from pass to pass."""
+
+    def __init__(
+        self, k: Builder, form: SoftmaxForm, parameters: Value, scratch: Value, width: Value
+    ) -> None:
+        self._k, self._form, self._scratch, self._width = k, form, scratch, width
+        first = parameters_of(form.x)
+        count = 1 + first + parameters_of(form.out)
+        self._scale, *numbers = ((parameters + i).load().splat(LANES) for i in range(count))
+        self._loaded = dequantizing(form.x, numbers[:first])
+        self._store_row = RowStore(k, form.out, numbers[first:], LANES)
+
+    def fetch(self, source: Value, mask: Value) -> Value:
+        """Bring a row to scratch; the greatest of it, in every lane."""
+
+        def take(at: Value, left: Value | None) -> Value:
+            value = self._loaded(load_vector(source + at, LANES, left)) * self._scale
+            if self._form.mask:
+                value = value + load_vector(mask + at, LANES, left)
+            (self._scratch + at).store(value)
+            return value
+
+        return fold(self._k, self._width, take, float("-inf"), maximum).splat(LANES)
+
+    def raise_powers(self, most: Value) -> Value:
+        """Replace the row by its powers, or for a logarithm by their exponents; their sum."""
+
+        def take(at: Value, left: Value | None) -> Value:
+            less = (self._scratch + at).load(LANES) - most
+            power = decay(less)
+            (self._scratch + at).store(less if self._form.logarithm else power)
+            return power
+
+        return fold(self._k, self._width, take)
+
+    def store(self, target: Value, total: Value) -> None:
+        """Divide by the sum, and store."""
+        logarithm = self._form.logarithm
+        last = (log(total) if logarithm else 1.0 / total).splat(LANES)
+
+        def finished(at: Value, left: Value | None) -> Value:
+            value = (self._scratch + at).load(LANES)
+            return value - last if logarithm else value * last
+
+        self._store_row(self._width, finished, target)
+
+
+# LayerNorm and RMSNorm over rows.
+#
+#     out = (x − mean) / √(variance + ε) · weight + bias
+#
+# Two passes over a row, or two, in the nearest cache: its mean, then the mean square of what is
+# left without it, in float32. RMSNorm leaves the mean where it is.
+
+_TOGETHER = 2  # rows whose sums are made at a time, where one vector register holds 16 lanes
+_WIDE = 64  # bytes of such a register
+
+Vectors = Callable[[Value, Value | None], Value]  # of a row, by place and by what is left there
+
+
+class NormalizeForm(NamedTuple):
+    """What is computed. It keys the code.
+
+    x, out: formats. centred: LayerNorm, else RMSNorm. weight, bias: whether there is one, float32
+    [width].
+    """
+
+    x: str
+    out: str
+    centred: bool = True
+    weight: bool = True
+    bias: bool = True
+
+
+def plan_normalize(
+    form: NormalizeForm, rows: int, width: int, strides: tuple[int, int] | None = None
+) -> RowsPlan:
+    """The words of `normalize`: all but its pointers.
+
+    strides: from row to row of x and of out, in elements; None: both dense. ValueError: a format is
+    unknown.
+    """
+    for name in (form.x, form.out):
+        if name not in _TENSORS:
+            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
+    x, out = strides or (width, width)
+    words, scratch_bytes = plan_rows(rows, width, x_stride=x, out_stride=out)
+    return RowsPlan(words, _TOGETHER * scratch_bytes)
+
+
+def normalize_parameters(
+    epsilon: float, x: tuple[float, int] | None = None, out: tuple[float, int] | None = None
+) -> npt.NDArray[np.float32]:
+    """The parameters of `normalize`: ε, and (scale, zero point) of whatever is of 8 bits.
+
+    ValueError: ε is negative.
+    """
+    if not epsilon >= 0:
+        raise ValueError(f"epsilon must not be negative, got {epsilon}")
+    inverse = () if out is None else (np.float32(1) / np.float32(out[0]), out[1])
+    return np.array([epsilon, *(x or ()), *inverse], np.float32)
+
+
+@kernel
+def normalize(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    weight: F32Pointer,
+    bias: F32Pointer,
+    parameters: F32Pointer,
+    scratch: F32Pointer,
+    scratch_stride: Int,
+    rows: Int,
+    width: Int,
+    item_rows: Int,
+    x_stride: Int,
+    out_stride: Int,
+    *,
+    form: NormalizeForm,
+) -> None:
+    """out[rows, width], as the form says.
+
+    parameters: of `normalize_parameters`. scratch: float32 [threads, 2, scratch_stride], as
+    planned. out may be x, of the same format and stride.
+    """
+    rows_of = _Rows(k, form, parameters, scratch + k.thread() * (scratch_stride * _TOGETHER), width)
+    source, target = x.cast(FORMATS[form.x]), out.cast(FORMATS[form.out])
+    together = _TOGETHER if k.isa.vector_bytes == _WIDE else 1
+    for numbers in each_rows(k, rows, item_rows, together):
+        with k.scope():
+            waiting = rows_of.fetch(
+                [source + number * x_stride for number in numbers], scratch_stride
+            )
+            for number, (place, mean, inverse) in zip(numbers, waiting, strict=True):
+                rows_of.finish(place, mean, inverse, (weight, bias), target + number * out_stride)
+
+
+class _Rows:
+    """What is done with rows. They wait where they are, or as float32 in scratch."""
+
+    def __init__(
+        self, k: Builder, form: NormalizeForm, parameters: Value, scratch: Value, width: Value
+    ) -> None:
+        self._k, self._form, self._scratch, self._width = k, form, scratch, width
+        self._epsilon = parameters.load()
+        x, out = parameters_of(form.x), parameters_of(form.out)
+        numbers = [(parameters + (1 + i)).load().splat(LANES) for i in range(x + out)]
+        self._x = dequantizing(form.x, numbers[:x])
+        self._store_row = RowStore(k, form.out, numbers[x:], LANES)
+
+    def fetch(self, sources: list[Value], apart: Value) -> list[tuple[Value, Value, Value]]:
+        """Bring rows near, so far apart; of each where it waits, its mean, or 0, and the factor
+        that normalizes it, in every lane."""
+        k, width, form = self._k, self._width, self._form
+        count = width.to(f32)
+        scratch = [self._scratch + apart * i for i in range(len(sources))]
+        places = sources if form.x == "f32" else scratch
+
+        def taking(source: Value, place: Value) -> Vectors:
+            def take(at: Value, left: Value | None) -> Value:
+                value = self._x(load_vector(source + at, LANES, left))
+                if form.x != "f32":
+                    (place + at).store(value)
+                return value
+
+            return take
+
+        def without(place: Value, mean: Value) -> Vectors:
+            return lambda at, left: load_vector(place + at, LANES, left) - mean
+
+        def square(value: Value, total: Value) -> Value:
+            return fma(value, value, total)
+
+        taken = [taking(source, place) for source, place in zip(sources, places, strict=True)]
+        means = [k.zeros(f32, LANES)] * len(sources)
+        if form.centred:
+            means = [(sum_ / count).splat(LANES) for sum_ in fold_rows(k, width, taken)]
+            taken = [without(place, mean) for place, mean in zip(places, means, strict=True)]
+        squares = fold_rows(k, width, taken, take_in=square)
+        inverses = [(1.0 / sqrt(one / count + self._epsilon)).splat(LANES) for one in squares]
+        return list(zip(places, means, inverses, strict=True))
+
+    def finish(
+        self, place: Value, mean: Value, inverse: Value, affine: tuple[Value, Value], target: Value
+    ) -> None:
+        """Normalize a row that waits, and store it."""
+        form = self._form
+
+        def normalized(at: Value, left: Value | None) -> Value:
+            value = load_vector(place + at, LANES, left)
+            value = (value - mean if form.centred else value) * inverse
+            weight, bias = (
+                load_vector(one + at, LANES, left) if there else None
+                for one, there in zip(affine, (form.weight, form.bias), strict=True)
+            )
+            if weight is not None:
+                return value * weight if bias is None else fma(value, weight, bias)
+            return value if bias is None else value + bias
+
+        self._store_row(self._width, normalized, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowbit.kernels.steps.registry import Layout
-from lowbit.spec.operations.steps import product_of_floats
+from lowbit.spec.operations.products import product_of_floats
 
 PLAIN = Layout("row by row", product_of_floats, lambda a, b: (a, b))
 """How the steps take their operands: float32 a [M, K] and b [K, N] on the GPU, row by row."""

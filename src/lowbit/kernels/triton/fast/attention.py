@@ -19,16 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import (
-    LEAST_DOT,
-    Choice,
-    Config,
-    Table,
-    choosing,
-    from_table,
-    refuse_itemsize,
-    too_much_shared,
-)
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
@@ -37,7 +27,19 @@ from lowbit.kernels.triton.fast.descriptors import (
     store_rows,
     tiles_of,
 )
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import (
+    LEAST_DOT,
+    Choice,
+    Config,
+    Gpu,
+    Table,
+    choosing,
+    from_table,
+    gpu_of,
+    launch,
+    refuse_itemsize,
+    too_much_shared,
+)
 
 LOG2_E = 1.4426950408889634
 # What the keys and values of a section may take of the second-level cache, if causal.

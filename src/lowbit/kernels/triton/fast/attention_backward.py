@@ -24,15 +24,6 @@ from lowbit.kernels.triton.fast.attention import (
     sees,
     sizes_of,
 )
-from lowbit.kernels.triton.fast.config import (
-    Choice,
-    Config,
-    Table,
-    choosing,
-    from_table,
-    refuse_itemsize,
-    too_much_shared,
-)
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
@@ -41,7 +32,18 @@ from lowbit.kernels.triton.fast.descriptors import (
     store_rows,
     tiles_of,
 )
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import (
+    Choice,
+    Config,
+    Gpu,
+    Table,
+    choosing,
+    from_table,
+    gpu_of,
+    launch,
+    refuse_itemsize,
+    too_much_shared,
+)
 
 
 @dataclass(frozen=True)

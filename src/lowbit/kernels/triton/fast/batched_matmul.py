@@ -11,15 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import (
-    LEAST_DOT,
-    Choice,
-    Config,
-    Table,
-    choosing,
-    from_table,
-    too_much_shared,
-)
 from lowbit.kernels.triton.fast.descriptors import (
     aligned,
     aligned_like,
@@ -27,7 +18,18 @@ from lowbit.kernels.triton.fast.descriptors import (
     described,
     tiles_of,
 )
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import (
+    LEAST_DOT,
+    Choice,
+    Config,
+    Gpu,
+    Table,
+    choosing,
+    from_table,
+    gpu_of,
+    launch,
+    too_much_shared,
+)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import LEAST_DOT, Choice, Config, Table, choosing, from_table
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import (
+    LEAST_DOT,
+    Choice,
+    Config,
+    Gpu,
+    Table,
+    choosing,
+    from_table,
+    gpu_of,
+    launch,
+)
 
 Pair = tuple[int, int]
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast import int4_one_row, int4_planes
-from lowbit.kernels.triton.fast.config import Choice, choosing
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of
 from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Int4Weight
 
 _DEQUANTIZED_TILES = 256  # of rows of the weight, that are floats at one time

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Config
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Config, Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import GROUP_UNIT, TILE_ROWS, Int4Weight
 
 MOST_DEPTH = 32768  # k of one row, whose digits fit into the registers of a program

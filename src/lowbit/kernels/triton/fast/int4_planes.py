@@ -21,8 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Config
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Config, Gpu, gpu_of, launch
 from lowbit.kernels.triton.fast.tiles import TILE_DEPTH, TILE_ROWS, Int4Weight
 
 MOST_ROWS = 64  # of x, that tensor cores take at once

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from lowbit.registry import Registry
 
 Grid = tuple[int, ...]
 Runner = Callable[[Any, Grid, Mapping[str, Any]], None]
@@ -97,3 +99,114 @@ def gpu_of(device: torch.device) -> Gpu:
     if device.type != "cuda":
         return INTERPRETER
     return _by_index(torch.cuda.current_device() if device.index is None else device.index)
+
+
+# Configurations: what their records have in common, and how one is chosen.
+
+LEAST_DOT = 16
+"""Of rows, columns and terms of a block, for the matrix units."""
+_SHARED_BYTES = 227 << 10
+"""Shared memory of a program on Hopper (CUDA C++ Programming Guide, compute capability 9.0)."""
+
+C = TypeVar("C")
+P = ParamSpec("P")
+
+Table = Mapping[int, Mapping[Hashable, C]]
+"""By compute capability, then by what the family tells cases apart by."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of the records of what can be tuned.
+
+    A class names its fields that must be powers of two, each with its least, and those that must
+    only be `positive`.
+    """
+
+    _least: ClassVar[Mapping[str, int]] = {}
+    _positive: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, positive: tuple[str, ...] = (), **powers: int) -> None:
+        cls._least, cls._positive = powers or cls._least, positive or cls._positive
+
+    def refusal(self, *facts: Any) -> str | None:
+        """Why it does not fit a call, of which each kind has its own facts; None if it does."""
+        for name in (*self._least, *self._positive):
+            value, least = getattr(self, name), self._least.get(name, 1)
+            if name in self._least and (value < 1 or value & (value - 1)):
+                return f"{name} is {value}; it must be a power of two"
+            if value < least:
+                return f"{name} is {value}; it must be {least} or more"
+        return self.misfit(*facts)
+
+    def misfit(self, *args: Any, **kwargs: Any) -> str | None:
+        """What else speaks against it, where all fields have values that are possible."""
+        return None
+
+    def require(self, *facts: Any) -> None:
+        """ValueError if it refuses these facts of a call, with its reason."""
+        if reason := self.refusal(*facts):
+            raise ValueError(f"{self} does not fit: {reason}")
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What the compiler is told."""
+        found = {name: getattr(self, name, None) for name in ("num_warps", "num_stages", "maxnreg")}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Choice(Generic[C]):
+    """Which kernel serves a call, how it is cut, and why; refused: others that come before it, and
+    why they do not."""
+
+    kernel: str
+    config: C
+    why: str
+    refused: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.kernel}: {self.why}"]
+        if self.config is not None:
+            lines.append(f"  {self.config}")
+        return "\n".join([*lines, *(f"  not {name}: {reason}" for name, reason in self.refused)])
+
+
+choices: Registry[Callable[..., Choice[Any]]] = Registry("operator", "lowbit.kernels.triton.fast")
+"""By operator: the function of a Gpu, of the sizes by name, and of `itemsize`, the bytes of an
+element, that chooses its kernel and configuration."""
+
+
+def choosing(operator: str) -> Callable[[Callable[P, Choice[C]]], Callable[P, Choice[C]]]:
+    """The decorator of a function that chooses for an operator: it is asked once for each case."""
+
+    def register(choose: Callable[P, Choice[C]]) -> Callable[P, Choice[C]]:
+        cached: Any = lru_cache(1024)(choose)
+        return choices.add(operator, cached)
+
+    return register
+
+
+def from_table(
+    kernel: str, table: Table[C], gpu: Gpu, key: Hashable, what: str, fallback: C
+) -> Choice[C]:
+    """The configuration of a table, else one that fits any GPU; what: the key in words."""
+    found = table.get(gpu.capability, {}).get(key)
+    if found is not None:
+        return Choice(kernel, found, f"the table has it for {what} on sm_{gpu.capability}")
+    known = " and ".join(f"sm_{one}" for one in table)
+    missing = f"made for {known}; says nothing of {what} on {gpu}"
+    return Choice(kernel, fallback, "fits any GPU", (("the table", missing),))
+
+
+def refuse_itemsize(operator: str, itemsize: int) -> None:
+    """ValueError unless elements have 16 bits."""
+    if itemsize != 2:
+        raise ValueError(f"{operator} takes bfloat16 or float16, got elements of {itemsize} bytes")
+
+
+def too_much_shared(held: int) -> str | None:
+    """The complaint about blocks that take so many bytes, if they are too many."""
+    if held <= _SHARED_BYTES:
+        return None
+    return f"its blocks take {held} bytes of shared memory, more than {_SHARED_BYTES}"

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, choices, choosing
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choices, choosing, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import (
     RowConfig,
     RowTable,

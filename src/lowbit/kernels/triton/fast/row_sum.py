@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, Config, choosing
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Choice, Config, Gpu, choosing, gpu_of, launch
 from lowbit.kernels.triton.fast.rows import as_rows
 
 # Enough programs for each multiprocessor to have several at once.

@@ -20,8 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import Choice, Config
-from lowbit.kernels.triton.fast.launch import Gpu, gpu_of, launch
+from lowbit.kernels.triton.fast.launch import Choice, Config, Gpu, gpu_of, launch
 
 _WARP = 32
 _ELEMENTS_OF_A_THREAD = 128

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lowbit.kernels.triton.fast.config import choosing
+from lowbit.kernels.triton.fast.launch import choosing
 from lowbit.kernels.triton.fast.rows import (
     RowConfig,
     RowTable,

@@ -23,9 +23,9 @@ from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Lanes, Memory
-from lowbit.lab.run.program import Grid, Program
 from lowbit.lab.run.registers import RegisterWatch
 from lowbit.lab.run.tensor import CheckedTensor
+from lowbit.lab.run.trace import Grid, Program
 
 
 @dataclass(frozen=True)

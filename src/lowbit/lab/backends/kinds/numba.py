@@ -28,9 +28,9 @@ from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Lanes, Memory
-from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.outcome import UnsupportedError, refusals
 from lowbit.lab.run.tensor import CheckedTensor, poison, tensor_of
-from lowbit.lab.run.unsupported import UnsupportedError, refusals
+from lowbit.lab.run.trace import Grid, Program
 from lowbit.registry.locks import Lock
 from lowbit.spec import TensorType
 

@@ -16,10 +16,9 @@ from lowbit.lab.backends.backend import backends
 from lowbit.lab.backends.kernel import KernelBackend
 from lowbit.lab.run.bind import Parameter, TensorArgument
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.outcome import cause_of, last_line
-from lowbit.lab.run.program import Grid, Program
+from lowbit.lab.run.outcome import UnsupportedError, cause_of, last_line
+from lowbit.lab.run.trace import Grid, Program
 from lowbit.lab.run.triton import RUNNER, SPAN, START, interpreted, triton_modules
-from lowbit.lab.run.unsupported import UnsupportedError
 
 
 @backends.register("Triton")

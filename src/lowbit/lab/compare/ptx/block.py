@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.compare.code import Instruction
-from lowbit.lab.compare.ptx import warps
+from lowbit.lab.compare.ptx import operations
 from lowbit.lab.compare.ptx.memory import LOCAL, REGION_BITS, SHARED
 from lowbit.lab.compare.ptx.operations import (
     COMPARE,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-WARP = warps.WARP
+WARP = operations.WARP
 _CALLED = re.compile(r"call\S*\s+(?:\([^)]*\)\s*,\s*)?([\w$]+)")
 _COUNTS_FROM = {"shl": 1, "shr": 1, "bfe": 1, "bfi": 2, "lop3": 3}
 """The operand from which on operands are plain counts."""
@@ -65,7 +65,7 @@ class Block:
             **self._same("nctaid", launch.grid),
             "laneid": number % WARP,
             "warpid": number // WARP,
-            **warps.lane_masks(self.lanes),
+            **operations.lane_masks(self.lanes),
             "dynamic_smem_size": np.full(self.lanes, launch.dynamic_shared, np.uint32),
         }
         self.registers: dict[str, Array] = {}
@@ -119,7 +119,7 @@ class Block:
             return
         if self.voted is not None:
             target, mode = self.voted
-            self.put(target, warps.barrier(mode, self.votes, self.waiting), self.waiting)
+            self.put(target, operations.barrier(mode, self.votes, self.waiting), self.waiting)
             self.voted = None
         self.waiting[:] = False
 
@@ -314,16 +314,16 @@ class Block:
         """What threads of a warp do together; some have a second result, whether it held."""
         held = np.zeros(0, bool)
         if base == "activemask":
-            made = warps.vote(["ballot"], np.ones(self.lanes, bool), active)
+            made = operations.vote(["ballot"], np.ones(self.lanes, bool), active)
         elif base == "shfl":
             given = (self.value(o, np.dtype("u4")) for o in operands[:3])
-            made, held = warps.shuffle(rest, *given)
+            made, held = operations.shuffle(rest, *given)
         elif base == "vote":
-            made = warps.vote(rest, self.value(operands[0], np.dtype(bool)), active)
+            made = operations.vote(rest, self.value(operands[0], np.dtype(bool)), active)
         elif base == "match":
-            made, held = warps.match(self.value(operands[0], types[-1]), active, "all" in rest)
+            made, held = operations.match(self.value(operands[0], types[-1]), active, "all" in rest)
         else:
-            made = warps.reduce(rest, self.value(operands[0], types[-1]), active)
+            made = operations.reduce(rest, self.value(operands[0], types[-1]), active)
         first, _, second = target.partition("|")
         self.put(first.strip(), made, active)
         if second:

@@ -12,9 +12,6 @@ from lowbit.graph.operator import operators
 from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
 
-_ALMOST_LINEAR = 20.0
-_LN_2, _LN_10 = math.log(2), math.log(10)
-
 
 def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
     """Tensors and numbers as values of the dtype that PyTorch computes with."""
@@ -65,7 +62,7 @@ def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) 
         made = b.add("Div", one, two)
         if floored:
             return b.add("Floor", made)
-        return made if rounding_mode is None else _truncated(b, made)
+        return made if rounding_mode is None else b.add("Trunc", made)
     if floored:
         one = b.add("Sub", one, b.add("Mod", one, two))
     return b.add("Div", one, two)
@@ -78,21 +75,12 @@ def remainder(b: Builder, *, x: Any, other: Any) -> Value:
 
 @converter("trunc")
 def trunc(b: Builder, *, x: Value) -> Value:
-    return _truncated(b, x) if b.out.dtype.is_floating_point else x
-
-
-def _truncated(b: Builder, x: Value) -> Value:
-    return b.add("Mul", b.add("Sign", x), b.add("Floor", b.add("Abs", x)))
+    return b.add("Trunc", x) if b.out.dtype.is_floating_point else x
 
 
 @converter("round")
 def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
-    if not b.out.dtype.is_floating_point:
-        return x
-    if not decimals:
-        return b.add("Round", x)
-    power = b.number(10.0**decimals, b.out.dtype)
-    return b.add("Div", b.add("Round", b.add("Mul", x, power)), power)
+    return b.add("Round", x, decimals=decimals) if b.out.dtype.is_floating_point else x
 
 
 @converter("add", "sub")
@@ -123,14 +111,6 @@ def hardsigmoid(b: Builder, *, x: Value) -> Value:
     return b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
-@converter("elu")
-def elu(b: Builder, *, x: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    if input_scale != 1:
-        raise NotImplementedError("elu of what is scaled before is not translated")
-    made = b.add("Elu", x, alpha=float(alpha))
-    return made if scale == 1 else b.add("Mul", made, b.number(scale, b.out.dtype))
-
-
 @converter("prelu", "_prelu_kernel")
 def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
     sizes, axes = b.shape(weight), len(b.shape(x))
@@ -139,89 +119,14 @@ def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
     return b.add("PRelu", x, weight)
 
 
-@converter("softplus")
-def softplus(b: Builder, *, x: Value, beta: float, threshold: float) -> Value:
-    """Beyond the threshold x itself, which beyond 20 is what softplus is in float32."""
-    factor = None if beta == 1 else b.number(beta, b.out.dtype)
-    scaled = x if factor is None else b.add("Mul", x, factor)
-    made = b.add("Softplus", scaled)
-    if factor is not None:
-        made = b.add("Div", made, factor)
-    if threshold >= _ALMOST_LINEAR:
-        return made
-    return b.add("Where", b.add("Greater", scaled, b.number(threshold, b.out.dtype)), x, made)
-
-
 @converter("rsqrt")
 def rsqrt(b: Builder, *, x: Value) -> Value:
     return b.add("Reciprocal", b.add("Sqrt", b.cast(x, b.out.dtype)))
 
 
-@converter("expm1")
-def expm1(b: Builder, *, x: Value) -> Value:
-    """(exp(x) + 1) · tanh(x / 2), which loses nothing near 0."""
-    x, one = b.cast(x, b.out.dtype), b.number(1, b.out.dtype)
-    half = b.add("Mul", x, b.number(0.5, b.out.dtype))
-    return b.add("Mul", b.add("Add", b.add("Exp", x), one), b.add("Tanh", half))
-
-
-@converter("log1p")
-def log1p(b: Builder, *, x: Value) -> Value:
-    """The logarithm of what 1 + x is rounded to, and what the rounding took away."""
-    x, one = b.cast(x, b.out.dtype), b.number(1, b.out.dtype)
-    total = b.add("Add", x, one)
-    made, kept = b.add("Log", total), b.add("Sub", total, one)
-    better = b.add("Add", made, b.add("Div", b.add("Sub", x, kept), total))
-    return b.add("Where", b.add("Equal", kept, x), made, better)
-
-
-@converter("log2", "log10")
-def log_to_base(b: Builder, *, x: Value) -> Value:
-    base = _LN_2 if b.operator == "log2" else _LN_10
-    return b.add("Div", b.add("Log", b.cast(x, b.out.dtype)), b.number(base, b.out.dtype))
-
-
-@converter("exp2")
-def exp2(b: Builder, *, x: Value) -> Value:
-    return b.add("Pow", b.number(2, b.out.dtype), b.cast(x, b.out.dtype))
-
-
-@converter("atan2")
-def atan2(b: Builder, *, x: Value, other: Value) -> Value:
-    """The angle of the point (other, x), which is beyond a quarter of a turn left of 0."""
-    x, other = operands(b, x, other)
-    zero, half = b.number(0, b.out.dtype), b.number(math.pi, b.out.dtype)
-    angle = b.add("Where", b.add("Equal", x, zero), zero, b.add("Atan", b.add("Div", x, other)))
-    turn = b.add("Where", b.add("Less", x, zero), b.add("Neg", half), half)
-    return b.add("Where", b.add("Less", other, zero), b.add("Add", angle, turn), angle)
-
-
-@converter("erfc")
-def erfc(b: Builder, *, x: Value) -> Value:
-    return b.add("Sub", b.number(1, b.out.dtype), b.add("Erf", b.cast(x, b.out.dtype)))
-
-
-@converter("hypot")
-def hypot(b: Builder, *, x: Value, other: Value) -> Value:
-    return b.add("Sqrt", b.add("Add", b.add("Mul", x, x), b.add("Mul", other, other)))
-
-
-@converter("ne")
-def ne(b: Builder, *, x: Any, other: Any) -> Value:
-    return b.add("Not", b.add("Equal", *operands(b, x, other)))
-
-
-_OF_BITS = {"and": "And", "xor": "Xor", "or": "Or", "not": "Not"}
-
-
-@converter("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor")
-def bitwise(b: Builder, *, x: Value, other: Any = None) -> Value:
-    op = _OF_BITS[b.operator.removeprefix("bitwise_")]
-    if b.out.dtype is not torch.bool:
-        op = f"Bitwise{op}"
-    if other is None:
-        return b.add(op, x)
-    return b.add(op, *operands(b, x, other, dtype=b.out.dtype))
+@converter("bitwise_not")
+def bitwise_not(b: Builder, *, x: Value) -> Value:
+    return b.add("Not" if b.out.dtype is torch.bool else "BitwiseNot", x)
 
 
 @converter("where")

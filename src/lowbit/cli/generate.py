@@ -1,0 +1,162 @@
+"""The commands `lowbit generate` and `lowbit chat`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowbit.cli.app import JsonFile, Threads, command, opened
+
+if TYPE_CHECKING:
+    from lowbit.lm import Stream
+
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="A GGUF file, or a folder of Hugging Face's.", show_default=False
+    ),
+]
+System = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="What the model is told before all else.")
+]
+MaxTokens = Annotated[int, typer.Option(help="The most tokens of a text.")]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token; the higher, the more varied.")
+]
+TopK = Annotated[int, typer.Option(help="Draw from so many of the likeliest tokens; 0: from all.")]
+TopP = Annotated[
+    float, typer.Option(help="Draw from the likeliest tokens that have this probability together.")
+]
+MinP = Annotated[
+    float,
+    typer.Option(help="Draw from tokens with this share of the likeliest's probability."),
+]
+RepeatPenalty = Annotated[
+    float, typer.Option(help="Above 1, the last 64 tokens become less likely.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
+]
+
+
+@command("generate", example="generate model.gguf 'Name three colours.' --max-tokens 64")
+def generate(
+    model: Model,
+    prompt: Annotated[
+        str, typer.Argument(help="What the user says; -: read from stdin.", show_default=False)
+    ],
+    system: System = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Go on with the text itself, without a chat template.")
+    ] = False,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repeat_penalty: RepeatPenalty = 1.0,
+    seed: Seed = 0,
+    stop: Stop = None,
+    threads: Threads = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Let a language model answer, or go on with a text.
+
+    The text comes on stdout while it is made, tokens per second on stderr at its end. Ctrl-C ends
+    it where it is.
+    """
+    from lowbit.lm import LanguageModel, Sampling
+
+    if raw and system is not None:
+        raise ValueError("--raw takes a text as it is; it has no place for --system")
+    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    said = text if system is None else [_message("system", system), _message("user", text)]
+    with opened(json_file) as file:
+        lm = LanguageModel.load(model, threads=threads)
+        stream = lm.generate(
+            said, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw
+        )
+        text, finished = _shown(stream, json_file != "-")
+        if file is not None:
+            file.write(json.dumps({"text": text, **stream.figures()}, indent=1) + "\n")
+    _tell_speeds(stream)
+    if not finished:
+        raise typer.Exit(130)  # as shells tell of SIGINT
+
+
+@command("chat", example="chat model.gguf --temperature 0.7 --min-p 0.1")
+def chat(
+    model: Model,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repeat_penalty: RepeatPenalty = 1.0,
+    seed: Seed = 0,
+    stop: Stop = None,
+    threads: Threads = None,
+) -> None:
+    """Talk with a language model, a line at a time.
+
+    Ctrl-C ends an answer where it is; Ctrl-D, or Ctrl-C where the model waits, ends the
+    conversation.
+    """
+    from lowbit.lm import LanguageModel, Sampling
+
+    with suppress(ImportError):
+        import readline  # noqa: F401  (lines can be edited)
+    sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
+    lm = LanguageModel.load(model, threads=threads)
+    messages = [] if system is None else [_message("system", system)]
+    while True:
+        try:
+            said = input("> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            return
+        if not said.strip():
+            continue
+        messages.append(_message("user", said))
+        stream = lm.generate(messages, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
+        messages.append(_message("assistant", _shown(stream)[0]))
+        _tell_speeds(stream)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
+    """The text, printed as it comes, and whether nobody interrupted it."""
+    pieces: list[str] = []
+    finished = False
+    with suppress(KeyboardInterrupt):
+        for piece in stream:
+            pieces.append(piece)
+            if shown:
+                print(piece, end="", flush=True)
+        finished = True
+    stream.close()
+    if shown:
+        print(flush=True)
+    return "".join(pieces), finished
+
+
+def _tell_speeds(stream: Stream) -> None:
+    figures = stream.figures()
+    known = f", {figures['known_tokens']:,} of them known," if figures["known_tokens"] else ""
+    parts = (
+        f"{name}: {figures[f'{name}_tokens']:,} tokens{known if name == 'prompt' else ''} in "
+        f"{figures[f'{name}_seconds']:.2f} s, {figures[f'{name}_tokens_per_second']:,.1f} tokens/s"
+        for name in ("prompt", "text")
+    )
+    print("; ".join((*parts, f"ended by {stream.reason or 'Ctrl-C'}")), file=sys.stderr)

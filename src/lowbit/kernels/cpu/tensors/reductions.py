@@ -1,0 +1,338 @@
+"""Sums, means and maxima: of an axis, of windows, and up to each number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lowbit.isa.generic import extract, maximum, minimum, shuffle
+from lowbit.isa.types import (
+    F32Pointer,
+    Int,
+    S32Pointer,
+    Scalar,
+    U8Pointer,
+    Vector,
+    element_of,
+    f32,
+    s32,
+    s64,
+)
+from lowbit.isa.value import Register, Value
+from lowbit.jit.builder import Builder
+from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.shared.formats import (
+    FORMATS,
+    LIMITS,
+    Convert,
+    dequantizing,
+    load_vector,
+    parameters_of,
+    store_vector,
+    storing,
+)
+from lowbit.kernels.cpu.shared.functions import rounded
+from lowbit.kernels.cpu.shared.post_op import keeping_nan
+from lowbit.kernels.cpu.tensors.loops import by_vectors
+
+# What sums, means and maxima have in common, wherever the numbers come from.
+
+
+class Reduction(NamedTuple):
+    """What is made of many numbers. It keys the code.
+
+    kind: "sum", "mean" or "max". format, out: of input and output. requantized: whether maxima of
+    integers are converted; if not, input and output have one format, scale and zero point, and what
+    is stored is compared. Sums of 8-bit integers are exact, in 32 bits.
+    """
+
+    kind: str
+    format: str
+    out: str
+    requantized: bool = False
+
+    @property
+    def converted(self) -> bool:
+        return self.kind != "max" or self.requantized
+
+    @property
+    def computed(self) -> Scalar:
+        """What is computed with."""
+        if self.format not in LIMITS:
+            return f32
+        return FORMATS[self.format] if self.kind == "max" else s32
+
+
+class Reducer:
+    """A reduction in a kernel.
+
+    parameters: scale and zero point of an input of integers, 1 / scale and zero point of an 8-bit
+    output; nothing where maxima are not converted. lanes: of what is finished; 0 for scalars.
+    """
+
+    def __init__(self, k: Builder, reduction: Reduction, parameters: Value, lanes: int) -> None:
+        self._k, self._reduction, self._lanes = k, reduction, lanes
+        numbers: list[Value] = []
+        counts = [parameters_of(name) for name in (reduction.format, reduction.out)]
+        for i in range(sum(counts) if reduction.converted else 0):
+            number = (parameters + i).load()
+            numbers.append(number.splat(lanes) if lanes else number)
+        self._given = numbers[: counts[0]]
+        self._stored: Convert = lambda value: value.to(FORMATS[reduction.out])
+        if reduction.converted:
+            self._stored = storing(reduction.out, numbers[counts[0] :])
+
+    def start(self, lanes: int) -> Value:
+        """What changes nothing."""
+        kind, least = self._reduction.computed, 0.0
+        if self._reduction.kind == "max":
+            least = LIMITS.get(self._reduction.format, (float("-inf"),))[0]
+        start = least if kind.is_float else int(least)
+        return self._k.constant(start, Vector(kind, lanes) if lanes else kind)
+
+    def loaded(self, value: Value) -> Value:
+        return value.to(self._reduction.computed)
+
+    def combine(self, a: Value, b: Value) -> Value:
+        """The sum, or the greater of both: NaN if one is."""
+        if self._reduction.kind != "max":
+            return a + b
+        greater = maximum(a, b)
+        return keeping_nan(a, greater) if element_of(a.type) == f32 else greater
+
+    def take(self, values: Sequence[Register], source: Value, left: Value | None = None) -> None:
+        """Combine vectors with what lies from `source` on, of which the first `left` exist."""
+        for register in values:
+            lanes = register.value.type.lanes  # type: ignore[union-attr]
+            read = self.loaded(load_vector(source, lanes, left))
+            register.value = self.combine(register.value, read)
+            source = source + lanes
+
+    def finish(self, value: Value, count: Value, divisor: Value | None) -> Value:
+        """What is stored, of `count` numbers; a mean is their sum over `divisor`. Both s32."""
+        if self._reduction.kind == "max":
+            if self._reduction.requantized:
+                value = dequantizing(self._reduction.format, self._given)(value)
+            return self._stored(value)
+        if self._given:
+            scale, zero = self._given
+            value = (value - self._every(count) * rounded(zero)).to(f32) * scale
+        if self._reduction.kind == "mean" and divisor is not None:
+            value = value / self._every(divisor).to(f32)
+        return self._stored(value)
+
+    def _every(self, number: Value) -> Value:
+        return number.splat(self._lanes) if self._lanes else number
+
+
+# Sums, means and maxima of tensors [outer, count, inner] over the axis in the middle.
+
+_LANES, _VECTORS = 16, 2  # of a row: the same partial sums on every instruction set
+_TOGETHER = 4  # vectors of columns
+_SHORT = 64  # numbers of a column that are added one after another; then their sums are
+_ROW_BLOCK, _COLUMN_BLOCK = 16, 256  # of an item
+
+
+@kernel
+def reduce_rows(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    parameters: F32Pointer,
+    rows: Int,
+    count: Int,
+    *,
+    reduction: Reduction,
+) -> None:
+    """out[r] = the reduction of x[r, :count], contiguous. parameters: as in `Reducer`.
+
+    A row's numbers are added in 32 parts, of every 32nd number each, then the parts, halved again
+    and again, then what a part of 32 is not filled by.
+    """
+    reducer = Reducer(k, reduction, parameters, 0)
+    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
+    width = _LANES * _VECTORS
+    whole = count // width * width
+    for item in k.parallel((rows + (_ROW_BLOCK - 1)) // _ROW_BLOCK):
+        for row in k.range(item * _ROW_BLOCK, minimum((item + 1) * _ROW_BLOCK, rows)):
+            start = source + row * count
+            with k.scope():
+                parts = [k.register(reducer.start(_LANES)) for _ in range(_VECTORS)]
+                for at in k.range(0, whole, width):
+                    reducer.take(parts, start + at)
+                first, second = parts
+                vector, half = reducer.combine(first.value, second.value), _LANES // 2
+                while half:
+                    lanes = tuple(lane ^ half for lane in range(_LANES))
+                    vector = reducer.combine(vector, shuffle(vector, vector, lanes))
+                    half //= 2
+                total = k.register(extract(vector, 0))
+                for at in k.range(whole, count):
+                    total.value = reducer.combine(total.value, reducer.loaded((start + at).load()))
+                numbers = count.to(s32)
+                (target + row).store(reducer.finish(total.value, numbers, numbers))
+
+
+@kernel
+def reduce_columns(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    parameters: F32Pointer,
+    outer: Int,
+    count: Int,
+    inner: Int,
+    *,
+    reduction: Reduction,
+) -> None:
+    """out[o, i] = the reduction of x[o, :count, i], contiguous. parameters: as in `Reducer`.
+
+    A column's numbers are added 64 at a time, and then these sums.
+    """
+    lanes = k.isa.vector_bytes // 4
+    reducer = Reducer(k, reduction, parameters, lanes)
+    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
+    blocks = (inner + (_COLUMN_BLOCK - 1)) // _COLUMN_BLOCK
+    numbers = count.to(s32)
+    for item in k.parallel(outer * blocks):
+        image, begin = item // blocks, item % blocks * _COLUMN_BLOCK
+        corner, place = source + image * count * inner + begin, target + image * inner + begin
+
+        def some(
+            at: Value,
+            lanes: int,
+            together: int,
+            left: Value | None,
+            corner: Value = corner,
+            place: Value = place,
+        ) -> None:
+            with k.scope():
+                totals = [k.register(reducer.start(lanes)) for _ in range(together)]
+                parts = [k.register(reducer.start(lanes)) for _ in range(together)]
+                for first in k.range(0, count, _SHORT):
+                    for part in parts:
+                        part.value = reducer.start(lanes)
+                    for row in k.range(first, minimum(first + _SHORT, count)):
+                        reducer.take(parts, corner + row * inner + at, left)
+                    for total, part in zip(totals, parts, strict=True):
+                        total.value = reducer.combine(total.value, part.value)
+                for number, total in enumerate(totals):
+                    made = reducer.finish(total.value, numbers, numbers)
+                    store_vector(made, place + at + number * lanes, left)
+
+        by_vectors(k, minimum(inner - begin, k.index(_COLUMN_BLOCK)), lanes, _TOGETHER, some)
+
+
+# Maxima and means over windows of tensors [batch, pixels, channels].
+
+_NUMBERS = 32768  # that an item reads, about
+
+
+def pool_block(taps: int, channels: int) -> int:
+    """How many pixels of the output an item should have."""
+    return max(1, _NUMBERS // max(1, taps * channels))
+
+
+@kernel
+def pool(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    places: S32Pointer,
+    divisors: S32Pointer,
+    parameters: F32Pointer,
+    batch: Int,
+    x_pixels: Int,
+    pixels: Int,
+    taps: Int,
+    channels: Int,
+    x_stride: Int,
+    out_stride: Int,
+    block: Int,
+    *,
+    reduction: Reduction,
+) -> None:
+    """out[b, p] = the reduction of x[b, places[p, t]] over the taps t, channel by channel.
+
+    places: int32 [pixels, taps], negative where a tap does not count; divisors: int32 [pixels], of
+    means. x, out: [batch, x_pixels or pixels, channels], pixels
+    `x_stride` and `out_stride` elements apart, channels contiguous. parameters: as in `Reducer`.
+    block: the pixels of an item. Without taps that count a maximum is the least number, a sum 0.
+    """
+    one_byte = reduction.computed.bytes == 1 and not reduction.requantized
+    lanes = k.isa.vector_bytes // (1 if one_byte else 4)
+    reducer = Reducer(k, reduction, parameters, lanes)
+    source, target = x.cast(FORMATS[reduction.format]), out.cast(FORMATS[reduction.out])
+    blocks = (pixels + (block - 1)) // block
+    for item in k.parallel(batch * blocks):
+        image, begin = item // blocks, item % blocks * block
+        corner = source + image * x_pixels * x_stride
+        for pixel in k.range(begin, minimum(begin + block, pixels)):
+            window, place = places + pixel * taps, target + (image * pixels + pixel) * out_stride
+            divisor = (divisors + pixel).load() if reduction.kind == "mean" else None
+
+            def some(
+                at: Value,
+                lanes: int,
+                count: int,
+                left: Value | None,
+                corner: Value = corner,
+                window: Value = window,
+                place: Value = place,
+                divisor: Value | None = divisor,
+            ) -> None:
+                with k.scope():
+                    values = [k.register(reducer.start(lanes)) for _ in range(count)]
+                    taken = k.register(k.constant(0, s32))
+                    for tap in k.range(0, taps):
+                        where = (window + tap).load().to(s64)
+                        for _ in k.when(where > -1):
+                            taken.value = taken.value + 1
+                            reducer.take(values, corner + where * x_stride + at, left)
+                    for number, value in enumerate(values):
+                        made = reducer.finish(value.value, taken.value, divisor)
+                        store_vector(made, place + at + number * lanes, left)
+
+            by_vectors(k, channels, lanes, _TOGETHER, some, one_byte)
+
+
+# Running sums of each row.
+
+ELEMENTS = {"f32": f32, "s32": s32, "s64": s64}
+
+
+@kernel
+def running_sums(
+    k: Builder,
+    out: U8Pointer,
+    x: U8Pointer,
+    rows: Int,
+    count: Int,
+    *,
+    format: str,
+    exclusive: bool,
+    reverse: bool,
+) -> None:
+    """out[r, i] = the sum of x[r, :i + 1], both [rows, count] of one of `ELEMENTS`, contiguous.
+
+    exclusive: without x[r, i]; reverse: of x[r, i:]. What the rounding of a float32 sum takes away
+    is added to the next number (Kahan 1965, doi:10.1145/363707.363723).
+    """
+    element = ELEMENTS[format]
+    source, target = x.cast(element), out.cast(element)
+    for row in k.parallel(rows):
+        total, lost = (k.register(k.constant(0, element)) for _ in range(2))
+        for number in k.range(0, count):
+            at = row * count + (count - 1 - number if reverse else number)
+            given = (source + at).load()
+            if exclusive:
+                (target + at).store(total.value)
+            if format == "f32":
+                given = given - lost.value
+                new = total.value + given
+                lost.value = (new - total.value) - given
+                total.value = new
+            else:
+                total.value = total.value + given
+            if not exclusive:
+                (target + at).store(total.value)

@@ -1,2 +1,0 @@
-"""Kernels to learn from: they solve the exercises of `lowbit.spec.exercises`, each as plainly as it
-can be, for any shape."""

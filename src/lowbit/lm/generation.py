@@ -1,0 +1,174 @@
+"""Text from a language model, token by token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lowbit.lm.sampling import Sampler, Sampling
+from lowbit.lm.stops import Stops
+from lowbit.lm.tokenizer import Tokenizer
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or a conversation: messages with a role and a content."""
+
+
+class EngineSequence(Protocol):
+    """Tokens that an engine has been fed, `length` of them, and their keys and values.
+
+    feed: gives the logits behind the last of some tokens, which follow the earlier: float32 [V].
+    close: gives its memory back.
+    """
+
+    @property
+    def length(self) -> int: ...
+    def feed(self, ids: Sequence[int]) -> np.ndarray: ...
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What computes logits, `vocabulary` of them, for sequences of at most `context` tokens.
+
+    sequence: a new one; it may know tokens already that `ids` begin with, but for the last.
+    """
+
+    @property
+    def context(self) -> int: ...
+    @property
+    def vocabulary(self) -> int: ...
+    def sequence(self, ids: Sequence[int] = ()) -> EngineSequence: ...
+
+
+class Stream(Iterator[str]):
+    """The text that a model makes, in pieces, as they become certain.
+
+    prompt_tokens, text_tokens: how many tokens went in and came out. known_tokens: those of the
+    prompt that the engine knew from before. prompt_seconds, text_seconds: how long the model took;
+    what the caller does between two pieces does not count. reason: why it ended: "end" (the model
+    has no more to say), "stop" (a stop string), "length" (max_tokens), "context" (no more tokens
+    fit); "" before that, or if it was closed.
+    """
+
+    reason: Literal["", "end", "stop", "length", "context"]
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int,
+        sampling: Sampling, stop: str | Iterable[str],
+    ) -> None:  # fmt: skip
+        """As `generate` makes it. ids: the prompt's tokens."""
+        if not ids:
+            raise ValueError("the prompt is empty, and no token of the model's begins a text")
+        if len(ids) > engine.context:
+            told = f"the prompt has {len(ids):,} tokens; the context holds {engine.context:,}"
+            raise ValueError(told)
+        if max_tokens < 0:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
+        self.prompt_tokens, self.known_tokens, self.text_tokens, self._steps = len(ids), 0, 0, 0
+        self.prompt_seconds, self.text_seconds, self._seconds = 0.0, 0.0, 0.0
+        self.reason = ""
+        self._engine, self._ids, self._max_tokens = engine, list(ids), max_tokens
+        self._sampler, self._ends = Sampler(sampling), tokenizer.ends
+        self._text, self._stops = tokenizer.stream(), Stops(stop)
+        self._pieces = self._run()
+
+    def __next__(self) -> str:
+        begin = perf_counter()
+        try:
+            return next(self._pieces)
+        finally:
+            self._seconds += perf_counter() - begin
+            self.text_seconds = self._seconds - self.prompt_seconds
+
+    def close(self) -> None:
+        """End it here; its memory is given back, as it is when it has come to its end."""
+        self._pieces.close()
+
+    def figures(self) -> dict[str, Any]:
+        """All fields, and tokens per second. The first token of the text comes with the prompt:
+        the text's speed is that of the steps behind it."""
+        names = (
+            "prompt_tokens", "known_tokens", "prompt_seconds", "text_tokens", "text_seconds",
+            "reason",
+        )  # fmt: skip
+        steps = {"prompt": self.prompt_tokens - self.known_tokens, "text": self._steps}
+        speeds = {
+            f"{part}_tokens_per_second": count / (getattr(self, f"{part}_seconds") or math.inf)
+            for part, count in steps.items()
+        }
+        return {name: getattr(self, name) for name in names} | speeds
+
+    def _run(self) -> Generator[str]:
+        if self._max_tokens == 0:
+            self.reason = "length"
+            return
+        begin = perf_counter()
+        sequence = self._engine.sequence(self._ids)
+        try:
+            self.known_tokens = sequence.length
+            try:
+                logits = sequence.feed(self._ids[self.known_tokens :])
+            finally:
+                self.prompt_seconds = perf_counter() - begin
+            while True:
+                piece = self._next(logits)
+                if piece:
+                    yield piece
+                if not self.reason and sequence.length >= self._engine.context:
+                    self.reason = "context"
+                if self.reason:
+                    break
+                logits = sequence.feed(self._ids[-1:])
+                self._steps += 1
+            held = self._stops.add(self._text.rest())[0] + self._stops.rest()
+            if held and self.reason != "stop":
+                yield held
+        finally:
+            sequence.close()
+
+    def _next(self, logits: np.ndarray) -> str:
+        """Choose a token; what can be shown with it."""
+        id = self._sampler.pick(logits, self._ids)
+        if id in self._ends:
+            self.reason = "end"
+            return ""
+        self._ids.append(id)
+        self.text_tokens += 1
+        piece, stopped = self._stops.add(self._text.add(id))
+        if stopped:
+            self.reason = "stop"
+        elif self.text_tokens == self._max_tokens:
+            self.reason = "length"
+        return piece
+
+
+def generate(
+    engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int = 512,
+    sampling: Sampling | None = None, stop: str | Iterable[str] = (), raw: bool = False,
+) -> Stream:  # fmt: skip
+    """The text that follows a prompt.
+
+    prompt: a conversation, or a text: what a user says, or where the model has no chat template, or
+    with `raw`, a text to go on with. max_tokens: of the text. sampling: greedy by default. stop:
+    strings that end the text, and are not given.
+
+    ValueError: the prompt is longer than the context, or empty; max_tokens is negative; a stop
+    string is empty; the chat template refuses the conversation.
+    """
+    ids = prompt_ids(tokenizer, prompt, raw=raw)
+    return Stream(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    """The tokens that `generate` begins with. ValueError: messages with raw, or as `chat`."""
+    if isinstance(prompt, str):
+        if raw or tokenizer.template is None:
+            ids = tokenizer.encode(prompt)
+            return ids or [id for id in (tokenizer.bos,) if id is not None]
+        prompt = [{"role": "user", "content": prompt}]
+    if raw:
+        raise ValueError("raw takes a text, not messages")
+    return tokenizer.encode(tokenizer.chat(prompt), special=False)

@@ -1,0 +1,312 @@
+"""Quantized layers of Hugging Face folders, as quantized weights without a second rounding.
+
+A layer [N, K] is a few tensors. Words are int32, and hold the first of their values in the lowest
+bits; an element is scale · (q − zero).
+
+- gptq: `qweight` [K / n, N], words of n = 32 / bits neighbours along K; `scales` [groups, N];
+  `qzeros` [groups, N / n], words of neighbours along N, less 1 of each, but not in `gptq_v2`;
+  `g_idx` [K], the group of each input: with act-order, neighbours are not of the same.
+- awq: `qweight` [K, N / 8], `qzeros` [groups, N / 8], words of columns 0, 2, 4, 6, 1, 3, 5, 7;
+  `scales` [groups, N].
+- compressed-tensors: `weight_packed` [N, K / n] and `weight_shape`, or `weight` of int8 or
+  float8_e4m3; `weight_scale` [N, groups], or one for each row, or one; `weight_zero_point` as the
+  scales, packed along N where the weight is. What is packed is counted from −2^(bits − 1).
+- bitsandbytes: `weight` of int8, `SCB`, 127 scales, of each row.
+
+Sources: QuantLinear.pack of AutoGPTQ, convert_gptq_v1_to_v2_format_module of GPTQModel, from_linear
+of AutoAWQ's WQLinear_GEMM, pack_to_int32 of compressed-tensors, int8_vectorwise_dequant of
+bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.lm.blocks import as_weight
+from lowbit.numerics import from_int32, quantize
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.weights.tensor_file import DTYPES, StoredTensor
+
+Array = npt.NDArray[Any]
+Config = Mapping[str, Any]
+
+_FLOATS = "float16", "bfloat16", "float32"
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # in a word, of its columns
+_COMPRESSED = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized"
+
+
+def array_of(tensor: StoredTensor) -> Array:
+    """A tensor of any dtype, a view."""
+    name = DTYPES[tensor.dtype]
+    return tensor.data.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A quantized layer: its name, its tensors by their names behind that, `quantization_config`,
+    what reads them, and elements that were rounded once more, by reason, of all layers."""
+
+    name: str
+    tensors: Mapping[str, StoredTensor]
+    config: Config
+    read: Callable[[Layer], QuantizedWeight]
+    notes: dict[str, int]
+
+    def weight(self) -> QuantizedWeight:
+        """The weight [N, K]; its columns stand for the inputs x[order], if there is an `order`.
+
+        ValueError names the tensor that is missing or does not fit."""
+        try:
+            return self.read(self)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+    @property
+    def order(self) -> npt.NDArray[np.int64] | None:
+        """The order of inputs in which those of a group are neighbours, [K]; None: they are."""
+        groups = array_of(self.tensors[self.groups]) if self.groups else np.zeros(0)
+        return np.argsort(groups, kind="stable") if (groups[1:] < groups[:-1]).any() else None
+
+    @property
+    def groups(self) -> str:
+        """The tensor with the group of each input; "": neighbours are of one."""
+        return next((name for name in ("g_idx", "weight_g_idx") if name in self.tensors), "")
+
+    def part(self, name: str, dtypes: Collection[str], *shape: int) -> Array:
+        """A tensor of one of these dtypes and of this shape, in which −1 stands for any size."""
+        if name not in self.tensors:
+            raise ValueError(f"it has no {name}")
+        array = array_of(self.tensors[name])
+        sizes = tuple(n if m < 0 < n else m for n, m in zip(array.shape, shape, strict=False))
+        if array.dtype.name not in dtypes or sizes != array.shape or len(shape) != array.ndim:
+            raise ValueError(
+                f"{name} must be {' or '.join(dtypes)} {list(shape)}, got {array.dtype.name} "
+                f"{list(array.shape)}"
+            )
+        return array
+
+    def in_order(self, q: Array, size: int) -> Array:
+        """Values [N, K] with the columns in `order`. ValueError: groups have not `size` each."""
+        if not self.groups:
+            return q
+        order = self.order
+        groups = self.part(self.groups, ("int32", "int64"), q.shape[1])
+        sorted_groups = groups if order is None else groups[order]
+        if (sorted_groups != np.arange(q.shape[1]) // size).any():
+            raise ValueError(f"{self.groups} must give {size} inputs to each group")
+        return q if order is None else q[:, order]
+
+
+def _gptq(layer: Layer) -> QuantizedWeight:
+    bits = layer.config["bits"]
+    words = layer.part("qweight", ["int32"], -1, -1)
+    depth, columns = len(words) * 32 // bits, words.shape[1]
+    size, groups = _grouped(layer.config, depth)
+    scale = layer.part("scales", _FLOATS, groups, columns)
+    zeros = layer.part("qzeros", ["int32"], groups, -(-columns * bits // 32))
+    if _gptq_format(layer.config) == "gptq":  # of whole words, which 0 borrows from
+        zeros = zeros + np.int32(0x11111111 if bits == 4 else 0x01010101)
+    q, zero = _unpacked(words, bits, 0, depth), _unpacked(zeros, bits, 1, columns)
+    return as_weight(layer.in_order(q.T, size), scale.T, zero.T, bits, size)
+
+
+def _awq(layer: Layer) -> QuantizedWeight:
+    words = layer.part("qweight", ["int32"], -1, -1)
+    depth, columns = len(words), words.shape[1] * 8
+    size, groups = _grouped(layer.config, depth)
+    scale = layer.part("scales", _FLOATS, groups, columns)
+    zeros = layer.part("qzeros", ["int32"], groups, words.shape[1])
+    q, zero = (
+        from_int32(part, 1).reshape(len(part), -1, 8)[..., _AWQ_PLACES].reshape(len(part), columns)
+        for part in (words, zeros)
+    )
+    return as_weight(layer.in_order(q.T, size), scale.T, zero.T, 4, size)
+
+
+def _compressed(layer: Layer) -> QuantizedWeight:
+    if "weight_packed" in layer.tensors:
+        words = layer.part("weight_packed", ["int32"], -1, -1)
+        shape = layer.part("weight_shape", ("int64", "int32"), 2).tolist()
+        bits = next((n for n in (4, 8) if -(-shape[1] * n // 32) == words.shape[1]), 0)
+        if not bits or shape[0] != len(words):
+            raise ValueError(f"weight_shape {shape} does not fit {list(words.shape)} words")
+        q = _unpacked(words, bits, 1, shape[1])
+    else:
+        q = layer.part("weight", ("int8", "float8_e4m3fn"), -1, -1)
+        bits = 8
+    rows, depth = q.shape
+    scale = _by_rows(layer, "weight_scale", _FLOATS, rows)
+    groups = scale.shape[1]
+    if depth % groups:
+        raise ValueError(f"weight_scale {list(scale.shape)} does not fit {depth} inputs")
+    size = depth // groups
+    q = layer.in_order(q, size)
+    if q.dtype.name == "float8_e4m3fn":
+        return _rounded(layer, q.astype(np.float32) * np.repeat(scale, size, 1))
+    if q.dtype == np.int8:  # also of 4 bits, where activations are to be quantized too
+        bits = 4 if groups > 1 and q.min() >= -8 and q.max() < 8 else 8
+        q = _unsigned(q, bits)
+    name = "weight_zero_point"
+    if name not in layer.tensors:
+        zero = np.full(scale.shape, 1 << bits - 1, np.uint8)
+    elif layer.tensors[name].dtype == "I32":
+        words = layer.part(name, ["int32"], -(-rows * bits // 32), groups)
+        zero = _unpacked(words, bits, 0, rows)
+    else:
+        zero = _unsigned(_by_rows(layer, name, ["int8"], rows), bits)
+    return as_weight(q, scale, zero, bits, size)
+
+
+def _rounded(layer: Layer, values: Array) -> QuantizedWeight:
+    """Floats of 8 bits as integers of 8 bits: the least that kernels lose."""
+    weight = QuantizedWeight(quantize(values, "int8", axis=0))
+    error = np.linalg.norm(weight.dequantize() - values) / max(np.linalg.norm(values), 1e-30)
+    reason = f"float8 rounded to int8, a scale for each row: relative error {error:.1%}"
+    layer.notes[reason] = layer.notes.get(reason, 0) + values.size
+    return weight
+
+
+def _bitsandbytes(layer: Layer) -> QuantizedWeight:
+    if "weight_format" in layer.tensors and array_of(layer.tensors["weight_format"]).any():
+        raise NotImplementedError(f"{layer.name}: weight_format must be 0, which is rows")
+    q = layer.part("weight", ["int8"], -1, -1)
+    scale = layer.part("SCB", ["float32"], len(q))[:, None] / np.float32(127)
+    zero = np.full(scale.shape, 128, np.uint8)
+    return as_weight(layer.in_order(_unsigned(q, 8), q.shape[1]), scale, zero, 8, q.shape[1])
+
+
+def _by_rows(layer: Layer, name: str, dtypes: Collection[str], rows: int) -> Array:
+    """Numbers [N, groups], of which a file may have one for each row, or one."""
+    shape = layer.tensors[name].shape if name in layer.tensors else (-1,)
+    if shape in ((), (1,), (1, 1)):
+        return np.broadcast_to(layer.part(name, dtypes, *shape).reshape(1, 1), (rows, 1))
+    return layer.part(name, dtypes, rows, *(-1,) * (len(shape) > 1)).reshape(rows, -1)
+
+
+def _unsigned(values: Array, bits: int) -> Array:
+    """int8 counted from −2^(bits − 1), uint8."""
+    return values.view(np.uint8) + np.uint8(1 << bits - 1)
+
+
+def _unpacked(words: Array, bits: int, axis: int, length: int) -> Array:
+    """Values of words along an axis, uint8. The axis of words lies last in memory, or they do."""
+    if bits == 4:
+        return from_int32(words, axis, length)
+    data = np.ascontiguousarray(words)[..., None].view(np.uint8)
+    if axis:
+        return data.reshape(len(words), -1)[:, :length]
+    return data.transpose(0, 2, 1).reshape(-1, words.shape[1])[:length]
+
+
+def _grouped(config: Config, depth: int) -> tuple[int, int]:
+    """How many inputs are in a group, and how many groups there are."""
+    size = config.get("group_size", 128)
+    size = depth if size == -1 else min(size, depth)
+    return size, -(-depth // size)
+
+
+def _gptq_format(config: Config) -> Any:
+    return config.get("checkpoint_format") or config.get("format") or "gptq"
+
+
+def _served(what: str, value: Any, known: Collection[Any]) -> None:
+    """NotImplementedError: a value that is not among those that are read."""
+    if value not in known:
+        raise NotImplementedError(
+            f"quantized weights with {what} {value!r} are not read; read are "
+            f"{', '.join(map(repr, known))}"
+        )
+
+
+def _check_words(config: Config, bits: Collection[int]) -> None:
+    _served("bits", config.get("bits"), bits)
+    size = config.get("group_size", 128)
+    if type(size) is not int or not (size == -1 or size > 0):
+        raise ValueError(f"group_size must be positive or -1, got {size!r}")
+
+
+def _check_gptq(config: Config) -> None:
+    _check_words(config, (4, 8))
+    _served("checkpoint_format", _gptq_format(config), ("gptq", "gptq_v2"))
+    own = [rule for rule in config.get("dynamic") or () if not rule.startswith("-:")]
+    _served("dynamic", own, [[]])
+
+
+def _check_awq(config: Config) -> None:
+    _check_words(config, (4,))
+    version = config.get("version") or config.get("checkpoint_format") or config.get("format")
+    _served("version", str(version or "gemm").lower(), ("gemm",))
+
+
+def _check_compressed(config: Config) -> None:
+    _served("quantization_status", config.get("quantization_status", "compressed"), ["compressed"])
+    _served("transform_config", config.get("transform_config") or None, [None])
+    _served("sparsity_config", (config.get("sparsity_config") or {}).get("format"), [None, "dense"])
+    _served("format", config.get("format"), (*_COMPRESSED, "mixed-precision"))
+    groups = (config.get("config_groups") or {}).values()
+    for group in (group for group in groups if not isinstance(group, list)):  # names a preset
+        _served("format", group.get("format") or config.get("format"), _COMPRESSED)
+        if (weights := group.get("weights")) is None:
+            continue
+        kind = weights.get("type", "int"), weights.get("num_bits", 8)
+        _served("type and num_bits", kind, (("int", 4), ("int", 8), ("float", 8)))
+        _served("strategy", weights.get("strategy"), ("group", "channel", "tensor", None))
+
+
+def _check_bitsandbytes(config: Config) -> None:
+    _served("load_in_8bit", bool(config.get("load_in_8bit")), (True,))
+
+
+class Format(NamedTuple):
+    """What refuses a configuration, which tensors only a quantized layer has, and what reads it."""
+
+    check: Callable[[Config], None]
+    marks: tuple[str, ...]
+    read: Callable[[Layer], QuantizedWeight]
+
+
+FORMATS = {
+    "gptq": Format(_check_gptq, ("qweight",), _gptq),
+    "awq": Format(_check_awq, ("qweight",), _awq),
+    "compressed-tensors": Format(_check_compressed, ("weight_packed", "weight_scale"), _compressed),
+    "bitsandbytes": Format(_check_bitsandbytes, ("SCB",), _bitsandbytes),
+}
+"""By `quant_method`."""
+
+
+def check(config: Config) -> None:
+    """Of `quantization_config`, which may be empty. NotImplementedError names what is not read;
+    ValueError: it is wrong."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config must be an object, got {config!r:.40}")
+    if config:
+        _served("quant_method", _method(config), FORMATS)
+        FORMATS[_method(config)].check(config)
+
+
+def layers_of(
+    config: Config, tensors: Mapping[str, StoredTensor], notes: dict[str, int]
+) -> dict[str, Layer]:
+    """The layers that are quantized, by name: all but those that a folder holds as floats."""
+    if not config:
+        return {}
+    layout = FORMATS[_method(config)]
+    parts: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        stem, _, part = name.rpartition(".")
+        parts.setdefault(stem, {})[part] = tensor
+    return {
+        stem: Layer(stem, own, config, layout.read, notes)
+        for stem, own in parts.items()
+        if not own.keys().isdisjoint(layout.marks)
+    }
+
+
+def _method(config: Config) -> Any:
+    return config.get("quant_method") or ("bitsandbytes" if "load_in_8bit" in config else None)

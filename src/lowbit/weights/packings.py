@@ -1,0 +1,174 @@
+"""Weights of layers as what multiplies them takes them: rows, panels, tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.kernels.triton.fast.tiles import (
+    GROUP_UNIT,
+    MIDDLE,
+    TILE_DEPTH,
+    TILE_ROWS,
+    to_rows,
+    to_tiles,
+)
+from lowbit.numerics import QTensor, from_int32, int_format, longest_sum, to_int32
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.weights.format import Shape, WeightFormat
+from lowbit.weights.panels import PackedMatrix, by_groups, group_refusal, one_group, pack
+
+# Weights in rows, as files hold them: for looking rows up, on any device.
+
+Array = npt.NDArray[Any]
+
+
+class Rows:
+    """Weights [out, in] in the arrays of `WeightFormat.stored`, whose values are `integers` here.
+
+    No kernel multiplies by them; embeddings look rows up.
+    """
+
+    parts = ("integers", "scale", "zero_point")
+
+    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
+        """Why a weight of this format cannot be packed so: never."""
+        return None
+
+    def group_size(self, format: WeightFormat, in_features: int) -> int:
+        """How many of a row share a scale."""
+        return format.group_of(in_features) or in_features
+
+    def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
+        """The arrays of a weight, by name."""
+        q, method = weight.weight, "nearest" if weight.zero_point is None else "hqq"
+        stored = WeightFormat(q.format.name, q.group_size, method=method).to_stored(weight)
+        return {"integers": stored.pop("values"), **stored}
+
+    def unpack(
+        self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape
+    ) -> QuantizedWeight:
+        """What `pack` was given."""
+        return format.from_stored({"values": arrays["integers"], **arrays}, shape)
+
+
+# Weights of layers in panels, as the CPU's kernels take them.
+
+
+class Panels:
+    """Weights [out, in] as the CPU's kernels take them: the arrays of a PackedMatrix [in, out]."""
+
+    parts = ("panels", "column_sums", "scale", "zero_points")
+
+    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
+        """Why a weight of this format cannot be packed so; None if it can."""
+        size = format.group_of(in_features)
+        if size is not None and size < in_features and (refusal := group_refusal(size)):
+            return refusal
+        summed = size or in_features
+        if size is None:
+            most, instead = longest_sum("uint8", "int8", shifted=(True, False)), ""
+        else:
+            most, instead = longest_sum("int8", "uint4"), "; use groups"
+        if summed > most:
+            return (
+                f"a sum over {summed} inputs could overflow int32; at most {most} cannot{instead}"
+            )
+        return None
+
+    def group_size(self, format: WeightFormat, in_features: int) -> int:
+        """How many k share a scale, 0 without groups: of one group, as many as the panels have."""
+        size = format.group_of(in_features) or 0
+        return size if size < in_features else one_group(in_features)
+
+    def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
+        """The arrays of a weight, by name."""
+        zeros = weight.zero_point
+        zeros = None if zeros is None else zeros.T
+        packed = pack(weight.weight.T, zero_point=zeros, halves=False)
+        arrays = {name: getattr(packed, name) for name in self.parts}
+        if packed.dtype == "uint4" and packed.zero_points is None:  # all of them in the middle
+            arrays["zero_points"] = np.zeros(arrays["scale"].shape, np.int8)
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def unpack(
+        self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape
+    ) -> QuantizedWeight:
+        """What `pack` was given."""
+        out_features, in_features = shape
+        size = self.group_size(format, in_features) or None
+        sizes: dict[str, Any] = {"K": in_features, "N": out_features, "group_size": size}
+        arrays, real = dict(arrays), None
+        zeros = arrays.get("zero_points")
+        if zeros is not None and size is not None and zeros.dtype.kind == "f":
+            fmt = int_format(format.dtype)
+            real = by_groups(zeros, in_features, out_features, size).T + np.float32(fmt.midpoint)
+            low, high = fmt.qmin - fmt.midpoint, fmt.qmax - fmt.midpoint
+            arrays["zero_points"] = np.clip(np.rint(zeros), low, high).astype(np.int8)
+        q = PackedMatrix(**arrays, **sizes, dtype=format.dtype).quantized().T
+        return QuantizedWeight(q, real)
+
+
+# Weights in tiles, as kernels for GPUs take them (kernels/triton/fast/tiles.py draws them).
+
+
+class Tiles:
+    """Weights [out, in] of 4 bits in tiles.
+
+    tiles: int32 [ceil(out/64), ceil(in/128), 64, 16]. row_scale: float32 [out rounded up to 64,
+    groups], and scale the same by group; row_zero, zero: as these, int8, of the nibbles less 8, and
+    missing where the format has no zero points.
+    """
+
+    parts = ("tiles", "scale", "row_scale", "zero", "row_zero")
+
+    def refusal(self, format: WeightFormat, in_features: int) -> str | None:
+        """Why a weight of this format cannot be packed so; None if it can."""
+        size = format.group_of(in_features)
+        if size is None:
+            return f"tiles are of 4-bit integers, not of {format.dtype}"
+        if size < in_features and size % GROUP_UNIT:
+            return f"group_size must be a multiple of {GROUP_UNIT} there, got {size}"
+        if format.layout != WeightFormat(format.dtype, format.group_size).layout:
+            return f"what {format.method!r} gives beside integers has no place in tiles"
+        return None
+
+    def group_size(self, format: WeightFormat, in_features: int) -> int:
+        """How many k share a scale: of one group, as many as the tiles have."""
+        size = format.group_of(in_features) or in_features
+        return size if size < in_features else -(-in_features // TILE_DEPTH) * TILE_DEPTH
+
+    def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
+        """The arrays of a weight, by name."""
+        q = weight.weight
+        rows, depth = q.shape
+        tall, deep = -(-rows // TILE_ROWS), -(-depth // TILE_DEPTH)
+        nibbles = np.zeros((tall * TILE_ROWS, deep * TILE_DEPTH), np.uint8)
+        nibbles[:rows, :depth] = q.values
+        nibbles[:rows, :depth] += np.uint8(MIDDLE - q.format.midpoint)
+        arrays = {"tiles": np.ascontiguousarray(to_tiles(to_int32(nibbles, axis=1)))}
+        beside: dict[str, Array] = {"scale": q.scale}
+        if not q.format.signed:
+            beside["zero"] = (q.zero_point - q.format.midpoint).astype(np.int8)
+        for name, given in beside.items():
+            filled = np.zeros((len(nibbles), given.shape[1]), given.dtype)
+            filled[:rows] = given
+            arrays |= {f"row_{name}": filled, name: np.ascontiguousarray(filled.T)}
+        return arrays
+
+    def unpack(
+        self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape
+    ) -> QuantizedWeight:
+        """What `pack` was given."""
+        (rows, depth), fmt = shape, int_format(format.dtype)
+        nibbles = from_int32(to_rows(arrays["tiles"]), axis=1)[:rows, :depth]
+        values = (nibbles - np.uint8(MIDDLE - fmt.midpoint)).view(fmt.storage)
+        scale = arrays["row_scale"][:rows].copy()
+        zeros = np.full(scale.shape, fmt.midpoint, np.int32)
+        if "row_zero" in arrays:
+            zeros += arrays["row_zero"][:rows]
+        q = QTensor(values, scale, zeros, fmt, 0, format.group_of(depth))
+        return QuantizedWeight(q)
