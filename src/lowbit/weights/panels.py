@@ -419,7 +419,7 @@ def _pack_groups(b: QTensor, zero_point: Any, isa: str | None, halves: bool) -> 
     real_zero = zero.astype(np.float64)
     if zero_point is not None:
         real_zero = _real_zeros(zero_point, b.scale.shape) - middle
-    values = b.values.view(np.int8) - np.int8(middle) if middle else b.values
+    values = (b.values.view(np.uint8) - np.uint8(middle)).view(np.int8)
     starts = np.arange(0, depth, size)
     counts = np.minimum(depth - starts, size)[:, None]
     sums = np.add.reduceat(values, starts, axis=0, dtype=np.int32) if depth else zero

@@ -265,8 +265,11 @@ class _Total:
             q = (q + FLIP) >> 8
         self.parts[0].value = self.parts[0].value + q
 
-    def store(self, place: Value) -> None:
+    def store(self, place: Value, more: Value | None = None) -> None:
+        """Store the sum, with what is not in it yet."""
         sums = [reduce_add(part.value) for part in self.parts]
+        if more is not None:
+            sums[0] = sums[0] + more
         if self.grouping.exact:
             place.cast(s32).store(sums[0] * self.grouping.flip)
             return
@@ -282,39 +285,32 @@ def _quantize(k: Builder, grouping: Grouping, row: Row, affine: Affine, sums: Va
     unit = math.gcd(grouping.size, LINE)
     lanes = min(unit, 2 * _UNIT)
     digits = affine.rounding(lanes, FLIP)
-    for group in k.range(0, _groups(grouping, row.length)):
+    whole = row.length // unit * unit
+    for i in k.range(whole, _padded(row.length), lanes):
+        _place(row, i).cast(s8).store(k.zeros(s8, lanes))
+    rest = k.register(k.constant(0, s32))
+    for i in k.range(whole, row.length, lanes):
+        left = row.length - i
+        q = digits(_numbers(k, row.source + i, left, lanes))
+        beside = k.local(s32, lanes)
+        beside.store(q)
+        for one in k.range(0, minimum(left, k.index(lanes))):
+            _place(row, i + one).cast(s8).store((beside + one).load().to(s8))
+            rest.value = rest.value + (beside + one).load()
+    last = _groups(grouping, row.length) - 1
+    for group in k.range(0, last + 1):
         first = group * grouping.size
         end = minimum(first + grouping.size, row.length)
         with k.scope():
             total = _Total(k, grouping, lanes)
-            whole = end // unit * unit
-            for i in k.range(first, whole, unit):
+            for i in k.range(first, end // unit * unit, unit):
                 place = _place(row, i).cast(s8)
                 for part in range(0, unit, lanes):
                     q = digits((row.source + i + part).load(lanes))
                     total.add(q)
                     (place + part).store(q.to(s8))
-            total.store(sums + group)
-    whole = row.length // unit * unit
-    for i in k.range(whole, _padded(row.length), lanes):
-        _place(row, i).cast(s8).store(k.zeros(s8, lanes))
-    with k.scope():
-        rest = k.register(k.constant(0, s32))
-        for i in k.range(whole, row.length, lanes):
-            left = row.length - i
-            q = digits(_numbers(k, row.source + i, left, lanes))
-            beside = k.local(s32, lanes)
-            beside.store(q)
-            for one in k.range(0, minimum(left, k.index(lanes))):
-                _place(row, i + one).cast(s8).store((beside + one).load().to(s8))
-                rest.value = rest.value + (beside + one).load()
-        for _ in k.when(whole < row.length):
-            last = sums + (_groups(grouping, row.length) - 1)
-            if grouping.exact:
-                last = last.cast(s32)
-                last.store(last.load() + rest.value * grouping.flip)
-            else:
-                last.store(last.load() + rest.value.to(f32))
+            # Written once: another thread may be packing the same row.
+            total.store(sums + group, select(group.equals(last), rest.value, k.constant(0, s32)))
 
 
 def _groups(grouping: Grouping, length: Value) -> Value:
