@@ -17,9 +17,11 @@ from lowbit.kernels.cpu.integer.routed import routed_product
 from lowbit.kernels.cpu.tensors.route import route, routed_sum
 from lowbit.numerics import quantize
 from lowbit.product import requests
+from lowbit.weights.panels import PackedMatrix
 
 FORMS = {
     "int8": ("int8", None, "dynamic"), "int4": ("int4", 32, "dynamic"),
+    "int4, grouped": ("int4", 32, "grouped"), "int8, grouped": ("int8", 32, "grouped"),
     "uint4": ("uint4", 32, "dynamic"), "int4, floats": ("int4", 64, "float"),
     "uint4, floats": ("uint4", 32, "float"), "floats": ("", None, None),
 }  # fmt: skip
@@ -52,6 +54,8 @@ def network(op, x, weight, activations, **others):
     tensors = {"x": Tensor("float32", x.shape)}
     tensors |= {name: Tensor("int64", one.shape) for name, one in others.items()}
     attributes = {"activations": activations} if activations else {}
+    if isinstance(weight, PackedMatrix) and weight.group_size:
+        attributes["group_size"] = weight.group_size
     node = Node(op, ("x", "w", *others), ("out",), attributes)
     return Graph(("x", *others), ("out",), (node,), {"w": weight}, tensors)
 
@@ -98,6 +102,7 @@ def test_the_text_on_sets_of_any_machine(form, isa, monkeypatch):
         "row_scale": np.zeros(23 * groups, np.float32), "row_sum": np.zeros(23 * groups, np.int32),
         "panels": whole.panels, "column_sum": whole.column_sums.view(np.int32),
         "column_scale": whole.scale, "private": np.zeros(plan.private_bytes, np.uint8),
+        "packed": np.zeros(plan.packed_bytes, np.uint8),
         "column_zero": None if whole.zero_points is None else whole.zero_points.view(np.int32),
     }, micro=plan.micro, shape=plan.shape, a_format=product.a, epilogue=product.epilogue,
         weight=product.b.stored)  # fmt: skip

@@ -10,7 +10,8 @@ from lowbit.isa import host
 from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.integer.routed import routed_product
 from lowbit.kernels.cpu.shared.groups import group_count
-from lowbit.kernels.cpu.shared.layout import LINE, PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.layout import PANEL, PANEL_LINE, blocks, padded_k
+from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 from lowbit.product.describe import of_product
 from lowbit.product.dispatch import Plan, consider, thread_count
 from lowbit.product.prepare import KEPT, RIGHT
@@ -31,13 +32,15 @@ def prepare_routed(product: Product, rows: int, experts: int) -> Prepared:
     made, chunk = _plan(product, rows, experts), product.m * experts
     grouping = product.a.grouping
     entries = group_count(grouping, product.k) if grouping else 1
-    zero = made.threads * made.private_bytes
+    private = made.packed_bytes
+    zero = private + made.threads * made.private_bytes
     sums = zero + 4 * rows
     scale = sums + 4 * rows * entries
     words: dict[str, Word] = {
         **identity("a", "ends", *RIGHT, "out"), "experts": experts, "n": product.n,
         "k_size": product.k, "block_rows": made.block_rows, "item_panels": made.item_panels,
-        "private": Place(SCRATCH), "private_bytes": made.private_bytes,
+        "packed": Place(SCRATCH), "private": Place(SCRATCH, private),
+        "private_bytes": made.private_bytes,
         "row_zero": Place(SCRATCH, zero), "row_sum": Place(SCRATCH, sums),
         "row_scale": Place(SCRATCH, scale),
     }  # fmt: skip
@@ -55,24 +58,25 @@ def prepare_routed(product: Product, rows: int, experts: int) -> Prepared:
 
 
 def _plan(product: Product, rows: int, experts: int) -> Plan:
-    """As `dispatch.plan`, with rows that are packed beside their products."""
+    """As `dispatch.plan`, with rows that are packed before, in whole steps of each expert."""
     query = product.query
     isa, micro, _ = consider(instruction_sets.named(product.isa), query)[-1]
     assert micro is not None
     threads = thread_count(rows, product.n, product.k, product.threads, micro.per_cycle)
     shape, block_rows = micro.shape(query._replace(alone=threads == 1))
     shape = replace(shape, span=0, ring=0, panels_stay=False)
-    wide, unpacks = product.n // PANEL, product.b.stored != "s8" and not shape.nibbles
+    wide, unpacks = product.n // PANEL, product.b.stored in NIBBLES and not shape.nibbles
     near = host.caches()["L2"] // 2 // (padded_k(product.k) * PANEL)
     several = blocks(threads * _ITEMS, min(rows, experts)) if threads > 1 else 1
     across = max(several, blocks(wide, max(1, near)))
     item_panels = min(wide, blocks(blocks(wide, across), shape.panels) * shape.panels)
     step_rows = block_rows // product.a.digits * shape.row_blocks
-    private = step_rows * product.a.digits * LINE * query.k_blocks
-    private += item_panels * query.k_blocks * PANEL_LINE if unpacks else 0
+    steps = rows // step_rows + experts
+    private = item_panels * query.k_blocks * PANEL_LINE if unpacks else 0
     private += micro.scratch_bytes(shape, query.k_blocks)
     return Plan(
-        isa=isa, micro=micro, shape=shape, fused=True, chunk_rows=rows, block_rows=block_rows,
-        item_steps=blocks(product.m, step_rows), item_panels=item_panels, packed_bytes=0,
-        private_bytes=private, threads=threads, alone=threads == 1,
+        isa=isa, micro=micro, shape=shape, fused=False, chunk_rows=rows, block_rows=block_rows,
+        item_steps=blocks(product.m, step_rows), item_panels=item_panels,
+        packed_bytes=steps * step_rows * product.row_bytes, private_bytes=private,
+        threads=threads, alone=threads == 1,
     )  # fmt: skip

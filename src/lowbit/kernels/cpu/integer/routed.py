@@ -1,12 +1,14 @@
 """Products of groups of rows, each with a part of a packed matrix of its own: a mixture of experts.
 
-An item is a group by some of its panels. It packs the rows of a step just before it multiplies
-them, as `product` does with `fused`, whose items these are; a group without rows is not read.
+The rows of each group are packed, then an item is a group by some of its panels, and computed as
+those of `product` are. A group without rows is not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowbit.isa.generic import maximum, minimum, select
 from lowbit.isa.types import F32Pointer, Int, S32Pointer, S64Pointer, U8Pointer, f32, u8
@@ -36,6 +38,7 @@ def routed_product(
     column_zero: S32Pointer,
     column_scale: F32Pointer,
     out: F32Pointer,
+    packed: U8Pointer,
     experts: Int,
     n: Int,
     k_size: Int,
@@ -54,28 +57,38 @@ def routed_product(
 
     a, out: [rows, k_size] and float32 [rows, n], contiguous; ends: ascending. b: the panels of a
     packed matrix [k_size, experts · n], of which each expert has n columns, a multiple of 16. Row
-    arrays are scratch: an entry for each row, or for each of its groups, see `Rows`.
+    arrays are scratch: an entry for each row, or for each of its groups, see `Rows`; packed: whole
+    steps of the rows of each expert.
     """
     zero, wide = k.index(0), n // PANEL
     across = ceil(wide, item_panels)
     own = private + k.thread() * private_bytes
-    columns = column_sum, column_zero, column_scale
-    routed = _Routed(k, epilogue, a_format, a.cast(a_format.element), row_zero, row_sum, row_scale,
-                     columns, out, n, k_size, block_rows)  # fmt: skip
+    columns, a = (column_sum, column_zero, column_scale), a.cast(a_format.element)
+    routed = _Routed(k, epilogue, a_format, a, row_zero, row_sum, row_scale, columns, out, n,
+                     k_size, block_rows, ends, packed, shape.row_blocks)  # fmt: skip
+    for expert in k.parallel(experts):
+        for part in routed.parts(expert, experts):
+            for block in k.range(0, ceil(part.rows.count, part.rows.block_outputs)):
+                target = part.packed + block * part.rows.block_bytes
+                part.rows.pack(k, block * part.rows.block_outputs, target)
     session = micro.begin(k, shape, block_rows, a_format.grouping)
     for item in k.parallel(experts * across):
-        expert, part = item // across, item % across
-        before = (ends + maximum(expert - 1, zero)).load()
-        first = select(expert > 0, before, zero)
-        count = (ends + expert).load() - first
-        for _ in k.when(count > 0):
-            rows, output = routed.of(expert, first, count, experts)
-            items = Items(micro, shape, weight, True, rows, own, own, panels, (panels, zero),
-                          experts * n, output)  # fmt: skip
-            begin = expert * wide + part * item_panels
+        expert, number = item // across, item % across
+        for part in routed.parts(expert, experts):
+            items = Items(micro, shape, weight, False, part.rows, part.packed, own, panels,
+                          (panels, zero), experts * n, part.output)  # fmt: skip
+            begin = expert * wide + number * item_panels
             end = minimum(begin + item_panels, (expert + 1) * wide)
-            items.run(k, session, (zero, rows.steps(shape)), (begin, end), None, None)
+            items.run(k, session, (zero, part.rows.steps(shape)), (begin, end), None, None)
     micro.end(k)
+
+
+class _Part(NamedTuple):
+    """The rows of an expert, where they are packed, and its part of the output."""
+
+    rows: Rows
+    packed: Value
+    output: Output
 
 
 @dataclass(frozen=True)
@@ -94,10 +107,21 @@ class _Routed:
     n: Value
     k_size: Value
     block_rows: Value
+    ends: Value
+    packed: Value
+    row_blocks: int
 
-    def of(self, expert: Value, first: Value, count: Value, experts: Value) -> tuple[Rows, Output]:
-        """So many rows from `first` on, and the columns of an expert, counted from those of the
-        first expert on."""
+    def parts(self, expert: Value, experts: Value) -> Iterator[_Part]:
+        """Emit what follows for an expert, if it has rows."""
+        k = self.k
+        before = (self.ends + maximum(expert - 1, k.index(0))).load()
+        first = select(expert > 0, before, k.index(0))
+        count = (self.ends + expert).load() - first
+        for _ in k.when(count > 0):
+            yield self._part(expert, first, count, experts)
+
+    def _part(self, expert: Value, first: Value, count: Value, experts: Value) -> _Part:
+        """Of so many rows from `first` on; columns are counted from the first expert's on."""
         k, n, grouping, none = self.k, self.n, self.format.grouping, self.k.index(0)
         sums, zeros, scales = self.columns
         groups, row_zero = None, self.zero + first
@@ -116,4 +140,8 @@ class _Routed:
         # There is no bias, no residual and no number of an output.
         operands = Operands(row_zero, row_sum, row_scale, sums, zeros, scales, scales, scales, none,
                             scales, place, n, experts * n)  # fmt: skip
-        return rows, Output(k, self.epilogue, operands)
+        # As if each expert before had a step that is not full.
+        step = rows.block_outputs * self.row_blocks
+        steps = first // step + expert
+        packed = self.packed + steps * self.row_blocks * rows.block_bytes
+        return _Part(rows, packed, Output(k, self.epilogue, operands))
