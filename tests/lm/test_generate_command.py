@@ -159,7 +159,8 @@ def test_ctrl_c_ends_the_text_where_it_is(
 
 def test_a_signal_ends_a_process_with_what_it_has_made() -> None:
     code = (
-        "import sys, time, lowbit.lm, test_generate_command as t\n"
+        "import signal, sys, time, lowbit.lm, test_generate_command as t\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
         "lowbit.lm.LanguageModel = t.FakeModel\n"
         "t.FakeModel.loaded, t.FakeModel.asked = [], []\n"
         "feed = t.FakeSequence.feed\n"

