@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from repository_tools import tool
 
 ROOT = Path(__file__).parent.parent
 SHARE = 24
@@ -15,13 +14,7 @@ SHARE = 24
 
 @pytest.fixture(scope="module")
 def golden() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden", ROOT / "tools" / "golden.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return tool("golden")
 
 
 def test_all_is_as_golden_files_say(golden: ModuleType) -> None:

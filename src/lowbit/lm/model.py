@@ -6,14 +6,13 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.graph.lower import dtype_of
 from lowbit.graph.session import Session
-from lowbit.lm.checkpoint import open_checkpoint
+from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
@@ -25,7 +24,7 @@ Logits = npt.NDArray[np.float32]
 _CONTEXT = 4096  # positions, unless more are asked for
 # Rows of a prompt that run together. What is left is filled up to one of these.
 _ROWS = (8, 32, 128, 512)
-_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+_CACHES = ("float32", "bfloat16")
 
 
 class LanguageModel:
@@ -37,22 +36,22 @@ class LanguageModel:
       rounded once more when they were loaded, by reason, as numbers of elements.
     """
 
-    def __init__(self, path: str | os.PathLike[str], networks: Networks, **parts: Any) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], checkpoint: Checkpoint, networks: Networks,
+        context: int, threads: int | None, isa: str | None,
+    ) -> None:  # fmt: skip
         """Of `load`."""
-        self.path = os.fspath(path)
-        self.description = parts["checkpoint"].description
-        self.context: int = parts["context"]
-        self.vocabulary: int = self.description.vocabulary
-        self.notes: dict[str, int] = parts["notes"]
-        self._checkpoint = parts["checkpoint"]
-        threads, isa = parts["threads"], parts["isa"]
+        self.path, self.context = os.fspath(path), context
+        self.description, self.notes = checkpoint.description, checkpoint.notes
+        self.vocabulary = self.description.vocabulary
+        self._checkpoint = checkpoint
         self._chunk, self._step, self._head = (
             Session(one, threads=threads, isa=isa)
             for one in (networks.chunk, networks.step, networks.head)
         )
         cache = networks.step.tensors["cache"]
         # Pages that no token has touched take no memory.
-        self._cache = np.empty(cache.sizes, _DTYPES[cache.dtype])
+        self._cache = np.empty(cache.sizes, dtype_of(cache.dtype))
         self._free = list(range(len(self._cache)))[::-1]
         self._known: dict[int, list[int]] = {slot: [] for slot in self._free}
         self._lock = Lock()
@@ -83,8 +82,8 @@ class LanguageModel:
             raise ValueError(
                 f"activations must be 'grouped', 'dynamic' or 'float', got {activations!r}"
             )
-        if cache not in _DTYPES:
-            raise ValueError(f"cache must be one of {', '.join(_DTYPES)}, got {cache!r}")
+        if cache not in _CACHES:
+            raise ValueError(f"cache must be one of {', '.join(_CACHES)}, got {cache!r}")
         if sequences < 1:
             raise ValueError(f"sequences must be positive, got {sequences}")
         checkpoint = open_checkpoint(path)
@@ -98,8 +97,7 @@ class LanguageModel:
         # Rows that fill a chunk up are written behind the last token.
         networks = Networks(checkpoint.description, held, cache, sequences, length,
                             length + _ROWS[-1])  # fmt: skip
-        return cls(path, networks, checkpoint=checkpoint, context=length, threads=threads,
-                   notes=held.notes, isa=isa)  # fmt: skip
+        return cls(path, checkpoint, networks, length, threads, isa)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

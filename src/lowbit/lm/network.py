@@ -20,8 +20,6 @@ from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.panels import PackedMatrix, pack
 
-CACHES = {"float32": np.float32, "bfloat16": "bfloat16"}
-
 
 @dataclass
 class Weights:
@@ -30,17 +28,13 @@ class Weights:
     - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
-    - constants: by name, for all graphs. notes: what was rounded once more, and why.
+    - constants: by name, for all graphs.
     """
 
     checkpoint: Checkpoint
     activations: str
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
-    notes: dict[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.notes = self.checkpoint.notes
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""

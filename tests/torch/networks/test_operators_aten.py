@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from repository_tools import tool
 
 from lowbit.torch.capture import export
 from lowbit.torch.capture.builder import converters
@@ -19,13 +18,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec: Any = importlib.util.spec_from_file_location(
-        "operators_aten", ROOT / "tools" / "operators_aten.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def aten() -> ModuleType:
+    return tool("operators_aten")
 
 
 def listed() -> set[str]:
@@ -36,27 +30,27 @@ def listed() -> set[str]:
     return {name for cell in firsts for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_what_is_listed_does_not_run(tool: ModuleType) -> None:
+def test_what_is_listed_does_not_run(aten: ModuleType) -> None:
     """By the first sample of each: the tool takes more."""
-    rows = list(tool.aten_rows(sorted(listed()), most=1))
+    rows = list(aten.aten_rows(sorted(listed()), most=1))
     assert {row.operator for row in rows} == listed()
     assert [row.operator for row in rows if row.runs or not row.of] == []
 
 
-def test_what_has_no_translation_is_listed(tool: ModuleType) -> None:
+def test_what_has_no_translation_is_listed(aten: ModuleType) -> None:
     decomposed = export._decompositions()
     missing = {
-        tool.name_of(one)
-        for one in tool.core_operators()
+        aten.name_of(one)
+        for one in aten.core_operators()
         if one._schema.name not in converters.load() and one not in decomposed
     }
     assert missing - listed() == set()
 
 
-def test_the_tool_notices(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_notices(aten: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A translation that gives other numbers counts as one that does not run."""
     wrong = lambda b, *, x, **_: b.add("Neg", x)  # noqa: E731
     monkeypatch.setitem(converters.load(), "aten::exp", wrong)
-    (row,) = tool.aten_rows(["exp"], most=2)
+    (row,) = aten.aten_rows(["exp"], most=2)
     assert row.runs < row.of
     assert "other numbers" in row.reason

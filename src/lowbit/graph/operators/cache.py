@@ -8,8 +8,8 @@ import numpy as np
 
 from lowbit.graph.expression import POST_OPS
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.lower import Lowering
-from lowbit.graph.lowering.elementwise import compute, converted, format_of, plain
+from lowbit.graph.lower import Lowering, itemsize
+from lowbit.graph.lowering.elementwise import compute, format_of, in_format, plain
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import View
 
@@ -24,8 +24,7 @@ def _cached(
     which q and k are turned here, see `rotation_table` [positions, 2, n]. cache [slots, layers, 2,
     key heads, capacity, size]. Without `slots` [rows] rows are neighbours in slot 0. Attributes:
     layer; scale, 1/√size if left out; window: a token attends to so many at most, itself and those
-    before; cap: scores become cap · tanh(score / cap); bits: of the products of queries that come
-    together, 32 or 16.
+    before; cap: scores become cap · tanh(score / cap).
     """
     layer, size = node.get("layer", 0), q.shape[-1]
     group, out = q.shape[1] // k.shape[1], np.zeros(q.shape, np.float64)
@@ -81,7 +80,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     if why := cached.refusal(form):
         raise NotImplementedError(why)
     new = [_rows(lowering, one) for one in (q, k, v)]
-    element = 2 if form.cache == "bf16" else 4
+    element = itemsize(cache.tensor)
     slot_stride = layers * 2 * heads * capacity * size
     keys = cache.place + node.get("layer", 0) * 2 * heads * capacity * size * element
     turned = lowering.fresh(Tensor("float32" if slots else cache.tensor.dtype, q.shape))
@@ -112,7 +111,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     plan = plans.plan_attention(
         plans.AttentionForm(form.cache, "f32", window=window, cap=cap), sizes,
         [one, held, held, one], lowering.isa,
-        "f32" if node.get("bits", 32) == 32 else "bf16", 0, lowering.threads,
+        "f32", 0, lowering.threads,
     )  # fmt: skip
     words |= {"table": lowering.known(plan.geometry), "geometry": place}
     lowering.add(cached.append_rows.program(lowering.isa, form=form._replace(window=0, cap=0.0)),
@@ -127,11 +126,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
 def _rows(lowering: Lowering, view: View) -> View:
     """float32 [rows, heads, size], of which rows alone may lie apart."""
-    view = (
-        converted(lowering, view, Tensor("float32", view.shape))
-        if (view.tensor.dtype != "float32")
-        else view
-    )
+    view = in_format(lowering, view, Tensor("float32", view.shape))
     return view if view.strides[1:] == (view.shape[2], 1) else plain(lowering, view)
 
 
@@ -158,8 +153,7 @@ def _lower_gated(lowering: Lowering, node: Node) -> None:
     x = lowering.view(node.inputs[0])
     half = x.shape[-1] // 2
     tensor = replace(x.tensor, shape=(*x.shape[:-1], half))
-    element = 2 if x.tensor.dtype == "bfloat16" else 4
-    parts = [View(tensor, x.place + at * element, x.strides) for at in (0, half)]
+    parts = [View(tensor, x.place + at * itemsize(tensor), x.strides) for at in (0, half)]
     function = node.get("function", "silu")
     compute(lowering, lowering.output(node.outputs[0]), parts, (0, function, 1, "mul"))
 
