@@ -181,9 +181,8 @@ class LanguageModel:
         return self._capped(self._head(hidden))
 
     def _capped(self, logits: Logits) -> Logits:
-        if cap := self.description.logit_cap:
-            logits = cap * np.tanh(logits / cap)
-        return logits
+        cap = np.float32(self.description.logit_cap)
+        return cap * np.tanh(logits / cap) if cap else logits
 
 
 class TokenSequence:
