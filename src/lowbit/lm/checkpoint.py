@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lowbit.lm.blocks import BLOCKS
 from lowbit.lm.description import Description
 from lowbit.lm.gguf import Gguf, read
-from lowbit.lm.quantized import array_of, check, layers_of
+from lowbit.lm.quantized import Layer, array_of, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
 from lowbit.weights.tensor_file import StoredTensor, read_tensors
@@ -26,6 +26,7 @@ from lowbit.weights.tensor_file import StoredTensor, read_tensors
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedWeight | Floats
 """[N, K], as a file has it."""
+_Expert = StoredTensor | Layer
 
 # What transformers calls them, by what they are called here. The first that fits is right.
 _NAMES = (
@@ -115,26 +116,32 @@ class FolderCheckpoint:
         files = sorted(path.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{path} holds no safetensors")
-        self._tensors, experts = dict[str, StoredTensor](), dict[str, dict[int, StoredTensor]]()
+        self._tensors = dict[str, StoredTensor]()
         for file in files:
             for name, tensor in read_tensors(file).items():
                 stem, _, part = name.rpartition(".")
-                if match := re.fullmatch(_EXPERT, stem):
-                    known = f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{part}"
-                    experts.setdefault(known, {})[int(match[2])] = tensor
-                elif (known := self._name(stem)) is not None:
+                if (known := self._name(stem)) is not None:
                     self._tensors[f"{known}.{part}"] = tensor
         self._layers = layers_of(quantization, self._tensors, self.notes)
-        if "token_embd" in self._layers:
+        if (table := self._layers.get("token_embd")) is not None and not table.in_rows:
             raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
-        if quantization and experts:
-            raise NotImplementedError(f"{path}: experts that are quantized are read of GGUF only")
-        self._experts = {name: [parts[i] for i in sorted(parts)] for name, parts in experts.items()}
         layers = {f"{stem}.weight" for stem in self._layers}
-        self.names = frozenset(self._tensors).union(layers, experts)
+        self._experts = self._by_number()
+        self.names = frozenset(self._tensors).union(layers, self._experts)
+
+    def _by_number(self) -> dict[str, list[_Expert]]:
+        """The weights of all experts of a kind, in their order, by the name of all."""
+        found: dict[str, dict[int, _Expert]] = {}
+        for stem in {name.rpartition(".")[0] for name in self._tensors}:
+            if match := re.fullmatch(r"(blk\.\d+\.ffn_\w+_exps)\.(\d+)", stem):
+                one = self._layers.get(stem) or _of(self._tensors, f"{stem}.weight")
+                found.setdefault(f"{match[1]}.weight", {})[int(match[2])] = one
+        return {name: [parts[i] for i in sorted(parts)] for name, parts in found.items()}
 
     def _name(self, stem: str) -> str | None:
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
+        if match := re.fullmatch(_EXPERT, stem):
+            return f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{match[2]}"
         if match := re.fullmatch(_AFTER_ATTENTION, stem):
             behind = self.description.architecture in _NORMS_BEHIND
             return f"blk.{match[1]}.{'post_attention_norm' if behind else 'ffn_norm'}"
@@ -153,7 +160,7 @@ class FolderCheckpoint:
         if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
             return layer.weight()
         if name in self._experts:
-            return np.concatenate([array_of(one).astype(np.float32) for one in self._experts[name]])
+            return _below(name, self._experts[name])
         return self._array(name).astype(np.float32)
 
     def order(self, name: str) -> npt.NDArray[np.int64] | None:
@@ -163,6 +170,8 @@ class FolderCheckpoint:
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
+        if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
+            return layer.rows(np.asarray(which))
         return self._array(name)[np.asarray(which)].astype(np.float32)
 
     def bias(self, name: str) -> Floats:
@@ -174,6 +183,21 @@ class FolderCheckpoint:
         if array.dtype.kind in "biu":
             raise ValueError(f"{name} must be floats, got {array.dtype}")
         return array
+
+
+def _below(name: str, experts: Sequence[_Expert]) -> Matrix:
+    """The weights of experts below each other. ValueError: they are not of one kind."""
+    weights = list[Matrix]()
+    for one in experts:
+        if isinstance(one, StoredTensor):
+            weights.append(array_of(one).astype(np.float32))
+        elif one.order is not None:
+            raise NotImplementedError(f"{one.name}: experts with an order of inputs are not read")
+        else:
+            weights.append(one.weight())
+    if (whole := joined(weights)) is None:
+        raise ValueError(f"{name}: experts must be quantized in one way")
+    return whole
 
 
 Checkpoint = GgufCheckpoint | FolderCheckpoint
