@@ -69,7 +69,8 @@ class Program:
             missing = [name for name in self.names if name not in named]
             other = [name for name in named if name not in self.names or named.count(name) > 1]
             raise TypeError(f"a kernel's parameters: {missing} are missing, {other} do not fit")
-        call = bound(self._loaded, thread_count, self.names, varying, fixed)
+        places = {name: (argument, 0) for argument, name in enumerate(varying)}
+        call = bound(self._loaded, thread_count, self.names, places, fixed)
         return call if thread_count == 1 else threads.Shared(call)
 
     def cached_call(
