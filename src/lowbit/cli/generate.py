@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="A GGUF file, or a folder of Hugging Face's.", show_default=False
+        metavar="MODEL",
+        help="A GGUF file, or a folder of Hugging Face's or lowbit's.",
+        show_default=False,
     ),
 ]
 System = Annotated[

@@ -27,6 +27,11 @@ Floats = npt.NDArray[np.float32]
 Matrix = QuantizedWeight | Floats
 """[N, K], as a file has it."""
 _Expert = StoredTensor | Layer
+DESCRIPTION = "lowbit_description"
+"""In a config.json that is none of transformers': its `Description`; tensors have GGUF's names."""
+_MATRIX = (
+    r"(token_embd|output|blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps|_shexp)?))"
+)
 
 # What transformers calls them, by what they are called here. The first that fits is right.
 _NAMES = (
@@ -69,18 +74,28 @@ class GgufCheckpoint:
 
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]."""
+        held = self.held(name)
+        return held if isinstance(held, QuantizedWeight) else held.astype(np.float32)
+
+    def is_matrix(self, name: str) -> bool:
+        """Whether it is a weight of a product; other tensors are read as floats."""
+        return bool(re.fullmatch(_MATRIX, name.removesuffix(".weight")))
+
+    def held(self, name: str) -> QuantizedWeight | npt.NDArray[Any]:
+        """A weight [N, K], in the file's dtype where it is of floats."""
         stored = self._stored(name)
         block, data = BLOCKS[stored.kind], stored.data.reshape(-1, stored.data.shape[-1])
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
-        return block.numbers(data) if block.parts is None else block.weight(data)
+        return data.view(block.dtype) if block.parts is None else block.weight(data)
 
     def order(self, name: str) -> None:
         """Which input a weight's columns stand for: each for its own."""
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
-        return self._stored(name).rows(np.asarray(which))
+        stored = self._stored(name)
+        return BLOCKS[stored.kind].rows(stored.data[np.asarray(which)])
 
     def bias(self, name: str) -> Floats:
         """A bias [N], in the order of its weight's rows."""
@@ -105,29 +120,32 @@ def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
 class FolderCheckpoint:
     """A folder of transformers', of floats or quantized in one of the ways of lm/quantized.py.
 
-    notes: elements that were rounded once more when they were read, by reason."""
+    files: all tensors, by their names in its files. notes: elements that were rounded once more
+    when they were read, by reason."""
 
     def __init__(self, path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
         self.metadata, self.notes = config, dict[str, int]()
         quantization = config.get("quantization_config") or {}
         check(quantization)
-        self.description = Description.of_config(config)
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
+        self._renamed = (own := config.get(DESCRIPTION)) is None
+        self.description = Description.of_config(config) if own is None else Description.of_own(own)
+        self.files = {name: tensor for file in sorted(path.glob("*.safetensors"))
+                      for name, tensor in read_tensors(file).items()}  # fmt: skip
+        if not self.files:
             raise ValueError(f"{path} holds no safetensors")
         self._tensors = dict[str, StoredTensor]()
-        for file in files:
-            for name, tensor in read_tensors(file).items():
-                stem, _, part = name.rpartition(".")
-                if (known := self._name(stem)) is not None:
-                    self._tensors[f"{known}.{part}"] = tensor
+        for name, tensor in self.files.items():
+            stem, _, part = name.rpartition(".")
+            if (known := self.name(stem)) is not None:
+                self._tensors[f"{known}.{part}"] = tensor
         self._layers = layers_of(quantization, self._tensors, self.notes)
         if (table := self._layers.get("token_embd")) is not None and not table.in_rows:
             raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
         layers = {f"{stem}.weight" for stem in self._layers}
         self._experts = self._by_number()
-        self.names = frozenset(self._tensors).union(layers, self._experts)
+        every = layers.union(self._tensors, self._experts)
+        self.names = frozenset(name for name in every if not re.search(r"_exps\.\d", name))
 
     def _by_number(self) -> dict[str, list[_Expert]]:
         """The weights of all experts of a kind, in their order, by the name of all."""
@@ -138,7 +156,11 @@ class FolderCheckpoint:
                 found.setdefault(f"{match[1]}.weight", {})[int(match[2])] = one
         return {name: [parts[i] for i in sorted(parts)] for name, parts in found.items()}
 
-    def _name(self, stem: str) -> str | None:
+    def name(self, stem: str) -> str | None:
+        """What a file's module is called here, an expert with its number behind; None: nothing of
+        the language model."""
+        if not self._renamed:
+            return stem
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
         if match := re.fullmatch(_EXPERT, stem):
             return f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{match[2]}"
@@ -162,6 +184,10 @@ class FolderCheckpoint:
         if name in self._experts:
             return _below(name, self._experts[name])
         return self._array(name).astype(np.float32)
+
+    def layer(self, stem: str) -> Layer | None:
+        """A quantized layer by its `name`."""
+        return self._layers.get(stem)
 
     def order(self, name: str) -> npt.NDArray[np.int64] | None:
         """Which input a weight's columns stand for, [K]; None: each for its own."""

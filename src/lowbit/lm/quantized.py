@@ -73,6 +73,11 @@ class Layer:
     @property
     def order(self) -> npt.NDArray[np.int64] | None:
         """The order of inputs in which those of a group are neighbours, [K]; None: they are."""
+        if folder.ORDER in self.tensors:
+            order = self.part(folder.ORDER, ["int64"], -1)
+            if (np.sort(order) != np.arange(len(order))).any():
+                raise ValueError(f"{self.name}: {folder.ORDER} must name each input once")
+            return order
         groups = array_of(self.tensors[self.groups]) if self.groups else np.zeros(0)
         return np.argsort(groups, kind="stable") if (groups[1:] < groups[:-1]).any() else None
 
@@ -93,7 +98,7 @@ class Layer:
 
     def rows(self, which: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Some rows of the weight."""
-        return folder.from_tensors(folder.some_rows(self.of_lowbit(), which)).dequantize()
+        return folder.rows(self.of_lowbit(), which)
 
     def of_lowbit(self) -> dict[str, Array]:
         """The tensors of weights/folder.py."""
@@ -280,7 +285,9 @@ def _check_bitsandbytes(config: Config) -> None:
 
 
 def _check_lowbit(config: Config) -> None:
-    _served("format_version", config.get("format_version"), [folder.VERSION])
+    _served(
+        "format_version", config.get("format_version"), (folder.VERSION, folder.ORDERED_VERSION)
+    )
 
 
 class Format(NamedTuple):

@@ -9,6 +9,9 @@ In place of NAME.weight there are, of integers q that stand for scale · (q − 
                              missing: all are 0, and 4-bit integers have a sign
     NAME.weight_sizes        int64 [3]: N, K, how many neighbours along K share a scale, at most K
     NAME.weight_input_scale  float32 [K], by which inputs are divided; missing: by nothing
+    NAME.weight_order        int64 [K], which input a column stands for; missing: each for its own.
+                             config.json says `ORDERED_VERSION` then, so that who does not know of
+                             orders reads nothing
 
 So each weight says by itself what it is. config.json says `CONFIG` under "quantization_config", and
 beside it, for transformers, which layers there are (see lowbit.torch.transformers).
@@ -27,10 +30,11 @@ from lowbit.numerics.methods import QuantizedWeight
 
 Array = npt.NDArray[Any]
 
-VERSION = 1
+VERSION, ORDERED_VERSION = 1, 2
 CONFIG = {"quant_method": "lowbit", "format_version": VERSION}
 PARTS = ("values", "scale", "zero_point", "sizes", "input_scale")
 VALUES, SCALE, ZERO_POINT, SIZES, INPUT_SCALE = NAMES = tuple(f"weight_{one}" for one in PARTS)
+ORDER = "weight_order"
 
 
 def to_tensors(weight: QuantizedWeight) -> dict[str, Array]:
@@ -84,17 +88,26 @@ def from_tensors(tensors: Mapping[str, Array]) -> QuantizedWeight:
     if real is not None:
         near = np.clip(np.rint(real), fmt.qmin, fmt.qmax)
     near = near.astype(np.int32)
-    if fmt.name == "int8" and groups == 1 and zeros is None:
+    if fmt.name == "int8" and groups == 1 and real is None:
         return QuantizedWeight(QTensor(values, scale[:, 0], near[:, 0], fmt, 0), None, factors)
     return QuantizedWeight(QTensor(values, scale, near, fmt, 0, size), real, factors)
 
 
-def some_rows(tensors: Mapping[str, Array], which: npt.NDArray[Any]) -> dict[str, Array]:
-    """The tensors of a weight of some rows of another. ValueError: that has no sizes."""
-    sizes = part(tensors, SIZES, ["int64"], 3)
-    held = {name: one if name == INPUT_SCALE else one[which] for name, one in tensors.items()
-            if name != SIZES}  # fmt: skip
-    return {**held, SIZES: np.array([len(which), *sizes[1:]])}
+def rows(tensors: Mapping[str, Array], which: Array) -> npt.NDArray[np.float32]:
+    """Some rows of the weight that `from_tensors` makes, as numbers, float32 [rows, K]."""
+    count, depth, size = (int(n) for n in part(tensors, SIZES, ["int64"], 3))
+    values = part(tensors, VALUES, ("uint8", "int8"), count, -1)[which]
+    if values.dtype == np.uint8:
+        values = unpack_nibbles(values, depth, "uint4" if ZERO_POINT in tensors else "int4")
+
+    def spread(name: str, *dtypes: str) -> npt.NDArray[np.float32]:
+        each = part(tensors, name, dtypes, count, -(-depth // size))[which].astype(np.float32)
+        return np.repeat(each, size, 1)[:, :depth]
+
+    numbers = values.astype(np.float32)
+    if ZERO_POINT in tensors:
+        numbers -= spread(ZERO_POINT, "uint8", "int8", "float32")
+    return numbers * spread(SCALE, "float32")
 
 
 def part(tensors: Mapping[str, Array], name: str, dtypes: Collection[str], *shape: int) -> Array:
