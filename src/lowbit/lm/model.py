@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lowbit.graph.lower import dtype_of
 from lowbit.graph.session import Session
+from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
@@ -117,6 +118,33 @@ class LanguageModel:
             raw=raw,
         )  # fmt: skip
 
+    def batch(self) -> Batch:
+        """What answers prompts together, which join and leave at any time."""
+        return Batch(self)
+
+    def generate_many(
+        self, prompts: Iterable[Prompt], *, max_tokens: int = 512,
+        sampling: Sampling | Sequence[Sampling] | None = None, stop: str | Iterable[str] = (),
+        raw: bool = False,
+    ) -> list[Stream]:  # fmt: skip
+        """The texts that follow prompts, as streams of one `batch`: reading one moves all on.
+
+        sampling: of all, each with random numbers of its own from the same seed, or one for each
+        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index."""
+        prompts, stop = list(prompts), (stop,) if isinstance(stop, str) else tuple(stop)
+        ways = [sampling] * len(prompts) if not isinstance(sampling, Sequence) else sampling
+        if len(ways) != len(prompts):
+            raise ValueError(f"there are {len(prompts)} prompts, and sampling for {len(ways)}")
+        batch, streams = self.batch(), list[Stream]()
+        for index, (prompt, way) in enumerate(zip(prompts, ways, strict=True)):
+            try:
+                streams.append(
+                    batch.add(prompt, max_tokens=max_tokens, sampling=way, stop=stop, raw=raw)
+                )
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}") from error
+        return streams
+
     def sequence(self, ids: Sequence[int] = ()) -> TokenSequence:
         """A new sequence; of those that ended, one that began like `ids` lends what it knows.
 
@@ -162,13 +190,17 @@ class LanguageModel:
             raise ValueError(f"{len(sequences)} different sequences and as many ids are expected")
         for one in sequences:
             one.check(1)
-        x = self._embedded(ids)
-        positions = np.array([one.length for one in sequences], np.int64)
-        slots = np.array([one.slot for one in sequences], np.int64)
+        # The last one again, which writes the same to the same place: each number of rows takes a
+        # plan, which takes longer to make than some steps.
+        extra = -len(ids) % 4 if len(ids) > 8 else 0
+        rows = [*sequences, *[*sequences[-1:]] * extra]
+        x = self._embedded([*ids, *[*ids[-1:]] * extra])
+        positions = np.array([one.length for one in rows], np.int64)
+        slots = np.array([one.slot for one in rows], np.int64)
         logits = self._step(x, positions, self._cache, slots)
         for one, token in zip(sequences, ids, strict=True):
             one.ids.append(token)
-        return self._capped(logits)
+        return self._capped(logits)[: len(ids)]
 
     def _embedded(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         wrong = [one for one in ids if not 0 <= one < self.vocabulary]
@@ -192,7 +224,7 @@ class TokenSequence:
     """
 
     def __init__(self, model: LanguageModel, slot: int, ids: list[int]) -> None:
-        self._model, self.slot, self.ids = model, slot, ids
+        self._model, self.slot, self.ids, self._closed = model, slot, ids, False
 
     @property
     def length(self) -> int:
@@ -225,8 +257,14 @@ class TokenSequence:
             made.append(y[-1:] if last else y)
         return made[-1] if last else np.concatenate(made)
 
+    def rewind(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        del self.ids[length:]
+
     def check(self, count: int) -> None:
-        """ValueError: no tokens, or no room for so many more."""
+        """ValueError: no tokens, no room for so many more, or the sequence is closed."""
+        if self._closed:
+            raise ValueError("the sequence is closed")
         if not count:
             raise ValueError("no tokens are given")
         if self.length + count > self._model.context:
@@ -236,12 +274,13 @@ class TokenSequence:
             )
 
     def close(self) -> None:
-        """Give its place to others."""
-        model = self._model
-        with model._lock:
-            if self.slot not in model._free:
-                model._known[self.slot] = self.ids
-                model._free.append(self.slot)
+        """Give its place to others. Without a lock: the collector may call it while one is held."""
+        if not self._closed:
+            self._closed = True
+            self._model._known[self.slot] = self.ids
+            self._model._free.append(self.slot)
+
+    __del__ = close
 
     def __enter__(self) -> TokenSequence:
         return self
