@@ -26,7 +26,7 @@ Logits = npt.NDArray[np.float32]
 _CONTEXT = 4096  # positions, unless more are asked for
 # Rows of a prompt that run together. What is left is filled up to one of these.
 _ROWS = (8, 32, 128, 512)
-_CACHES = ("float32", "bfloat16")
+_CACHES = ("float32", "bfloat16", "int8")
 
 
 class LanguageModel:
@@ -75,7 +75,8 @@ class LanguageModel:
           integers have it; "float": as good as float32.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
           a WeightFormat; None: they stay float32.
-        - cache: of keys and values, "bfloat16" or "float32".
+        - cache: of keys and values, "bfloat16", "float32", or "int8" with a scale for each head
+          and token.
 
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.kernels.cpu.attention.cached import SCALE_BYTES, rotation_table
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
 from lowbit.numerics.methods import QuantizedWeight
@@ -105,8 +105,9 @@ class Networks:
     """The graphs of a model, which share their constants.
 
     chunk: inputs x [rows, width], positions [rows], cache [1, layers, 2, key heads, capacity,
-    head_dim]; output y [rows, width]. head: x [rows, width] to logits [rows, vocabulary]. step:
-    both, with a cache of several slots, and slots [rows], of which each row belongs to another.
+    head_dim], of int8 with a scale behind each row; output y [rows, width]. head: x [rows, width]
+    to logits [rows, vocabulary]. step: both, with a cache of several slots, and slots [rows], of
+    which each row belongs to another.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class Networks:
             weights.constants["local rotation"] = rotation_table(capacity, local)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
-        sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
+        row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
+        sizes = d.layers, 2, d.key_heads, capacity, row
         head = _Head(d, weights)
         self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), (), None)
         self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",), head)
