@@ -20,6 +20,8 @@ from .test_architectures import CASES, COMMON, random_model
 from .test_gguf_architectures import WRITTEN, write
 
 tokenizers = pytest.importorskip("tokenizers")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 TEXT = "".join(f"{i} green bottles, standing on the wall. " for i in range(400))
 W4 = WeightFormat("uint4", 32, "mse")
@@ -102,6 +104,19 @@ def test_formats(format, tmp_path):
     assert isinstance(floats, np.ndarray)
     error = np.linalg.norm(weight.dequantize() - floats) / np.linalg.norm(floats)
     assert error < (0.2 if "4" in format.dtype else 0.02)
+
+
+@pytest.mark.parametrize("format", [W4._replace(method="awq"), WeightFormat("int8")])
+def test_transformers_reads_the_folder(format, tmp_path):
+    pytest.importorskip("lowbit.torch.transformers")
+    model("llama", tmp_path / "floats")
+    quantize(tmp_path / "floats", tmp_path / "out", format, calibration=TEXT, tokens=1024)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = list(range(40))
+    with torch.no_grad():
+        want = theirs(torch.tensor([ids])).logits[0].numpy()
+    lm = LanguageModel.load(tmp_path / "out", activations="dynamic", cache="float32", context=64)
+    assert np.abs(lm.logits(ids) - want).max() < 1e-5 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen 2, experts", "phi 3 with a window"])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +116,10 @@ def quantize(
     for name, tensor, _ in tensors_of(checkpoint):
         if name not in written:
             writer.add(name, tensor)
-    how = {"group_size": format.group_size, "symmetric_weight": not format.zero_points,
-           "weight_range": format.range, "method": format.method}  # fmt: skip
+    how: dict[str, Any] = {"method": format.method}
+    if format.four_bits:
+        how |= {"group_size": format.group_size, "symmetric_weight": not format.zero_points,
+                "weight_range": format.range}  # fmt: skip
     made = writer.finish(source, checkpoint, how)
     return Report(
         str(format), made, before, _perplexity(target, held_out, threads),
