@@ -215,4 +215,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> li
         prompt = [{"role": "user", "content": prompt}]
     if raw:
         raise ValueError("raw takes a text, not messages")
+    if not len(prompt):
+        raise ValueError("the conversation has no messages")
     return tokenizer.encode(tokenizer.chat(prompt), special=False)

@@ -130,7 +130,10 @@ class LanguageModel:
         """The texts that follow prompts, as streams of one `batch`: reading one moves all on.
 
         sampling: of all, each with random numbers of its own from the same seed, or one for each
-        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index."""
+        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index.
+        TypeError: a single text."""
+        if isinstance(prompts, str):
+            raise TypeError("prompts are several, in a list; generate takes one")
         prompts, stop = list(prompts), (stop,) if isinstance(stop, str) else tuple(stop)
         ways = [sampling] * len(prompts) if not isinstance(sampling, Sequence) else sampling
         if len(ways) != len(prompts):
