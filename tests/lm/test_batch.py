@@ -176,6 +176,10 @@ def test_arguments_are_checked_before_anything_runs(lm):
         lm.generate_many(["a", "a " * 2000])
     with pytest.raises(ValueError, match="2 prompts, and sampling for 1"):
         lm.generate_many(["a", "b"], sampling=[Sampling()])
+    with pytest.raises(TypeError, match="prompts are several"):
+        lm.generate_many("Hello")
+    with pytest.raises(ValueError, match=r"prompts\[0\]: messages\[0\]"):
+        lm.generate_many([{"role": "user", "content": "a conversation, not several"}])
     assert lm.generate_many([]) == []
     assert len(lm._free) == 4
 

@@ -85,10 +85,10 @@ class Batch:
         self._admit()
         for member in self._running:
             member.recover()
-        prompt = next((one for one in self._running if one.pending > 1), None)
-        steps = [one for one in self._running if one.pending == 1]
+        prompt = next((one for one in self._running if not one.text_tokens), None)
+        steps = [one for one in self._running if one.text_tokens]
         if prompt is not None:
-            self._feed(prompt, _CHUNK if steps else prompt.pending)
+            self._feed(prompt, _CHUNK if steps else prompt.prompt_tokens)
         if steps:
             self._step(steps)
 
@@ -114,13 +114,13 @@ class Batch:
             self._take(member, logits)
 
     def _step(self, members: Sequence[_Member]) -> None:
-        begin, starting = perf_counter(), [not one.text_tokens for one in members]
+        begin = perf_counter()
         ids = [one.last for one in members]
         rows = self._model.step([one.sequence for one in members], ids)
         for member, row in zip(members, rows, strict=True):
             self._take(member, row)
-        for member, starts in zip(members, starting, strict=True):
-            member.count(perf_counter() - begin, starts)
+        for member in members:
+            member.text_seconds += perf_counter() - begin
 
     def _take(self, member: _Member, logits: np.ndarray) -> None:
         try:
@@ -174,11 +174,6 @@ class _Member(Stream):
             raise
 
     @property
-    def pending(self) -> int:
-        """How many tokens were not fed."""
-        return len(self._ids) - self.sequence.length
-
-    @property
     def last(self) -> int:
         return self._ids[-1]
 
@@ -195,27 +190,20 @@ class _Member(Stream):
         first = self.sequence.length
         ids = self._ids[first : first + most]
         if first + len(ids) == len(self._ids):
-            return self.sequence.feed(ids)
+            return self.sequence.feed(ids, prompt=True)
         self.sequence.hidden(ids, last=True)
         return None
 
     def take(self, logits: np.ndarray) -> None:
         """Choose a token."""
         piece = self._next(logits)
+        self._steps += 1
         if not self.reason and self.sequence.length >= self._model.context:
             self.reason = "context"
         if self.reason:
             piece += self._rest()
         if piece:
             self.pieces.append(piece)
-
-    def count(self, seconds: float, starts: bool) -> None:
-        """A step, which takes the prompt's last token where the text starts."""
-        if starts:
-            self.prompt_seconds += seconds
-        else:
-            self.text_seconds += seconds
-            self._steps += 1
 
     def end(self, error: Exception | None) -> None:
         self.ended, self.error = True, error

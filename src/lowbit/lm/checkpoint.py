@@ -52,6 +52,7 @@ _NAMES = (
 _EXPERT = r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)"
 _OF_EXPERTS = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "up_proj": "up",
                "down_proj": "down"}  # fmt: skip
+_EXPERT_OF_GGUF = r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight"  # of files of 2023
 _AFTER_ATTENTION = r"model\.layers\.(\d+)\.post_attention_layernorm"
 _NORMS_BEHIND = ("olmo2", "gemma2", "gemma3")  # whose norm of that name follows the block
 
@@ -65,7 +66,11 @@ class GgufCheckpoint:
         self._file: Gguf = read(path)
         self.metadata = self._file.metadata
         self.description = Description.of_gguf(self.metadata)
-        self.names = frozenset(self._file.tensors)
+        self._experts = dict[str, dict[int, str]]()
+        for name in self._file.tensors:
+            if match := re.fullmatch(_EXPERT_OF_GGUF, name):
+                self._experts.setdefault(f"{match[1]}_exps.weight", {})[int(match[2])] = name
+        self.names = frozenset(self._file.tensors).union(self._experts)
         self.notes = dict[str, int]()
 
     def vector(self, name: str) -> Floats:
@@ -73,7 +78,7 @@ class GgufCheckpoint:
         return self._stored(name).rows()
 
     def matrix(self, name: str) -> Matrix:
-        """A weight [N, K]."""
+        """A weight [N, K]; experts below each other."""
         held = self.held(name)
         return held if isinstance(held, QuantizedWeight) else held.astype(np.float32)
 
@@ -83,8 +88,12 @@ class GgufCheckpoint:
 
     def held(self, name: str) -> QuantizedWeight | npt.NDArray[Any]:
         """A weight [N, K], in the file's dtype where it is of floats."""
-        stored = self._stored(name)
-        block, data = BLOCKS[stored.kind], stored.data.reshape(-1, stored.data.shape[-1])
+        parts = [self._stored(one) for one in self._parts(name)]
+        kinds = {part.kind for part in parts}
+        if len(kinds) > 1:
+            raise NotImplementedError(f"{name}: experts of {' and '.join(sorted(kinds))}")
+        rows = [part.data.reshape(-1, part.data.shape[-1]) for part in parts]
+        block, data = BLOCKS[kinds.pop()], rows[0] if len(rows) == 1 else np.concatenate(rows)
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
         return data.view(block.dtype) if block.parts is None else block.weight(data)
@@ -103,6 +112,15 @@ class GgufCheckpoint:
         if self._in_pairs(name):
             value = value[_by_halves(len(value), self.description.head_dim)]
         return value
+
+    def _parts(self, name: str) -> list[str]:
+        """The tensors that a weight consists of."""
+        if (experts := self._experts.get(name)) is None:
+            return [name]
+        count = self.description.experts
+        if wrong := sorted(set(range(count)) ^ experts.keys()):
+            raise ValueError(f"{name} is of {count} experts; missing or more than that: {wrong}")
+        return [experts[i] for i in sorted(experts)]
 
     def _in_pairs(self, name: str) -> bool:
         return self.description.interleaved and bool(re.match(r"blk\.\d+\.attn_[qk](\.|$)", name))

@@ -18,6 +18,7 @@ from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
+from lowbit.lm.speculation import MOST
 from lowbit.lm.tokenizer import Tokenizer
 from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
@@ -111,12 +112,12 @@ class LanguageModel:
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
-        stop: str | Iterable[str] = (), raw: bool = False,
+        stop: str | Iterable[str] = (), raw: bool = False, speculate: int = MOST,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
         return generate(
             self, self.tokenizer, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop,
-            raw=raw,
+            raw=raw, speculate=speculate,
         )  # fmt: skip
 
     def batch(self) -> Batch:
@@ -131,7 +132,10 @@ class LanguageModel:
         """The texts that follow prompts, as streams of one `batch`: reading one moves all on.
 
         sampling: of all, each with random numbers of its own from the same seed, or one for each
-        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index."""
+        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index.
+        TypeError: a single text."""
+        if isinstance(prompts, str):
+            raise TypeError("prompts are several, in a list; generate takes one")
         prompts, stop = list(prompts), (stop,) if isinstance(stop, str) else tuple(stop)
         ways = [sampling] * len(prompts) if not isinstance(sampling, Sequence) else sampling
         if len(ways) != len(prompts):
@@ -231,13 +235,20 @@ class TokenSequence:
     def length(self) -> int:
         return len(self.ids)
 
-    def feed(self, ids: Sequence[int]) -> Logits:
+    def feed(self, ids: Sequence[int], *, prompt: bool = False) -> Logits:
         """Add tokens: the logits of what comes next, float32 [vocabulary].
 
+        prompt: a token that comes alone is computed as those of a prompt are, in a chunk: logits
+        are the same, to the bit, however many tokens before it were known.
         ValueError: none, more than the context has room for, or an unknown one."""
-        if len(ids) == 1:
+        if len(ids) == 1 and not prompt:
             return self._model.step([self], ids)[0]
         return self._model._head_of(self.hidden(ids, last=True))[0]
+
+    def rows(self, ids: Sequence[int]) -> Logits:
+        """Add 8 tokens or fewer: the logits behind each, float32 [tokens, vocabulary]."""
+        x = self.hidden(ids)
+        return self._model._head_of(_filled(x, _ROWS[0]))[: len(ids)]
 
     def hidden(self, ids: Sequence[int], last: bool = False) -> npt.NDArray[np.float32]:
         """Add tokens: what the head reads, of each or of the last, float32 [tokens, width]."""
@@ -247,12 +258,9 @@ class TokenSequence:
         cache = model._cache[self.slot : self.slot + 1]
         first = 0
         for rows in _chunks(len(ids)):
-            part = x[first : first + rows]
-            count = len(part)
-            if count < rows:
-                part = np.concatenate([part, np.zeros((rows - count, x.shape[1]), np.float32)])
+            count = min(rows, len(ids) - first)
             positions = np.arange(self.length, self.length + rows)
-            y = model._chunk(part, positions, cache)[:count]
+            y = model._chunk(_filled(x[first : first + rows], rows), positions, cache)[:count]
             self.ids.extend(ids[first : first + count])
             first += count
             made.append(y[-1:] if last else y)
@@ -291,6 +299,13 @@ class TokenSequence:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
+
+
+def _filled(x: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:
+    """So many rows, with zeros behind what there is: each number of rows would take a plan."""
+    if len(x) == rows:
+        return x
+    return np.concatenate([x, np.zeros((rows - len(x), x.shape[1]), np.float32)])
 
 
 @cache

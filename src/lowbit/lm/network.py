@@ -196,7 +196,8 @@ class _Gated:
     def __init__(
         self, d: Description, weights: Weights, at: str, kind: str = "", experts: int = 1
     ) -> None:
-        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else ["up"]
+        fused = "gate_up" if weights.has(f"{at}.ffn_gate_up{kind}.weight") else "up"
+        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else [fused]
         self.up = weights.matrices([f"{at}.ffn_{part}{kind}" for part in parts], experts=experts)
         self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
 
