@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.attention.cached import SCALE_BYTES, rotation_table
+from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
 from lowbit.numerics.methods import QuantizedWeight
