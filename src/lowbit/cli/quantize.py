@@ -98,7 +98,7 @@ def quantize(
     PyTorch, and DIR/report.json, which `lowbit report` shows.
     """
     from lowbit.bench.networks.quantize import Method
-    from lowbit.lab.networks import page, report, source
+    from lowbit.lab.networks import report, source
 
     range_: Any = weight_range  # which Method checks
     method = Method(
@@ -108,5 +108,5 @@ def quantize(
     found = source.find(model, data, weights, batches)
     made = report.quantize(found, method, out, threads=threads, samples=samples)
     with output(json_file) as show:
-        show(page.text(made), json.dumps(made, indent=1, allow_nan=False))
+        show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
     print(f"written to {out}", file=sys.stderr)
