@@ -18,14 +18,14 @@ pytest.importorskip("rich")
 from lowbit.bench import Plan, Record, run  # noqa: E402
 from lowbit.bench.core.clock import Limits  # noqa: E402
 from lowbit.bench.core.remote import RemoteError  # noqa: E402
+from lowbit.bench.core.stamps import outside_kernels  # noqa: E402
 from lowbit.bench.models.model import Model, models  # noqa: E402
 from lowbit.bench.networks import serve  # noqa: E402
 from lowbit.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
-from lowbit.bench.networks.engines import outside_kernels  # noqa: E402
 from lowbit.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
 from lowbit.bench.networks.work import linear_share, multiply_adds  # noqa: E402
 from lowbit.bench.suites import networks  # noqa: E402
-from lowbit.graph import load  # noqa: E402
+from lowbit.graph import Session, load  # noqa: E402
 
 
 class Tiny(Model):
@@ -97,7 +97,8 @@ def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
 def test_what_is_outside_of_kernels_is_a_share(prepared: tuple[Path, Facts]) -> None:
     folder, _ = prepared
     inputs = (np.zeros((1, 3, 12, 12), np.float32),)
-    assert 0 < outside_kernels(load(folder / FLOAT), 1, inputs) < 1
+    session = Session(load(folder / FLOAT), threads=1)
+    assert 0 < outside_kernels(lambda: session(*inputs)) < 1
 
 
 class Near:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="A GGUF file, or a folder of Hugging Face's.", show_default=False
+        metavar="MODEL",
+        help="A GGUF file, or a folder of Hugging Face's or lowbit's.",
+        show_default=False,
     ),
 ]
 System = Annotated[
@@ -40,6 +42,9 @@ RepeatPenalty = Annotated[
     float, typer.Option(help="Above 1, the last 64 tokens become less likely.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")]
+Cache = Annotated[
+    str, typer.Option(help="How keys and values are kept: bfloat16, float32 or int8.")
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
@@ -64,6 +69,7 @@ def generate(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
+    cache: Cache = "bfloat16",
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -80,7 +86,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     said = text if system is None else [_message("system", system), _message("user", text)]
     with opened(json_file) as file:
-        lm = LanguageModel.load(model, threads=threads)
+        lm = LanguageModel.load(model, threads=threads, cache=cache)
         stream = lm.generate(
             said, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw
         )
@@ -104,6 +110,7 @@ def chat(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
+    cache: Cache = "bfloat16",
     threads: Threads = None,
 ) -> None:
     """Talk with a language model, a line at a time.
@@ -116,7 +123,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  (lines can be edited)
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    lm = LanguageModel.load(model, threads=threads)
+    lm = LanguageModel.load(model, threads=threads, cache=cache)
     messages = [] if system is None else [_message("system", system)]
     while True:
         try:

@@ -123,8 +123,7 @@ class Stream(Iterator[str]):
                     break
                 logits = sequence.feed(self._ids[-1:])
                 self._steps += 1
-            held = self._stops.add(self._text.rest())[0] + self._stops.rest()
-            if held and self.reason != "stop":
+            if held := self._rest():
                 yield held
         finally:
             sequence.close()
@@ -143,6 +142,11 @@ class Stream(Iterator[str]):
         elif self.text_tokens == self._max_tokens:
             self.reason = "length"
         return piece
+
+    def _rest(self) -> str:
+        """What was held back, where nothing follows."""
+        held = self._stops.add(self._text.rest())[0] + self._stops.rest()
+        return "" if self.reason == "stop" else held
 
 
 def generate(

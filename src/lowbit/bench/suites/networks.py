@@ -19,7 +19,7 @@ from lowbit.bench.core.clock import Limits, RemoteCall
 from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.remote import Remote, RemoteError, run_remote
-from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.models.model import classified, models
 from lowbit.bench.networks import serve
@@ -175,24 +175,18 @@ class Networks(Suite):
             models.get(name)
         for name in self.config:
             check_config(name)
-        if min(self.batches) < 1:
-            raise ValueError(f"a batch is {min(self.batches)}; it must be at least 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}; it must be above 0")
         if self.weights and len(self.model) != 1:
             raise ValueError("weights are for one model; name it")
         if self.weights and not os.path.isfile(self.weights):
             raise FileNotFoundError(f"there is no file {self.weights!r}")
-        _ = self._engines
+        _ = self._engines, self.batches
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The numbers of samples together, each once."""
-        try:
-            return tuple(dict.fromkeys(int(part) for part in self.batch.split(",")))
-        except ValueError:
-            told = f"batch {self.batch!r} is not understood; write 16, or 1,16"
-            raise ValueError(told) from None
+        """The numbers of samples together, each once. ValueError: they are none."""
+        return numbers("batch", self.batch)
 
     @property
     def limits(self) -> Limits:
@@ -243,13 +237,7 @@ class Networks(Suite):
     @cached_property
     def _engines(self) -> list[Engine]:
         """Those that are asked for. ValueError if a part is in no name."""
-        known = [engines.get(name) for name in engines.names()]
-        parts = [part.strip().lower() for part in self.engines.split(",") if part.strip()]
-        for part in parts:
-            if not any(part in one.name.lower() for one in known):
-                names = ", ".join(one.name for one in known)
-                raise ValueError(f"no engine is called {part!r}; known are {names}")
-        return [o for o in known if not parts or any(part in o.name.lower() for part in parts)]
+        return [engines.get(name) for name in named("engine", self.engines, engines.names())]
 
     def implementations(self) -> Sequence[Implementation]:
         several = sorted(self._engines, key=lambda one: not one.ours)
@@ -275,17 +263,7 @@ class Networks(Suite):
         return [*ours[:1], *floats]
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
-        """By table: the fastest of lowbit's and of the others', and how many times as fast."""
-        found = []
-        for case, threads in dict.fromkeys((row.case, row.threads) for row in rows):
-            here = [row for row in rows if (row.case, row.threads) == (case, threads)]
-            ours = min((o for o in here if o.ours), key=_median, default=None)
-            best = min((o for o in here if not o.ours), key=_median, default=None)
-            if ours is not None and best is not None:
-                names = {"lowbit": ours.implementation, "best_peer": best.implementation}
-                ratio = _median(best) / _median(ours)
-                found.append({"case": case, "threads": threads, **names, "ratio": ratio})
-        return found
+        return best_of(rows)
 
     def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
         return (
@@ -303,17 +281,8 @@ class Networks(Suite):
         )
 
     def render(self, record: Record) -> RenderableType:
-        parts: list[RenderableType] = list(table.tables(record.rows, self.columns(record.rows)))
-        parts += [
-            f"{one['case']}, {one['threads']} threads: {one['lowbit']} is {one['ratio']:.2f} times "
-            f"as fast as the best other, {one['best_peer']}"
-            for one in record.summary
-        ]
-        return table.page(record, "", *parts)
-
-
-def _median(row: Row) -> float:
-    return row.seconds.median
+        shown = table.tables(record.rows, self.columns(record.rows))
+        return table.page(record, "", *shown, *table.best_lines(record))
 
 
 def _speedup(row: Row) -> str:
