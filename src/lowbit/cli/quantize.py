@@ -148,7 +148,7 @@ def quantize(
     if calibration is not None or evaluate is not None:
         raise ValueError("--calibration and --evaluate are for language models; give --data")
     from lowbit.bench.networks.quantize import Method
-    from lowbit.lab.networks import page, report, source
+    from lowbit.lab.networks import report, source
 
     range_: Any = weight_range or "minmax"  # which Method checks
     method = Method(
@@ -158,7 +158,7 @@ def quantize(
     found = source.find(model, data, weights, batches)
     made = report.quantize(found, method, out, threads=threads, samples=samples)
     with output(json_file) as show:
-        show(page.text(made), json.dumps(made, indent=1, allow_nan=False))
+        show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
     return print(f"written to {out}", file=sys.stderr)
 
 
