@@ -51,6 +51,9 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
 ]
+Sequences = Annotated[
+    int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
+]
 Speculate = Annotated[
     int,
     typer.Option(
@@ -86,9 +89,7 @@ def generate(
     stop: Stop = None,
     cache: Cache = "bfloat16",
     speculate: Speculate = 7,
-    sequences: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
-    ] = 32,
+    sequences: Sequences = 32,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
