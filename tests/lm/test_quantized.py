@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def compressed(form, kind="int", bits=4, **more):
     }  # fmt: skip
 
 
-def lowbit(rng, w, order, dtype="uint4", size: int | None = 32, method="nearest", groups=False):
+def lowbit(rng, w, order, dtype="uint4", size: Any = 32, method="nearest", groups=False):
     """Rows as weights/folder.py defines them. groups: of int8, with real zero points."""
     if groups and size is not None:
         scale = np.abs(w.reshape(len(w), -1, size)).max(-1) / 90

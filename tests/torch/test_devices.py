@@ -164,7 +164,7 @@ def test_inputs_are_divided_there_too(as_gpu: pytest.MonkeyPatch, tmp_path: Any)
     quantize_(layer, Int4WeightOnlyConfig(32, method="awq"), calibration=[data])
     want, whole = layer(data), layer.weight.dequantize()
     as_gpu.setitem(PACKING_OF, "cpu", "tiles")
-    there = copy.deepcopy(layer).to(torch.float16).to(torch.float32)
+    there: Any = copy.deepcopy(layer).to(torch.float16).to(torch.float32)
     assert there.weight.packing == "tiles"
     assert there.weight.input_scale is not None
     assert torch.equal(there.weight.dequantize(), whole)
