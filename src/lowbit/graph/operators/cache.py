@@ -157,8 +157,8 @@ def _plan(lowering: Lowering, form: CachedForm, sizes: AttentionSizes) -> Attent
     return plans.plan_attention(
         plans.AttentionForm(form.cache, "f32", window=window, cap=form.cap,
                             scaled_rows=form.cache == "s8"),
-        replace(sizes, keys=most), [one, held, held, one], lowering.isa, "f32", 0,
-        lowering.threads,
+        replace(sizes, keys=most), [one, held, held, one], lowering.isa,
+        "f32" if form.cache == "f32" else "bf16", 0, lowering.threads,
     )  # fmt: skip
 
 

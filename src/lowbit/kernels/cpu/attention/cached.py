@@ -29,6 +29,7 @@ from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, Vector, f32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
+from lowbit.kernels.cpu.attention.byte_chunks import ByteChunks
 from lowbit.kernels.cpu.attention.chunks import CHUNK, CachedForm, Chunks
 from lowbit.kernels.cpu.attention.plan import TABLE_LENGTH, Geometry
 from lowbit.kernels.cpu.attention.weights import narrowed
@@ -222,8 +223,8 @@ def cached_attention(
     """
     new = _Rows(k, form, [(q, q_stride), (key, k_stride), (value, v_stride)], rotation, positions,
                 slots, cache, heads, capacity, slot_stride)  # fmt: skip
-    mine = scratch + k.thread() * form.scores
-    work = Chunks(k, form, new.values_behind, mine, parameters)
+    chunks_of = ByteChunks if form.cache == "s8" else Chunks
+    work = chunks_of(k, form, new.values_behind, scratch + k.thread() * form.scores, parameters)
     group, size = form.group, form.head_dim
     for row in k.parallel(rows):
         new.append(row, turned + row * (heads * (group * size)))
@@ -236,8 +237,7 @@ def cached_attention(
             base = _first(position, form)
             left = left - base
         for _ in k.when(left > 0):
-            keys = new.keys(row, head) + chunk * (CHUNK * form.row)
-            keys = keys + base * form.row if form.window else keys
+            keys = new.keys(row, head) + (chunk * CHUNK + base) * form.row
             work.attend(turned + pair * (group * size), keys, minimum(left, k.index(CHUNK)),
                         parts + item * (group * form.part))  # fmt: skip
     for pair in k.parallel(rows * heads):

@@ -18,7 +18,7 @@ from itertools import product
 from typing import NamedTuple
 
 from lowbit.isa.generic import extract, fma, minimum, prefetch, shuffle
-from lowbit.isa.types import Value, Vector, f32, s32, u8, u32
+from lowbit.isa.types import Value, Vector, element_of, f32, u8, u32
 from lowbit.jit.builder import Builder
 from lowbit.kernels.cpu.attention.weights import Weigher, edge_of
 from lowbit.kernels.cpu.rows.input_format import across
@@ -28,7 +28,7 @@ from lowbit.kernels.cpu.shared.layout import LINE
 CHUNK = 256  # keys of an item: results depend on it, and not on the number of threads
 SCALE_BYTES = 4  # of a row of bytes, behind them
 PAD = 16  # elements behind a row of scores or sums, at least a vector
-_BLOCK = 64  # keys whose values are read again from the nearest cache
+BLOCK = 64  # keys whose values are read again from the nearest cache
 # Bytes from what is read to what is fetched: what comes from memory in its latency, at 50 GB/s.
 _AHEAD = 8192
 
@@ -90,7 +90,7 @@ class _Segment:
             kind = Vector(f32, self.lanes)
             return [(bits << 16).bits(kind), (bits & 0xFFFF0000).bits(kind)]
         value = (row + self.at).load(self.count)
-        return [self._whole((value.to(s32) if self.cache == "s8" else value).to(f32))]
+        return [self._whole(value.to(f32))]
 
     def of_floats(self, row: Value) -> list[Value]:
         """The same elements of a row of float32."""
@@ -146,11 +146,9 @@ class Chunks:
     def attend(self, queries: Value, keys: Value, count: Value, part: Value) -> None:
         """A chunk of so many keys, for the queries that share them."""
         form = self._form
-        for h in range(form.group):
-            for segment, at in zip(self._segments, self._starts(), strict=True):
-                for i, vector in enumerate(segment.of_floats(queries + h * form.head_dim)):
-                    self._query(h, at + i).store(vector)
+        self._take_queries(queries)
         self._make_scores(keys, count)
+        self._finish_scores(count)
         values = keys + self._values
         self._fetch(values, _AHEAD)
         for h in range(form.group):
@@ -161,6 +159,19 @@ class Chunks:
             total = self._weigher.weigh(scores, count, count, shift, False)
             (end + 1).store(across(total, operator.add))
         self._make_sums(values, count, part)
+
+    def _take_queries(self, queries: Value) -> None:
+        """Bring queries to scratch, in the order of what they are multiplied by."""
+        for h in range(self._form.group):
+            for segment, at in zip(self._segments, self._starts(), strict=True):
+                for i, vector in enumerate(segment.of_floats(queries + h * self._form.head_dim)):
+                    self._query(h, at + i).store(vector)
+
+    def _note(self, row: Value, j: Value) -> None:
+        """What is kept of key `j` besides its products."""
+
+    def _finish_scores(self, count: Value) -> None:
+        """Make float32 of so many sums of products."""
 
     def combine(self, first: Value, used: Value, out: Value) -> None:
         """Sums of so many chunks become a row of the output."""
@@ -207,56 +218,55 @@ class Chunks:
     def _query(self, h: int, vector: int) -> Value:
         return self._queries + h * self._form.query + vector * self._lanes
 
-    def _scale(self, row: Value) -> Value | None:
-        """Of a row of bytes, in every lane; None: there is none."""
-        if self._form.cache != "s8":
-            return None
-        return (row + self._form.head_dim).cast(f32).load().splat(self._lanes)
-
     def _fetch(self, row: Value, count: int) -> None:
         """Ask for so many bytes from a row on."""
         for at in range(0, count, LINE):
             prefetch(row.cast(u8) + at)
 
-    def _fetch_ahead(self, row: Value, segments: list[_Segment]) -> None:
-        """Ask for these elements of a row that is read later."""
+    def _fetch_ahead(self, row: Value, first: int, count: int) -> None:
+        """Ask for so many elements, from number `first` on, of a row that is read later."""
         element = FORMATS[self._form.cache].bytes
-        count = sum(segment.count for segment in segments) * element
-        self._fetch(row.cast(u8) + (segments[0].at * element + _AHEAD), count)
+        self._fetch(row.cast(u8) + (first * element + _AHEAD), count * element)
 
     def _make_scores(self, keys: Value, count: Value) -> None:
         """The scores of all keys, for each query a row."""
         k, form, lanes = self._k, self._form, self._lanes
         # Of a query, sums of 1, 2, 4, … keys wait for their neighbours.
         room = max(1, (k.isa.vector_registers - 4) // lanes.bit_length())
-        together = _even(form.group, room)
+        together = evenly(form.group, room)
         whole = count // lanes * lanes
         for j in k.range(0, whole, lanes):
             block = keys + j * form.row
             for first in range(0, form.group, together):
                 some = range(first, min(first + together, form.group))
-                self._score_block(block, some, self._scores + j)
+                self._score_block(block, some, j)
         for j in k.range(whole, count):
             row = keys + j * form.row
+            self._note(row, j)
             for first in range(0, form.group, together):
                 some = range(first, min(first + together, form.group))
-                for h, total in zip(some, self._products(row, some), strict=True):
-                    (self._scores + h * self._stride + j).store(across(total, operator.add))
+                for h, vector in zip(some, self._products(row, some), strict=True):
+                    total = across(vector, operator.add)
+                    place = self._scores + h * self._stride + j
+                    place.cast(element_of(total.type)).store(total)
 
-    def _score_block(self, block: Value, some: range, target: Value) -> None:
-        """The scores of `lanes` neighbours."""
+    def _score_block(self, block: Value, some: range, j: Value) -> None:
+        """The scores of `lanes` neighbours, from key `j` on."""
         waiting: list[list[tuple[int, Value]]] = [[] for _ in some]
         for i in range(self._lanes):
             row = block + i * self._form.row
             if not some.start:
-                self._fetch_ahead(row, self._segments)
+                self._fetch_ahead(row, 0, self._form.head_dim)
+                self._note(row, j + i)
             for stack, total in zip(waiting, self._products(row, some), strict=True):
                 stack.append((0, total))
                 while len(stack) > 1 and stack[-1][0] == stack[-2][0]:
                     (level, right), (_, left) = stack.pop(), stack.pop()
                     stack.append((level + 1, _paired(left, right, level)))
         for h, stack in zip(some, waiting, strict=True):
-            (target + h * self._stride).store(stack[0][1])
+            total = stack[0][1]
+            place = self._scores + h * self._stride + j
+            place.cast(element_of(total.type)).store(total)
 
     def _products(self, row: Value, some: range) -> list[Value]:
         """Of a key and some queries, sums in each lane."""
@@ -266,13 +276,12 @@ class Chunks:
                 for h in some:
                     q = self._query(h, start + i).load(self._lanes)
                     totals[h] = fma(q, vector, totals[h]) if h in totals else q * vector
-        scale = self._scale(row)
-        return [totals[h] if scale is None else totals[h] * scale for h in some]
+        return [totals[h] for h in some]
 
     def _make_sums(self, values: Value, count: Value, part: Value) -> None:
         """Sums of values by weights, for each query a row."""
         k, form, registers = self._k, self._form, self._k.isa.vector_registers
-        together = _even(form.group, registers // 4)
+        together = evenly(form.group, registers // 4)
         room = max(1, (registers - 2) // (together + 1))  # vectors of a value, and their sums
         tiles = self._tiles(room)
         groups = [range(first, min(first + together, form.group))
@@ -283,15 +292,15 @@ class Chunks:
         zeros = k.zeros(f32, self._lanes)
         for h, segment in product(range(form.group), self._segments):
             segment.store(part + h * form.part, [zeros] * (1 + segment.pair))
-        for first in k.range(0, count, _BLOCK):
-            last = minimum(first + _BLOCK, count)
+        for first in k.range(0, count, BLOCK):
+            last = minimum(first + BLOCK, count)
             for some, tile in product(groups, tiles):
                 self._sum(values, first, last, some, tile, part, True)
 
     def _tiles(self, room: int) -> list[list[_Segment]]:
         """Segments whose vectors registers hold together, at most so many or one segment."""
         counts = [1 + segment.pair for segment in self._segments]
-        most = max(_even(sum(counts), room), counts[0])
+        most = max(evenly(sum(counts), room), counts[0])
         tiles: list[list[_Segment]] = []
         for segment in self._segments:
             if not tiles or sum(1 + other.pair for other in [*tiles[-1], segment]) > most:
@@ -319,12 +328,10 @@ class Chunks:
             for j in k.range(first, last):
                 line = values + j * form.row
                 if not some.start:
-                    self._fetch_ahead(line, tile)
+                    self._fetch_ahead(line, tile[0].at, sum(part.count for part in tile))
                 vectors = [segment.of_cache(line) for segment in tile]
-                scale = self._scale(line)
                 for h, row in zip(some, sums, strict=True):
                     weight = (self._scores + h * self._stride + j).load().splat(lanes)
-                    weight = weight if scale is None else weight * scale
                     for registers, loaded in zip(row, vectors, strict=True):
                         for register, vector in zip(registers, loaded, strict=True):
                             register.value = fma(weight, vector, register.value)
@@ -333,7 +340,7 @@ class Chunks:
                     segment.store(target, [register.value for register in registers])
 
 
-def _even(count: int, room: int) -> int:
+def evenly(count: int, room: int) -> int:
     """How many to take at a time, at most `room`, so that each time takes about as many."""
     return -(-count // -(-count // room))
 
