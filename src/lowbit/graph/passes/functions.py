@@ -19,24 +19,14 @@ _MOST = 12  # nodes of a formula
 _SAMPLES = np.concatenate([
     np.linspace(-12, 12, 65) + math.pi / 1000, *np.outer((-1, 1), np.geomspace(12.5, 1e6, 16)),
 ])  # fmt: skip
+_MEAN, _NORMS = "ReduceMean", ("LayerNormalization", "RMSNormalization")
+_SPREAD = np.array([1e-3, 0.03, 1.0, 30.0])  # of samples of rows: the first tells epsilons apart
 _CLOSE = 1e-4  # numbers of formulas may have been rounded to 16 bits
-
-
-def _plus(values: Values, name: str) -> tuple[float, str] | None:
-    """A value as the sum of a number and another."""
-    node = values.maker(name, "Add")
-    if node is None:
-        return None
-    for number, other in (node.inputs, node.inputs[::-1]):
-        found = values.number(number)
-        if found is not None:
-            return found, other
-    return None
 
 
 def activation(values: Values, node: Node) -> Replacement | None:
     """A formula of one value that is what an operator is defined as: GELU, SiLU, Mish, ..."""
-    for x, result in _functions(values, node):
+    for x, result, _ in _functions(values, node):
         known, expected = _definitions()
         near = np.abs(result - expected) <= _CLOSE * (1 + np.abs(expected))
         for same in np.flatnonzero(np.all(near, axis=1)):
@@ -53,31 +43,54 @@ def _definitions() -> tuple[list[tuple[str, Mapping[str, Any]]], Array]:
     return known, np.stack([operators.get(one.op).compute(one, _SAMPLES)[0] for one in nodes])
 
 
-def _functions(values: Values, node: Node) -> Iterator[tuple[str, Array]]:
-    """Each value that a node and others before it are a function of, numbers aside; and the results
-    of that function for _SAMPLES."""
-    chain, waiting = list[Node](), set[str]()
+def _functions(
+    values: Values, node: Node, samples: Array = _SAMPLES, vectors: Mapping[str, Array] = {}
+) -> Iterator[tuple[str, Array, list[float]]]:
+    """Each value that a node and others before it are a function of, numbers aside; the results of
+    that function for samples; and the numbers. vectors: what stands for a constant, by its name;
+    with one, means over its axes count too."""
+    chain, waiting, numbers = list[Node](), set[str](), list[float]()
     maker: Node | None = node
-    while maker is not None and len(chain) < _MOST and operators.get(maker.op).post_op is not None:
+    while maker is not None and len(chain) < _MOST and _computes(values, maker, vectors):
         chain.append(maker)
         waiting -= {*maker.outputs}
-        waiting |= {name for name in maker.inputs if name and values.number(name) is None}
+        inputs = maker.inputs[:1] if maker.op == _MEAN else maker.inputs
+        for name in inputs:
+            number = values.number(name)
+            if number is not None:
+                numbers.append(number)
+            elif name and name not in vectors:
+                waiting.add(name)
         if len(waiting) == 1 and len(chain) > 1:
             (x,) = waiting
-            result = _results(values, chain[::-1], x)
+            result = _results(values, chain[::-1], {x: samples, **vectors})
             if result is None:
                 return
-            yield x, result
+            yield x, result, numbers
         last = max(waiting, key=lambda name: values.order.get(name, -1), default="")
         maker = None if values.formatted(last) else values.producers.get(last)
 
 
-def _results(values: Values, chain: Sequence[Node], x: str) -> Array | None:
-    """Of the last of a chain of nodes, for _SAMPLES as x; None where a node compares."""
-    known: dict[str, Any] = {"": None, x: _SAMPLES}
-    made = _SAMPLES
+def _computes(values: Values, node: Node, vectors: Mapping[str, Array]) -> bool:
+    """Whether a node is a function of each element, or the mean over the axes of a vector."""
+    if node.op != _MEAN:
+        return operators.get(node.op).post_op is not None
+    given = _axes(values, node) if node.get("keepdims", 1) else None
+    return given is not None and any(
+        sorted(given) == [*range(-one.ndim, 0)] for one in vectors.values()
+    )
+
+
+def _results(values: Values, chain: Sequence[Node], known: dict[str, Any]) -> Array | None:
+    """Of the last of a chain of nodes, in float64; None where a node compares."""
+    made = np.zeros(0)
     for node in chain:
-        read = [known.get(name, np.asarray(values.number(name), float)) for name in node.inputs]
+        read = [
+            values.array(name) if node.op == _MEAN and number
+            else known.get(name) if name in known or not name
+            else np.asarray(values.number(name), float)
+            for number, name in enumerate(node.inputs)
+        ]  # fmt: skip
         (made,) = operators.get(node.op).compute(node, *read)
         if made.dtype != np.float64:
             return None
@@ -85,77 +98,30 @@ def _results(values: Values, chain: Sequence[Node], x: str) -> Array | None:
     return made
 
 
-def layer_normalization(values: Values, node: Node) -> Replacement | None:
-    """(x - mean) / sqrt(variance + epsilon) · scale, as written before opset 17."""
-    if node.op != "Mul":
+def normalization(values: Values, node: Node) -> Replacement | None:
+    """A formula of one value and a vector that is a layer or RMS normalization, as written before
+    ONNX had these. (Without the mean, that of a difference from it is both: the first counts.)"""
+    scales = {name: one for name in node.inputs if (one := values.array(name)) is not None}
+    if len(scales) != 1 or not _computes(values, node, {}):
         return None
-    for quotient, scale in (node.inputs, node.inputs[::-1]):
-        vector, divide = values.array(scale), values.maker(quotient, "Div")
-        if vector is None or divide is None:
-            continue
-        centred = values.maker(divide.inputs[0], "Sub")
-        root = values.maker(divide.inputs[1], "Sqrt")
-        if centred is None or root is None:
-            continue
-        variance = _plus(values, root.inputs[0])
-        mean = _mean(values, centred.inputs[1])
-        square = None if variance is None else _mean(values, variance[1])
-        if variance is None or mean is None or square is None:
-            continue
-        x, axes = centred.inputs[0], tuple(range(-vector.ndim, 0))
-        base = _squared(values, square[0])
-        again = None if base is None else values.maker(base, "Sub")  # the mean as before
-        if mean == (x, axes) and square[1] == axes and again and again.inputs[0] == x:
-            attributes = {"axis": axes[0], "epsilon": variance[0]}
-            made = Node("LayerNormalization", (x, scale), node.outputs, attributes, node.name)
-            return Replacement([made])
-    return None
-
-
-def rms_normalization(values: Values, node: Node) -> Replacement | None:
-    """x / sqrt(mean(x²) + epsilon) · scale, as written before opset 23."""
-    if node.op != "Mul":
+    ((scale, given),) = scales.items()
+    if not given.ndim:
         return None
-    for quotient, scale in (node.inputs, node.inputs[::-1]):
-        vector = values.array(scale)
-        if vector is None:
-            continue
-        for x, root in _over_roots(values, quotient):
-            square = _plus(values, root.inputs[0])
-            mean = None if square is None else _mean(values, square[1])
-            if square is None or mean is None or _squared(values, mean[0]) != x:
-                continue
-            axes = tuple(range(-vector.ndim, 0))
-            if mean[1] == axes:
-                attributes = {"axis": axes[0], "epsilon": square[0]}
-                made = Node("RMSNormalization", (x, scale), node.outputs, attributes, node.name)
-                return Replacement([made])
-    return None
-
-
-def _over_roots(values: Values, name: str) -> Iterator[tuple[str, Node]]:
-    """Whatever a value is x over, if that is a square root, and x."""
-    node = values.maker(name, "Div", "Mul")
-    if node is None:
-        return
-    for x, other in (node.inputs, node.inputs[::-1]):
-        if node.op == "Div":
-            root = values.maker(other, "Sqrt") if x == node.inputs[0] else None
-        else:
-            inverse = values.maker(other, "Reciprocal", "Div")
-            one = inverse and (inverse.op == "Reciprocal" or values.number(inverse.inputs[0]) == 1)
-            root = values.maker(inverse.inputs[-1], "Sqrt") if inverse and one else None
-        if root is not None:
-            yield x, root
-
-
-def _mean(values: Values, name: str) -> tuple[str, tuple[int, ...]] | None:
-    """What a value is the mean of, along which axes, which it keeps."""
-    node = values.maker(name, "ReduceMean")
-    if node is None or not node.get("keepdims", 1):
-        return None
-    given = _axes(values, node)
-    return None if given is None else (node.inputs[0], tuple(sorted(given)))
+    vector = np.linspace(1, 2, given.size).reshape(given.shape)  # tiny numbers would hide all else
+    rows = np.random.default_rng(0).standard_normal((len(_SPREAD), *given.shape)).T * _SPREAD
+    samples, found = (rows + 10 * _SPREAD).T, None
+    for x, result, numbers in _functions(values, node, samples, {scale: vector}):
+        for op in _NORMS:
+            for epsilon in numbers:
+                how = {"axis": -vector.ndim, "epsilon": epsilon}
+                made = Node(op, (x, scale), node.outputs, how, node.name)
+                (expected,) = operators.get(op).compute(made, samples, vector)
+                if not np.all(np.abs(result - expected) <= _CLOSE * (1 + np.abs(expected))):
+                    continue
+                if op == _NORMS[0]:
+                    return Replacement([made])
+                found = found or made
+    return None if found is None else Replacement([found])
 
 
 def _axes(values: Values, node: Node) -> list[int] | None:
@@ -165,22 +131,12 @@ def _axes(values: Values, node: Node) -> list[int] | None:
     return None if given is None else [int(one) for one in given]
 
 
-def _squared(values: Values, name: str) -> str | None:
-    """What a value is the square of."""
-    node = values.maker(name, "Pow", "Mul")
-    if node is None:
-        return None
-    base, other = node.inputs
-    twice = base == other if node.op == "Mul" else values.number(other) == 2
-    return base if twice else None
-
-
 def layer_bias(values: Values, node: Node) -> Replacement | None:
     """A vector that is added to a LayerNormalization becomes its bias."""
     if node.op != "Add":
         return None
     for made, bias in (node.inputs, node.inputs[::-1]):
-        layer, vector = values.only(made, "LayerNormalization"), values.array(bias)
+        layer, vector = values.only(made, _NORMS[0]), values.array(bias)
         if layer is None or vector is None or any(layer.inputs[2:]):
             continue
         scale = values.array(layer.inputs[1])
@@ -192,7 +148,7 @@ def layer_bias(values: Values, node: Node) -> Replacement | None:
 
 def average(values: Values, node: Node) -> Replacement | None:
     """The mean over all of an image, of two axes or more, is GlobalAveragePool."""
-    if node.op != "ReduceMean" or not node.get("keepdims", 1):
+    if node.op != _MEAN or not node.get("keepdims", 1):
         return None
     given = _axes(values, node)
     rank = values.rank(node.inputs[0]) if given else None
@@ -205,8 +161,7 @@ def average(values: Values, node: Node) -> Replacement | None:
 
 FUNCTION_RULES: tuple[Rule, ...] = (
     activation,
-    layer_normalization,
+    normalization,
     layer_bias,
-    rms_normalization,
     average,
 )
