@@ -21,6 +21,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # The small float products of tests are not worth NumPy's threads, which spin after each and
     # take the cores of other workers. Lowbit's own threads are told nothing by this.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Inductor would start processes that import PyTorch, to compile what few kernels tests have.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.pop("LOWBIT_ISA", None)
 
 from lowbit.kernels.cpu.integer import amx
@@ -28,6 +30,9 @@ from lowbit.kernels.cpu.integer import amx
 # Tiles serve every product that they can, also one for which they are not worth configuring: else
 # forcing them would test vectors.
 amx.SETUP = -(1 << 62)
+
+# The collector need not run after every 700 of the objects that tests and kernels' texts make.
+gc.set_threshold(20_000, 20, 20)
 
 settings.register_profile("lowbit", deadline=None)
 settings.load_profile("lowbit")
@@ -47,11 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there when tests begin stays: the collector need not walk through it again and again,
-    nor after every 700 of the objects that a kernel's text makes."""
+    """What is there when tests begin stays: the collector need not walk through it again and
+    again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _odd(item: pytest.Item) -> bool:
