@@ -21,8 +21,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # The small float products of tests are not worth NumPy's threads, which spin after each and
     # take the cores of other workers. Lowbit's own threads are told nothing by this.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Inductor would start processes that import PyTorch, to compile what few kernels tests have.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.pop("LOWBIT_ISA", None)
 
 from lowbit.kernels.cpu.integer import amx
