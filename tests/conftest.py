@@ -29,6 +29,9 @@ from lowbit.kernels.cpu.integer import amx
 # forcing them would test vectors.
 amx.SETUP = -(1 << 62)
 
+# The collector need not run after every 700 of the objects that tests and kernels' texts make.
+gc.set_threshold(20_000, 20, 20)
+
 settings.register_profile("lowbit", deadline=None)
 settings.load_profile("lowbit")
 
@@ -47,11 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there when tests begin stays: the collector need not walk through it again and again,
-    nor after every 700 of the objects that a kernel's text makes."""
+    """What is there when tests begin stays: the collector need not walk through it again and
+    again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _odd(item: pytest.Item) -> bool:

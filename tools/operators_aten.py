@@ -100,7 +100,13 @@ def samples(operators: Sequence[OpOverload], most: int) -> dict[OpOverload, list
 
     calls: dict[OpOverload, list[Call]] = {one: [] for one in operators}
     wanted = {one._schema.name.partition("::")[2].strip("_") for one in operators}
-    by_use = sorted(op_db, key=lambda one: (one.name not in wanted, one.name))
+
+    def relation(one: Any) -> tuple[bool, bool, str]:
+        """What is named like an operator comes first, then what is a part of an operator's name."""
+        last = one.name.rpartition(".")[2]
+        return one.name not in wanted, not any(last in name for name in wanted), one.name
+
+    by_use = sorted(op_db, key=relation)
     lacking = [one for one in operators if not _own(name_of(one))]
     # Seeds are kept with a stack's text for each kind of accelerator, whether or not one is here.
     with patch.object(torch, "manual_seed", torch.default_generator.manual_seed):
