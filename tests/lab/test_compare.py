@@ -292,7 +292,7 @@ def test_a_compiler_may_fail_in_its_own_way(
     real = kind.build
     monkeypatch.setattr(kind, "build", build)
     wide, narrow, _ = compare(file, time=False).variants
-    assert wide.notes == ("module 'numpy' has no attribute 'row_stack'",)
+    assert wide.notes == ["module 'numpy' has no attribute 'row_stack'"]
     assert wide.checked.ok is None
     assert narrow.loop is not None
 
