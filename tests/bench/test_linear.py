@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -18,10 +16,11 @@ from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 import lowbit
 from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import probe, runner
+from lowbit.bench.core import isolated, runner
 from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
+from lowbit.bench.core.remote import RemoteError
 from lowbit.bench.peers import own_linear
 from lowbit.bench.suites.linear import ACTIVATIONS, Layer, Linear, Task, means
 
@@ -270,15 +269,18 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
     )
 
     class Process:
-        def __init__(self, module: str, task: str, **_: str) -> None:
-            cases = pickle.loads(base64.b64decode(task))[2]
-            asked.append([(one.sizes["M"], one.sizes["N"]) for one in cases])
+        def __init__(self, *_: object, **__: str) -> None:
+            asked.append([])
             self.answers = iter(next(answers))
 
-        def answer(self, seconds: float) -> str | None:
+        def answer(self, seconds: float) -> None:
+            pass
+
+        def ask(self, case: Layer, seconds: float) -> str | None:
+            asked[-1].append((case.sizes["M"], case.sizes["N"]))
             said = next(self.answers)
             if said is not None and said.startswith("!"):
-                raise RuntimeError(said[1:])
+                raise RemoteError(said[1:])
             return said
 
         def printed(self) -> str:
@@ -287,16 +289,16 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(probe, "Apart", Process)
-    found, _ = probe.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0)
-    assert asked == [[(1, 16), (1, 17), (1, 18), (1, 19)], [(1, 19)]]
+    monkeypatch.setattr(isolated, "Remote", Process)
+    found, _ = isolated.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0)
+    assert asked == [[(1, 16), (1, 17), (1, 18)], [(1, 19)]]
     assert found == {
         several[2]: "odd N",
         several[3]: "tried in a process of its own: crashed with SIGSEGV",
         several[4]: "tried in a process of its own: KeyError: 'x'",
     }
     answers = iter([[None, "too many rows"]])
-    tried, _ = probe.attempt(suite, Fake("fake"), several[:2], 0)
+    tried, _ = isolated.attempt(suite, Fake("fake"), several[:2], 0)
     assert tried == {several[1]: "too many rows"}
     assert asked[-1] == [(1, 16), (16, 16)]
 
@@ -306,11 +308,11 @@ def test_torchs_own_refusal_is_one_line() -> None:
     one = find("linear", "torch int4pack bf16")
     for size in (48, 0):
         suite = Linear(("1x48:48x16",), group_size=size)
-        (reason,) = probe.attempt(suite, one, suite.cases(), 0)[0].values()
+        (reason,) = isolated.attempt(suite, one, suite.cases(), 0)[0].values()
         assert reason.startswith("refused: ")
         assert "expect qGroupSize to be 32, 64, 128 or 256" in reason
     suite = Linear(("1x64:64x16",), group_size=32)
-    assert not probe.attempt(suite, one, suite.cases(), 0)[0]
+    assert not isolated.attempt(suite, one, suite.cases(), 0)[0]
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,26 @@ class FakeSequence:
     def __init__(self, engine: FakeEngine, length: int) -> None:
         self.engine, self.length, self.closed = engine, length, False
 
-    def feed(self, ids: Sequence[int]) -> np.ndarray:
+    def feed(self, ids: Sequence[int], *, prompt: bool = False) -> np.ndarray:
+        assert prompt == (not self.engine.fed)
+        return self.rows(ids)[-1]
+
+    def rows(self, ids: Sequence[int]) -> np.ndarray:
+        """Of the tokens of a prompt those of the last count."""
         assert not self.closed
+        if not self.engine.fed:
+            self.first = self.length + len(ids)
         self.length += len(ids)
         assert self.length <= self.engine.context
         self.engine.fed.append(list(ids))
-        logits = np.zeros(self.engine.vocabulary, np.float32)
-        step = len(self.engine.fed) - 1
-        if step < len(self.engine.script):
-            logits[self.engine.script[step]] = 9
+        logits = np.zeros((len(ids), self.engine.vocabulary), np.float32)
+        for row, step in zip(logits[::-1], range(self.length - self.first, -1, -1), strict=False):
+            if step < len(self.engine.script):
+                row[self.engine.script[step]] = 9
         return logits
+
+    def rewind(self, length: int) -> None:
+        self.length = min(self.length, length)
 
     def close(self) -> None:
         self.closed = True

@@ -32,14 +32,19 @@ class FakeModel:
     """What the commands use of LanguageModel."""
 
     loaded: list[tuple[Any, ...]]
+    caches: list[str]
     asked: list[tuple[Any, dict[str, Any]]]
     context = 200
 
     @classmethod
-    def load(cls, path: Path, threads: int | None = None, context: int | None = None) -> FakeModel:
+    def load(
+        cls, path: Path, threads: int | None = None, sequences: int = 4,
+        cache: str = "bfloat16",
+    ) -> FakeModel:  # fmt: skip
         if not path.suffix:
             raise FileNotFoundError(2, "No such file or directory", str(path))
-        cls.loaded.append((path.name, threads, context))
+        cls.caches.append(cache)
+        cls.loaded.append((path.name, threads, sequences))
         return cls()
 
     def __init__(self) -> None:
@@ -51,11 +56,14 @@ class FakeModel:
         self.asked.append((prompt if isinstance(prompt, str) else [*prompt], options))
         return generate(self.engine, self.tokenizer, prompt, **options)
 
+    def generate_many(self, prompts: Sequence[Any], **options: Any) -> list[Stream]:
+        return [self.generate(prompt, **options) for prompt in prompts]
+
 
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> type[FakeModel]:
     monkeypatch.setitem(vars(lowbit.lm), "LanguageModel", FakeModel)
-    FakeModel.loaded, FakeModel.asked = [], []
+    FakeModel.loaded, FakeModel.asked, FakeModel.caches = [], [], []
     return FakeModel
 
 
@@ -70,13 +78,13 @@ def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -
     assert "prompt: 33 tokens in " in done.stderr
     assert "tokens/s; text: 10 tokens in " in done.stderr
     assert done.stderr.endswith("tokens/s; ended by end\n")
-    assert model.loaded == [("a.gguf", 3, None)]
+    assert model.loaded == [("a.gguf", 3, 1)]
 
 
 def test_options_reach_the_model(model: type[FakeModel]) -> None:
     options = ("--max-tokens", "7", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8",
                "--min-p", "0.1", "--repeat-penalty", "1.1", "--seed", "4", "--stop", "a",
-               "--stop", "b")  # fmt: skip
+               "--stop", "b", "--speculate", "5")  # fmt: skip
     done = call("generate", "a.gguf", "-", "--system", "Be brief.", *options, typed="Hi\n")
     assert done.exit_code == 0, done.stderr
     prompt, given = model.asked[0]
@@ -84,8 +92,11 @@ def test_options_reach_the_model(model: type[FakeModel]) -> None:
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi\n"}
     ]  # fmt: skip
     sampling = lowbit.lm.Sampling(0.5, 9, 0.8, 0.1, 1.1, 4)
-    assert given == {"max_tokens": 7, "sampling": sampling, "stop": ["a", "b"], "raw": False}
-    assert call("generate", "a.gguf", "Once", "--raw").stdout == ANSWER + "\n"
+    assert given == {"max_tokens": 7, "sampling": sampling, "stop": ["a", "b"], "raw": False,
+                     "speculate": 5}  # fmt: skip
+    once = call("generate", "a.gguf", "Once", "--raw", "--cache", "int8")
+    assert once.stdout == ANSWER + "\n"
+    assert model.caches == ["bfloat16", "int8"]
     assert model.asked[1][0] == "Once"
     assert model.asked[1][1]["raw"]
 
@@ -100,6 +111,27 @@ def test_json_is_written_beside_the_text_or_alone(tmp_path: Path) -> None:
     assert found.keys() == alone.keys()
     assert alone["text"] == found["text"] == "Red, blue 😀."
     assert (found["reason"], found["prompt_tokens"]) == ("stop", 33)
+
+
+def test_several_prompts_are_answered_in_their_order(
+    tmp_path: Path, model: type[FakeModel]
+) -> None:
+    file = tmp_path / "texts.json"
+    arguments = ("generate", "a.gguf", "One", "Two", "-", "--sequences", "2", "--stop", "\nUser:")
+    done = call(*arguments, "--json", str(file), typed="Three")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "\n".join(["Red, blue 😀.\n"] * 3)
+    assert done.stderr.startswith("3 prompts: ")
+    assert model.loaded == [("a.gguf", None, 2)]
+    assert [prompt for prompt, _ in model.asked] == ["One", "Two", "Three"]
+    assert [one["reason"] for one in json.loads(file.read_text())] == ["stop"] * 3
+
+
+def test_what_was_guessed_is_told() -> None:
+    done = call("chat", "a.gguf", typed="Hi\nAnd?\n")
+    assert done.exit_code == 0
+    assert done.stdout == f"{ANSWER}\n" * 2  # the second one is in its prompt
+    assert " guesses right; ended by end" in done.stderr.splitlines()[1]
 
 
 @pytest.mark.parametrize(
@@ -138,11 +170,11 @@ def test_ctrl_c_ends_the_text_where_it_is(
 ) -> None:
     feed = FakeSequence.feed
 
-    def interrupted(self: FakeSequence, ids: Sequence[int]) -> np.ndarray:
+    def interrupted(self: FakeSequence, ids: Sequence[int], **options: bool) -> np.ndarray:
         if len(self.engine.fed) == 3:
             self.engine.fed.append([])
             raise KeyboardInterrupt
-        return feed(self, ids)
+        return feed(self, ids, **options)
 
     monkeypatch.setattr(FakeSequence, "feed", interrupted)
     file = tmp_path / "text.json"
@@ -152,7 +184,7 @@ def test_ctrl_c_ends_the_text_where_it_is(
     assert "text: 3 tokens" in done.stderr
     assert "ended by Ctrl-C" in done.stderr
     assert json.loads(file.read_text())["text"] == "Red, blue"
-    done = call("chat", "a.gguf", typed="Hi\nAnd?\n")
+    done = call("chat", "a.gguf", "--speculate", "0", typed="Hi\nAnd?\n")
     assert done.exit_code == 0
     assert done.stdout == "Red, blue\n" * 2
 
@@ -162,13 +194,13 @@ def test_a_signal_ends_a_process_with_what_it_has_made() -> None:
         "import signal, sys, time, lowbit.lm, test_generate_command as t\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
         "lowbit.lm.LanguageModel = t.FakeModel\n"
-        "t.FakeModel.loaded, t.FakeModel.asked = [], []\n"
+        "t.FakeModel.loaded, t.FakeModel.asked, t.FakeModel.caches = [], [], []\n"
         "feed = t.FakeSequence.feed\n"
-        "def slow(self, ids):\n"
+        "def slow(self, ids, **options):\n"
         "    if len(self.engine.fed) == 2:\n"
         "        print('\\n', file=sys.stderr, flush=True)\n"
         "        time.sleep(60)\n"
-        "    return feed(self, ids)\n"
+        "    return feed(self, ids, **options)\n"
         "t.FakeSequence.feed = slow\n"
         "sys.argv = ['lowbit', 'generate', 'a.gguf', 'Colours?']\n"
         "from lowbit.cli import main; main()\n"

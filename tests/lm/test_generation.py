@@ -16,6 +16,7 @@ from language_models import FakeEngine, FakeSequence, smollm2_metadata
 
 from lowbit.lm import Sampling, Tokenizer
 from lowbit.lm.generation import generate
+from lowbit.lm.speculation import PromptLookup
 
 TEXT = "I like 😀 and tea.\nUser: me too"
 
@@ -137,6 +138,57 @@ def test_sampling_sees_the_tokens_so_far(smollm: Tokenizer) -> None:
     assert first == second
 
 
+@pytest.mark.parametrize("speculate", [1, 3, 7])
+@pytest.mark.parametrize("stop", [(), "three. Four"])
+def test_a_text_that_repeats_is_guessed(smollm: Tokenizer, speculate: int, stop: Any) -> None:
+    text = "One two three. " * 6 + "Four five."
+    plain = generate(engine_for(smollm, text), smollm, "Hello", raw=True, stop=stop, speculate=0)
+    engine = engine_for(smollm, text)
+    stream = generate(engine, smollm, "Hello", raw=True, stop=stop, speculate=speculate)
+    assert "".join(stream) == "".join(plain)
+    assert (stream.reason, stream.text_tokens) == (plain.reason, plain.text_tokens)
+    assert plain.proposed_tokens == 0
+    assert 5 < stream.accepted_tokens < stream.proposed_tokens  # none of four and five
+    assert len(engine.fed) == plain.text_tokens + (stop == ()) - stream.accepted_tokens
+    assert stream.figures()["accepted_tokens"] == stream.accepted_tokens
+    assert max(map(len, engine.fed)) == 1 + speculate
+
+
+@pytest.mark.parametrize("count", range(18, 26))
+def test_guesses_end_with_the_text_and_the_context(smollm: Tokenizer, count: int) -> None:
+    text = "One two three. " * 9
+    ids = smollm.encode(text)
+    stream = generate(engine_for(smollm, text), smollm, "Hello", raw=True, max_tokens=count)
+    assert "".join(stream) == smollm.decode(ids[:count])
+    assert (stream.reason, stream.text_tokens) == ("length", count)
+    engine = engine_for(smollm, text, context=count)
+    stream = generate(engine, smollm, "Hello", raw=True)
+    assert "".join(stream) == smollm.decode(ids[:count])
+    assert (stream.reason, stream.text_tokens) == ("context", count)
+    assert stream.accepted_tokens
+
+
+def test_a_text_that_does_not_repeat_stops_guesses(smollm: Tokenizer) -> None:
+    """Every three tokens came before, and something else follows."""
+    prompt = [7, 8, 9, 1, 8, 9, 7, 2, 9, 7, 8, 3]
+    lookup = PromptLookup(7)
+    ids, guessed = [*prompt, 7, 8, 9], 0
+    for index in range(640):
+        if lookup.propose(ids, 99):
+            guessed += 1
+            lookup.count(7, 0)
+        ids.append(7 + index % 3)
+    assert guessed <= 2 + 640 // 128
+    assert PromptLookup(4).propose([1, 2, 3, 4, 1, 2, 3], 9) == [4, 1, 2, 3]
+    assert PromptLookup(7).propose([5, 5, 5, 5], 9) == [5] * 7
+    assert PromptLookup(7).propose([1, 2, 3, 4, 1, 2, 3], 2) == [4, 1]
+    assert PromptLookup(7).propose([1, 2, 3], 7) == []
+    assert PromptLookup(0).propose([5] * 9, 7) == []
+    for wrong in (-1, 8):
+        with pytest.raises(ValueError, match=f"speculate is {wrong}; it must be from 0 to 7"):
+            generate(engine_for(smollm), smollm, "Hello", speculate=wrong)
+
+
 def test_what_is_closed_or_let_go_gives_its_memory_back(smollm: Tokenizer) -> None:
     engine = engine_for(smollm)
     stream = generate(engine, smollm, "Hello", raw=True)
@@ -157,10 +209,10 @@ def test_an_interruption_leaves_the_engine_usable(
     engine = engine_for(smollm)
     feed = FakeSequence.feed
 
-    def interrupted(self: FakeSequence, ids: list[int]) -> np.ndarray:
+    def interrupted(self: FakeSequence, ids: list[int], **options: bool) -> np.ndarray:
         if len(engine.fed) == 3:
             raise KeyboardInterrupt
-        return feed(self, ids)
+        return feed(self, ids, **options)
 
     stream = generate(engine, smollm, "Hello", raw=True)
     monkeypatch.setattr(FakeSequence, "feed", interrupted)

@@ -42,8 +42,32 @@ WRITTEN: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write(path, folder, kind, more, config):
-    """The model of a folder as a GGUF file of float32."""
+def stacked(name, value, tensors):
+    """Experts as files have them today."""
+    tensors[name] = value
+
+
+def by_expert(name, value, tensors):
+    """A tensor for each, as in Mixtral's first files."""
+    if "_exps" not in name:
+        return stacked(name, value, tensors)
+    for expert, rows in enumerate(value):
+        tensors[name.replace("_exps", f".{expert}")] = rows
+    return None
+
+
+def fused(name, value, tensors):
+    """The gates of an expert above what they are multiplied with."""
+    if "_gate_exps" not in name and "_up_exps" not in name:
+        return stacked(name, value, tensors)
+    whole = re.sub("gate|up", "gate_up", name)
+    both = [*tensors.pop(whole, ()), value]  # the gate comes first
+    tensors[whole] = both if len(both) == 1 else np.concatenate(both, 1)
+    return None
+
+
+def write(path, folder, kind, more, config, layout=stacked, form=None):
+    """The model of a folder as a GGUF file: of float32, experts of a form if one is given."""
     checkpoint = FolderCheckpoint(folder)
     writer = gguf.GGUFWriter(path, kind)
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
@@ -61,6 +85,7 @@ def write(path, folder, kind, more, config):
     for key, value in given.items():
         add = {int: writer.add_uint32, str: writer.add_string, bool: writer.add_bool}
         add.get(type(value), writer.add_float32)(f"{kind}.{key}", value)
+    tensors = {}
     for name in sorted(checkpoint.names):
         wide = name.endswith(".weight") and "norm" not in name
         value: Any = checkpoint.matrix(name) if wide else checkpoint.vector(name)
@@ -71,7 +96,13 @@ def write(path, folder, kind, more, config):
             value = value.reshape(more["expert_count"], -1, value.shape[-1])
         if "inp_shexp" in name:
             value = value.reshape(-1)
-        writer.add_tensor(name, np.ascontiguousarray(value))
+        layout(name, value, tensors)
+    for name, value in tensors.items():
+        array = np.ascontiguousarray(value)
+        if form is not None and re.search(r"ffn_\w+(_exps|\.\d+)\.", name):
+            writer.add_tensor(name, gguf.quantize(array, form), raw_dtype=form)
+        else:
+            writer.add_tensor(name, array)
     for name in ("long", "short"):
         if factors := checkpoint.description.scaling.get(f"{name}_factor"):
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
@@ -91,3 +122,40 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     lm = LanguageModel.load(tmp_path / "model.gguf", cache="float32")
     # Norms are told an epsilon of float32.
     assert np.abs(lm.logits(ids) - want).max() <= 2e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("form", [None, gguf.GGMLQuantizationType.Q4_0])
+@pytest.mark.parametrize("layout", [by_expert, fused])
+def test_experts_are_read_however_they_are_stored(layout, form, tmp_path):
+    config = {"intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2}
+    random_model("mixtral", tmp_path, **config)
+    kind, more = WRITTEN["mixtral"]
+    rows = []
+    for name, way in (("stacked", stacked), ("other", layout)):
+        path = tmp_path / f"{name}.gguf"
+        write(path, tmp_path, kind, more, {**COMMON, **config}, way, form)
+        rows.append(LanguageModel.load(path, cache="float32").logits([5, 17, 123, 9]))
+    np.testing.assert_array_equal(*rows)
+
+
+def test_experts_that_are_missing_or_differ(tmp_path):
+    random_model("mixtral", tmp_path)
+    kind, more = WRITTEN["mixtral"]
+    path, config = tmp_path / "model.gguf", {**COMMON, **CASES["mixtral"][1]}
+
+    def without(name, value, tensors):
+        by_expert(name, value, tensors)
+        tensors.pop("blk.0.ffn_up.2.weight", None)
+
+    write(path, tmp_path, kind, more, config, without)
+    with pytest.raises(ValueError, match=r"blk\.0\.ffn_up_exps.*4 experts.*\[2\]"):
+        LanguageModel.load(path)
+
+    def mixed(name, value, tensors):
+        by_expert(name, value, tensors)
+        if (one := tensors.get("blk.0.ffn_up.2.weight")) is not None:
+            tensors["blk.0.ffn_up.2.weight"] = one.astype(np.float16)
+
+    write(path, tmp_path, kind, more, config, mixed)
+    with pytest.raises(NotImplementedError, match=r"ffn_up_exps.*F16 and F32"):
+        LanguageModel.load(path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from language_models import smollm2
 
-from lowbit.lm import LanguageModel
+from lowbit.lm import LanguageModel, Sampling
 
 PATH = smollm2()
 # "What is the capital of France?" in the model's template.
@@ -57,6 +57,16 @@ def test_eight_bits_of_activations_cost_little(lm):
     ]
     assert errors[0] < 0.04
     assert 2 * errors[0] < errors[1]
+
+
+def test_a_cache_of_bytes_costs_little(exact):
+    """In chunks and in steps."""
+    lm = LanguageModel.load(PATH, context=64, activations="float", cache="int8")
+    want = exact.logits(QUESTION)
+    made = lm.logits(QUESTION)
+    assert np.linalg.norm(made - want) / np.linalg.norm(want) < 0.02
+    with lm.sequence() as sequence:
+        assert greedy(sequence, sequence.feed(QUESTION), len(ANSWER)) == ANSWER
 
 
 def plain_logits(path, ids):
@@ -123,6 +133,50 @@ def test_what_begins_alike_is_not_computed_twice(exact):
         assert np.linalg.norm(made - want) / np.linalg.norm(want) < 1e-5
     with exact.sequence([7, 8, 9]) as sequence:
         assert not sequence.ids
+
+
+REPEAT = "Repeat: one two three four. one two three four. one two three four."
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.3, seed=4)])
+def test_guesses_do_not_change_the_text(exact, sampling):
+    plain, guessed = (
+        exact.generate(REPEAT, max_tokens=60, sampling=sampling, speculate=count)
+        for count in (0, 7)
+    )
+    assert "".join(plain) == "".join(guessed)
+    assert guessed.accepted_tokens > 0
+
+
+def test_the_same_seed_draws_the_same_text(lm):
+    """Also of a prompt that is known, and in another model of the file."""
+    sampling, other = Sampling(temperature=1.5, seed=4), LanguageModel.load(PATH, context=128)
+    texts = ["".join(one.generate(REPEAT, max_tokens=30, sampling=sampling))
+             for one in (lm, lm, other, lm)]  # fmt: skip
+    assert texts == texts[:1] * 4
+    changed = Sampling(temperature=1.5, seed=5)
+    assert "".join(lm.generate(REPEAT, max_tokens=30, sampling=changed)) != texts[0]
+
+
+def test_logits_of_a_prompt_do_not_depend_on_what_was_known(lm):
+    rows = []
+    for cut in (0, 5, len(QUESTION) - 1):
+        with lm.sequence() as sequence:
+            if cut:
+                sequence.feed(QUESTION[:cut], prompt=True)
+            rows.append(sequence.feed(QUESTION[cut:], prompt=True))
+            sequence.rewind(0)
+    np.testing.assert_array_equal(rows, rows[:1] * 3)
+
+
+def test_rows_are_the_logits_of_each_token(exact):
+    want = exact.logits(QUESTION)
+    with exact.sequence() as sequence:
+        sequence.feed(QUESTION[:9])
+        for count in (1, 5, 7):
+            made = sequence.rows(QUESTION[9 : 9 + count])
+            assert np.linalg.norm(made - want[9 : 9 + count]) < 1e-5 * np.linalg.norm(made)
+            sequence.rewind(9)
 
 
 def test_threads_that_generate_at_once(lm):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="A GGUF file, or a folder of Hugging Face's.", show_default=False
+        metavar="MODEL",
+        help="A GGUF file, or a folder of Hugging Face's or lowbit's.",
+        show_default=False,
     ),
 ]
 System = Annotated[
@@ -40,17 +44,33 @@ RepeatPenalty = Annotated[
     float, typer.Option(help="Above 1, the last 64 tokens become less likely.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")]
+Cache = Annotated[
+    str, typer.Option(help="How keys and values are kept: bfloat16, float32 or int8.")
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
 ]
+Speculate = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, max=7,
+        help="Guess so many tokens at once where the last ones came before; 0: none.",
+    ),
+]  # fmt: skip
 
 
 @command("generate", example="generate model.gguf 'Name three colours.' --max-tokens 64")
 def generate(
     model: Model,
-    prompt: Annotated[
-        str, typer.Argument(help="What the user says; -: read from stdin.", show_default=False)
+    prompts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROMPT...",
+            help="What the user says; -: read from stdin. Several are answered "
+            "together, each by itself.",
+            show_default=False,
+        ),
     ],
     system: System = None,
     raw: Annotated[
@@ -64,30 +84,43 @@ def generate(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
+    cache: Cache = "bfloat16",
+    speculate: Speculate = 7,
+    sequences: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
+    ] = 32,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
     """Let a language model answer, or go on with a text.
 
     The text comes on stdout while it is made, tokens per second on stderr at its end. Ctrl-C ends
-    it where it is.
+    it where it is. Texts of several prompts come in their order, with an empty line between them;
+    tokens are not guessed there.
     """
     from lowbit.lm import LanguageModel, Sampling
 
     if raw and system is not None:
         raise ValueError("--raw takes a text as it is; it has no place for --system")
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    said = text if system is None else [_message("system", system), _message("user", text)]
+    said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
     with opened(json_file) as file:
-        lm = LanguageModel.load(model, threads=threads)
-        stream = lm.generate(
-            said, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw
+        lm = LanguageModel.load(
+            model, threads=threads, cache=cache, sequences=min(sequences, len(said))
         )
-        text, finished = _shown(stream, json_file != "-")
+        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
+                                   "stop": stop or (), "raw": raw}  # fmt: skip
+        if len(said) == 1:
+            streams = [lm.generate(said[0], speculate=speculate, **options)]
+        else:
+            streams = lm.generate_many(said, **options)
+        begin = perf_counter()
+        texts, finished = _all_shown(streams, json_file != "-")
+        seconds = perf_counter() - begin
         if file is not None:
-            file.write(json.dumps({"text": text, **stream.figures()}, indent=1) + "\n")
-    _tell_speeds(stream)
+            found = [{"text": text, **one.figures()} for text, one in zip(texts, streams)]  # noqa: B905
+            file.write(json.dumps(found if len(said) > 1 else found[0], indent=1) + "\n")
+    _tell_total(streams, seconds)
     if not finished:
         raise typer.Exit(130)  # as shells tell of SIGINT
 
@@ -104,6 +137,8 @@ def chat(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
+    cache: Cache = "bfloat16",
+    speculate: Speculate = 7,
     threads: Threads = None,
 ) -> None:
     """Talk with a language model, a line at a time.
@@ -116,7 +151,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  (lines can be edited)
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    lm = LanguageModel.load(model, threads=threads)
+    lm = LanguageModel.load(model, threads=threads, cache=cache)
     messages = [] if system is None else [_message("system", system)]
     while True:
         try:
@@ -126,9 +161,15 @@ def chat(
         if not said.strip():
             continue
         messages.append(_message("user", said))
-        stream = lm.generate(messages, max_tokens=max_tokens, sampling=sampling, stop=stop or ())
+        stream = lm.generate(
+            messages, max_tokens=max_tokens, sampling=sampling, stop=stop or (), speculate=speculate
+        )
         messages.append(_message("assistant", _shown(stream)[0]))
         _tell_speeds(stream)
+
+
+def _said(text: str, system: str | None) -> str | list[dict[str, str]]:
+    return text if system is None else [_message("system", system), _message("user", text)]
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -151,6 +192,32 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
     return "".join(pieces), finished
 
 
+def _all_shown(streams: Sequence[Stream], shown: bool) -> tuple[list[str], bool]:
+    """The texts, as `_shown`, up to where somebody interrupted."""
+    texts: list[str] = []
+    for stream in streams:
+        if texts and shown:
+            print()
+        text, finished = _shown(stream, shown)
+        texts.append(text)
+        if not finished:
+            return texts, False
+    return texts, True
+
+
+def _tell_total(streams: Sequence[Stream], seconds: float) -> None:
+    if len(streams) == 1:
+        _tell_speeds(streams[0])
+        return
+    prompt, text = (sum(getattr(one, f"{part}_tokens") for one in streams)
+                    for part in ("prompt", "text"))  # fmt: skip
+    print(
+        f"{len(streams)} prompts: {prompt:,} tokens; texts: {text:,} tokens in {seconds:.2f} s in "
+        f"all, {text / seconds:,.1f} tokens/s",
+        file=sys.stderr,
+    )
+
+
 def _tell_speeds(stream: Stream) -> None:
     figures = stream.figures()
     known = f", {figures['known_tokens']:,} of them known," if figures["known_tokens"] else ""
@@ -159,4 +226,6 @@ def _tell_speeds(stream: Stream) -> None:
         f"{figures[f'{name}_seconds']:.2f} s, {figures[f'{name}_tokens_per_second']:,.1f} tokens/s"
         for name in ("prompt", "text")
     )
+    guessed = f"{figures['accepted_tokens']:,} of {figures['proposed_tokens']:,} guesses right"
+    parts = (*parts, *[guessed] * bool(figures["proposed_tokens"]))
     print("; ".join((*parts, f"ended by {stream.reason or 'Ctrl-C'}")), file=sys.stderr)

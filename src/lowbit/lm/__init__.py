@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lowbit.lm.batch import Batch
 from lowbit.lm.generation import Stream
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
@@ -12,7 +13,7 @@ from lowbit.registry.locks import importing
 if TYPE_CHECKING:
     from lowbit.lm.model import LanguageModel
 
-__all__ = ["LanguageModel", "Sampling", "Stream", "Tokenizer"]
+__all__ = ["Batch", "LanguageModel", "Sampling", "Stream", "Tokenizer"]
 
 
 def __getattr__(name: str) -> Any:

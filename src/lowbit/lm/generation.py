@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from lowbit.lm.sampling import Sampler, Sampling
+from lowbit.lm.speculation import MOST, PromptLookup
 from lowbit.lm.stops import Stops
 from lowbit.lm.tokenizer import Tokenizer
 
@@ -20,13 +21,17 @@ Prompt = str | Sequence[Mapping[str, Any]]
 class EngineSequence(Protocol):
     """Tokens that an engine has been fed, `length` of them, and their keys and values.
 
-    feed: gives the logits behind the last of some tokens, which follow the earlier: float32 [V].
-    close: gives its memory back.
+    feed: gives the logits behind the last of some tokens, which follow the earlier: float32 [V];
+    prompt: they are the same however many of a prompt's tokens were known. rows: gives those behind
+    each of at most 8 tokens: float32 [tokens, V]. rewind: forgets what is behind the first `length`
+    tokens. close: gives its memory back.
     """
 
     @property
     def length(self) -> int: ...
-    def feed(self, ids: Sequence[int]) -> np.ndarray: ...
+    def feed(self, ids: Sequence[int], *, prompt: bool = False) -> np.ndarray: ...
+    def rows(self, ids: Sequence[int]) -> np.ndarray: ...
+    def rewind(self, length: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -47,7 +52,8 @@ class Stream(Iterator[str]):
     """The text that a model makes, in pieces, as they become certain.
 
     prompt_tokens, text_tokens: how many tokens went in and came out. known_tokens: those of the
-    prompt that the engine knew from before. prompt_seconds, text_seconds: how long the model took;
+    prompt that the engine knew from before. proposed_tokens, accepted_tokens: how many were
+    guessed, and rightly. prompt_seconds, text_seconds: how long the model took;
     what the caller does between two pieces does not count. reason: why it ended: "end" (the model
     has no more to say), "stop" (a stop string), "length" (max_tokens), "context" (no more tokens
     fit); "" before that, or if it was closed.
@@ -57,7 +63,7 @@ class Stream(Iterator[str]):
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer, ids: Sequence[int], max_tokens: int,
-        sampling: Sampling, stop: str | Iterable[str],
+        sampling: Sampling, stop: str | Iterable[str], speculate: int = 0,
     ) -> None:  # fmt: skip
         """As `generate` makes it. ids: the prompt's tokens."""
         if not ids:
@@ -67,12 +73,13 @@ class Stream(Iterator[str]):
             raise ValueError(told)
         if max_tokens < 0:
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
-        self.prompt_tokens, self.known_tokens, self.text_tokens, self._steps = len(ids), 0, 0, 0
+        self.prompt_tokens, self.known_tokens, self.text_tokens, self._steps = len(ids), 0, 0, -1
         self.prompt_seconds, self.text_seconds, self._seconds = 0.0, 0.0, 0.0
         self.reason = ""
         self._engine, self._ids, self._max_tokens = engine, list(ids), max_tokens
         self._sampler, self._ends = Sampler(sampling), tokenizer.ends
         self._text, self._stops = tokenizer.stream(), Stops(stop)
+        self._lookup = PromptLookup(speculate)
         self._pieces = self._run()
 
     def __next__(self) -> str:
@@ -87,16 +94,25 @@ class Stream(Iterator[str]):
         """End it here; its memory is given back, as it is when it has come to its end."""
         self._pieces.close()
 
+    @property
+    def proposed_tokens(self) -> int:
+        return self._lookup.proposed
+
+    @property
+    def accepted_tokens(self) -> int:
+        return self._lookup.accepted
+
     def figures(self) -> dict[str, Any]:
         """All fields, and tokens per second. The first token of the text comes with the prompt:
         the text's speed is that of the steps behind it."""
         names = (
-            "prompt_tokens", "known_tokens", "prompt_seconds", "text_tokens", "text_seconds",
-            "reason",
+            "prompt_tokens", "known_tokens", "prompt_seconds", "text_tokens", "proposed_tokens",
+            "accepted_tokens", "text_seconds", "reason",
         )  # fmt: skip
         steps = {"prompt": self.prompt_tokens - self.known_tokens, "text": self._steps}
         speeds = {
-            f"{part}_tokens_per_second": count / (getattr(self, f"{part}_seconds") or math.inf)
+            f"{part}_tokens_per_second": max(count, 0)
+            / (getattr(self, f"{part}_seconds") or math.inf)
             for part, count in steps.items()
         }
         return {name: getattr(self, name) for name in names} | speeds
@@ -110,24 +126,44 @@ class Stream(Iterator[str]):
         try:
             self.known_tokens = sequence.length
             try:
-                logits = sequence.feed(self._ids[self.known_tokens :])
+                rows = sequence.feed(self._ids[self.known_tokens :], prompt=True)[None]
             finally:
                 self.prompt_seconds = perf_counter() - begin
+            proposed: list[int] = []
             while True:
-                piece = self._next(logits)
-                if piece:
-                    yield piece
-                if not self.reason and sequence.length >= self._engine.context:
+                yield from self._accepted(rows, proposed)
+                if not self.reason and len(self._ids) > self._engine.context:
                     self.reason = "context"
                 if self.reason:
                     break
-                logits = sequence.feed(self._ids[-1:])
-                self._steps += 1
-            held = self._stops.add(self._text.rest())[0] + self._stops.rest()
-            if held and self.reason != "stop":
+                sequence.rewind(len(self._ids) - 1)
+                proposed = self._lookup.propose(self._ids, self._room)
+                fed = [self._ids[-1], *proposed]
+                rows = sequence.rows(fed) if proposed else sequence.feed(fed)[None]
+            if held := self._rest():
                 yield held
         finally:
             sequence.close()
+
+    @property
+    def _room(self) -> int:
+        """How many tokens may be fed behind the last one, where each of them leads to another."""
+        rest = self._engine.context - len(self._ids)
+        return min(rest, self._max_tokens - self.text_tokens - 1)
+
+    def _accepted(self, rows: np.ndarray, proposed: Sequence[int]) -> Generator[str]:
+        """Choose tokens while they are what was proposed, and the one behind: what can be shown.
+        Each is chosen as it would be alone, so proposals change nothing but the time."""
+        right = 0
+        for index, logits in enumerate(rows):
+            piece = self._next(logits)
+            self._steps += 1
+            right = index
+            if piece:
+                yield piece
+            if self.reason or index == len(proposed) or self._ids[-1] != proposed[index]:
+                break
+        self._lookup.count(len(proposed), right)
 
     def _next(self, logits: np.ndarray) -> str:
         """Choose a token; what can be shown with it."""
@@ -144,22 +180,30 @@ class Stream(Iterator[str]):
             self.reason = "length"
         return piece
 
+    def _rest(self) -> str:
+        """What was held back, where nothing follows."""
+        held = self._stops.add(self._text.rest())[0] + self._stops.rest()
+        return "" if self.reason == "stop" else held
+
 
 def generate(
     engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int = 512,
     sampling: Sampling | None = None, stop: str | Iterable[str] = (), raw: bool = False,
+    speculate: int = MOST,
 ) -> Stream:  # fmt: skip
     """The text that follows a prompt.
 
     prompt: a conversation, or a text: what a user says, or where the model has no chat template, or
     with `raw`, a text to go on with. max_tokens: of the text. sampling: greedy by default. stop:
-    strings that end the text, and are not given.
+    strings that end the text, and are not given. speculate: how many tokens are guessed at once, 0
+    to 7, where the last ones came before; they are computed together, and stay if they would have
+    been chosen.
 
     ValueError: the prompt is longer than the context, or empty; max_tokens is negative; a stop
-    string is empty; the chat template refuses the conversation.
+    string is empty; speculate is out of its range; the chat template refuses the conversation.
     """
     ids = prompt_ids(tokenizer, prompt, raw=raw)
-    return Stream(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop)
+    return Stream(engine, tokenizer, ids, max_tokens, sampling or Sampling(), stop, speculate)
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> list[int]:
@@ -171,4 +215,6 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> li
         prompt = [{"role": "user", "content": prompt}]
     if raw:
         raise ValueError("raw takes a text, not messages")
+    if not len(prompt):
+        raise ValueError("the conversation has no messages")
     return tokenizer.encode(tokenizer.chat(prompt), special=False)

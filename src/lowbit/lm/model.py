@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from types import TracebackType
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy.typing as npt
 
 from lowbit.graph.lower import dtype_of
 from lowbit.graph.session import Session
+from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
+from lowbit.lm.speculation import MOST
 from lowbit.lm.tokenizer import Tokenizer
 from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
@@ -24,7 +27,7 @@ Logits = npt.NDArray[np.float32]
 _CONTEXT = 4096  # positions, unless more are asked for
 # Rows of a prompt that run together. What is left is filled up to one of these.
 _ROWS = (8, 32, 128, 512)
-_CACHES = ("float32", "bfloat16")
+_CACHES = ("float32", "bfloat16", "int8")
 
 
 class LanguageModel:
@@ -73,7 +76,8 @@ class LanguageModel:
           integers have it; "float": as good as float32.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
           a WeightFormat; None: they stay float32.
-        - cache: of keys and values, "bfloat16" or "float32".
+        - cache: of keys and values, "bfloat16", "float32", or "int8" with a scale for each head
+          and token.
 
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.
@@ -108,13 +112,43 @@ class LanguageModel:
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
-        stop: str | Iterable[str] = (), raw: bool = False,
+        stop: str | Iterable[str] = (), raw: bool = False, speculate: int = MOST,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
         return generate(
             self, self.tokenizer, prompt, max_tokens=max_tokens, sampling=sampling, stop=stop,
-            raw=raw,
+            raw=raw, speculate=speculate,
         )  # fmt: skip
+
+    def batch(self) -> Batch:
+        """What answers prompts together, which join and leave at any time."""
+        return Batch(self)
+
+    def generate_many(
+        self, prompts: Iterable[Prompt], *, max_tokens: int = 512,
+        sampling: Sampling | Sequence[Sampling] | None = None, stop: str | Iterable[str] = (),
+        raw: bool = False,
+    ) -> list[Stream]:  # fmt: skip
+        """The texts that follow prompts, as streams of one `batch`: reading one moves all on.
+
+        sampling: of all, each with random numbers of its own from the same seed, or one for each
+        prompt. The rest is as in `generate`. ValueError: as there, with the prompt's index.
+        TypeError: a single text."""
+        if isinstance(prompts, str):
+            raise TypeError("prompts are several, in a list; generate takes one")
+        prompts, stop = list(prompts), (stop,) if isinstance(stop, str) else tuple(stop)
+        ways = [sampling] * len(prompts) if not isinstance(sampling, Sequence) else sampling
+        if len(ways) != len(prompts):
+            raise ValueError(f"there are {len(prompts)} prompts, and sampling for {len(ways)}")
+        batch, streams = self.batch(), list[Stream]()
+        for index, (prompt, way) in enumerate(zip(prompts, ways, strict=True)):
+            try:
+                streams.append(
+                    batch.add(prompt, max_tokens=max_tokens, sampling=way, stop=stop, raw=raw)
+                )
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}") from error
+        return streams
 
     def sequence(self, ids: Sequence[int] = ()) -> TokenSequence:
         """A new sequence; of those that ended, one that began like `ids` lends what it knows.
@@ -161,13 +195,17 @@ class LanguageModel:
             raise ValueError(f"{len(sequences)} different sequences and as many ids are expected")
         for one in sequences:
             one.check(1)
-        x = self._embedded(ids)
-        positions = np.array([one.length for one in sequences], np.int64)
-        slots = np.array([one.slot for one in sequences], np.int64)
-        x = self._step(x, positions, self._cache, slots)
+        # The last one again, which writes the same to the same place: each number of rows takes a
+        # plan, which takes longer to make than some steps.
+        extra = -len(ids) % 4 if len(ids) > 8 else 0
+        rows = [*sequences, *[*sequences[-1:]] * extra]
+        x = self._embedded([*ids, *[*ids[-1:]] * extra])
+        positions = np.array([one.length for one in rows], np.int64)
+        slots = np.array([one.slot for one in rows], np.int64)
+        logits = self._step(x, positions, self._cache, slots)
         for one, token in zip(sequences, ids, strict=True):
             one.ids.append(token)
-        return self._head_of(x)
+        return self._capped(logits)[: len(ids)]
 
     def _embedded(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         wrong = [one for one in ids if not 0 <= one < self.vocabulary]
@@ -177,10 +215,11 @@ class LanguageModel:
         return rows * np.float32(self.description.embedding_scale)
 
     def _head_of(self, hidden: npt.NDArray[np.float32]) -> Logits:
-        logits = self._head(hidden)
-        if cap := self.description.logit_cap:
-            logits = cap * np.tanh(logits / cap)
-        return logits
+        return self._capped(self._head(hidden))
+
+    def _capped(self, logits: Logits) -> Logits:
+        cap = np.float32(self.description.logit_cap)
+        return cap * np.tanh(logits / cap) if cap else logits
 
 
 class TokenSequence:
@@ -190,19 +229,26 @@ class TokenSequence:
     """
 
     def __init__(self, model: LanguageModel, slot: int, ids: list[int]) -> None:
-        self._model, self.slot, self.ids = model, slot, ids
+        self._model, self.slot, self.ids, self._closed = model, slot, ids, False
 
     @property
     def length(self) -> int:
         return len(self.ids)
 
-    def feed(self, ids: Sequence[int]) -> Logits:
+    def feed(self, ids: Sequence[int], *, prompt: bool = False) -> Logits:
         """Add tokens: the logits of what comes next, float32 [vocabulary].
 
+        prompt: a token that comes alone is computed as those of a prompt are, in a chunk: logits
+        are the same, to the bit, however many tokens before it were known.
         ValueError: none, more than the context has room for, or an unknown one."""
-        if len(ids) == 1:
+        if len(ids) == 1 and not prompt:
             return self._model.step([self], ids)[0]
         return self._model._head_of(self.hidden(ids, last=True))[0]
+
+    def rows(self, ids: Sequence[int]) -> Logits:
+        """Add 8 tokens or fewer: the logits behind each, float32 [tokens, vocabulary]."""
+        x = self.hidden(ids)
+        return self._model._head_of(_filled(x, _ROWS[0]))[: len(ids)]
 
     def hidden(self, ids: Sequence[int], last: bool = False) -> npt.NDArray[np.float32]:
         """Add tokens: what the head reads, of each or of the last, float32 [tokens, width]."""
@@ -210,19 +256,24 @@ class TokenSequence:
         self.check(len(ids))
         x = model._embedded(ids)
         cache = model._cache[self.slot : self.slot + 1]
-        for first, rows in _chunks(len(ids)):
-            part = x[first : first + rows]
-            count = len(part)
-            if count < rows:
-                part = np.concatenate([part, np.zeros((rows - count, x.shape[1]), np.float32)])
+        first = 0
+        for rows in _chunks(len(ids)):
+            count = min(rows, len(ids) - first)
             positions = np.arange(self.length, self.length + rows)
-            y = model._chunk(part, positions, cache)[:count]
+            y = model._chunk(_filled(x[first : first + rows], rows), positions, cache)[:count]
             self.ids.extend(ids[first : first + count])
+            first += count
             made.append(y[-1:] if last else y)
         return made[-1] if last else np.concatenate(made)
 
+    def rewind(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        del self.ids[length:]
+
     def check(self, count: int) -> None:
-        """ValueError: no tokens, or no room for so many more."""
+        """ValueError: no tokens, no room for so many more, or the sequence is closed."""
+        if self._closed:
+            raise ValueError("the sequence is closed")
         if not count:
             raise ValueError("no tokens are given")
         if self.length + count > self._model.context:
@@ -232,12 +283,13 @@ class TokenSequence:
             )
 
     def close(self) -> None:
-        """Give its place to others."""
-        model = self._model
-        with model._lock:
-            if self.slot not in model._free:
-                model._known[self.slot] = self.ids
-                model._free.append(self.slot)
+        """Give its place to others. Without a lock: the collector may call it while one is held."""
+        if not self._closed:
+            self._closed = True
+            self._model._known[self.slot] = self.ids
+            self._model._free.append(self.slot)
+
+    __del__ = close
 
     def __enter__(self) -> TokenSequence:
         return self
@@ -249,14 +301,22 @@ class TokenSequence:
         self.close()
 
 
-def _chunks(count: int) -> list[tuple[int, int]]:
-    """Where chunks of so many tokens begin, and how many rows they have."""
-    made, first = [], 0
-    while first < count:
-        rows = next((one for one in _ROWS if one >= count - first), _ROWS[-1])
-        made.append((first, rows))
-        first += rows
-    return made
+def _filled(x: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:
+    """So many rows, with zeros behind what there is: each number of rows would take a plan."""
+    if len(x) == rows:
+        return x
+    return np.concatenate([x, np.zeros((rows - len(x), x.shape[1]), np.float32)])
+
+
+@cache
+def _chunks(count: int) -> tuple[int, ...]:
+    """The rows of the chunks of so many tokens: the fewest, where a chunk's weights, which are read
+    once, count as much as 12 rows; that is what they take on the machines that were measured."""
+    if count <= 0:
+        return ()
+    rows = [_ROWS[-1]] if count > _ROWS[-1] else reversed(_ROWS)
+    cuts = [(size, *_chunks(count - size)) for size in rows]
+    return min(cuts, key=lambda cut: sum(cut) + 12 * len(cut))
 
 
 def _common(known: Sequence[int], ids: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
 from lowbit.numerics.methods import QuantizedWeight
@@ -28,13 +29,15 @@ class Weights:
     - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
-    - constants: by name, for all graphs.
+    - constants: by name, for all graphs. quantized: weights to be taken in place of the
+      checkpoint's, by name.
     """
 
     checkpoint: Checkpoint
     activations: str
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
+    quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -54,7 +57,8 @@ class Weights:
         multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
         parts = [
-            ([stem], self.checkpoint.matrix(name)) for stem, name in zip(stems, names, strict=True)
+            ([stem], self.quantized.get(name) or self.checkpoint.matrix(name))
+            for stem, name in zip(stems, names, strict=True)
         ]
         depths = [(w.weight if isinstance(w, QuantizedWeight) else w).shape[1] for _, w in parts]
         if len(set(depths)) > 1:
@@ -105,9 +109,9 @@ class Networks:
     """The graphs of a model, which share their constants.
 
     chunk: inputs x [rows, width], positions [rows], cache [1, layers, 2, key heads, capacity,
-    head_dim]; output y [rows, width]. step: the same with a cache of several slots, and slots
-    [rows], of which each row belongs to another. head: x [rows, width] to logits [rows,
-    vocabulary].
+    head_dim], of int8 with a scale behind each row; output y [rows, width]. head: x [rows, width]
+    to logits [rows, vocabulary]. step: both, with a cache of several slots, and slots [rows], of
+    which each row belongs to another.
     """
 
     def __init__(
@@ -115,19 +119,39 @@ class Networks:
         capacity: int,
     ) -> None:  # fmt: skip
         d = description
-        frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
-        weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
-        if d.straight:
-            weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
-        if d.local_base:
-            local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
-            weights.constants["local rotation"] = rotation_table(capacity, local)
+        _rotations(d, weights, context, capacity)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
-        sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
-        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
-        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))
-        self.head = _head(d, weights)
+        row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
+        sizes = d.layers, 2, d.key_heads, capacity, row
+        head = _Head(d, weights)
+        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), (), None)
+        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",), head)
+        self.head = _body(d, weights, [], None, (), head)
+
+
+def layer_graph(
+    d: Description, weights: Weights, number: int, capacity: int
+) -> tuple[Graph, dict[str, str]]:
+    """A layer by itself, over a sequence of up to so many rows: its graph, with inputs and output
+    as a chunk's, and of each product with matrices the input, by the weight's name."""
+    _rotations(d, weights, capacity, capacity)
+    cache = Tensor("float32", (1, d.layers, 2, d.key_heads, capacity, d.head_dim))
+    graph = _body(d, weights, [_Layer(d, weights, number)], cache, (), None)
+    products = (node for node in graph.nodes if node.op in ("Linear", "RoutedLinear"))
+    of = {node.inputs[1]: node.inputs[0] for node in products}
+    return graph, {name: x for name, x in of.items() if not name.endswith(".weight")}
+
+
+def _rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
+    """The tables of positions' cosines and sines."""
+    frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
+    weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
+    if d.straight:
+        weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
+    if d.local_base:
+        local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
+        weights.constants["local rotation"] = rotation_table(capacity, local)
 
 
 def _divisors(d: Description, weights: Weights, context: int) -> Any:
@@ -173,43 +197,37 @@ class _Gated:
     def __init__(
         self, d: Description, weights: Weights, at: str, kind: str = "", experts: int = 1
     ) -> None:
-        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else ["up"]
+        fused = "gate_up" if weights.has(f"{at}.ffn_gate_up{kind}.weight") else "up"
+        parts = ["gate", "up"] if weights.has(f"{at}.ffn_gate{kind}.weight") else [fused]
         self.up = weights.matrices([f"{at}.ffn_{part}{kind}" for part in parts], experts=experts)
         self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
 
 
+class _Head:
+    """The constants of what makes logits."""
+
+    def __init__(self, d: Description, weights: Weights) -> None:
+        self.norm = weights.vector("output_norm.weight")
+        stem = "output" if weights.has("output.weight") else "token_embd"
+        self.linear = weights.matrices([stem], d.logit_scale)[0]
+
+
 def _body(
-    d: Description,
-    weights: Weights,
-    layers: Sequence[_Layer],
-    cache: Tensor,
-    slots: tuple[str, ...],
-) -> Graph:
+    d: Description, weights: Weights, layers: Sequence[_Layer], cache: Tensor | None,
+    slots: tuple[str, ...], head: _Head | None,
+) -> Graph:  # fmt: skip
     nodes = _Nodes(d, weights)
     x = "x"
     for layer in layers:
         x = nodes.layer(layer, x, slots)
-    rows = ("rows",)
-    tensors = {"x": Tensor("float32", ("rows", d.width)), "positions": Tensor("int64", rows),
-               "cache": cache, "slots": Tensor("int64", rows)}  # fmt: skip
-    inputs = ("x", "positions", "cache", *slots)
-    return _graph(nodes, weights, inputs, x, tensors, d.architecture)
-
-
-def _head(d: Description, weights: Weights) -> Graph:
-    nodes = _Nodes(d, weights)
-    x = nodes.norm("x", weights.vector("output_norm.weight"))
-    stem = "output" if weights.has("output.weight") else "token_embd"
-    x = nodes.linear(x, *weights.matrices([stem], d.logit_scale)[0])
-    tensors = {"x": Tensor("float32", ("rows", d.width))}
-    return _graph(nodes, weights, ("x",), x, tensors, f"{d.architecture} head")
-
-
-def _graph(
-    nodes: _Nodes, weights: Weights, inputs: tuple[str, ...], output: str,
-    tensors: Mapping[str, Tensor], name: str,
-) -> Graph:  # fmt: skip
-    graph = Graph(inputs, (output,), tuple(nodes.made), weights.constants, tensors, name)
+    if head is not None:
+        x = nodes.linear(nodes.norm(x, head.norm), *head.linear)
+    tensors, inputs = {"x": Tensor("float32", ("rows", d.width))}, ("x",)
+    if cache is not None:
+        positions = Tensor("int64", ("rows",))
+        tensors |= {"positions": positions, "cache": cache, "slots": positions}
+        inputs = ("x", "positions", "cache", *slots)
+    graph = Graph(inputs, (x,), tuple(nodes.made), weights.constants, tensors, d.architecture)
     return graph.replaced()  # without constants of others
 
 

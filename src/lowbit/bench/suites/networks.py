@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,16 +14,17 @@ import numpy as np
 from rich.console import RenderableType
 
 from lowbit.bench.core import table
-from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, RemoteCall
 from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.remote import Remote, RemoteError, run_remote
 from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.models.model import classified, models
+from lowbit.bench.networks import serve
 from lowbit.bench.networks.engine import REFERENCE, Engine, Work, engines
-from lowbit.bench.networks.prepare import Facts, Task
+from lowbit.bench.networks.prepare import Facts, Task, prepare_quietly
 from lowbit.bench.networks.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
@@ -44,7 +44,7 @@ class Processes(Cpu):
     alone = False  # each engine has a process already
 
     def __init__(self) -> None:
-        self.running: dict[str, Apart] = {}
+        self.running: dict[str, Remote] = {}
         self.refused: dict[str, str] = {}
         self.details: dict[str, str] = {}
 
@@ -56,14 +56,13 @@ class Processes(Cpu):
     def start(self, several: Sequence[Engine], work: Work) -> None:
         """A process for each engine, in place of all before; returns when none has more to do."""
         self.tidy()
-        text, threads = json.dumps(asdict(work)), str(work.threads)
         for one in several:
-            module = "lowbit.bench.networks.serve"
-            self.running[one.name] = Apart(module, one.name, text, OMP_NUM_THREADS=threads)
+            process = Remote(serve.serve, one.name, work, OMP_NUM_THREADS=str(work.threads))
+            self.running[one.name] = process
         for name, process in list(self.running.items()):
             try:
-                self.details[name] = process.answer(_OPEN_SECONDS)["detail"]
-            except RuntimeError as error:
+                self.details[name] = process.answer(_OPEN_SECONDS)
+            except RemoteError as error:
                 self.refused[name] = str(error)
                 self.running.pop(name).close()
 
@@ -99,7 +98,7 @@ class Network(Problem):
     def bytes(self) -> int:
         return self.facts.float_bytes
 
-    def process(self, name: str, threads: int) -> Apart:
+    def process(self, name: str, threads: int) -> Remote:
         """An engine's; the first that is asked for starts all. RuntimeError: it cannot run."""
         if threads != self.threads:
             batch = self.case.sizes["batch"]
@@ -128,15 +127,11 @@ class Timed(Implementation):
                 raise RuntimeError(problem.facts.missing[name])
         process = problem.process(self.name, threads)
         self.remark = problem.clock.details[self.name]
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "outputs.npy")
-            process.ask({"outputs": str(path)}, _ANSWER_SECONDS)
-            made = np.load(path)
-        extra = process.ask({"measure": True}, _ANSWER_SECONDS)
+        made = process.ask(serve.OUTPUTS, _ANSWER_SECONDS)
+        extra = process.ask(serve.MEASURE, _ANSWER_SECONDS)
         if made.shape == problem.ideal.shape:
             extra |= _agreement(made, problem.ideal)
-        asked = {"time": True}
-        call = RemoteCall(lambda: process.ask(asked, _ANSWER_SECONDS)["seconds"])
+        call = RemoteCall(lambda: process.ask(serve.SECONDS, _ANSWER_SECONDS))
         return Ready(call, read=lambda _: made, extra=extra)
 
 
@@ -237,11 +232,7 @@ class Networks(Suite):
         files = {file for one in self._engines if not one.unavailable() for file in one.files}
         samples = max(_SAMPLES, *self.batches)
         task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
-        process = Apart("lowbit.bench.networks.prepare", json.dumps(asdict(task)))
-        try:
-            return folder, Facts(**process.answer(_PREPARE_SECONDS))
-        finally:
-            process.close()
+        return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
 
     @cached_property
     def _engines(self) -> list[Engine]:

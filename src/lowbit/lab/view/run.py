@@ -7,14 +7,14 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject
 from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
-from lowbit.lab.view.data import view_data
-from lowbit.lab.view.trace import trace_of
+from lowbit.lab.view.trace import trace_of, view_data
 from lowbit.spec import FILLS, Block, Case, Operation, Sizes
 
 # A view: what one run of a kernel did, as a page of HTML that needs nothing else, and as JSON.
@@ -121,7 +121,7 @@ def view_file(path: Path, sizes: Sizes | None = None, fill: str = "normal") -> V
     Raises as `check_file` and `view`.
     """
     if needs_simulator(path):
-        return in_simulator(path, "view", {"sizes": sizes, "fill": fill})
+        return in_simulator(partial(view_file, sizes=sizes, fill=fill), path)
     request = request_of_file(path)
     with blamed(path):
         return _view(request, sizes, fill)
