@@ -41,7 +41,7 @@ endef
 .PHONY: help venv demo test test-fast memcheck lint docs clean
 
 help:
-	@echo "make demo       quantize a real sentence encoder and compare it with fp32 and others' int8"
+	@echo "make demo       quantize a sentence encoder beside fp32 and others' int8; ask a language model"
 	@echo "make test       run the whole test suite, with $(WORKERS) workers (WORKERS=N)"
 	@echo "make test-fast  run what takes less than two minutes of it"
 	@echo "make memcheck   run the core's tests under valgrind, with the generic set"

