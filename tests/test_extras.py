@@ -19,6 +19,7 @@ MODULE_OF = {
     "vadersentiment": "vaderSentiment",
     "pillow": "PIL",
     "iced-x86": "iced_x86",
+    "openvino-genai": "openvino_genai",
     "vl-convert-python": "vl_convert",
 }
 

@@ -289,6 +289,31 @@ def test_an_output_in_an_operand_is_refused_though_such_calls_were_made_before()
             gemm(a, b, out=one)
 
 
+@pytest.mark.parametrize("shape", [(9, 40, 70), (40, 3, 70), (3, 40, 70), (20, 40, 70)])
+def test_calls_with_c_become_known(
+    shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where c is the output. An output that is elsewhere in c comes to Python, each time."""
+    m, n, k = shape
+    order = "F" if n < 16 else "C"
+    a, b, wide = drawn((m, k), 1), drawn((k, n), 2, F32, order), drawn((m + 1, n), 3)
+    before, c = wide.copy(), wide[:-1].copy(order=order)
+    expected = gemm(a, b, c, alpha=0.5, beta=2.0, out=np.empty_like(c))
+    for _ in range(2):
+        gemm(a, b, c, alpha=0.5, beta=2.0, out=np.empty_like(c))
+        gemm(a, b, drawn((m, n), 4), beta=1.0, out=drawn((m, n), 5))
+    prepared = []
+    asked = api.prepare_gemm
+    monkeypatch.setattr(api, "prepare_gemm", lambda *facts: prepared.append(1) or asked(*facts))
+    assert gemm(a, b, c, alpha=0.5, beta=2.0, out=np.empty_like(c)).tobytes() == expected.tobytes()
+    assert gemm(a, b, c, alpha=0.5, beta=2.0, out=c) is c
+    assert c.tobytes() == expected.tobytes()
+    assert not prepared
+    gemm(a, b, wide[:-1], beta=1.0, out=wide[1:])
+    assert prepared
+    check(wide[1:], a, b, before[:-1], 1.0, 1.0)
+
+
 def test_a_known_call_is_one_in_which_all_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = CallCache("gemm", arrays=2)
     cache._arguments = api._gemm._arguments

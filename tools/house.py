@@ -35,7 +35,7 @@ SET_ROOMS = {"isa", "kernels"}
 OPERATORS = "lowbit.graph.operators."
 # Of each operator of networks and each file that names it. It falls; a new operator adds its own,
 # and lm/network.py, which builds graphs, the sixteen that it is made of.
-NAMINGS = 432
+NAMINGS = 308
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from lowbit.product.arguments import (
 )
 from lowbit.product.call_cache import (
     CallCache,
+    addend_as_given,
     as_given,
     bias_as_given,
     out_as_given,
@@ -435,11 +436,11 @@ def gemm(
     gemms.run(prepared, left, right, added, result, scale, scale_c)
     if prepared.little and _gemm.is_hot(None, prepared):
         checks = {
-            "a": as_given(a, left, prepared.parameter("a")), "c": constant(c),
+            "a": as_given(a, left, prepared.parameter("a")), "c": addend_as_given(c, added, result),
             "b": as_given(b, right, prepared.parameter("b")), "alpha": constant(alpha),
             "beta": constant(beta), "out": as_given(out, result, "out", written=True),
             "out_dtype": constant(out_dtype) or Same(out_dtype), "isa": constant(isa),
             "threads": thread_check(threads, -key if key < 0 else None),
         }  # fmt: skip
-        _gemm.add(None, prepared, gemms.factors(scale, 0.0), checks, result, out is None)
+        _gemm.add(None, prepared, gemms.factors(scale, scale_c), checks, result, out is None)
     return returned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ pytest.importorskip("rich")
 
 from lowbit.bench import Plan, Record, run  # noqa: E402
 from lowbit.bench.core.clock import Limits  # noqa: E402
+from lowbit.bench.core.remote import RemoteError  # noqa: E402
+from lowbit.bench.core.stamps import outside_kernels  # noqa: E402
 from lowbit.bench.models.model import Model, models  # noqa: E402
 from lowbit.bench.networks import serve  # noqa: E402
 from lowbit.bench.networks.engine import FLOAT, REFERENCE, STATIC, Work, engines  # noqa: E402
-from lowbit.bench.networks.engines import outside_kernels  # noqa: E402
 from lowbit.bench.networks.prepare import Facts, Task, prepare  # noqa: E402
 from lowbit.bench.networks.work import linear_share, multiply_adds  # noqa: E402
 from lowbit.bench.suites import networks  # noqa: E402
-from lowbit.graph import load  # noqa: E402
+from lowbit.graph import Session, load  # noqa: E402
 
 
 class Tiny(Model):
@@ -95,7 +97,8 @@ def test_engines_run_what_was_prepared(prepared: tuple[Path, Facts]) -> None:
 def test_what_is_outside_of_kernels_is_a_share(prepared: tuple[Path, Facts]) -> None:
     folder, _ = prepared
     inputs = (np.zeros((1, 3, 12, 12), np.float32),)
-    assert 0 < outside_kernels(load(folder / FLOAT), 1, inputs) < 1
+    session = Session(load(folder / FLOAT), threads=1)
+    assert 0 < outside_kernels(lambda: session(*inputs)) < 1
 
 
 class Near:
@@ -103,31 +106,25 @@ class Near:
 
     KNOWN = ("lowbit int8", "lowbit fp32", "torch fp32")
 
-    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
-        self.arguments, self.prepares = arguments, module.endswith("prepare")
+    def __init__(self, function: Any, name: str, work: Work, **environment: str) -> None:
+        self.name, self.answers = name, function(name, work)
 
     def answer(self, seconds: float) -> Any:
-        if self.prepares:
-            task = json.loads(self.arguments[0])
-            facts = prepare(Task(**{**task, "files": (FLOAT, STATIC)}))
-            made = {"multiply_adds": facts.multiply_adds, "linear_share": 0.1, "float_bytes": 4}
-            return {**made, "missing": {"float.onnx": "RuntimeError: no exporter"}}
-        name, work = self.arguments
-        if name not in self.KNOWN:
-            raise RuntimeError("crashed with SIGSEGV")
-        self.work = Work(**json.loads(work))
-        self.opened = engines.get(name).open(self.work)
-        self.inputs = self.work.arrays("inputs.npz")
-        return {"detail": ""}
+        if self.name not in self.KNOWN:
+            raise RemoteError("crashed with SIGSEGV")
+        return next(self.answers)
 
-    def ask(self, question: Any, seconds: float) -> Any:
-        if "measure" in question:
-            return {}
-        batch = tuple(one[: self.work.batch] for one in self.inputs)
-        return serve._answer(question, self.opened, self.inputs, batch)
+    def ask(self, question: str, seconds: float) -> Any:
+        return {} if question == serve.MEASURE else self.answers.send(question)
 
     def close(self) -> None:
         pass
+
+
+def _prepared_here(function: Any, task: Task, seconds: float) -> Facts:
+    facts = prepare(replace(task, files=(FLOAT, STATIC)))
+    missing = {"float.onnx": "RuntimeError: no exporter"}
+    return Facts(facts.multiply_adds, 0.1, 4, missing)
 
 
 def _suite(**options: Any) -> networks.Networks:
@@ -135,7 +132,9 @@ def _suite(**options: Any) -> networks.Networks:
 
 
 def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "Apart", Near)
+    monkeypatch.setattr(networks, "Remote", Near)
+    monkeypatch.setattr(networks, "run_remote", _prepared_here)
+    monkeypatch.setattr(serve, "share_processor", lambda: None)
     for one in engines:
         monkeypatch.setattr(type(one), "unavailable", lambda self: None)
     kept: list[Record] = []
@@ -159,7 +158,9 @@ def test_a_run_has_everybody_and_says_who_is_missing(monkeypatch: pytest.MonkeyP
 
 
 def test_peers_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "Apart", Near)
+    monkeypatch.setattr(networks, "Remote", Near)
+    monkeypatch.setattr(networks, "run_remote", _prepared_here)
+    monkeypatch.setattr(serve, "share_processor", lambda: None)
     plan = Plan(peers=False, limits=Limits(seconds=0.05, least_rounds=3, whole=True))
     record = run(_suite(engines="lowbit int8,torch,openvino"), plan)
     assert {row.implementation for row in record.rows} == {"lowbit int8", "torch fp32"}

@@ -154,7 +154,7 @@ def test_the_command_writes_what_it_shows_and_says_what_is_missing(tmp_path: Pat
     ("arguments", "code", "message"),
     [
         (["--bits", "3"], 2, "bits must be one of (8, 4), got 3"),
-        (["--batch", "1,x"], 2, "batch '1,x' is not understood; write 256, or 1,256"),
+        (["--batch", "1,x"], 2, "batch '1,x' is not understood; write 16, or 1,16"),
         (["--metric", "ip"], 2, "metric must be one of"),
         (["--vectors", "5"], 2, "must not exceed the 5 vectors"),
         (["--json", "missing/record.json"], 1, "missing/record.json: No such file or directory"),

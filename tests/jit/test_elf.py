@@ -33,7 +33,7 @@ def polynomial(k: Builder, x: F32Pointer, n: Int) -> None:
 def run(code: bytes) -> np.ndarray:
     x = np.linspace(-2, 2, 64, dtype=np.float32)
     loaded = compiler.Loaded(code, "polynomial", SETS["generic"])
-    bound(loaded, 1, ("x", "n"), (), {"x": x, "n": 15})()
+    bound(loaded, 1, ("x", "n"), {}, {"x": x, "n": 15})()
     return x
 
 

@@ -20,7 +20,11 @@ from lowbit.kernels.cpu.attention.cached import (
 from lowbit.kernels.cpu.attention.plan import attention_parameters
 
 CAPACITY = 2 * CHUNK + 70
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int8": np.dtype(np.int8),
+}
 # Heads of queries, of keys, their elements, and how many of these turn.
 LIMITS = ({"window": 70}, {"window": CHUNK + 9, "cap": 1.5}, {"window": 1}, {"cap": 0.5})
 HEADS = ((9, 3, 64, 64), (4, 1, 40, 16), (2, 2, 128, 64), (16, 1, 8, 0), (6, 2, 80, 80))
@@ -30,7 +34,7 @@ def problem(heads, dtype, positions, slots, seed=0, **attributes):
     """The arrays of a call, by input, and the graph; a cache of values that are not small."""
     (queries, keys, size, rotated), rng = heads, np.random.default_rng(seed)
     rows, count = len(positions), 1 if slots is None else max(slots) + 1
-    cache = rng.standard_normal((count, 2, 2, keys, CAPACITY, size)).astype(DTYPES[dtype])
+    cache = stored(rng.standard_normal((count, 2, 2, keys, CAPACITY, size)), dtype)
     given = {
         "q": rng.standard_normal((rows, queries, size)).astype(np.float32),
         "k": rng.standard_normal((rows, keys, size)).astype(np.float32),
@@ -48,6 +52,24 @@ def problem(heads, dtype, positions, slots, seed=0, **attributes):
     return given, Graph(tuple(given), ("out",), (node,), {"rotation": table}, tensors)
 
 
+def stored(rows, dtype):
+    """Rows as a cache has them: of bytes, each with its scale behind it."""
+    if dtype != "int8":
+        return rows.astype(DTYPES[dtype])
+    scale = (np.abs(rows).max(-1, keepdims=True) / 127).astype(np.float32)
+    return np.concatenate([np.rint(rows / scale).astype(np.int8), scale.view(np.int8)], -1)
+
+
+def numbers(cache):
+    """What a cache stands for, and how far apart neighbours are at most."""
+    if cache.dtype != np.int8:
+        step = 2.0**-8 if cache.dtype != np.float32 else 2.0**-22
+        values = cache.astype(np.float64)
+        return values, step * (1 + np.abs(values))
+    scale = np.ascontiguousarray(cache[..., -4:]).view(np.float32)
+    return cache[..., :-4] * scale.astype(np.float64), 1.001 * scale
+
+
 def expected(given, graph):
     """The output and the cache that the definition leaves."""
     cache, node = given["cache"].copy(), graph.nodes[0]
@@ -60,9 +82,8 @@ def check(given, graph, out, cache, tolerance):
     want, want_cache = expected(given, graph)
     np.testing.assert_allclose(out, want, atol=tolerance, rtol=0)
     # One rounding of what is turned.
-    apart = np.abs(cache.astype(np.float64) - want_cache.astype(np.float64))
-    step = 2.0**-8 if cache.dtype != np.float32 else 2.0**-22
-    assert (apart <= step * (1 + np.abs(want_cache.astype(np.float64)))).all()
+    (made, _), (wanted, step) = numbers(cache), numbers(want_cache)
+    assert (np.abs(made - wanted) <= step).all()
 
 
 @pytest.mark.parametrize("isa", available())
@@ -122,13 +143,14 @@ def test_keys_before_a_window_are_not_read():
 
 @pytest.mark.parametrize("limits", [{}, {"window": 70, "cap": 1.5}], ids=str)
 @pytest.mark.parametrize("isa", list(SETS))
-def test_the_text_reads_and_writes_only_what_is_there(isa, limits):
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_text_reads_and_writes_only_what_is_there(isa, dtype, limits):
     """By the interpreter, which checks each access."""
     heads = (4, 2, 24, 16)
-    given, graph = problem(heads, "float32", [3, CHUNK + 1], [1, 0], **limits)
+    given, graph = problem(heads, dtype, [3, CHUNK + 1], [1, 0], **limits)
     out, cache = np.zeros((2, 4, 24), np.float32), given["cache"].copy()
-    form = CachedForm("f32", 24, 16, 2, **limits)
-    part = cache.reshape(-1)[2 * 2 * CAPACITY * 24 :]  # the second layer
+    form = CachedForm("s8" if dtype == "int8" else "f32", 24, 16, 2, **limits)
+    part = cache.reshape(-1)[2 * 2 * CAPACITY * form.row :]  # the second layer
     chunks = -(-CAPACITY // CHUNK)
     cached_attention.interpret(SETS[isa], {
         "out": out, "turned": np.zeros(2 * 4 * 24, np.float32), "q": given["q"],
@@ -138,7 +160,7 @@ def test_the_text_reads_and_writes_only_what_is_there(isa, limits):
         "scratch": np.zeros(form.scores, np.float32),
         "parts": np.zeros(2 * 2 * chunks * 2 * form.part, np.float32), "q_stride": 4 * 24,
         "k_stride": 2 * 24, "v_stride": 2 * 24, "rows": 2, "heads": 2, "capacity": CAPACITY,
-        "slot_stride": 2 * 2 * 2 * CAPACITY * 24, "chunks": chunks,
+        "slot_stride": 2 * 2 * 2 * CAPACITY * form.row, "chunks": chunks,
     }, form=form)  # fmt: skip
     check(given, graph, out, cache, 1e-6)
 
@@ -153,7 +175,21 @@ def test_great_scores_and_equal_ones():
         check(scaled, graph, out, cache, 2e-5)
 
 
+def test_rows_of_bytes_that_are_zero_tiny_or_no_numbers():
+    """Zeros stay zeros; what is not finite makes the sums over its key so."""
+    for number in (0.0, 1e-38, np.inf, np.nan):
+        given, graph = problem((2, 2, 16, 16), "int8", [0], [0])
+        given["v"] = np.array([[[number] * 16, [1.0] * 16]], np.float32)
+        cache = given["cache"].copy()
+        out = Session(graph, threads=1).run(**{**given, "cache": cache})["out"]
+        np.testing.assert_allclose(out[0, 1], 1, rtol=1e-6)
+        if np.isfinite(number):
+            assert (np.abs(out[0, 0]) <= number).all()
+        else:
+            assert np.isnan(out[0, 0]).all()
+
+
 def test_forms_that_are_not_served():
-    assert "bfloat16" in str(refusal(CachedForm("u8", 64, 64, 1)))
+    assert "int8" in str(refusal(CachedForm("u8", 64, 64, 1)))
     assert "multiple" in str(refusal(CachedForm("f32", 60, 60, 1)))
     assert refusal(CachedForm("f32", 64, 32, 4)) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from llvmlite import binding as llvm
 from lowbit.isa import host
 from lowbit.lab.trace import loops, parts, replay, roles, run
 from lowbit.lab.trace.report import LOOP, STRAIGHT, Trace
+from lowbit.lab.trace.sampler import Mapping as Mapped
 
 _START = 0x10000
 _TRIPLE = "x86_64-unknown-linux-gnu"
@@ -71,12 +71,10 @@ def _traced(
         "time": {"seconds": [1e-3] * 3, "cpu_seconds": 1e-3, "mean_cpu_seconds": 1e-3},
         "operators": {"rows": [], "by": ""},
         "sample": {
-            "mappings": [
-                {"start": _START, "end": end, "access": "r-xp", "offset": 0, "path": ""}
-            ],
+            "mappings": [Mapped(_START, end, "r-xp", 0, "")],
             "names": [(_START, len(kernel.code), name)] if name else [],
             "functions": [],
-            "code": [(_START, base64.b64encode(kernel.code).decode())],
+            "code": [(_START, kernel.code)],
             "addresses": addresses,
             "chains": [[one] for one in addresses],
             "cpu_seconds": 1e-3,

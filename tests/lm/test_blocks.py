@@ -60,6 +60,13 @@ def test_a_quantized_weight_is_what_the_blocks_are(name):
     assert (np.abs(made.dequantize() - want) <= 2.0**-22 * scale * (256 + zero)).all()
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rows_are_those_of_the_weight(name):
+    """To the bit, so that tables of embeddings are the same in folders of lowbit."""
+    rows = random_rows(name)
+    assert (BLOCKS[name].rows(rows) == BLOCKS[name].weight(rows).dequantize()).all()
+
+
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
 def test_floats(name):
     values = np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32)

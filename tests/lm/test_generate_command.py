@@ -32,13 +32,17 @@ class FakeModel:
     """What the commands use of LanguageModel."""
 
     loaded: list[tuple[Any, ...]]
+    caches: list[str]
     asked: list[tuple[Any, dict[str, Any]]]
     context = 200
 
     @classmethod
-    def load(cls, path: Path, threads: int | None = None, sequences: int = 4) -> FakeModel:
+    def load(
+        cls, path: Path, threads: int | None = None, sequences: int = 4, cache: str = "bfloat16"
+    ) -> FakeModel:
         if not path.suffix:
             raise FileNotFoundError(2, "No such file or directory", str(path))
+        cls.caches.append(cache)
         cls.loaded.append((path.name, threads, sequences))
         return cls()
 
@@ -58,7 +62,7 @@ class FakeModel:
 @pytest.fixture(autouse=True)
 def model(monkeypatch: pytest.MonkeyPatch) -> type[FakeModel]:
     monkeypatch.setitem(vars(lowbit.lm), "LanguageModel", FakeModel)
-    FakeModel.loaded, FakeModel.asked = [], []
+    FakeModel.loaded, FakeModel.asked, FakeModel.caches = [], [], []
     return FakeModel
 
 
@@ -89,7 +93,9 @@ def test_options_reach_the_model(model: type[FakeModel]) -> None:
     sampling = lowbit.lm.Sampling(0.5, 9, 0.8, 0.1, 1.1, 4)
     assert given == {"max_tokens": 7, "sampling": sampling, "stop": ["a", "b"], "raw": False,
                      "speculate": 5}  # fmt: skip
-    assert call("generate", "a.gguf", "Once", "--raw").stdout == ANSWER + "\n"
+    once = call("generate", "a.gguf", "Once", "--raw", "--cache", "int8")
+    assert once.stdout == ANSWER + "\n"
+    assert model.caches == ["bfloat16", "int8"]
     assert model.asked[1][0] == "Once"
     assert model.asked[1][1]["raw"]
 
@@ -187,7 +193,7 @@ def test_a_signal_ends_a_process_with_what_it_has_made() -> None:
         "import signal, sys, time, lowbit.lm, test_generate_command as t\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may ignore it
         "lowbit.lm.LanguageModel = t.FakeModel\n"
-        "t.FakeModel.loaded, t.FakeModel.asked = [], []\n"
+        "t.FakeModel.loaded, t.FakeModel.asked, t.FakeModel.caches = [], [], []\n"
         "feed = t.FakeSequence.feed\n"
         "def slow(self, ids, **options):\n"
         "    if len(self.engine.fed) == 2:\n"

@@ -59,6 +59,16 @@ def test_eight_bits_of_activations_cost_little(lm):
     assert 2 * errors[0] < errors[1]
 
 
+def test_a_cache_of_bytes_costs_little(exact):
+    """In chunks and in steps."""
+    lm = LanguageModel.load(PATH, context=64, activations="float", cache="int8")
+    want = exact.logits(QUESTION)
+    made = lm.logits(QUESTION)
+    assert np.linalg.norm(made - want) / np.linalg.norm(want) < 0.02
+    with lm.sequence() as sequence:
+        assert greedy(sequence, sequence.feed(QUESTION), len(ANSWER)) == ANSWER
+
+
 def plain_logits(path, ids):
     """A Llama in NumPy on what the package reads."""
     reader = gguf.GGUFReader(path)

@@ -11,6 +11,10 @@ import pytest
 from lowbit.lm import LanguageModel
 from lowbit.lm.checkpoint import open_checkpoint
 from lowbit.lm.network import Weights
+from lowbit.numerics import QTensor, int_format
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.weights import folder
+from lowbit.weights.format import WeightFormat
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -134,6 +138,22 @@ def compressed(form, kind="int", bits=4, **more):
     }  # fmt: skip
 
 
+def lowbit(rng, w, order, dtype="uint4", size=32, method="nearest", groups=False):
+    """Rows as weights/folder.py defines them. groups: of int8, with real zero points."""
+    if groups:
+        scale = np.abs(w.reshape(len(w), -1, size)).max(-1) / 90
+        zero = rng.uniform(-30, 30, scale.shape).astype(np.float32)
+        q = np.clip(np.rint(w / np.repeat(scale, size, 1) + np.repeat(zero, size, 1)), -128, 127)
+        near = np.rint(zero).astype(np.int32)
+        whole = QTensor(q.astype(np.int8), scale, near, int_format("int8"), 0, size)
+        record = QuantizedWeight(whole, zero)
+    else:
+        record = WeightFormat(dtype, size, method=method).quantize(w)
+    parts = {name: torch.from_numpy(one) for name, one in folder.to_tensors(record).items()}
+    return parts, record.dequantize()
+
+
+LOWBIT = folder.CONFIG
 PACKED, INT, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
 V2 = {"checkpoint_format": "gptq_v2", "desc_act": True}
 # Writer, configuration, and the bits that are left.
@@ -171,6 +191,13 @@ CASES = {
     "float8, one scale": (
         partial(float8, each=False), compressed(FLOAT, "float", 8, strategy="tensor"), 0),
     "bitsandbytes": (bitsandbytes, {"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+    "lowbit": (lowbit, LOWBIT, 4),
+    "lowbit, a shorter group": (partial(lowbit, size=48), LOWBIT, 4),
+    "lowbit, rows": (partial(lowbit, size=None), LOWBIT, 4),
+    "lowbit, symmetric": (partial(lowbit, dtype="int4"), LOWBIT, 4),
+    "lowbit, real zero points": (partial(lowbit, method="hqq"), LOWBIT, 4),
+    "lowbit, 8 bits": (partial(lowbit, dtype="int8"), LOWBIT, 8),
+    "lowbit, 8 bits in groups": (partial(lowbit, groups=True), LOWBIT, 8),
 }  # fmt: skip
 
 
@@ -297,6 +324,18 @@ def put(part, index, value):
      "attn_q.weight must be floats, got int8"),
     ("bitsandbytes", cut("SCB"), "attn_q: SCB must be"),
     ("float8", put("weight_scale", (0, 0), np.inf), "attn_q: .*"),
+    ("lowbit", cut("weight_values"), r"attn_q: weight_values must be .*\[64, -1\], got uint8 \[63"),
+    ("lowbit", cut("weight_scale"), r"attn_q: weight_scale must be float32 \[64, 2\]"),
+    ("lowbit", cut("weight_zero_point"), "attn_q: weight_zero_point must be uint8 or float32"),
+    ("lowbit", cut("weight_sizes"), r"attn_q: weight_sizes must be int64 \[3\]"),
+    ("lowbit", lambda state: state.pop(Q + "weight_scale"), "attn_q: it has no weight_scale"),
+    ("lowbit", put("weight_sizes", 1, 80), r"weight_scale must be|weight_values must be"),
+    ("lowbit", put("weight_sizes", 2, 0), r"weight_sizes must be N, K and a size up to K"),
+    ("lowbit", put("weight_scale", (1, 1), 0), "attn_q: .*scales that are positive and finite"),
+    ("lowbit", put("weight_zero_point", (1, 1), 16), "attn_q: .*zero_point"),
+    ("lowbit, real zero points", put("weight_zero_point", (1, 1), np.nan),
+     "attn_q: weight_zero_point must be finite"),
+    ("lowbit, 8 bits", put("weight_scale", (1, 0), -1), "attn_q: .*positive and finite"),
 ])  # fmt: skip
 def test_a_tensor_that_does_not_fit_is_named(name, spoil, message, tmp_path):
     written(tmp_path, name, spoil)
@@ -320,6 +359,7 @@ BLOCK = {"weights": {"type": "float", "num_bits": 8, "strategy": "block"}}
     ("packed", {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
     ("packed", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
     ("bitsandbytes", {"load_in_8bit": False, "load_in_4bit": True}, "load_in_8bit"),
+    ("lowbit", {"format_version": 3}, "format_version 3 are not read; read are 1, 2"),
 ])  # fmt: skip
 def test_what_is_not_read_is_named_before_weights_are(name, changes, message, tmp_path):
     written(tmp_path, name, **changes)
@@ -354,6 +394,66 @@ def test_steps_are_the_chunk_with_an_order(tmp_path):
     with lm.sequence() as sequence:
         rows = [sequence.feed(IDS[:20]), *(sequence.feed([token]) for token in IDS[20:])]
     assert np.abs(np.stack(rows) - want[19:]).max() <= 1e-3 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("lowbit")])
+def test_embeddings_of_lowbit_and_a_head_that_shares_them(name, tmp_path):
+    model = written(tmp_path, name, lambda state: state.pop("lm_head.weight"), layers="embed")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
+    table = model.model.embed_tokens.weight.detach()
+    model.lm_head.weight.data.copy_(table)
+    assert (open_checkpoint(tmp_path).rows("token_embd.weight", IDS) == table[IDS].numpy()).all()
+    with torch.no_grad():
+        want = model(torch.tensor([IDS])).logits[0].numpy()
+    lm = LanguageModel.load(tmp_path, activations="float", cache="float32", threads=1)
+    error = np.abs(lm.logits(IDS) - want).max() / np.abs(want).max()
+    assert error < (0.05 if name == "lowbit, 8 bits" else 1e-5)  # whose activations have 8 bits
+
+
+def test_inputs_that_are_divided_are_refused(tmp_path):
+    def spoil(state):
+        state[Q + "weight_input_scale"] = torch.ones(64)
+
+    written(tmp_path, "lowbit", spoil)
+    with pytest.raises(NotImplementedError, match=r"blk.0.attn_q: inputs that are divided"):
+        LanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe"])
+def test_experts_of_lowbit(kind, tmp_path):
+    """As transformers saves them: each on its own. Some stay floats, all of a layer."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=300, hidden_size=64, intermediate_size=160, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        initializer_range=0.15, num_experts=4, num_local_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=96, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    state = safetensors_torch.load_file(tmp_path / "model.safetensors")
+    floats, parts = dict(state), {}
+    for name, value in state.items():
+        if "experts.0.w1" in name or ("layers.0" in name and "experts." in name):
+            made, values = lowbit(None, value.numpy(), None)
+            stem = name.removesuffix("weight")
+            parts |= {f"{stem}{part}": one for part, one in made.items()}
+            floats[name] = torch.from_numpy(values)
+        else:
+            parts[name] = value
+    described = json.loads((tmp_path / "config.json").read_text())
+    for folder_name, tensors, more in (("a", floats, {}), ("b", parts, LOWBIT)):
+        (tmp_path / folder_name).mkdir()
+        safetensors_torch.save_file(tensors, tmp_path / folder_name / "model.safetensors")
+        text = json.dumps(described | ({"quantization_config": more} if more else {}))
+        (tmp_path / folder_name / "config.json").write_text(text)
+    want = LanguageModel.load(tmp_path / "a", cache="float32", threads=1).logits(IDS)
+    if kind == "Mixtral":  # one expert of the second layer, and not the others
+        with pytest.raises(ValueError, match=r"blk.1.ffn_gate_exps.*quantized in one way"):
+            LanguageModel.load(tmp_path / "b")
+        return
+    made = LanguageModel.load(tmp_path / "b", activations="float", cache="float32", threads=1)
+    assert np.abs(made.logits(IDS) - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_embeddings_are_floats(tmp_path):

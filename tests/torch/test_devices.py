@@ -157,7 +157,12 @@ def test_what_no_kernel_takes_is_refused(
 
 
 def test_activations_that_no_kernel_takes_are_refused(as_gpu: pytest.MonkeyPatch) -> None:
-    there = _moved(_layer(Int4DynamicConfig(32)))
+    as_gpu.undo()
+    layer = _layer(Int4DynamicConfig(32))
+    as_gpu.setitem(PACKING_OF, "cpu", "tiles")
+    there = _moved(layer)
+    with pytest.raises(ValueError, match=r"has no kernel on 'cpu' yet.*Int4WeightOnlyConfig"):
+        _layer(Int4DynamicConfig(32))
     with pytest.raises(NotImplementedError, match="has no kernel on 'cpu' yet"):
         there(torch.zeros(1, 296).bfloat16())
 

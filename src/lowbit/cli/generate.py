@@ -15,12 +15,14 @@ import typer
 from lowbit.cli.app import JsonFile, Threads, command, opened
 
 if TYPE_CHECKING:
-    from lowbit.lm import Stream
+    from lowbit.lm import LanguageModel, Stream
 
 Model = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="A GGUF file, or a folder of Hugging Face's.", show_default=False
+        metavar="MODEL",
+        help="A GGUF file, or a folder of Hugging Face's or lowbit's.",
+        show_default=False,
     ),
 ]
 System = Annotated[
@@ -42,6 +44,9 @@ RepeatPenalty = Annotated[
     float, typer.Option(help="Above 1, the last 64 tokens become less likely.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same text.")]
+Cache = Annotated[
+    str, typer.Option(help="How keys and values are kept: bfloat16, float32 or int8.")
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
@@ -83,6 +88,7 @@ def generate(
     sequences: Annotated[
         int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
     ] = 32,
+    cache: Cache = "bfloat16",
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -99,13 +105,12 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
     with opened(json_file) as file:
-        lm = LanguageModel.load(model, threads=threads, sequences=min(sequences, len(said)))
-        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
-                                   "stop": stop or (), "raw": raw}  # fmt: skip
-        if len(said) == 1:
-            streams = [lm.generate(said[0], speculate=speculate, **options)]
-        else:
-            streams = lm.generate_many(said, **options)
+        lm = LanguageModel.load(
+            model, threads=threads, sequences=min(sequences, len(said)), cache=cache
+        )
+        streams = _streams(
+            lm, said, speculate, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw
+        )
         begin = perf_counter()
         texts, finished = _all_shown(streams, json_file != "-")
         seconds = perf_counter() - begin
@@ -130,6 +135,7 @@ def chat(
     seed: Seed = 0,
     stop: Stop = None,
     speculate: Speculate = 7,
+    cache: Cache = "bfloat16",
     threads: Threads = None,
 ) -> None:
     """Talk with a language model, a line at a time.
@@ -142,7 +148,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  (lines can be edited)
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    lm = LanguageModel.load(model, threads=threads)
+    lm = LanguageModel.load(model, threads=threads, cache=cache)
     messages = [] if system is None else [_message("system", system)]
     while True:
         try:
@@ -181,6 +187,13 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
     if shown:
         print(flush=True)
     return "".join(pieces), finished
+
+
+def _streams(lm: LanguageModel, said: list[Any], speculate: int, **options: Any) -> list[Stream]:
+    """One text with guesses, or several together."""
+    if len(said) > 1:
+        return lm.generate_many(said, **options)
+    return [lm.generate(said[0], speculate=speculate, **options)]
 
 
 def _all_shown(streams: Sequence[Stream], shown: bool) -> tuple[list[str], bool]:

@@ -1,54 +1,43 @@
-"""A rival in a process of its own, see `bench.core.apart`.
-
-Run as `python -m lowbit.demo.apart NAME SENTENCES THREADS`. It answers first how it is, then each
-question: how long a batch took, or that vectors are written.
-"""
+"""A rival in a process of its own, see `bench.core.remote`."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from lowbit.bench.core.apart import answering
 from lowbit.bench.core.clock import settle
 from lowbit.bench.models.data import manual_sentences
 from lowbit.bench.models.networks import BATCH, load_encoder, tokenize
 from lowbit.demo.rivals import rivals
 
+VECTORS = "vectors"
 
-def main(arguments: Sequence[str]) -> None:
-    """Prepare, then answer until there are no more questions."""
-    name, sentences, threads = arguments[0], int(arguments[1]), int(arguments[2])
+
+def serve(name: str, sentences: int, threads: int) -> Generator[Any, Any, None]:
+    """In the process: prepare, and answer how large the model's file is, and a detail. Then answer
+    each question: `VECTORS` with those of all sentences, a batch's size and index with the seconds
+    that it took."""
     logging.disable(logging.WARNING)  # such as of what is not installed and not needed
     torch.set_num_threads(threads)
     texts = manual_sentences(sentences)
     batches = {size: tokenize(texts, size) for size in (1, BATCH)}
-    with (
-        answering() as (answer, questions),
-        torch.inference_mode(),
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         ready = rivals.get(name).prepare(load_encoder(), batches[BATCH][0], threads, Path(folder))
-        answer({"bytes_on_disk": ready.bytes_on_disk, "detail": ready.detail})
-        for question in questions:
-            if "vectors" in question:
+        question = yield ready.bytes_on_disk, ready.detail
+        while True:
+            if question == VECTORS:
                 parts = [ready.call(batch) for batch in batches[BATCH]]
-                torch.save(torch.cat(parts), question["vectors"])
-                answer({})
+                question = yield torch.cat(parts).numpy()
                 continue
-            batch = batches[question["size"]][question["index"]]
+            size, index = question
             begin = time.perf_counter()
-            ready.call(batch)
+            ready.call(batches[size][index])
             seconds = time.perf_counter() - begin
             settle()  # its threads should not take part in the turns of others
-            answer({"seconds": seconds})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+            question = yield seconds

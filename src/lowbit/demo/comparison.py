@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import __version__, graph, isa
-from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import Call
 from lowbit.bench.core.clock import Limits, RemoteCall, interleave
 from lowbit.bench.core.progress import Progress, progress
+from lowbit.bench.core.remote import Remote, RemoteError
 from lowbit.bench.models.data import manual_sentences
 from lowbit.bench.models.networks import BATCH, Batch, load_encoder, tokenize
+from lowbit.demo import apart
 from lowbit.demo.measure import Latency, latency, quality
 from lowbit.demo.result import DemoResult, Implementation
 from lowbit.demo.rivals import rivals
@@ -104,10 +105,10 @@ class Comparison:
         texts = manual_sentences(self.sentences)
         return {size: tokenize(texts, size) for size in (1, BATCH)}
 
-    def start(self, peers: bool, stack: ExitStack) -> dict[str, Apart]:
+    def start(self, peers: bool, stack: ExitStack) -> dict[str, Remote]:
         """A process for each rival that can run here."""
-        processes: dict[str, Apart] = {}
-        threads = str(torch.get_num_threads())
+        processes: dict[str, Remote] = {}
+        threads = torch.get_num_threads()
         for name in rivals.names():
             one = rivals.get(name)
             if one.peer and not peers:
@@ -115,8 +116,8 @@ class Comparison:
             if reason := one.unavailable():
                 self._left_out(name, reason)
                 continue
-            arguments = "lowbit.demo.apart", name, str(self.sentences), threads
-            processes[name] = Apart(*arguments, OMP_NUM_THREADS=threads)
+            arguments = name, self.sentences, threads
+            processes[name] = Remote(apart.serve, *arguments, OMP_NUM_THREADS=str(threads))
             stack.callback(processes[name].close)
         return processes
 
@@ -148,7 +149,7 @@ class Comparison:
     def _caller(self, model: nn.Module) -> Callable[[int, int], Call]:
         return lambda size, index: lambda: model(*self.batches[size][index])
 
-    def rivals(self, processes: Mapping[str, Apart]) -> dict[str, _Runner]:
+    def rivals(self, processes: Mapping[str, Remote]) -> dict[str, _Runner]:
         """Those that work, having embedded all sentences."""
         found: dict[str, _Runner] = {}
         for number, (name, process) in enumerate(processes.items()):
@@ -156,7 +157,7 @@ class Comparison:
             self.tell(told, number / len(processes))
             try:
                 found[name] = _rival(process)
-            except RuntimeError as error:
+            except RemoteError as error:
                 self._left_out(name, error)
         return found
 
@@ -247,18 +248,14 @@ class Comparison:
         )
 
 
-def _rival(process: Apart) -> _Runner:
-    ready = process.answer(_PREPARE_SECONDS)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "vectors")
-        process.ask({"vectors": str(path)}, _ANSWER_SECONDS)
-        vectors = torch.load(path)
+def _rival(process: Remote) -> _Runner:
+    bytes_on_disk, detail = process.answer(_PREPARE_SECONDS)
+    vectors = torch.from_numpy(process.ask(apart.VECTORS, _ANSWER_SECONDS))
 
     def call(size: int, index: int) -> Call:
-        question = {"size": size, "index": index}
-        return RemoteCall(lambda: process.ask(question, _ANSWER_SECONDS)["seconds"])
+        return RemoteCall(lambda: process.ask((size, index), _ANSWER_SECONDS))
 
-    return _Runner(ready["detail"], ready["bytes_on_disk"], call, vectors)
+    return _Runner(detail, bytes_on_disk, call, vectors)
 
 
 def _size_on_disk(model: nn.Module) -> int:

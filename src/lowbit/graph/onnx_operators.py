@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node
 from lowbit.graph.operator import operators
+from lowbit.graph.writer import Writer
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -24,83 +24,87 @@ if TYPE_CHECKING:
 DOMAIN = "com.microsoft"
 
 
-@dataclass
-class _Parts:
+class _Parts(Writer):
     """The nodes that take the place of one."""
 
-    node: Node
-    nodes: list[Node] = field(default_factory=list)
+    def __init__(self, node: Node) -> None:
+        self.node, self.nodes = node, list[Node]()
 
-    def add(self, op: str, *inputs: str, **attributes: int) -> str:
+    def op(self, op: str, *inputs: str, **attributes: Any) -> str:
         made = f"{self.node.outputs[0]}.part{len(self.nodes)}"
         self.nodes.append(Node(op, inputs, (made,), attributes, made))
         return made
 
+    def constant(self, value: Any) -> str:
+        raise NotImplementedError("what takes the place of ONNX Runtime's operators has none")
+
     def read(self, triples: Sequence[str]) -> list[str]:
         """What integers stand for, of inputs (x, scale, zero point), (x, scale, ...."""
         each = zip(triples[::3], triples[1::3], triples[2::3], strict=True)
-        return [self.add("DequantizeLinear", *one) for one in each]
+        return [self.dequantize(*one) for one in each]
 
-    def compute(self, op: str, inputs: Sequence[str], **attributes: float) -> str:
-        """The float operator, under the name and with the attributes of the node."""
+    def compute(self, prefix: str, inputs: Sequence[str], **attributes: float) -> str:
+        """The float operator, with the attributes of the node, and its name but for a prefix."""
         made = f"{self.node.outputs[0]}.float"
+        op = self.node.op.removeprefix(prefix)
         self.nodes.append(self.node.replaced(op=op, inputs=tuple(inputs), outputs=(made,)))
         self.nodes[-1] = self.nodes[-1].replaced(**attributes)
         return made
 
-    def end(self, value: str, scale: str, zero: str) -> list[Node]:
+    def end(self, value: str, *format: str) -> list[Node]:
+        """The nodes, of which the last rounds to a format, or makes the value."""
+        last = self.quantize(value, *format) if format else value
         out = self.node.outputs
-        self.nodes.append(Node("QuantizeLinear", (value, scale, zero), out, {}, out[0]))
+        name = out[0] if format else self.nodes[-1].name
+        assert self.nodes[-1].outputs == (last,)
+        self.nodes[-1] = self.nodes[-1].replaced(outputs=out, name=name)
         return self.nodes
 
 
 Rule = Callable[[_Parts], list[Node]]
 
 
-def _of(op: str, count: int) -> Rule:
+def _of(count: int) -> Rule:
     """An operator of `count` inputs with scales."""
 
     def rule(parts: _Parts) -> list[Node]:
         *triples, scale, zero = parts.node.inputs
-        return parts.end(parts.compute(op, parts.read(triples[: 3 * count])), scale, zero)
+        return parts.end(parts.compute(_PREFIX, parts.read(triples[: 3 * count])), scale, zero)
 
     return rule
 
 
 def _concat(parts: _Parts) -> list[Node]:
     scale, zero, *triples = parts.node.inputs
-    return parts.end(parts.compute("Concat", parts.read(triples)), scale, zero)
+    return parts.end(parts.compute(_PREFIX, parts.read(triples)), scale, zero)
 
 
 def _where(parts: _Parts) -> list[Node]:
     condition, *triples, scale, zero = parts.node.inputs
-    return parts.end(parts.compute("Where", [condition, *parts.read(triples)]), scale, zero)
+    return parts.end(parts.compute(_PREFIX, [condition, *parts.read(triples)]), scale, zero)
 
 
 def _gemm(parts: _Parts) -> list[Node]:
     """C, int32, has the scale of the product, α included; without a scale the output is float32."""
-    a, a_scale, a_zero, b, b_scale, b_zero, c, scale, zero = (*parts.node.inputs, "", "", "")[:9]
+    a, a_scale, a_zero, b, b_scale, b_zero, c, *format = (*parts.node.inputs, "")[:9]
     transposed = int(parts.node.get("transB", 0))
     inputs = parts.read((a, a_scale, a_zero))
-    inputs.append(parts.add("DequantizeLinear", b, b_scale, b_zero, axis=1 - transposed))
+    inputs.append(parts.dequantize(b, b_scale, b_zero, axis=1 - transposed))
     if c:
-        both = parts.add("Mul", a_scale, b_scale)
-        inputs.append(parts.add("DequantizeLinear", c, both, axis=0))
-    made = parts.compute("Gemm", inputs, beta=float(parts.node.get("alpha", 1.0)))
-    if scale:
-        return parts.end(made, scale, zero)
-    parts.nodes[-1] = parts.nodes[-1].replaced(outputs=parts.node.outputs)
-    return parts.nodes
+        inputs.append(parts.dequantize(c, parts.mul(a_scale, b_scale), axis=0))
+    made = parts.compute("Q", inputs, beta=float(parts.node.get("alpha", 1.0)))
+    return parts.end(made, *filter(None, format))
 
 
+_PREFIX = "QLinear"
 _RULES: dict[str, Rule] = {"QGemm": _gemm, "QLinearConcat": _concat, "QLinearWhere": _where}
 
 
 def rule_of(name: str) -> Rule | None:
     """What becomes of one of ONNX Runtime's operators, if it is known."""
-    own = operators.load().get(name.removeprefix("QLinear"))
-    if own is not None and own.qlinear and name.startswith("QLinear"):
-        return _of(name.removeprefix("QLinear"), own.required)
+    own = operators.load().get(name.removeprefix(_PREFIX))
+    if own is not None and own.qlinear and name.startswith(_PREFIX):
+        return _of(own.required)
     return _RULES.get(name)
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, numbers
+from lowbit.graph.operator import operators
+from lowbit.graph.writer import Writer, identity
+from lowbit.weights.panels import PackedMatrix
 
 
-class Parts:
-    """What becomes of one node."""
+class Parts(Writer):
+    """What becomes of one node. What follows from nothing but constants is computed."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self.node = node
@@ -29,14 +32,9 @@ class Parts:
         return Tensor(known.dtype.name if isinstance(known, np.ndarray) else "float32", known.shape)
 
     def known(self, name: str) -> np.ndarray | None:
-        """A constant's numbers, if it is one."""
-        found = self._graph.constants.get(name)
-        return found if isinstance(found, np.ndarray) else None
-
-    def numbers(self, name: str) -> np.ndarray | None:
-        """What a constant stands for, of the graph's or of those that were added here."""
+        """What a constant stands for, if it is one, of the graph's or of those added here."""
         found = self.constants.get(name, self._graph.constants.get(name))
-        return None if found is None else numbers(found)
+        return None if found is None or isinstance(found, PackedMatrix) else numbers(found)
 
     def _new(self, what: str) -> str:
         """A name that nothing has: what becomes of a node may be taken apart again."""
@@ -50,20 +48,31 @@ class Parts:
         self.constants[name] = np.asarray(value)
         return name
 
-    def add(self, op: str, *inputs: str, like: Tensor | None = None, **attributes: Any) -> str:
+    def op(self, op: str, *inputs: str, like: Tensor | None = None, **attributes: Any) -> str:
         """A node in the middle; its output's name. like: whose format it keeps."""
+        arrays = [array for name in inputs if (array := self.known(name)) is not None]
+        if len(arrays) == len(inputs):
+            node = Node(op, inputs, ("",), attributes)
+            return self.constant(operators.get(op).compute(node, *arrays)[0])
         name = self._new(f"step {len(self.nodes)}")
         self.nodes.append(Node(op, inputs, (name,), attributes, self.node.name or name))
         if like is not None and like.scale is not None:
             self.formats[name] = like
         return name
 
-    def end(self, op: str, *inputs: str, output: int = 0, **attributes: Any) -> bool:
-        """The last node, or the last of what makes this output."""
-        made = self.node.outputs[output]
-        self.nodes.append(Node(op, inputs, (made,), attributes, self.node.name or made))
+    def end(self, value: str, output: int = 0) -> bool:
+        """Let a value be an output, if the node has this one."""
+        made = (*self.node.outputs, *("",) * output)[output]
+        if not made:
+            return True
+        if not self.nodes or self.nodes[-1].outputs != (value,):
+            name = self.node.name or made
+            self.nodes.append(identity(value, made, name))
+            return True
+        last = self.nodes.pop()
+        self.formats.pop(value, None)
+        self.nodes.append(last.replaced(outputs=(made,), name=self.node.name or made))
         return True
 
     def shaped(self, x: str, shape: Sequence[int], like: Tensor | None = None) -> str:
-        sizes = self.constant(np.array(shape, np.int64))
-        return self.add("Reshape", x, sizes, like=like, allowzero=1)
+        return self.reshape(x, shape, like=like, allowzero=1)

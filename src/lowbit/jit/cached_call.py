@@ -72,12 +72,14 @@ class Same(NamedTuple):
 class Array(NamedTuple):
     """An array of the shape, strides and type of this one; its address fills a slot.
 
-    `written`: it is the output, which may be written and shares no memory with other arrays.
+    `written`: it is the output, which may be written and shares no memory with arrays before it,
+    but for one that is `replaced`: of its shape, strides and type, and at its address.
     """
 
     like: npt.NDArray[Any]
     slot: str
     written: bool = False
+    replaced: bool = False
 
     def record(self, places: Mapping[str, int]) -> CheckRecord:
         like = self.like
@@ -85,6 +87,7 @@ class Array(NamedTuple):
         return CheckRecord(
             OUTPUT if self.written else ARRAY,
             places[self.slot],
+            value=self.replaced,
             low=sum(span for span in spans if span < 0),
             high=sum(span for span in spans if span > 0) + like.itemsize,
             dtype=dtype_code(like.dtype),

@@ -175,9 +175,12 @@ def _is_like(k: Function, value: Int, check: CheckRecord, array_type: Int) -> Bi
 def _overlaps(
     k: Function, output: Int, check: CheckRecord, other: Int, its_check: CheckRecord
 ) -> Bit:
-    """Whether an argument is an array that shares memory with the output, whose data are there."""
+    """Whether an argument is an array that shares memory with the output, whose data are there, and
+    is not replaced by it. `value` of its check: it may be."""
     k.return_unless(its_check.kind.equals(ARRAY) | its_check.kind.equals(COPIED), False)
     data = k.view(Array, other).data
+    for _ in k.when(its_check.value > 0):
+        k.return_if(data.equals(output), False)
     begins_before = data + its_check.low < output + check.high
     return begins_before & (output + check.low < data + its_check.high)
 

@@ -28,7 +28,7 @@ from lowbit.jit.builder import counters
 from lowbit.jit.compile import Loaded
 from lowbit.jit.entry import bound
 from lowbit.jit.function import Function, Words, compiled
-from lowbit.jit.launch import Launch, Place, Word, moved
+from lowbit.jit.launch import Launch, Place, Word
 from lowbit.jit.threads import Shared
 
 _RATE_SECONDS, _RATE_ERROR, _READINGS = 10e-3, 1e-5, 100  # of the clock's rate
@@ -83,16 +83,10 @@ def chain(
             filled[name] = wanted.index(at.buffer), at.offset
         else:
             fixed[name] = begins[at.buffer] + at.offset if isinstance(at, Place) else at
-    call = bound(_driver(), threads, names, [*filled], fixed)
+    call = bound(_driver(), threads, names, filled, fixed)
     if threads > 1:
         call = Shared(call)
-    order = tuple(filled.values())
-
-    def run(*given: Any) -> None:
-        values = *given, get_ident()
-        call(*[moved(values[i], distance) for i, distance in order])
-
-    return run
+    return lambda *given: call(*given, get_ident())
 
 
 @cache

@@ -19,6 +19,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,30 +46,35 @@ _WRONG_COUNT = "wrong number of arguments for a kernel"
 
 
 class _Record(ctypes.Structure):
-    """What stands before the template of the slots, and the places of those that arguments fill:
-    the kernel, how many threads, slots and arguments, NumPy's array type, by which an array is told
-    from an int, and TypeError, since Numba gives LLVM another meaning of PyExc_TypeError."""
+    """What stands before the template of the slots, and, of each slot that an argument fills, its
+    place, the argument's, and what is added: the kernel, how many threads, slots, arguments and
+    slots to fill, NumPy's array type, by which an array is told from an int, and TypeError, since
+    Numba gives LLVM another meaning of PyExc_TypeError."""
 
-    _fields_ = words("kernel", "threads", "slots", "arguments", "array_type", "error")
+    _fields_ = words("kernel", "threads", "slots", "arguments", "filled", "array_type", "error")
 
 
 def bound(
     loaded: Loaded,
     threads: int,
     names: Sequence[str],
-    varying: Sequence[str],
+    varying: Mapping[str, tuple[int, int]],
     fixed: Mapping[str, Any],
 ) -> Callable[..., None]:
     """A kernel with its parameters `names`, but for those `varying`, bound to values.
 
-    It takes the varying ones in this order, and before them, for several threads, what
-    `threads.runner` returns. TypeError, in a call, for another number of arguments.
+    varying: of each the argument that fills it, and how many bytes behind its address. Before the
+    arguments stands, for several threads, what `threads.runner` returns. TypeError, in a call, for
+    another number of arguments.
     """
     slots = [*(word(fixed.get(name)) for name in names), *counters(threads)]
-    places = [names.index(name) for name in varying]
-    sizes = len(slots), len(places)
+    at = {name: place for place, name in enumerate(names)}
+    fills = [(at[name], *source) for name, source in varying.items()]
+    count = 1 + max((argument for _, argument, _ in fills), default=-1)
+    sizes = len(slots), count, len(fills)
     record = _Record(loaded.address, threads, *sizes, id(np.ndarray), id(TypeError))
-    packed = bytes(record) + struct.pack(f"{sum(sizes)}q", *slots, *places)
+    slots.extend(chain.from_iterable(fills))
+    packed = bytes(record) + struct.pack(f"{len(slots)}q", *slots)
     make, method = _entry()
     return make(method, (packed, loaded, *fixed.values()), __name__)  # which it keeps alive
 
@@ -129,12 +135,13 @@ def _run(k: Function, record: _Record, args: Words, slots: Words) -> Int:
     """Fill slots and run the kernel: None, or 0 for an error. For several threads, what starts them
     is the first argument."""
     several = record.threads > 1
-    values, places = args + several.to(s64), record.end + record.slots
-    for i in k.range(0, record.arguments):
-        number = k.call(_word, values[i], record.array_type)
+    values, fills = args + several.to(s64), record.end + record.slots
+    for i in k.range(0, record.filled):
+        fill = fills + i * 3
+        number = k.call(_word, values[fill[1]], record.array_type)
         for _ in k.when(number.equals(-1)):  # which may be one, a stride, say
             k.return_unless(k.call("PyErr_Occurred").equals(0), 0)
-        slots[places[i]] = number
+        slots[fill[0]] = number + fill[2]
     for _ in k.when(several):
         start, count = k.call("PyLong_AsLongLong", args[0]), record.threads.to(s32)
         state = k.call("PyEval_SaveThread")

@@ -57,9 +57,11 @@ class Program:
         self._unbound: dict[int, Callable[..., None]] = {}
 
     def bind(
-        self, thread_count: int, varying: Sequence[str], /, **fixed: Any
-    ) -> Callable[..., None]:
-        """This program for so many threads, as a function of the parameters `varying`, in order.
+        self, thread_count: int, varying: Sequence[str] | Mapping[str, tuple[int, int]], /,
+        **fixed: Any,
+    ) -> Callable[..., None]:  # fmt: skip
+        """This program for so many threads, as a function of the parameters `varying`, in order, or
+        of what fills them: for each the argument, and how many bytes behind its address.
 
         The others are `fixed` by name, and kept alive: what a call decides once costs later calls
         nothing. TypeError where a parameter is missing, unknown or named twice.
@@ -69,6 +71,8 @@ class Program:
             missing = [name for name in self.names if name not in named]
             other = [name for name in named if name not in self.names or named.count(name) > 1]
             raise TypeError(f"a kernel's parameters: {missing} are missing, {other} do not fit")
+        if not isinstance(varying, Mapping):
+            varying = {name: (argument, 0) for argument, name in enumerate(varying)}
         call = bound(self._loaded, thread_count, self.names, varying, fixed)
         return call if thread_count == 1 else threads.Shared(call)
 

@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
-import pickle
-import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from lowbit.bench.core.remote import RemoteError, run_remote
 from lowbit.lab.backends.backend import Request, backend_of, backends
 from lowbit.lab.report import Tell
 from lowbit.lab.run.triton import triton_modules
@@ -36,8 +33,6 @@ from lowbit.spec import Operation
 PRODUCT, OPERATOR, FUNCTION = "product:", "gpu:", "cpu:"
 """What names begin with: of lowbit's products on CPUs, of operators on tensors, of functions on
 CPUs."""
-
-_SIMULATOR = "NUMBA_ENABLE_CUDASIM"
 
 
 def request_of_file(path: Path) -> Request:
@@ -166,36 +161,19 @@ def needs_simulator(path: Path) -> bool:
     """
     if not path.is_file():
         raise FileNotFoundError(2, "there is no such file", str(path))
-    return os.environ.get(_SIMULATOR) != "1" and "numba" in path.read_text(
+    return os.environ.get("NUMBA_ENABLE_CUDASIM") != "1" and "numba" in path.read_text(
         "utf-8", errors="replace"
     )
 
 
-def in_simulator(
-    path: Path, action: str, options: Mapping[str, Any], tell: Tell | None = None
-) -> Any:
-    """What an action of lowbit.lab.worker makes of a file, in a process where Numba simulates.
+def in_simulator(function: Callable[[Path], Any], path: Path, tell: Tell | None = None) -> Any:
+    """What a function makes of a file in a process where Numba simulates.
 
-    Raises what the action raises; RuntimeError if the process stops.
+    Raises what the function raises; RuntimeError if the process stops.
     """
-    command = [sys.executable, "-m", "lowbit.lab.worker", action, str(path), json.dumps(options)]
-    environment = {**os.environ, _SIMULATOR: "1"}
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=said) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            # Written by our own worker. Tuples are the arguments of `tell`, until the outcome.
-            while isinstance(result := pickle.load(process.stdout), tuple):
-                if tell is not None:
-                    tell(*result)
-        except (EOFError, pickle.UnpicklingError):
-            process.wait()
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "it said nothing"
-            raise RuntimeError(f"the process that checks {path} stopped: {last}") from None
-    if isinstance(result, Exception):
-        raise result
-    return result
+    try:
+        return run_remote(function, path, on_progress=tell, NUMBA_ENABLE_CUDASIM="1")
+    except RemoteError as error:
+        if error.raised is None:
+            raise RuntimeError(f"the process that checks {path} stopped: {error}") from None
+        raise error.raised from None

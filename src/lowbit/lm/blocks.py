@@ -30,7 +30,8 @@ Parts = tuple[Array, Array, Array]
 @dataclass(frozen=True)
 class Block:
     """A type of blocks: its number in GGUF, how many elements and bytes a block has, the bits of an
-    element, and what reads blocks; None: elements are of `dtype`."""
+    element, and what reads blocks; None: elements are of `dtype`. offsets: whether they are real
+    numbers, so that a weight's zero points are rounded."""
 
     code: int
     elements: int
@@ -38,6 +39,11 @@ class Block:
     bits: int = 0
     parts: Callable[[Bytes], Parts] | None = None
     dtype: Any = None
+    offsets: bool = False
+
+    def rows(self, rows: Bytes) -> npt.NDArray[np.float32]:
+        """The numbers that `weight` has of rows of blocks [N, bytes], or floats, float32 [N, K]."""
+        return self.weight(rows).dequantize() if self.offsets else self.numbers(rows)
 
     def numbers(self, rows: Bytes) -> npt.NDArray[np.float32]:
         """What rows of blocks stand for: float32 [..., K]."""
@@ -169,12 +175,12 @@ BLOCKS = {
     "F16": Block(1, 1, 2, dtype=np.dtype("<f2")),
     "BF16": Block(30, 1, 2, dtype=ml_dtypes.bfloat16),
     "Q4_0": Block(2, 32, 18, 4, _q4_0),
-    "Q4_1": Block(3, 32, 20, 4, _q4_1),
+    "Q4_1": Block(3, 32, 20, 4, _q4_1, offsets=True),
     "Q5_0": Block(6, 32, 22, 5, _q5_0),
-    "Q5_1": Block(7, 32, 24, 5, _q5_1),
+    "Q5_1": Block(7, 32, 24, 5, _q5_1, offsets=True),
     "Q8_0": Block(8, 32, 34, 8, _q8_0),
-    "Q4_K": Block(12, 256, 144, 4, _q4_k),
-    "Q5_K": Block(13, 256, 176, 5, _q5_k),
+    "Q4_K": Block(12, 256, 144, 4, _q4_k, offsets=True),
+    "Q5_K": Block(13, 256, 176, 5, _q5_k, offsets=True),
     "Q6_K": Block(14, 256, 210, 6, _q6_k),
 }
 """By GGUF's names."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lowbit.lm.blocks import BLOCKS
 from lowbit.lm.description import Description
 from lowbit.lm.gguf import Gguf, read
-from lowbit.lm.quantized import array_of, check, layers_of
+from lowbit.lm.quantized import Layer, array_of, check, layers_of
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.numerics.qtensor import QTensor
 from lowbit.weights.tensor_file import StoredTensor, read_tensors
@@ -26,6 +26,13 @@ from lowbit.weights.tensor_file import StoredTensor, read_tensors
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedWeight | Floats
 """[N, K], as a file has it."""
+_Expert = StoredTensor | Layer
+DESCRIPTION = "lowbit_description"
+"""In a config.json that is none of transformers': its `Description`; tensors have GGUF's names."""
+_MATRIX = (
+    r"(token_embd|output|blk\.\d+\.(attn_(q|k|v|qkv|output)"
+    r"|ffn_((gate_)?up|gate|down)(_exps|_shexp)?))"
+)
 
 # What transformers calls them, by what they are called here. The first that fits is right.
 _NAMES = (
@@ -64,7 +71,8 @@ class GgufCheckpoint:
         for name in self._file.tensors:
             if match := re.fullmatch(_EXPERT_OF_GGUF, name):
                 self._experts.setdefault(f"{match[1]}_exps.weight", {})[int(match[2])] = name
-        self.names = frozenset(self._file.tensors).union(self._experts)
+        single = {name for experts in self._experts.values() for name in experts.values()}
+        self.names = frozenset(self._file.tensors).union(self._experts) - single
         self.notes = dict[str, int]()
 
     def vector(self, name: str) -> Floats:
@@ -73,6 +81,15 @@ class GgufCheckpoint:
 
     def matrix(self, name: str) -> Matrix:
         """A weight [N, K]; experts below each other."""
+        held = self.held(name)
+        return held if isinstance(held, QuantizedWeight) else held.astype(np.float32)
+
+    def is_matrix(self, name: str) -> bool:
+        """Whether it is a weight of a product; other tensors are read as floats."""
+        return bool(re.fullmatch(_MATRIX, name.removesuffix(".weight")))
+
+    def held(self, name: str) -> QuantizedWeight | npt.NDArray[Any]:
+        """A weight [N, K], in the file's dtype where it is of floats."""
         parts = [self._stored(one) for one in self._parts(name)]
         kinds = {part.kind for part in parts}
         if len(kinds) > 1:
@@ -81,14 +98,15 @@ class GgufCheckpoint:
         block, data = BLOCKS[kinds.pop()], rows[0] if len(rows) == 1 else np.concatenate(rows)
         if self._in_pairs(name):
             data = data[_by_halves(len(data), self.description.head_dim)]
-        return block.numbers(data) if block.parts is None else block.weight(data)
+        return data.view(block.dtype) if block.parts is None else block.weight(data)
 
     def order(self, name: str) -> None:
         """Which input a weight's columns stand for: each for its own."""
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
-        return self._stored(name).rows(np.asarray(which))
+        stored = self._stored(name)
+        return BLOCKS[stored.kind].rows(stored.data[np.asarray(which)])
 
     def bias(self, name: str) -> Floats:
         """A bias [N], in the order of its weight's rows."""
@@ -122,37 +140,50 @@ def _by_halves(rows: int, head_dim: int) -> npt.NDArray[np.int64]:
 class FolderCheckpoint:
     """A folder of transformers', of floats or quantized in one of the ways of lm/quantized.py.
 
-    notes: elements that were rounded once more when they were read, by reason."""
+    files: all tensors, by their names in its files. notes: elements that were rounded once more
+    when they were read, by reason."""
 
     def __init__(self, path: Path) -> None:
         config = json.loads((path / "config.json").read_text())
         self.metadata, self.notes = config, dict[str, int]()
         quantization = config.get("quantization_config") or {}
         check(quantization)
-        self.description = Description.of_config(config)
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
+        self._renamed = (own := config.get(DESCRIPTION)) is None
+        self.description = Description.of_config(config) if own is None else Description.of_own(own)
+        self.files = {name: tensor for file in sorted(path.glob("*.safetensors"))
+                      for name, tensor in read_tensors(file).items()}  # fmt: skip
+        if not self.files:
             raise ValueError(f"{path} holds no safetensors")
-        self._tensors, experts = dict[str, StoredTensor](), dict[str, dict[int, StoredTensor]]()
-        for file in files:
-            for name, tensor in read_tensors(file).items():
-                stem, _, part = name.rpartition(".")
-                if match := re.fullmatch(_EXPERT, stem):
-                    known = f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{part}"
-                    experts.setdefault(known, {})[int(match[2])] = tensor
-                elif (known := self._name(stem)) is not None:
-                    self._tensors[f"{known}.{part}"] = tensor
+        self._tensors = dict[str, StoredTensor]()
+        for name, tensor in self.files.items():
+            stem, _, part = name.rpartition(".")
+            if (known := self.name(stem)) is not None:
+                self._tensors[f"{known}.{part}"] = tensor
         self._layers = layers_of(quantization, self._tensors, self.notes)
-        if "token_embd" in self._layers:
+        if (table := self._layers.get("token_embd")) is not None and not table.in_rows:
             raise NotImplementedError(f"{path}: embeddings that are quantized are not read")
-        if quantization and experts:
-            raise NotImplementedError(f"{path}: experts that are quantized are read of GGUF only")
-        self._experts = {name: [parts[i] for i in sorted(parts)] for name, parts in experts.items()}
         layers = {f"{stem}.weight" for stem in self._layers}
-        self.names = frozenset(self._tensors).union(layers, experts)
+        self._experts = self._by_number()
+        every = layers.union(self._tensors, self._experts)
+        self.names = frozenset(name for name in every if not re.search(r"_exps\.\d", name))
 
-    def _name(self, stem: str) -> str | None:
+    def _by_number(self) -> dict[str, list[_Expert]]:
+        """The weights of all experts of a kind, in their order, by the name of all."""
+        found: dict[str, dict[int, _Expert]] = {}
+        for stem in {name.rpartition(".")[0] for name in self._tensors}:
+            if match := re.fullmatch(r"(blk\.\d+\.ffn_\w+_exps)\.(\d+)", stem):
+                one = self._layers.get(stem) or _of(self._tensors, f"{stem}.weight")
+                found.setdefault(f"{match[1]}.weight", {})[int(match[2])] = one
+        return {name: [parts[i] for i in sorted(parts)] for name, parts in found.items()}
+
+    def name(self, stem: str) -> str | None:
+        """What a file's module is called here, an expert with its number behind; None: nothing of
+        the language model."""
+        if not self._renamed:
+            return stem
         stem = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stem)
+        if match := re.fullmatch(_EXPERT, stem):
+            return f"blk.{match[1]}.ffn_{_OF_EXPERTS.get(match[3], match[3])}_exps.{match[2]}"
         if match := re.fullmatch(_AFTER_ATTENTION, stem):
             behind = self.description.architecture in _NORMS_BEHIND
             return f"blk.{match[1]}.{'post_attention_norm' if behind else 'ffn_norm'}"
@@ -171,8 +202,12 @@ class FolderCheckpoint:
         if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
             return layer.weight()
         if name in self._experts:
-            return np.concatenate([array_of(one).astype(np.float32) for one in self._experts[name]])
+            return _below(name, self._experts[name])
         return self._array(name).astype(np.float32)
+
+    def layer(self, stem: str) -> Layer | None:
+        """A quantized layer by its `name`."""
+        return self._layers.get(stem)
 
     def order(self, name: str) -> npt.NDArray[np.int64] | None:
         """Which input a weight's columns stand for, [K]; None: each for its own."""
@@ -181,6 +216,8 @@ class FolderCheckpoint:
 
     def rows(self, name: str, which: Sequence[int]) -> Floats:
         """Some rows of a matrix."""
+        if (layer := self._layers.get(name.removesuffix(".weight"))) is not None:
+            return layer.rows(np.asarray(which))
         return self._array(name)[np.asarray(which)].astype(np.float32)
 
     def bias(self, name: str) -> Floats:
@@ -192,6 +229,21 @@ class FolderCheckpoint:
         if array.dtype.kind in "biu":
             raise ValueError(f"{name} must be floats, got {array.dtype}")
         return array
+
+
+def _below(name: str, experts: Sequence[_Expert]) -> Matrix:
+    """The weights of experts below each other. ValueError: they are not of one kind."""
+    weights = list[Matrix]()
+    for one in experts:
+        if isinstance(one, StoredTensor):
+            weights.append(array_of(one).astype(np.float32))
+        elif one.order is not None:
+            raise NotImplementedError(f"{one.name}: experts with an order of inputs are not read")
+        else:
+            weights.append(one.weight())
+    if (whole := joined(weights)) is None:
+        raise ValueError(f"{name}: experts must be quantized in one way")
+    return whole
 
 
 Checkpoint = GgufCheckpoint | FolderCheckpoint

@@ -187,6 +187,17 @@ class Description:
             **_SERVED[name],
         )  # fmt: skip
 
+    @classmethod
+    def of_own(cls, held: Any) -> Description:
+        """Of what `dataclasses.asdict` made of one and JSON has kept. ValueError: it is damaged."""
+        if not isinstance(held, dict) or held.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError("the model's description has other fields than this lowbit knows")
+        _check(held["architecture"], {})
+        try:
+            return cls(**{**held, "windows": tuple(held["windows"])})
+        except TypeError as error:
+            raise ValueError(f"the model's description: {error}") from None
+
     def window(self, layer: int) -> int:
         """How many tokens each attends to in a layer; 0: to all."""
         return self.windows[layer] if self.windows else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.kernels.cpu.attention.cached import SCALE_BYTES, rotation_table
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
 from lowbit.numerics.methods import QuantizedWeight
@@ -105,9 +105,9 @@ class Networks:
     """The graphs of a model, which share their constants.
 
     chunk: inputs x [rows, width], positions [rows], cache [1, layers, 2, key heads, capacity,
-    head_dim]; output y [rows, width]. step: the same with a cache of several slots, and slots
-    [rows], of which each row belongs to another. head: x [rows, width] to logits [rows,
-    vocabulary].
+    head_dim], of int8 with a scale behind each row; output y [rows, width]. head: x [rows, width]
+    to logits [rows, vocabulary]. step: both, with a cache of several slots, and slots [rows], of
+    which each row belongs to another.
     """
 
     def __init__(
@@ -124,10 +124,12 @@ class Networks:
             weights.constants["local rotation"] = rotation_table(capacity, local)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
-        sizes = d.layers, 2, d.key_heads, capacity, d.head_dim
-        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), ())
-        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",))
-        self.head = _head(d, weights)
+        row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
+        sizes = d.layers, 2, d.key_heads, capacity, row
+        head = _Head(d, weights)
+        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), (), None)
+        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",), head)
+        self.head = _body(d, weights, [], None, (), head)
 
 
 def _divisors(d: Description, weights: Weights, context: int) -> Any:
@@ -179,38 +181,31 @@ class _Gated:
         self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
 
 
+class _Head:
+    """The constants of what makes logits."""
+
+    def __init__(self, d: Description, weights: Weights) -> None:
+        self.norm = weights.vector("output_norm.weight")
+        stem = "output" if weights.has("output.weight") else "token_embd"
+        self.linear = weights.matrices([stem], d.logit_scale)[0]
+
+
 def _body(
-    d: Description,
-    weights: Weights,
-    layers: Sequence[_Layer],
-    cache: Tensor,
-    slots: tuple[str, ...],
-) -> Graph:
+    d: Description, weights: Weights, layers: Sequence[_Layer], cache: Tensor | None,
+    slots: tuple[str, ...], head: _Head | None,
+) -> Graph:  # fmt: skip
     nodes = _Nodes(d, weights)
     x = "x"
     for layer in layers:
         x = nodes.layer(layer, x, slots)
-    rows = ("rows",)
-    tensors = {"x": Tensor("float32", ("rows", d.width)), "positions": Tensor("int64", rows),
-               "cache": cache, "slots": Tensor("int64", rows)}  # fmt: skip
-    inputs = ("x", "positions", "cache", *slots)
-    return _graph(nodes, weights, inputs, x, tensors, d.architecture)
-
-
-def _head(d: Description, weights: Weights) -> Graph:
-    nodes = _Nodes(d, weights)
-    x = nodes.norm("x", weights.vector("output_norm.weight"))
-    stem = "output" if weights.has("output.weight") else "token_embd"
-    x = nodes.linear(x, *weights.matrices([stem], d.logit_scale)[0])
-    tensors = {"x": Tensor("float32", ("rows", d.width))}
-    return _graph(nodes, weights, ("x",), x, tensors, f"{d.architecture} head")
-
-
-def _graph(
-    nodes: _Nodes, weights: Weights, inputs: tuple[str, ...], output: str,
-    tensors: Mapping[str, Tensor], name: str,
-) -> Graph:  # fmt: skip
-    graph = Graph(inputs, (output,), tuple(nodes.made), weights.constants, tensors, name)
+    if head is not None:
+        x = nodes.linear(nodes.norm(x, head.norm), *head.linear)
+    tensors, inputs = {"x": Tensor("float32", ("rows", d.width))}, ("x",)
+    if cache is not None:
+        positions = Tensor("int64", ("rows",))
+        tensors |= {"positions": positions, "cache": cache, "slots": positions}
+        inputs = ("x", "positions", "cache", *slots)
+    graph = Graph(inputs, (x,), tuple(nodes.made), weights.constants, tensors, d.architecture)
     return graph.replaced()  # without constants of others
 
 

@@ -12,6 +12,7 @@ bits; an element is scale · (q − zero).
   float8_e4m3; `weight_scale` [N, groups], or one for each row, or one; `weight_zero_point` as the
   scales, packed along N where the weight is. What is packed is counted from −2^(bits − 1).
 - bitsandbytes: `weight` of int8, `SCB`, 127 scales, of each row.
+- lowbit: see weights/folder.py.
 
 Sources: QuantLinear.pack of AutoGPTQ, convert_gptq_v1_to_v2_format_module of GPTQModel, from_linear
 of AutoAWQ's WQLinear_GEMM, pack_to_int32 of compressed-tensors, int8_vectorwise_dequant of
@@ -31,6 +32,7 @@ import numpy.typing as npt
 from lowbit.lm.blocks import as_weight
 from lowbit.numerics import from_int32, quantize
 from lowbit.numerics.methods import QuantizedWeight
+from lowbit.weights import folder
 from lowbit.weights.tensor_file import DTYPES, StoredTensor
 
 Array = npt.NDArray[Any]
@@ -44,7 +46,8 @@ _COMPRESSED = "pack-quantized", "int-quantized", "float-quantized", "naive-quant
 def array_of(tensor: StoredTensor) -> Array:
     """A tensor of any dtype, a view."""
     name = DTYPES[tensor.dtype]
-    return tensor.data.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)
+    data = np.asarray(tensor.data)  # of no class of its own, as a mapped file has
+    return data.view(getattr(ml_dtypes, name, name)).reshape(tensor.shape)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Layer:
     @property
     def order(self) -> npt.NDArray[np.int64] | None:
         """The order of inputs in which those of a group are neighbours, [K]; None: they are."""
+        if folder.ORDER in self.tensors:
+            order = self.part(folder.ORDER, ["int64"], -1)
+            if (np.sort(order) != np.arange(len(order))).any():
+                raise ValueError(f"{self.name}: {folder.ORDER} must name each input once")
+            return order
         groups = array_of(self.tensors[self.groups]) if self.groups else np.zeros(0)
         return np.argsort(groups, kind="stable") if (groups[1:] < groups[:-1]).any() else None
 
@@ -80,16 +88,22 @@ class Layer:
 
     def part(self, name: str, dtypes: Collection[str], *shape: int) -> Array:
         """A tensor of one of these dtypes and of this shape, in which −1 stands for any size."""
-        if name not in self.tensors:
-            raise ValueError(f"it has no {name}")
-        array = array_of(self.tensors[name])
-        sizes = tuple(n if m < 0 < n else m for n, m in zip(array.shape, shape, strict=False))
-        if array.dtype.name not in dtypes or sizes != array.shape or len(shape) != array.ndim:
-            raise ValueError(
-                f"{name} must be {' or '.join(dtypes)} {list(shape)}, got {array.dtype.name} "
-                f"{list(array.shape)}"
-            )
-        return array
+        held = {name: array_of(self.tensors[name])} if name in self.tensors else {}
+        return folder.part(held, name, dtypes, *shape)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether all tensors are rows, of which `rows` can read some."""
+        return folder.VALUES in self.tensors
+
+    def rows(self, which: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Some rows of the weight."""
+        return folder.rows(self.of_lowbit(), which)
+
+    def of_lowbit(self) -> dict[str, Array]:
+        """The tensors of weights/folder.py."""
+        names = (name for name in folder.NAMES if name in self.tensors)
+        return {name: array_of(self.tensors[name]) for name in names}
 
     def in_order(self, q: Array, size: int) -> Array:
         """Values [N, K] with the columns in `order`. ValueError: groups have not `size` each."""
@@ -181,6 +195,13 @@ def _bitsandbytes(layer: Layer) -> QuantizedWeight:
     return as_weight(layer.in_order(_unsigned(q, 8), q.shape[1]), scale, zero, 8, q.shape[1])
 
 
+def _lowbit(layer: Layer) -> QuantizedWeight:
+    weight = folder.from_tensors(layer.of_lowbit())
+    if weight.input_scale is not None:
+        raise NotImplementedError(f"{layer.name}: inputs that are divided are not served")
+    return weight
+
+
 def _by_rows(layer: Layer, name: str, dtypes: Collection[str], rows: int) -> Array:
     """Numbers [N, groups], of which a file may have one for each row, or one."""
     shape = layer.tensors[name].shape if name in layer.tensors else (-1,)
@@ -263,6 +284,12 @@ def _check_bitsandbytes(config: Config) -> None:
     _served("load_in_8bit", bool(config.get("load_in_8bit")), (True,))
 
 
+def _check_lowbit(config: Config) -> None:
+    _served(
+        "format_version", config.get("format_version"), (folder.VERSION, folder.ORDERED_VERSION)
+    )
+
+
 class Format(NamedTuple):
     """What refuses a configuration, which tensors only a quantized layer has, and what reads it."""
 
@@ -276,6 +303,7 @@ FORMATS = {
     "awq": Format(_check_awq, ("qweight",), _awq),
     "compressed-tensors": Format(_check_compressed, ("weight_packed", "weight_scale"), _compressed),
     "bitsandbytes": Format(_check_bitsandbytes, ("SCB",), _bitsandbytes),
+    "lowbit": Format(_check_lowbit, (folder.VALUES,), _lowbit),
 }
 """By `quant_method`."""
 

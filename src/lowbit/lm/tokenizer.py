@@ -27,6 +27,8 @@ _ENDS = (
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>",
     "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 )  # fmt: skip
+GGUF_TOKENIZER = "tokenizer_gguf.json"
+"""In folders that were made of GGUF files: the keys of these."""
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -66,12 +68,15 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a Hugging Face folder: tokenizer.json, and if they are there
-        tokenizer_config.json, chat_template.jinja, generation_config.json.
+        tokenizer_config.json, chat_template.jinja, generation_config.json; or of what
+        `lowbit convert` made of a GGUF file.
 
         FileNotFoundError: there is no tokenizer.json. ValueError: a file is damaged, or its tokens
         are neither bytes nor SentencePiece's. ModuleNotFoundError: the package tokenizers is
         needed.
         """
+        if keys := _json(Path(path) / GGUF_TOKENIZER):
+            return cls.from_gguf(keys)
         return _from_folder(Path(path))
 
     def encode(self, text: str, special: bool = True) -> list[int]:

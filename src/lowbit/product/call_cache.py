@@ -162,6 +162,14 @@ def as_given(value: Any, used: Any, slot: str, written: bool = False) -> Check |
     return Array(value, slot, written) if used is value else None
 
 
+def addend_as_given(c: Any, used: Any, result: npt.NDArray[Any]) -> Check | None:
+    """The check of what is added to a product: the output may take its place, if it lies so."""
+    check = as_given(c, used, "c")
+    if not isinstance(check, Array):
+        return check
+    return check._replace(replaced=(c.dtype, c.strides) == (result.dtype, result.strides))
+
+
 def bias_as_given(bias: Any, used: Any, prepared: Prepared) -> Check | None:
     """The check of a bias that is absent, or of float32, and padded to whole panels if need be."""
     plain = type(bias) is np.ndarray and bias.dtype == np.float32 and bias.flags.c_contiguous

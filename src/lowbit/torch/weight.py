@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lowbit.numerics import QTensor, methods
-from lowbit.torch.arguments import FLOATS
+from lowbit.torch.arguments import FLOATS, activations_refusal
 from lowbit.torch.config import QuantizeConfig, configurations
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.packings import Panels, Rows, Tiles
@@ -23,23 +23,30 @@ PACKING_OF = {"cpu": "panels", "cuda": "tiles"}
 SAVE = (
     "quantized weights have no memory of their own that other programs could write to a file: "
     "call lowbit.torch.save(model, path) in place of save_pretrained, SentenceTransformer.save or "
-    "safetensors.torch.save_model"
+    "safetensors.torch.save_model; or, for save_pretrained of a model of transformers, "
+    "lowbit.torch.transformers.prepare_save(model) before"
 )
 
 
 def device_refusal(
-    device: torch.device, format: WeightFormat, in_features: int, packing: str = ""
+    device: torch.device,
+    format: WeightFormat,
+    in_features: int,
+    packing: str = "",
+    activations: str = "float",
 ) -> str | None:
-    """Why such a weight cannot be on a device, in the usual packing or in "rows"; or None."""
+    """Why such a weight cannot be on a device, in the usual packing or in "rows", or has no kernel
+    there that multiplies such activations by it; or None."""
     name = PACKING_OF.get(device.type)
     if packing == "rows" and name is not None:
         return None
     if name is None:
         known = " and ".join(map(repr, PACKING_OF))
         return f"quantized layers run on {known}, so they cannot be moved to {str(device)!r}"
-    if refusal := PACKINGS[name].refusal(format, in_features):
-        return f"a weight of {format} cannot be on {str(device)!r}: {refusal}"
-    return None
+    refusal = PACKINGS[name].refusal(format, in_features)
+    if refusal is None and name == "tiles":
+        refusal = activations_refusal(activations, str(device))
+    return f"a weight of {format} cannot be on {str(device)!r}: {refusal}" if refusal else None
 
 
 class Facts(NamedTuple):
@@ -146,7 +153,9 @@ class QuantizedWeight(Tensor):
         if weight.is_meta:
             raise ValueError("the weight is on 'meta'; load the model's weights first")
         rows = weight.detach().T if transposed else weight.detach()
-        if packing is None and (refusal := device_refusal(weight.device, format, rows.shape[1])):
+        kind = config.activations if config else "float"
+        refusal = device_refusal(weight.device, format, rows.shape[1], "", kind)
+        if packing is None and refusal:
             raise ValueError(f"{refusal}; leave it out with filter_fn, or move the model")
         found = format.quantize(rows.to("cpu", torch.float32).contiguous().numpy(), seen)
         packing = packing or PACKING_OF[weight.device.type]

@@ -49,7 +49,7 @@ def test_what_has_no_translation_is_listed(aten: ModuleType) -> None:
 
 def test_the_tool_notices(aten: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A translation that gives other numbers counts as one that does not run."""
-    wrong = lambda b, *, x, **_: b.add("Neg", x)  # noqa: E731
+    wrong = lambda b, *, x, **_: b.op("Neg", x)  # noqa: E731
     monkeypatch.setitem(converters.load(), "aten::exp", wrong)
     (row,) = aten.aten_rows(["exp"], most=2)
     assert row.runs < row.of

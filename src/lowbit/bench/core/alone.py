@@ -3,25 +3,19 @@
 Threads that wait for work spin on their cores for some time. Whoever comes next pays for that, at
 its barriers, even on the same pool. In a process of its own an implementation has its threads as a
 user's program has them, and the next process is asked when they are asleep.
-
-Run as `python -m lowbit.bench.core.alone THREADS`, a process is told what to prepare, and then to
-take its turns.
 """
 
 from __future__ import annotations
 
-import base64
-import pickle
 import statistics
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lowbit.bench.core.apart import Apart, answering
 from lowbit.bench.core.clock import RemoteCall, Turn, settle
 from lowbit.bench.core.cpu import Cpu
+from lowbit.bench.core.remote import Remote, RemoteError
 
 if TYPE_CHECKING:
     from lowbit.bench.core.case import Case, Implementation
@@ -37,7 +31,7 @@ class Alone:
 
     def __init__(self, suite: Suite, seed: int) -> None:
         self._suite, self._seed = suite, seed
-        self._running: dict[tuple[str, int], Apart] = {}
+        self._running: dict[tuple[str, int], Remote] = {}
 
     def calls(
         self, case: Case, threads: int, several: Iterable[Implementation]
@@ -47,12 +41,12 @@ class Alone:
         for one in several:
             key = one.name, threads
             if key not in self._running:
-                self._running[key] = Apart("lowbit.bench.core.alone", str(threads))
+                self._running[key] = Remote(_turns, threads)
+                self._running[key].answer(_SECONDS)
             process = self._running[key]
-            task = pickle.dumps((self._suite, case, self._seed, one.name))
             try:
-                process.ask(base64.b64encode(task).decode(), _SECONDS)
-            except RuntimeError as error:
+                process.ask((self._suite, case, self._seed, one.name), _SECONDS)
+            except RemoteError as error:
                 raise RuntimeError(f"{one.name}, in a process of its own: {error}") from None
             made[one.name] = [RemoteCall(partial(process.ask, None, _SECONDS))]
         return made
@@ -72,25 +66,20 @@ def _taken(turn: Turn) -> list[float]:
     return turn.seconds[before:]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Answer what is to be prepared with null, and each turn with the seconds of a call."""
-    threads, ready = int(arguments[0]), list[Turn]()
-    with Cpu().using(threads), answering() as (answer, questions):
-        for task in questions:
-            if task is None:
-                (turn,) = ready
+def _turns(threads: int) -> Generator[float | None, Any, None]:
+    """In a process: answer what is to be prepared with None, and each turn, which None asks for,
+    with the seconds of a call."""
+    with Cpu().using(threads):
+        task = yield None
+        while True:
+            suite, case, seed, name = task
+            implementation = next(one for one in suite.implementations() if one.name == name)
+            call = implementation.prepare(suite.make(case, seed), threads).call
+            turn = Turn(name, [call], implementation.pool)
+            settle()
+            task = yield None
+            while task is None:
                 _taken(turn)
                 seconds = statistics.median(_taken(turn))
                 settle()
-                answer(seconds)
-                continue
-            suite, case, seed, name = pickle.loads(base64.b64decode(task))
-            one = next(one for one in suite.implementations() if one.name == name)
-            call = one.prepare(suite.make(case, seed), threads).call
-            ready = [Turn(one.name, [call], one.pool)]
-            settle()
-            answer(None)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+                task = yield seconds

@@ -1,20 +1,13 @@
-"""Trying a foreign implementation in a process of its own before it may run in ours.
-
-Run as `python -m lowbit.bench.core.probe TASK`; it answers for each case that it comes through with
-the reason not to use the implementation there, or null.
-"""
+"""Trying a foreign implementation in a process of its own before it may run in ours."""
 
 from __future__ import annotations
 
-import base64
-import pickle
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lowbit.bench.core.apart import Apart, answering
+from lowbit.bench.core.remote import Remote, RemoteError
 
 if TYPE_CHECKING:
     from lowbit.bench.core.case import Case, Implementation
@@ -40,13 +33,13 @@ def attempt(
     kernels: dict[str, str] = {}
     left = list(dict.fromkeys(suite.tried(case) for case in cases))
     while left:
-        task = base64.b64encode(pickle.dumps((suite, one, left, seed))).decode()
-        with closing(Apart("lowbit.bench.core.probe", task, ONEDNN_VERBOSE="1")) as process:
+        with closing(Remote(_reasons, suite, one, seed, ONEDNN_VERBOSE="1")) as process:
+            process.answer(_SECONDS)
             while left:
                 case = left.pop(0)
                 try:
-                    reason = process.answer(_SECONDS)
-                except RuntimeError as error:
+                    reason = process.ask(case, _SECONDS)
+                except RemoteError as error:
                     reasons[case] = f"tried in a process of its own: {error}"
                     break
                 if reason is not None:
@@ -57,19 +50,14 @@ def attempt(
     return refused, kernels
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Prepare and call the implementation once for each case."""
-    suite, one, cases, seed = pickle.loads(base64.b64decode(arguments[0]))
-    with answering() as (answer, _):
-        for case in cases:
-            reason = None
-            try:
-                ready = one.prepare(suite.make(case, seed), threads=1)
-                ready.read(ready.call())
-            except (ValueError, RuntimeError, NotImplementedError) as error:
-                reason = "refused: " + str(error).splitlines()[0]
-            answer(reason)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _reasons(suite: Suite, one: Implementation, seed: int) -> Generator[str | None, Case, None]:
+    """In the process: of each case that it comes through, why not to use the implementation."""
+    reason = None
+    while True:
+        case = yield reason
+        reason = None
+        try:
+            ready = one.prepare(suite.make(case, seed), threads=1)
+            ready.read(ready.call())
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            reason = "refused: " + str(error).splitlines()[0]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lowbit.bench.core import table
-from lowbit.bench.core.case import OURS, PEER, Case, Implementation, implementations_of
+from lowbit.bench.core.case import LIMIT, OURS, PEER, Case, Implementation, implementations_of
 from lowbit.bench.core.clock import Limits
 from lowbit.bench.core.cpu import Cpu
 from lowbit.registry import Registry
@@ -144,6 +144,45 @@ def chosen(suite: Suite, plan: Plan) -> list[Implementation]:
 def fields(suite: type[Suite]) -> list[dataclasses.Field[Any]]:
     """The options of a suite."""
     return [one for one in dataclasses.fields(suite) if one.metadata]
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """The numbers of an option, as in 1,16, each once. ValueError: they are none, or below 1."""
+    try:
+        several = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not understood; write 16, or 1,16") from None
+    if min(several) < 1:
+        raise ValueError(f"a {name} is {min(several)}; it must be at least 1")
+    return several
+
+
+def named(what: str, text: str, names: Sequence[str]) -> list[str]:
+    """Names that an option asks for by their parts, as in lowbit,openvino; all if it is empty.
+    ValueError if a part is in no name."""
+    parts = [part.strip().lower() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not any(part in name.lower() for name in names):
+            raise ValueError(f"no {what} is called {part!r}; known are {', '.join(names)}")
+    return [name for name in names if not parts or any(part in name.lower() for part in parts)]
+
+
+def best_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """By table: the fastest of lowbit's and of the others', and how many times as fast."""
+
+    def median(row: Row) -> float:
+        return row.seconds.median
+
+    figures = list[dict[str, Any]]()
+    for case, threads in dict.fromkeys((row.case, row.threads) for row in rows):
+        here = [r for r in rows if (r.case, r.threads) == (case, threads) and r.kind != LIMIT]
+        ours = min((row for row in here if row.ours), key=median, default=None)
+        best = min((row for row in here if not row.ours), key=median, default=None)
+        if ours is not None and best is not None:
+            names = {"lowbit": ours.implementation, "best_peer": best.implementation}
+            ratio = median(best) / median(ours)
+            figures.append({"case": case, "threads": threads, **names, "ratio": ratio})
+    return figures
 
 
 suites: Registry[type[Suite]] = Registry("suite", "lowbit.bench.suites")

@@ -186,6 +186,15 @@ def left_out(record: Record) -> list[Text]:
     return lines
 
 
+def best_lines(record: Record) -> Iterator[str]:
+    """The summary of `suite.best_of`, a line for each table."""
+    for one in record.summary:
+        yield (
+            f"{one['case']}, {thread_text(one['threads'])}: {one['lowbit']} is {one['ratio']:.2f} "
+            f"times as fast as the best other, {one['best_peer']}"
+        )
+
+
 def format_seconds(seconds: float) -> str:
     """A duration with its unit, about three significant digits."""
     unit, size = _unit(seconds)

@@ -32,8 +32,10 @@ from lowbit.bench.models.model import (
     Run,
     Weights,
     classified,
+    in_batches,
     mean,
     models,
+    outputs,
     sqnr,
 )
 from lowbit.registry.extras import folder_of
@@ -82,18 +84,11 @@ class TorchCrepe(Model):
         """`pitch`: the share of at most 2,000 tones heard within 50 cents, the raw pitch accuracy
         of the paper; `within_10_cents`; `agreement` of the likeliest pitch and `sqnr_db`."""
         frames, hertz = tones(FRAMES, 1024, ACCURACY)
-        frames, hertz = frames[:limit], hertz[:limit]
-        batches = [
-            frames[i : i + FRAMES_OF_A_BATCH] for i in range(0, len(frames), FRAMES_OF_A_BATCH)
-        ]
-        heard = np.concatenate([run(batch) for batch in batches])
-        away = np.abs(cents(heard) - 1200 * np.log2(hertz / 10))
+        batches = in_batches(frames[:limit], FRAMES_OF_A_BATCH)
+        heard, wanted = outputs(run, reference, batches)
+        away = np.abs(cents(heard) - 1200 * np.log2(hertz[:limit] / 10))
         found = {"pitch": mean(away < NEAR), "within_10_cents": mean(away < 10)}
-        if reference is not None:
-            wanted = np.concatenate([reference(batch) for batch in batches])
-            found["agreement"] = mean(heard.argmax(1) == wanted.argmax(1))
-            found["sqnr_db"] = mean(np.minimum(sqnr(heard, wanted), 200))
-        return found
+        return found | classified(heard, None, wanted)
 
 
 models.add(TorchCrepe.name, TorchCrepe())
@@ -151,31 +146,21 @@ class EfficientNetLite0(ImageModel):
     ) -> dict[str, Metric]:
         """`top1` on at most 20 whole photographs; `agreement` and `sqnr_db` on 25 views of each,
         of which those of one photograph count as one for the standard error."""
-        scores, wanted, labels = [], [], []
-        for i, (image, label) in enumerate(samples()[:limit]):
-            parts = [(0, 0, *image.size), *boxes(image, VIEWS - 1, i)]
-            if reference is None:
-                parts = parts[:1]
-            views = np.stack([self.preprocessing.part(image, box) for box in parts])
-            scores.append(_in_order(run, views))
-            labels.append(label)
-            if reference is not None:
-                wanted.append(_in_order(reference, views))
-        whole = np.stack([one[0] for one in scores])
-        found = classified(whole, np.array(labels), None)
-        if reference is not None:
-            clusters = np.repeat(np.arange(len(scores)), VIEWS)
-            all_scores, all_wanted = np.concatenate(scores), np.concatenate(wanted)
-            found |= classified(all_scores, None, all_wanted, clusters)
-        return found
+        photographs, views = samples()[:limit], 1 if reference is None else VIEWS
+        cut = (
+            (self.preprocessing.part(image, box)[None],)
+            for i, (image, _) in enumerate(photographs)
+            for box in ((0, 0, *image.size), *boxes(image, views - 1, i))
+        )  # one by one: a session that was compiled for one image serves as well
+        scores, wanted = outputs(run, reference, cut)
+        labels = np.array([label for _, label in photographs])
+        clusters = np.repeat(np.arange(len(photographs)), views)
+        return classified(scores[::views], labels, None) | classified(
+            scores, None, wanted, clusters
+        )
 
 
 models.add(EfficientNetLite0.name, EfficientNetLite0())
-
-
-def _in_order(run: Run, views: Array) -> Array:
-    # One by one: a session that was compiled for one image serves as well.
-    return np.concatenate([run(view[None]) for view in views])
 
 
 FILES_OF_A_BATCH = 32
@@ -212,18 +197,10 @@ class Magika(Model):
             "target_labels_space"
         ]
         judged = _files()[1][:limit]
-        scores, wanted = [], []
-        for start in range(0, len(judged), FILES_OF_A_BATCH):
-            batch = np.stack(
-                [features(path) for path, _ in judged[start : start + FILES_OF_A_BATCH]]
-            )
-            scores.append(run(batch))
-            if reference is not None:
-                wanted.append(reference(batch))
+        read = np.stack([features(path) for path, _ in judged])
+        scores, wanted = outputs(run, reference, in_batches(read, FILES_OF_A_BATCH))
         labels = np.array([names.index(label) for _, label in judged])
-        return classified(
-            np.concatenate(scores), labels, np.concatenate(wanted) if wanted else None
-        )
+        return classified(scores, labels, wanted)
 
 
 models.add(Magika.name, Magika())
@@ -286,8 +263,8 @@ class MiniLM(Model):
         `rating_error`, the mean distance in points from −4 to 4. `cosine` to the reference's."""
         words, ratings = rated_words()
         words, ratings = words[:limit], ratings[:limit]
-        batches = _tokens(words, WORDS_OF_A_BATCH)
-        embedded = np.concatenate([run(*batch) for batch in batches]).astype(np.float64)
+        embedded, wanted = outputs(run, reference, _tokens(words, WORDS_OF_A_BATCH))
+        embedded = embedded.astype(np.float64)
         fitted = round(len(words) * FITTED)
         probe = _ridge(embedded[:fitted], ratings[:fitted])
         guess = _with_one(embedded[fitted:]) @ probe
@@ -295,8 +272,7 @@ class MiniLM(Model):
             "sign": mean((guess > 0) == (ratings[fitted:] > 0)),
             "rating_error": mean(np.abs(guess - ratings[fitted:])),
         }
-        if reference is not None:
-            wanted = np.concatenate([reference(*batch) for batch in batches])
+        if wanted is not None:
             found["cosine"] = mean((embedded * wanted).sum(1))
             found["sqnr_db"] = mean(np.minimum(sqnr(embedded, wanted), 200))
         return found

@@ -233,17 +233,26 @@ def manual_sentences(count: int) -> list[str]:
     The same ones on every run of one Python version. RuntimeError if this Python lacks the
     texts, ValueError if they hold fewer sentences than that.
     """
+    found = list(dict.fromkeys(extract(_topics())))
+    if not 0 < count <= len(found):
+        raise ValueError(f"expected 1 to {len(found)} sentences, got {count}")
+    return [found[index * len(found) // count] for index in range(count)]
+
+
+def manual() -> str:
+    """Python's manual as one text. RuntimeError if this Python lacks it."""
+    return "\n\n".join(_topics())
+
+
+def _topics() -> list[str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise RuntimeError(
-            "this Python came without pydoc_data.topics, where the demo's sentences are from; "
+            "this Python came without pydoc_data.topics, the manual that the text is from; "
             "install your system's full python3 package"
         ) from error
-    found = list(dict.fromkeys(extract(topics[name] for name in sorted(topics))))
-    if not 0 < count <= len(found):
-        raise ValueError(f"expected 1 to {len(found)} sentences, got {count}")
-    return [found[index * len(found) // count] for index in range(count)]
+    return [topics[name] for name in sorted(topics)]
 
 
 def extract(texts: Iterable[str]) -> Iterator[str]:

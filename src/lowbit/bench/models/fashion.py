@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bench.models.model import Arrays, ImageModel, Metric, Run, Weights, classified
+from lowbit.bench.models.model import (
+    Arrays,
+    ImageModel,
+    Metric,
+    Run,
+    Weights,
+    classified,
+    in_batches,
+    outputs,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -142,12 +151,7 @@ class FashionModel(ImageModel):
     ) -> dict[str, Metric]:
         """`top1` on the first `limit` of 10,000 test images; `agreement` and `sqnr_db`."""
         images, labels = (part[:limit] for part in fashion("test", self.folder))
-        scores, wanted = [], []
-        for start in range(0, len(images), self.batch):
-            pixels = prepared(images[start : start + self.batch], self.accuracy_size)
-            scores.append(run(pixels))
-            if reference is not None:
-                wanted.append(reference(pixels))
-        return classified(
-            np.concatenate(scores), labels, np.concatenate(wanted) if wanted else None
-        )
+        parts = in_batches(images, self.batch)
+        batches = ((prepared(part, self.accuracy_size),) for (part,) in parts)
+        scores, wanted = outputs(run, reference, batches)
+        return classified(scores, labels, wanted)

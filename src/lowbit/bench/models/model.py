@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,6 +85,20 @@ def classified(
 Arrays = tuple[Array, ...]
 Run = Callable[..., Array]
 """A network in an engine: the arrays of one batch to the array of its outputs."""
+
+
+def outputs(run: Run, reference: Run | None, batches: Iterable[Arrays]) -> tuple[Any, Any]:
+    """What two networks make of all batches, [N, ...] each; None of no reference."""
+    pairs = [(run(*batch), reference(*batch) if reference else None) for batch in batches]
+    found, wanted = zip(*pairs, strict=True)
+    return np.concatenate(found), np.concatenate(wanted) if reference else None
+
+
+def in_batches(samples: Array, size: int) -> Iterator[Arrays]:
+    """The one input of a network, so many samples at a time; the last batch may be smaller."""
+    return ((samples[start : start + size],) for start in range(0, len(samples), size))
+
+
 Weights = str | os.PathLike[str] | None
 
 
@@ -158,23 +172,24 @@ class ImageModel(Model):
         FileNotFoundError or ValueError for a folder that is not like that, and ValueError if it has
         another number of classes than `run` tells.
         """
-        images = ImageFolder(folder)
-        scores, wanted, labels = [], [], []
-        for pixels, right in images.batches(self.preprocessing, batch, limit):
-            scores.append(run(pixels))
-            if scores[-1].shape[1] != len(images.classes):
+        images, labels = ImageFolder(folder), list[Array]()
+
+        def checked(pixels: Array) -> Array:
+            scores = run(pixels)
+            if scores.shape[1] != len(images.classes):
                 raise ValueError(
                     f"{folder} has {len(images.classes)} classes (folders), and the network "
-                    f"{scores[-1].shape[1]}: the n-th folder by name is the n-th class"
+                    f"{scores.shape[1]}: the n-th folder by name is the n-th class"
                 )
-            labels.append(right)
-            if reference is not None:
-                wanted.append(reference(pixels))
-        return classified(
-            np.concatenate(scores),
-            np.concatenate(labels),
-            np.concatenate(wanted) if wanted else None,
-        )
+            return scores
+
+        def batches() -> Iterator[Arrays]:
+            for pixels, right in images.batches(self.preprocessing, batch, limit):
+                labels.append(right)
+                yield (pixels,)
+
+        scores, wanted = outputs(checked, reference, batches())
+        return classified(scores, np.concatenate(labels), wanted)
 
 
 def runner(network: nn.Module | Path) -> Run:

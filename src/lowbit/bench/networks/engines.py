@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lowbit.bench.core.stamps import outside_kernels
 from lowbit.bench.models.model import Array, Arrays, models
 from lowbit.bench.networks.engine import (
     CALIBRATION,
@@ -31,7 +29,7 @@ from lowbit.bench.networks.engine import (
     Work,
     engines,
 )
-from lowbit.graph import Graph, Session, load
+from lowbit.graph import Session, load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -106,7 +104,6 @@ engines.add("OpenVINO int8", OpenVino("OpenVINO int8", STATIC_ONNX, "", "static"
 
 # lowbit's own sessions, without PyTorch.
 
-_RUNS = 15
 _PROCESSES = 5
 _SECONDS = 60.0
 # From the start of Python's own work to the first result: NumPy, lowbit, file, plan, call.
@@ -141,39 +138,11 @@ class Lowbit(Engine):
             return {
                 "file_bytes": path.stat().st_size,
                 "arena_bytes": plan.peak_bytes,
-                "outside_kernels": outside_kernels(session.graph, work.threads, arrays),
+                "outside_kernels": outside_kernels(lambda: session(*arrays)),
                 "first_result_seconds": first_result(str(path), work.threads, arrays),
             }
 
         return Opened(session, measure=measure)
-
-
-class _Stamped(Session):
-    """A session whose steps are timed."""
-
-    def plan(self, inputs: Mapping[str, Array]) -> Any:
-        plan = super().plan(inputs)
-        self.stamps = stamps = np.zeros(1 + len(plan.steps), np.int64)
-        run = partial(plan.run, stamps=stamps)
-        return SimpleNamespace(inputs=plan.inputs, outputs=plan.outputs, run=run)
-
-
-def outside_kernels(graph: Graph, threads: int, arrays: Arrays) -> float:
-    """The share of a call's time in which no step of the network runs, the median of some calls.
-
-    Steps are timed by the processor's clock, whose rate is found from calls that lie apart.
-    """
-    session = _Stamped(graph, threads=threads)
-    session(*arrays)
-    begins, calls, stamps = [], [], []
-    for _ in range(_RUNS):
-        begins.append(time.perf_counter())
-        session(*arrays)
-        calls.append(time.perf_counter() - begins[-1])
-        stamps.append(session.stamps)
-    rate = (stamps[-1][0] - stamps[0][0]) / (begins[-1] - begins[0])
-    steps = np.array([one[-1] - one[0] for one in stamps]) / rate
-    return float(np.median(1 - steps / np.array(calls)))
 
 
 def first_result(path: str, threads: int, arrays: Arrays) -> float:

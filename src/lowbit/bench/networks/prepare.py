@@ -1,26 +1,20 @@
-"""A network made ready for all engines, once, in a process of its own.
-
-Run as `python -m lowbit.bench.networks.prepare TASK`; it writes files to a folder and answers with
-what it knows of the network, and why files are not there.
-"""
+"""A network made ready for all engines, once, in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.bench.core.apart import answering
 from lowbit.bench.models.model import Array, Arrays, models
 from lowbit.bench.networks.engine import (
     CALIBRATION,
@@ -71,13 +65,11 @@ class Facts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write all files, and answer."""
-    task = Task(**json.loads(arguments[0]))
+def prepare_quietly(task: Task) -> Facts:
+    """`prepare` for a process of its own: other libraries have nothing to say."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    with answering() as (answer, _):
-        answer(asdict(prepare(task)))
+    return prepare(task)
 
 
 def prepare(task: Task) -> Facts:
@@ -238,7 +230,3 @@ class _Reader:
             return None
         parts = (one[row : row + 1] for one in self._calibration)
         return dict(zip(self._names, parts, strict=True))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,16 +14,17 @@ import numpy as np
 from rich.console import RenderableType
 
 from lowbit.bench.core import table
-from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, RemoteCall
 from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
-from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.remote import Remote, RemoteError, run_remote
+from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.models.model import classified, models
+from lowbit.bench.networks import serve
 from lowbit.bench.networks.engine import REFERENCE, Engine, Work, engines
-from lowbit.bench.networks.prepare import Facts, Task
+from lowbit.bench.networks.prepare import Facts, Task, prepare_quietly
 from lowbit.bench.networks.quantize import CONFIGS, check_config
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
@@ -44,7 +44,7 @@ class Processes(Cpu):
     alone = False  # each engine has a process already
 
     def __init__(self) -> None:
-        self.running: dict[str, Apart] = {}
+        self.running: dict[str, Remote] = {}
         self.refused: dict[str, str] = {}
         self.details: dict[str, str] = {}
 
@@ -56,14 +56,13 @@ class Processes(Cpu):
     def start(self, several: Sequence[Engine], work: Work) -> None:
         """A process for each engine, in place of all before; returns when none has more to do."""
         self.tidy()
-        text, threads = json.dumps(asdict(work)), str(work.threads)
         for one in several:
-            module = "lowbit.bench.networks.serve"
-            self.running[one.name] = Apart(module, one.name, text, OMP_NUM_THREADS=threads)
+            process = Remote(serve.serve, one.name, work, OMP_NUM_THREADS=str(work.threads))
+            self.running[one.name] = process
         for name, process in list(self.running.items()):
             try:
-                self.details[name] = process.answer(_OPEN_SECONDS)["detail"]
-            except RuntimeError as error:
+                self.details[name] = process.answer(_OPEN_SECONDS)
+            except RemoteError as error:
                 self.refused[name] = str(error)
                 self.running.pop(name).close()
 
@@ -99,7 +98,7 @@ class Network(Problem):
     def bytes(self) -> int:
         return self.facts.float_bytes
 
-    def process(self, name: str, threads: int) -> Apart:
+    def process(self, name: str, threads: int) -> Remote:
         """An engine's; the first that is asked for starts all. RuntimeError: it cannot run."""
         if threads != self.threads:
             batch = self.case.sizes["batch"]
@@ -128,15 +127,11 @@ class Timed(Implementation):
                 raise RuntimeError(problem.facts.missing[name])
         process = problem.process(self.name, threads)
         self.remark = problem.clock.details[self.name]
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "outputs.npy")
-            process.ask({"outputs": str(path)}, _ANSWER_SECONDS)
-            made = np.load(path)
-        extra = process.ask({"measure": True}, _ANSWER_SECONDS)
+        made = process.ask(serve.OUTPUTS, _ANSWER_SECONDS)
+        extra = process.ask(serve.MEASURE, _ANSWER_SECONDS)
         if made.shape == problem.ideal.shape:
             extra |= _agreement(made, problem.ideal)
-        asked = {"time": True}
-        call = RemoteCall(lambda: process.ask(asked, _ANSWER_SECONDS)["seconds"])
+        call = RemoteCall(lambda: process.ask(serve.SECONDS, _ANSWER_SECONDS))
         return Ready(call, read=lambda _: made, extra=extra)
 
 
@@ -180,24 +175,18 @@ class Networks(Suite):
             models.get(name)
         for name in self.config:
             check_config(name)
-        if min(self.batches) < 1:
-            raise ValueError(f"a batch is {min(self.batches)}; it must be at least 1")
         if not self.seconds > 0:
             raise ValueError(f"seconds is {self.seconds}; it must be above 0")
         if self.weights and len(self.model) != 1:
             raise ValueError("weights are for one model; name it")
         if self.weights and not os.path.isfile(self.weights):
             raise FileNotFoundError(f"there is no file {self.weights!r}")
-        _ = self._engines
+        _ = self._engines, self.batches
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The numbers of samples together, each once."""
-        try:
-            return tuple(dict.fromkeys(int(part) for part in self.batch.split(",")))
-        except ValueError:
-            told = f"batch {self.batch!r} is not understood; write 16, or 1,16"
-            raise ValueError(told) from None
+        """The numbers of samples together, each once. ValueError: they are none."""
+        return numbers("batch", self.batch)
 
     @property
     def limits(self) -> Limits:
@@ -243,22 +232,12 @@ class Networks(Suite):
         files = {file for one in self._engines if not one.unavailable() for file in one.files}
         samples = max(_SAMPLES, *self.batches)
         task = Task(name, self.weights, folder.name, samples, tuple(sorted(files)))
-        process = Apart("lowbit.bench.networks.prepare", json.dumps(asdict(task)))
-        try:
-            return folder, Facts(**process.answer(_PREPARE_SECONDS))
-        finally:
-            process.close()
+        return folder, run_remote(prepare_quietly, task, seconds=_PREPARE_SECONDS)
 
     @cached_property
     def _engines(self) -> list[Engine]:
         """Those that are asked for. ValueError if a part is in no name."""
-        known = [engines.get(name) for name in engines.names()]
-        parts = [part.strip().lower() for part in self.engines.split(",") if part.strip()]
-        for part in parts:
-            if not any(part in one.name.lower() for one in known):
-                names = ", ".join(one.name for one in known)
-                raise ValueError(f"no engine is called {part!r}; known are {names}")
-        return [o for o in known if not parts or any(part in o.name.lower() for part in parts)]
+        return [engines.get(name) for name in named("engine", self.engines, engines.names())]
 
     def implementations(self) -> Sequence[Implementation]:
         several = sorted(self._engines, key=lambda one: not one.ours)
@@ -284,17 +263,7 @@ class Networks(Suite):
         return [*ours[:1], *floats]
 
     def summary(self, rows: Sequence[Row]) -> Sequence[dict[str, Any]]:
-        """By table: the fastest of lowbit's and of the others', and how many times as fast."""
-        found = []
-        for case, threads in dict.fromkeys((row.case, row.threads) for row in rows):
-            here = [row for row in rows if (row.case, row.threads) == (case, threads)]
-            ours = min((o for o in here if o.ours), key=_median, default=None)
-            best = min((o for o in here if not o.ours), key=_median, default=None)
-            if ours is not None and best is not None:
-                names = {"lowbit": ours.implementation, "best_peer": best.implementation}
-                ratio = _median(best) / _median(ours)
-                found.append({"case": case, "threads": threads, **names, "ratio": ratio})
-        return found
+        return best_of(rows)
 
     def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
         return (
@@ -312,17 +281,8 @@ class Networks(Suite):
         )
 
     def render(self, record: Record) -> RenderableType:
-        parts: list[RenderableType] = list(table.tables(record.rows, self.columns(record.rows)))
-        parts += [
-            f"{one['case']}, {one['threads']} threads: {one['lowbit']} is {one['ratio']:.2f} times "
-            f"as fast as the best other, {one['best_peer']}"
-            for one in record.summary
-        ]
-        return table.page(record, "", *parts)
-
-
-def _median(row: Row) -> float:
-    return row.seconds.median
+        shown = table.tables(record.rows, self.columns(record.rows))
+        return table.page(record, "", *shown, *table.best_lines(record))
 
 
 def _speedup(row: Row) -> str:

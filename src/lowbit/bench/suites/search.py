@@ -16,7 +16,7 @@ from lowbit import VectorIndex
 from lowbit.bench.core import table
 from lowbit.bench.core.case import Case, Implementation, Problem, Ready
 from lowbit.bench.core.record import Record, Row
-from lowbit.bench.core.suite import Suite, option, suite
+from lowbit.bench.core.suite import Suite, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.registry.locks import cached_property
 
@@ -74,8 +74,7 @@ class Search(Suite):
         for one in self.more:
             if one not in ("fill", "one"):
                 self._admitted(one)
-        if min(self.batches) < 1:
-            raise ValueError(f"a batch is {min(self.batches)}; it must be at least 1")
+        _ = self.batches
         if self.candidates != 0 and self.candidates < self.k:
             raise ValueError(
                 f"candidates is {self.candidates}; it must be 0, or at least k = {self.k}"
@@ -105,12 +104,8 @@ class Search(Suite):
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The numbers of queries together, each once."""
-        try:
-            return tuple(dict.fromkeys(int(part) for part in self.batch.split(",")))
-        except ValueError:
-            told = f"batch {self.batch!r} is not understood; write 256, or 1,256"
-            raise ValueError(told) from None
+        """The numbers of queries together, each once. ValueError: they are none."""
+        return numbers("batch", self.batch)
 
     def settings(self) -> Mapping[str, Any]:
         return {name: getattr(self, name) for name in ("vectors", "dim", "bits", "k", "metric")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from lowbit.graph.lowering.elementwise import compute, format_of, in_format, pla
 from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import View
 
+if TYPE_CHECKING:
+    from lowbit.kernels.cpu.attention.cached import CachedForm
+    from lowbit.kernels.cpu.attention.plan import AttentionPlan
+    from lowbit.kernels.cpu.attention.plan import Sizes as AttentionSizes
+
 
 def _cached(
     node: Node, q: Array, k: Array, v: Array, rotation: Array, positions: Array, cache: Array,
@@ -22,19 +28,20 @@ def _cached(
 
     q [rows, heads, size], k and v [rows, key heads, size]: of tokens at `positions` [rows], of
     which q and k are turned here, see `rotation_table` [positions, 2, n]. cache [slots, layers, 2,
-    key heads, capacity, size]. Without `slots` [rows] rows are neighbours in slot 0. Attributes:
-    layer; scale, 1/√size if left out; window: a token attends to so many at most, itself and those
-    before; cap: scores become cap · tanh(score / cap).
+    key heads, capacity, size]; of int8 [..., size + 4], where a row ends with its scale. Without
+    `slots` [rows] rows are neighbours in slot 0. Attributes: layer; scale, 1/√size if left out;
+    window: a token attends to so many at most, itself and those before; cap: scores become
+    cap · tanh(score / cap).
     """
     layer, size = node.get("layer", 0), q.shape[-1]
     group, out = q.shape[1] // k.shape[1], np.zeros(q.shape, np.float64)
     turned, keys = (_turned(one, rotation[positions]) for one in (q, k))
     where = np.zeros(len(q), np.int64) if slots is None else slots
     for row, (slot, at) in enumerate(zip(where, positions, strict=True)):
-        cache[slot, layer, 0, :, at], cache[slot, layer, 1, :, at] = keys[row], v[row]
+        cache[slot, layer, :, :, at] = _stored(np.stack([keys[row], v[row]]), cache)
     for row, (slot, at) in enumerate(zip(where, positions, strict=True)):
         first = max(0, at + 1 - node.get("window", at + 1))
-        known = np.repeat(cache[slot, layer, :, :, first : at + 1].astype(np.float64), group, 1)
+        known = np.repeat(_loaded(cache[slot, layer, :, :, first : at + 1]), group, 1)
         scores = np.einsum("hd,hsd->hs", turned[row].astype(np.float64), known[0])
         scores *= node.get("scale", size**-0.5)
         if cap := node.get("cap"):
@@ -42,6 +49,23 @@ def _cached(
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[row] = np.einsum("hs,hsd->hd", weights / weights.sum(-1, keepdims=True), known[1])
     return out.astype(q.dtype)
+
+
+def _stored(rows: Array, cache: Array) -> Array:
+    """float32 rows as a cache has them."""
+    if cache.dtype != np.int8:
+        return rows
+    scale = np.abs(rows).max(-1, keepdims=True) / np.float32(127)
+    q = np.rint(rows / np.where(scale == 0, np.float32(1), scale)).astype(np.int8)
+    return np.concatenate([q, scale.view(np.int8)], -1)
+
+
+def _loaded(rows: Array) -> Array:
+    """Rows of a cache as float64."""
+    if rows.dtype != np.int8:
+        return rows.astype(np.float64)
+    scale = np.ascontiguousarray(rows[..., -4:]).view(np.float32)
+    return rows[..., :-4] * scale.astype(np.float64)
 
 
 def _turned(x: Array, rotation: Array) -> Array:
@@ -56,7 +80,8 @@ def _turned(x: Array, rotation: Array) -> Array:
 def _sizes(node: Node, q: Sizes, k: Sizes, v: Sizes, rotation: Sizes, *others: Sizes) -> Sizes:
     cache = others[1]
     fits = len(q) == len(k) == 3 and k == v and q[0] == k[0] and q[2] == k[2]
-    fits = fits and len(cache) == 6 and (cache[3], cache[5]) == k[1:] and not q[1] % k[1]
+    fits = fits and len(cache) == 6 and cache[3] == k[1] and not q[1] % k[1]
+    fits = fits and cache[5] - k[2] in (0, 4)  # a row of bytes has a scale
     fits = fits and node.get("window", 1) > 0 and node.get("cap", 1.0) > 0
     if not fits or node.get("layer", 0) >= cache[1] or 2 * rotation[2] > q[2]:
         raise ValueError(f"q {q}, k {k}, v {v}, rotation {rotation}, cache {cache} do not fit, or "
@@ -72,18 +97,21 @@ def _lower(lowering: Lowering, node: Node) -> None:
 
     q, k, v, rotation, positions, cache, *slots = map(lowering.view, node.inputs)
     (rows, all_heads, size), heads = q.shape, k.shape[1]
-    _, layers, _, _, capacity, _ = cache.shape
+    _, layers, _, _, capacity, row = cache.shape
     window, cap = node.get("window", 0), float(node.get("cap", 0.0))
     form = cached.CachedForm(
         format_of(cache.tensor), size, 2 * rotation.shape[2], all_heads // heads, window, cap
     )
     if why := cached.refusal(form):
         raise NotImplementedError(why)
+    if row != form.row:
+        raise ValueError(f"rows of a cache of {form.cache} have {form.row} elements, not {row}")
     new = [_rows(lowering, one) for one in (q, k, v)]
     element = itemsize(cache.tensor)
-    slot_stride = layers * 2 * heads * capacity * size
-    keys = cache.place + node.get("layer", 0) * 2 * heads * capacity * size * element
-    turned = lowering.fresh(Tensor("float32" if slots else cache.tensor.dtype, q.shape))
+    slot_stride = layers * 2 * heads * capacity * row
+    keys = cache.place + node.get("layer", 0) * 2 * heads * capacity * row * element
+    wide = slots or form.cache == "s8"
+    turned = lowering.fresh(Tensor("float32" if wide else cache.tensor.dtype, q.shape))
     out = lowering.output(node.outputs[0])
     scale = float(node.get("scale", size**-0.5))
     parameters = lowering.known(plans.attention_parameters(scale))
@@ -102,26 +130,35 @@ def _lower(lowering: Lowering, node: Node) -> None:
             "slot_stride": slot_stride, "chunks": chunks,
         })  # fmt: skip
         return
-    # Keys and values as [1, heads, capacity, size], of which the kernel is told how many there are.
-    place = lowering.scratch(8 * plans.TABLE_LENGTH)
-    most = min(capacity, window + rows) if window else capacity  # keys that are packed
-    sizes = plans.Sizes(1, all_heads, rows, most, size, size, heads)
-    one = (0, size, all_heads * size)
-    held = (0, capacity * size, size)
-    plan = plans.plan_attention(
-        plans.AttentionForm(form.cache, "f32", window=window, cap=cap), sizes,
-        [one, held, held, one], lowering.isa,
-        "f32", 0, lowering.threads,
-    )  # fmt: skip
-    words |= {"table": lowering.known(plan.geometry), "geometry": place}
+    words["geometry"] = place = lowering.scratch(8 * plans.TABLE_LENGTH)
+    sizes = plans.Sizes(1, all_heads, rows, capacity, size, size, heads)
+    plan = _plan(lowering, form, sizes)
+    words["table"] = lowering.known(plan.geometry)
     lowering.add(cached.append_rows.program(lowering.isa, form=form._replace(window=0, cap=0.0)),
                  words)  # fmt: skip
     lowering.add(attention.program(plan.isa, form=plan.form, micro=plan.micro), {
         "out": out.place, "q": turned.place, "key": keys,
-        "value": keys + heads * capacity * size * element, "mask": None, "padding": None,
+        "value": keys + heads * capacity * row * element, "mask": None, "padding": None,
         "parameters": parameters, "geometry": place,
         "scratch": lowering.scratch(plan.scratch_bytes * lowering.threads), "items": plan.items,
     })  # fmt: skip
+
+
+def _plan(lowering: Lowering, form: CachedForm, sizes: AttentionSizes) -> AttentionPlan:
+    """Of rows of a prompt, whose keys and values are [1, heads, capacity, row] of the cache; how
+    many there are, the kernel is told."""
+    from lowbit.kernels.cpu.attention import plan as plans
+
+    size, window = form.head_dim, form.window
+    one = (0, size, sizes.heads * size)
+    held = (0, sizes.keys * form.row, form.row)
+    most = min(sizes.keys, window + sizes.queries) if window else sizes.keys  # that are packed
+    return plans.plan_attention(
+        plans.AttentionForm(form.cache, "f32", window=window, cap=form.cap,
+                            scaled_rows=form.cache == "s8"),
+        replace(sizes, keys=most), [one, held, held, one], lowering.isa, "f32", 0,
+        lowering.threads,
+    )  # fmt: skip
 
 
 def _rows(lowering: Lowering, view: View) -> View:

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
 from lowbit.graph.operator import Array, Operator, operators
-
-
-class Parts(Protocol):
-    """What takes the nodes that a node becomes. Values are named."""
-
-    def tensor(self, name: str) -> Tensor:
-        """What an input is."""
-        ...
-
-    def known(self, name: str) -> Array | None:
-        """An input's numbers, if the network's inputs do not change them."""
-        ...
-
-    def constant(self, value: Any) -> str: ...
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str: ...
-
-    def end(self, op: str, *inputs: str, **attributes: Any) -> bool:
-        """Add the node that makes the output."""
-        ...
+from lowbit.graph.parts import Parts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,39 +20,48 @@ class Composite(Operator):
     meaning: Callable[..., Any] = lambda node: None
 
     def compute(self, node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-        values = _Values(node, inputs)
+        values = _Computed(node, inputs)
         assert self.parts is not None
-        if not self.parts(cast(Any, values), node):
+        if not self.parts(values, node):
             raise ValueError("its attributes are not supported")
-        return (values.made,)
+        return tuple(values.made[number] for number in sorted(values.made))
 
 
-class _Values:
+class _Value(str):
+    """The name of what has been computed, which is kept as long as the name."""
+
+    array: Array | None
+
+
+class _Computed(Parts):
     """Parts that are computed as they come."""
 
     def __init__(self, node: Node, inputs: Sequence[Array | None]) -> None:
-        self._arrays = {"": None, **dict(zip(node.inputs, inputs, strict=False))}
-        self.made: Array
+        self.attributes = dict(node.attributes)
+        self.made: dict[int, Array] = {}
+        self._inputs = dict(zip(node.inputs, inputs, strict=False))
 
     def tensor(self, name: str) -> Tensor:
-        array = self._arrays[name]
+        array = self.known(name)
         assert array is not None
         return Tensor(array.dtype.name, array.shape)
 
     def known(self, name: str) -> Array | None:
-        return self._arrays[name]
+        return name.array if isinstance(name, _Value) else self._inputs.get(name)
 
     def constant(self, value: Any) -> str:
-        self._arrays[name := str(len(self._arrays))] = np.asarray(value)
+        name = _Value("computed")
+        name.array = np.asarray(value)
         return name
 
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+    def op(self, op: str, *inputs: str, like: Tensor | None = None, **attributes: Any) -> str:
         node = Node(op, inputs, ("",), attributes)
-        (made,) = operators.get(op).compute(node, *(self._arrays[name] for name in inputs))
-        return self.constant(made)
+        return self.constant(operators.get(op).compute(node, *map(self.known, inputs))[0])
 
-    def end(self, op: str, *inputs: str, **attributes: Any) -> bool:
-        self.made = np.asarray(self._arrays[self.add(op, *inputs, **attributes)])
+    def end(self, value: str, output: int = 0) -> bool:
+        made = self.known(value)
+        assert made is not None
+        self.made[output] = made
         return True
 
 
@@ -83,35 +73,35 @@ def _one_hot(parts: Parts, node: Node) -> bool:
         return False
     count, shape = int(size.item()), parts.tensor(indices).sizes
     axis = node.get("axis", -1) % (len(shape) + 1)
-    whole, number = parts.add("Cast", indices, to="int64"), parts.constant(np.int64(count))
-    below = parts.add("Less", whole, parts.constant(np.int64(0)))
-    places = parts.add("Where", below, parts.add("Add", whole, number), whole)
-    places = parts.add("Unsqueeze", places, parts.constant(np.array([axis])))
+    whole, number = parts.cast(indices, "int64"), parts.constant(np.int64(count))
+    below = parts.less(whole, parts.constant(np.int64(0)))
+    places = parts.unsqueeze(parts.where(below, parts.add(whole, number), whole), [axis])
     steps = np.arange(count).reshape(-1, *[1] * (len(shape) - axis))
-    off, on = (parts.add("Gather", values, parts.constant(np.int64(one))) for one in (0, 1))
-    return parts.end("Where", parts.add("Equal", places, parts.constant(steps)), on, off)
+    off, on = (parts.gather(values, parts.constant(np.int64(one))) for one in (0, 1))
+    return parts.end(parts.where(parts.equal(places, parts.constant(steps)), on, off))
 
 
 def _hard_max(parts: Parts, node: Node) -> bool:
     """1 where the first of the greatest numbers is, else 0."""
     x, axis = node.inputs[0], node.get("axis", -1)
     tensor = parts.tensor(x)
-    place = parts.add("ArgMax", x, axis=axis, keepdims=1)
+    place = parts.op("ArgMax", x, axis=axis, keepdims=1)
     behind = len(tensor.sizes) - 1 - axis % len(tensor.sizes)
     steps = np.arange(tensor.sizes[axis]).reshape(-1, *[1] * behind)
-    equal = parts.add("Equal", place, parts.constant(steps))
-    return parts.end("Cast", equal, to="float32" if tensor.scale is not None else tensor.dtype)
+    equal = parts.equal(place, parts.constant(steps))
+    dtype = "float32" if tensor.scale is not None else tensor.dtype
+    return parts.end(parts.cast(equal, dtype))
 
 
 def _eye_like(parts: Parts, node: Node) -> bool:
     tensor = parts.tensor(node.inputs[0])
     rows, columns = tensor.sizes
     eye = np.eye(rows, columns, node.get("k", 0), node.get("dtype", tensor.dtype))
-    return parts.end("Identity", parts.constant(eye))
+    return parts.end(parts.constant(eye))
 
 
 def _cast_like(parts: Parts, node: Node) -> bool:
-    return parts.end("Cast", node.inputs[0], to=parts.tensor(node.inputs[1]).dtype)
+    return parts.end(parts.cast(node.inputs[0], parts.tensor(node.inputs[1]).dtype))
 
 
 operators.add("OneHot", Composite(parts=_one_hot))

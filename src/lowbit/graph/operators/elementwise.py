@@ -399,12 +399,7 @@ def _chain(op: str) -> Callable[[Parts, Node], bool]:
     def rule(parts: Parts, node: Node) -> bool:
         if len(node.inputs) == 2 and node.op == op:
             return False
-        if len(node.inputs) == 1:
-            return parts.end("Identity", *node.inputs)
-        first, *middle, last = node.inputs
-        for name in middle:
-            first = parts.add(op, first, name)
-        return parts.end(op, first, last)
+        return parts.end(reduce(partial(parts.op, op), node.inputs))
 
     return rule
 
@@ -414,9 +409,8 @@ def _mean(*inputs: Array) -> Array:
 
 
 def _mean_in_parts(parts: Parts, node: Node) -> bool:
-    first, *others = node.inputs
-    whole = parts.add("Sum", first, *others) if others else first
-    return parts.end("Div", whole, parts.constant(np.float32(len(node.inputs))))
+    whole = reduce(parts.add, node.inputs)
+    return parts.end(parts.div(whole, parts.float32(len(node.inputs))))
 
 
 _VARIADIC: dict[str, Any] = {

@@ -276,15 +276,16 @@ def _lp_in_parts(parts: Parts, node: Node) -> bool:
     p, x = node.get("p", 2), node.inputs[0]
     if p not in (1, 2):
         return False
-    axes = parts.constant(np.array([node.get("axis", -1)]))
-    norm = parts.add(f"ReduceL{p}", x, axes)
+    norm = parts.reduce(f"l{p}", x, [node.get("axis", -1)])
     tiny = parts.constant(np.finfo(np.float32).tiny)  # so that zeros stay what they are
-    return parts.end("Div", x, parts.add("Max", norm, tiny))
+    return parts.end(parts.div(x, parts.maximum(norm, tiny)))
 
 
 def _instance_in_parts(parts: Parts, node: Node) -> bool:
     groups = parts.tensor(node.inputs[0]).sizes[1]
-    return parts.end("GroupNormalization", *node.inputs, num_groups=groups, **parts.attributes)
+    return parts.end(
+        parts.op("GroupNormalization", *node.inputs, num_groups=groups, **parts.attributes)
+    )
 
 
 def _add(name: str, meaning: Callable[..., Array], **traits: Any) -> None:

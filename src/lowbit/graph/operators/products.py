@@ -339,20 +339,18 @@ def _lower_routed(lowering: Lowering, node: Node) -> None:
 
 def _gemm_in_parts(parts: Parts, node: Node) -> bool:
     a, b, c = (*node.inputs, "")[:3]
-    a = parts.add("Transpose", a, perm=(1, 0), like=parts.tensor(a)) if node.get("transA") else a
-    b = parts.add("Transpose", b, perm=(1, 0), like=parts.tensor(b)) if node.get("transB") else b
-    alpha, beta = float(node.get("alpha", 1.0)), float(node.get("beta", 1.0))
-    if alpha == 1 and not c:
-        return parts.end("MatMul", a, b)
-    made = parts.add("MatMul", a, b)
-    if alpha != 1:
-        factor = parts.constant(np.float32(alpha))
-        if not c:
-            return parts.end("Mul", made, factor)
-        made = parts.add("Mul", made, factor)
-    if beta != 1:
-        c = parts.add("Mul", c, parts.constant(np.float32(beta)))
-    return parts.end("Add", made, c)
+    a, b = (
+        parts.transpose(name, (1, 0), like=parts.tensor(name)) if node.get(turned) else name
+        for name, turned in ((a, "transA"), (b, "transB"))
+    )
+    made = parts.matmul(a, b)
+    if (alpha := node.get("alpha", 1.0)) != 1:
+        made = parts.mul(made, parts.float32(alpha))
+    if not c:
+        return parts.end(made)
+    if (beta := node.get("beta", 1.0)) != 1:
+        c = parts.mul(c, parts.float32(beta))
+    return parts.end(parts.add(made, c))
 
 
 def _einsum_in_parts(parts: Parts, node: Node) -> bool:
@@ -380,14 +378,13 @@ def _einsum_in_parts(parts: Parts, node: Node) -> bool:
         tensor = parts.tensor(name)
         sizes |= dict(zip(labels, tensor.sizes, strict=True))
         perm = tuple(labels.index(x) for group in order for x in group)
-        moved = parts.add("Transpose", name, perm=perm, like=tensor)
+        moved = parts.transpose(name, perm, like=tensor)
         shape = [sizes[x] for x in batch]
         shape += [int(np.prod([sizes[x] for x in group])) for group in tail]
         matrices.append(parts.shaped(moved, shape, tensor))
-    product = parts.add("MatMul", *matrices)
     ordered = [*batch, *rows, *columns]
-    shaped = parts.shaped(product, [sizes[x] for x in ordered])
-    return parts.end("Transpose", shaped, perm=tuple(ordered.index(x) for x in made))
+    shaped = parts.shaped(parts.matmul(*matrices), [sizes[x] for x in ordered])
+    return parts.end(parts.transpose(shaped, [ordered.index(x) for x in made]))
 
 
 def _mixes_last(node: Node, rank: int, count: int) -> bool:

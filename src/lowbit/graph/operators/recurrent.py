@@ -1,64 +1,24 @@
-"""Recurrent layers, each written as the operators of its steps.
-
-The same writing is what a layer means, run on arrays, and what becomes of it where its sizes are
-known (`_in_parts`).
-"""
+"""Recurrent layers, each written as the operators of its steps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, Operator, operators, real
+from lowbit.graph.operator import Array, operators, real
+from lowbit.graph.operators.composite import Composite
 from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.graph.parts import Parts
 
-T = TypeVar("T")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _OWN = {"scaledtanh": {"alpha": 1.0, "beta": 1.0}, "affine": {"alpha": 1.0, "beta": 0.0}}
 """Activations that are no operators, and the numbers they take."""
-
-
-class Writer(ABC, Generic[T]):
-    """What operators are written on: arrays, or the names of a graph's values."""
-
-    @abstractmethod
-    def __call__(self, op: str, *inputs: T, **attributes: Any) -> T:
-        """The first output of an operator."""
-
-    @abstractmethod
-    def constant(self, value: Array) -> T:
-        """A value that is known."""
-
-    def number(self, value: float) -> T:
-        return self.constant(np.array(value, np.float32))
-
-    def part(self, x: T, axis: int, begin: int, end: int) -> T:
-        """The elements of an axis from `begin` to `end`."""
-        limits = (self.constant(np.array([one])) for one in (begin, end, axis))
-        return self("Slice", x, *limits)
-
-    def shaped(self, x: T, *shape: int) -> T:
-        return self("Reshape", x, self.constant(np.array(shape, np.int64)))
-
-    def joined(self, parts: Sequence[T], axis: int) -> T:
-        return self("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
-
-
-class Arrays(Writer[Array]):
-    """Operators on arrays, by what they mean."""
-
-    def __call__(self, op: str, *inputs: Array, **attributes: Any) -> Array:
-        return operators.get(op).compute(Node(op, (), ("",), attributes), *inputs)[0]
-
-    def constant(self, value: Array) -> Array:
-        return value
 
 
 @dataclass(frozen=True)
@@ -88,165 +48,151 @@ class Sizes:
         return Sizes(steps, batch, directions, hidden)
 
 
-def layer(write: Writer[T], node: Node, inputs: Sequence[T | None], sizes: Sizes) -> list[T]:
-    """The outputs of a recurrent layer: Y, Y_h, and of an LSTM Y_c."""
-    x, w, r, b, lengths, *rest = (*inputs, *(None,) * 8)[:8]
-    peepholes = rest.pop()
-    assert x is not None
+def _layer(parts: Parts, node: Node) -> bool:
+    """X [steps, batch, K], W, R, B, sequence_lens, initial_h, and of an LSTM initial_c, P; Y, Y_h,
+    and of an LSTM Y_c. Gates lie in ONNX's order; with layout = 1 the batch comes first."""
+    x, w, r, b, lengths, *states, peepholes = (*node.inputs, *("",) * 8)[:8]
+    sizes = Sizes.of(node, *(parts.tensor(name).sizes for name in (x, w, r)))
     turned = bool(node.get("layout", 0))
     if turned:
-        x = write("Transpose", x, perm=(1, 0, 2))
-        rest = [None if one is None else write("Transpose", one, perm=(1, 0, 2)) for one in rest]
-    states: list[list[T]] = []
+        x, *states = (one and parts.transpose(one, (1, 0, 2)) for one in (x, *states))
+    made: list[list[str]] = []
     for number, backwards in enumerate(_DIRECTIONS[node.get("direction", "forward")]):
-        at = write.constant(np.array(number))
-        own = [
-            None if one is None else write("Gather", one, at, axis=0)
-            for one in (w, r, b, peepholes, *rest)
-        ]
-        cell = _CELLS[node.op](write, node, sizes, number, own)
-        states.append(_run(write, cell, x, sizes, lengths, backwards))
-    outputs = [write.joined([one[i] for one in states], 1 if i == 0 else 0) for i in range(3)]
+        at = parts.constant(np.array(number))
+        own = [one and parts.gather(one, at) for one in (w, r, b, peepholes, *states)]
+        cell = _CELLS[node.op](parts, node, sizes, number, own)
+        made.append(_run(cell, x, sizes, lengths, backwards))
+    outputs = [parts.concat([one[i] for one in made], 1 if i == 0 else 0) for i in range(3)]
     if turned:
         perms = ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2))
-        outputs = [write("Transpose", y, perm=p) for y, p in zip(outputs, perms, strict=True)]
-    return outputs if node.op == "LSTM" else outputs[:2]
+        outputs = [parts.transpose(y, p) for y, p in zip(outputs, perms, strict=True)]
+    for number, output in enumerate(outputs if node.op == "LSTM" else outputs[:2]):
+        parts.end(output, number)
+    return True
 
 
-def _run(
-    write: Writer[T], cell: Cell[T], x: T, sizes: Sizes, lengths: T | None, backwards: bool
-) -> list[T]:
+def _run(cell: Cell, x: str, sizes: Sizes, lengths: str, backwards: bool) -> list[str]:
     """The states of all steps [steps, 1, batch, hidden], and the last h and c [1, batch, hidden].
 
     Behind a sample's own length the output is 0, and the states stay as they are."""
+    parts, h, c = cell.parts, cell.h, cell.c
     steps, batch, hidden = sizes.steps, sizes.batch, sizes.hidden
     products = cell.inputs(x)
-    h, c = cell.h, cell.c
-    rows: dict[int, T] = {}
-    if lengths is not None:
-        lengths = write.shaped(write("Cast", lengths, to="int32"), batch, 1)
+    rows: dict[int, str] = {}
+    if lengths:
+        lengths = parts.reshape(parts.cast(lengths, "int32"), (batch, 1))
     for t in reversed(range(steps)) if backwards else range(steps):
-        step = write.shaped(write.part(products, 0, t, t + 1), batch, -1)
+        step = parts.reshape(parts.slice(products, 0, t, t + 1), (batch, -1))
         new_h, new_c = cell.step(step, h, c)
-        if lengths is None:
-            h, c, y = new_h, new_c, new_h
+        if lengths:
+            inside = parts.less(parts.constant(np.array(t, np.int32)), lengths)
+            y = parts.where(inside, new_h, parts.float32(0))
+            h, c = parts.where(inside, new_h, h), parts.where(inside, new_c, c)
         else:
-            inside = write("Less", write.constant(np.array(t, np.int32)), lengths)
-            y = write("Where", inside, new_h, write.number(0))
-            h, c = write("Where", inside, new_h, h), write("Where", inside, new_c, c)
-        rows[t] = write.shaped(y, 1, 1, batch, hidden)
+            h, c, y = new_h, new_c, new_h
+        rows[t] = parts.reshape(y, (1, 1, batch, hidden))
     none = np.zeros((0, 1, batch, hidden), np.float32)
-    every = write.joined([rows[t] for t in range(steps)], 0) if rows else write.constant(none)
-    return [every, *(write.shaped(state, 1, batch, hidden) for state in (h, c))]
+    every = parts.concat([rows[t] for t in range(steps)], 0) if rows else parts.constant(none)
+    return [every, *(parts.reshape(state, (1, batch, hidden)) for state in (h, c))]
 
 
-class Cell(ABC, Generic[T]):
+class Cell(ABC):
     """A step of one direction. Products with x are made for all steps at once."""
-
-    def __init__(
-        self, write: Writer[T], node: Node, sizes: Sizes, number: int, own: Sequence[T | None]
-    ) -> None:
-        w, r, b, self.peepholes, h, c = own
-        assert w is not None
-        assert r is not None
-        self.write, self.node, self.hidden = write, node, sizes.hidden
-        zeros = write.constant(np.zeros((sizes.batch, sizes.hidden), np.float32))
-        self.h, self.c = zeros if h is None else h, zeros if c is None else c
-        self.w, self.r = (write("Transpose", one, perm=(1, 0)) for one in (w, r))
-        rows = GATES[node.op] * sizes.hidden
-        none = write.constant(np.zeros(2 * rows, np.float32))
-        both = none if b is None else b
-        self.w_bias, self.r_bias = (write.part(both, 0, i * rows, (i + 1) * rows) for i in (0, 1))
-        self.functions = _functions(node, number, self.defaults)
 
     defaults: Sequence[str]
 
-    def inputs(self, x: T) -> T:
+    def __init__(
+        self, parts: Parts, node: Node, sizes: Sizes, number: int, own: Sequence[str]
+    ) -> None:
+        w, r, b, self.peepholes, h, c = own
+        self.parts, self.node, self.hidden = parts, node, sizes.hidden
+        zeros = parts.constant(np.zeros((sizes.batch, sizes.hidden), np.float32))
+        self.h, self.c = h or zeros, c or zeros
+        self.w, self.r = (parts.transpose(one, (1, 0)) for one in (w, r))
+        rows = GATES[node.op] * sizes.hidden
+        both = b or parts.constant(np.zeros(2 * rows, np.float32))
+        self.w_bias, self.r_bias = (parts.slice(both, 0, i * rows, (i + 1) * rows) for i in (0, 1))
+        self.functions = _functions(node, number, self.defaults)
+
+    def inputs(self, x: str) -> str:
         """x [steps, batch, K] times W, and the biases of both products."""
-        bias = self.write("Add", self.w_bias, self.r_bias)
-        return self.write("Add", self.write("MatMul", x, self.w), bias)
+        bias = self.parts.add(self.w_bias, self.r_bias)
+        return self.parts.add(self.parts.matmul(x, self.w), bias)
 
-    def gate(self, x: T, number: int, count: int = 1) -> T:
+    def gate(self, x: str, number: int, count: int = 1, axis: int = 1) -> str:
         """Some gates of all that lie side by side."""
-        return self.write.part(x, 1, number * self.hidden, (number + count) * self.hidden)
+        first = number * self.hidden
+        return self.parts.slice(x, axis, first, first + count * self.hidden)
 
-    def function(self, number: int, x: T) -> T:
+    def function(self, number: int, x: str) -> str:
         """An activation of what is limited first, if it is."""
         limit = self.node.get("clip", 0.0)
         if limit:
-            x = self.write("Clip", x, self.write.number(-limit), self.write.number(limit))
-        return self.functions[number](self.write, x)
-
-    def sum(self, a: T, b: T) -> T:
-        return self.write("Add", a, b)
-
-    def product(self, a: T, b: T) -> T:
-        return self.write("Mul", a, b)
+            x = self.parts.clip(x, self.parts.float32(-limit), self.parts.float32(limit))
+        return self.functions[number](self.parts, x)
 
     @abstractmethod
-    def step(self, x: T, h: T, c: T) -> tuple[T, T]:
+    def step(self, x: str, h: str, c: str) -> tuple[str, str]:
         """The next states: of one step's products with W, and the states before."""
 
 
-class _RNN(Cell[T]):
+class _RNN(Cell):
     defaults = ("Tanh",)
 
-    def step(self, x: T, h: T, c: T) -> tuple[T, T]:
-        return self.function(0, self.sum(x, self.write("MatMul", h, self.r))), c
+    def step(self, x: str, h: str, c: str) -> tuple[str, str]:
+        return self.function(0, self.parts.add(x, self.parts.matmul(h, self.r))), c
 
 
-class _GRU(Cell[T]):
+class _GRU(Cell):
     defaults = ("Sigmoid", "Tanh")
 
-    def inputs(self, x: T) -> T:
+    def inputs(self, x: str) -> str:
         """The bias of the last gate's product with h is added by its step, which may scale it."""
-        recurrent = self.write.part(self.r_bias, 0, 0, 2 * self.hidden)
-        none = self.write.constant(np.zeros(self.hidden, np.float32))
-        bias = self.sum(self.w_bias, self.write.joined([recurrent, none], 0))
-        return self.sum(self.write("MatMul", x, self.w), bias)
+        parts, recurrent = self.parts, self.gate(self.r_bias, 0, 2, axis=0)
+        none = parts.constant(np.zeros(self.hidden, np.float32))
+        bias = parts.add(self.w_bias, parts.concat([recurrent, none], 0))
+        return parts.add(parts.matmul(x, self.w), bias)
 
-    def step(self, x: T, h: T, c: T) -> tuple[T, T]:
-        write, hidden = self.write, self.hidden
-        last_bias = write.part(self.r_bias, 0, 2 * hidden, 3 * hidden)
+    def step(self, x: str, h: str, c: str) -> tuple[str, str]:
+        parts, last_bias = self.parts, self.gate(self.r_bias, 2, axis=0)
         both, last = self.gate(self.r, 0, 2), self.gate(self.r, 2)
-        gates = self.function(0, self.sum(self.gate(x, 0, 2), write("MatMul", h, both)))
+        gates = self.function(0, parts.add(self.gate(x, 0, 2), parts.matmul(h, both)))
         update, reset = self.gate(gates, 0), self.gate(gates, 1)
         if self.node.get("linear_before_reset", 0):
-            made = self.product(reset, self.sum(write("MatMul", h, last), last_bias))
+            made = parts.mul(reset, parts.add(parts.matmul(h, last), last_bias))
         else:
-            made = self.sum(write("MatMul", self.product(reset, h), last), last_bias)
-        new = self.function(1, self.sum(self.gate(x, 2), made))
-        return self.sum(new, self.product(update, write("Sub", h, new))), c
+            made = parts.add(parts.matmul(parts.mul(reset, h), last), last_bias)
+        new = self.function(1, parts.add(self.gate(x, 2), made))
+        return parts.add(new, parts.mul(update, parts.sub(h, new))), c
 
 
-class _LSTM(Cell[T]):
+class _LSTM(Cell):
     defaults = ("Sigmoid", "Tanh", "Tanh")
 
-    def _seen(self, x: T, c: T, number: int) -> T:
+    def _seen(self, x: str, c: str, number: int) -> str:
         """A gate, with what it sees of the cell."""
         gate = self.gate(x, number)
-        if self.peepholes is None:
+        if not self.peepholes:
             return gate
-        weight = self.write.part(
-            self.peepholes, 0, number * self.hidden, (number + 1) * self.hidden
-        )
-        return self.sum(gate, self.product(weight, c))
+        weight = self.gate(self.peepholes, number, axis=0)
+        return self.parts.add(gate, self.parts.mul(weight, c))
 
-    def step(self, x: T, h: T, c: T) -> tuple[T, T]:
-        gates = self.sum(x, self.write("MatMul", h, self.r))
+    def step(self, x: str, h: str, c: str) -> tuple[str, str]:
+        parts = self.parts
+        gates = parts.add(x, parts.matmul(h, self.r))
         taken = self.function(0, self._seen(gates, c, 0))
         if self.node.get("input_forget", 0):
-            kept = self.write("Sub", self.write.number(1), taken)
+            kept = parts.sub(parts.float32(1), taken)
         else:
             kept = self.function(0, self._seen(gates, c, 2))
         fresh = self.function(1, self.gate(gates, 3))
-        c = self.sum(self.product(kept, c), self.product(taken, fresh))
+        c = parts.add(parts.mul(kept, c), parts.mul(taken, fresh))
         shown = self.function(0, self._seen(gates, c, 1))
-        return self.product(shown, self.functions[2](self.write, c)), c
+        return parts.mul(shown, self.functions[2](parts, c)), c
 
 
-_CELLS: dict[str, Callable[..., Cell[Any]]] = {"RNN": _RNN, "GRU": _GRU, "LSTM": _LSTM}
-Function = Callable[[Writer[Any], Any], Any]
+_CELLS: dict[str, Callable[..., Cell]] = {"RNN": _RNN, "GRU": _GRU, "LSTM": _LSTM}
+Function = Callable[[Parts, str], str]
 
 
 def _functions(node: Node, number: int, defaults: Sequence[str]) -> list[Function]:
@@ -277,29 +223,19 @@ def _activation(name: str) -> tuple[str, dict[str, float]]:
     return op, {key: record.keywords[key] for key in ("alpha", "beta") if key in record.keywords}
 
 
-def _function(op: str, values: dict[str, float]) -> Function:
-    def apply(write: Writer[Any], x: Any) -> Any:
+def _function(op: str, values: dict[str, Any]) -> Function:
+    def apply(parts: Parts, x: str) -> str:
         if op not in _OWN:
-            return write(op, x, **values)
-        alpha, beta = (write.number(values[key]) for key in ("alpha", "beta"))
+            return parts.op(op, x, **values)
+        alpha, beta = (parts.float32(values[key]) for key in ("alpha", "beta"))
         if op == "affine":
-            return write("Add", write("Mul", x, alpha), beta)
-        return write("Mul", write("Tanh", write("Mul", x, beta)), alpha)
+            return parts.add(parts.mul(x, alpha), beta)
+        return parts.mul(parts.op("Tanh", parts.mul(x, beta)), alpha)
 
     return apply
 
 
-def _layer(node: Node, *inputs: Array | None) -> tuple[Array, ...]:
-    """X [steps, batch, K], W, R, B, sequence_lens, initial_h, and of an LSTM initial_c, P; Y, Y_h,
-    and of an LSTM Y_c. Gates lie in ONNX's order; with layout = 1 the batch comes first."""
-    x, w, r = inputs[:3]
-    assert x is not None
-    assert w is not None
-    assert r is not None
-    return tuple(layer(Arrays(), node, inputs, Sizes.of(node, x.shape, w.shape, r.shape)))
-
-
-class _Recurrent(Operator):
+class _Recurrent(Composite):
     def infer(
         self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
     ) -> tuple[Tensor, ...]:
@@ -315,35 +251,7 @@ class _Recurrent(Operator):
         return tuple(Tensor(real(x).name, shape) for shape in (y, *(last,) * states))
 
 
-class _Names(Writer[str]):
-    """Operators as nodes of a graph; those of nothing but constants are computed."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
-        arrays = [array for name in inputs if (array := self._parts.numbers(name)) is not None]
-        if len(arrays) < len(inputs):
-            return self._parts.add(op, *inputs, **attributes)
-        node = Node(op, inputs, ("",), attributes)
-        return self.constant(operators.get(op).compute(node, *arrays)[0])
-
-    def constant(self, value: Array) -> str:
-        return self._parts.constant(value)
-
-
-def _in_parts(parts: Parts, node: Node) -> bool:
-    """A layer of a sequence whose length is known by now."""
-    x, w, r = (parts.tensor(name).sizes for name in node.inputs[:3])
-    inputs = [name or None for name in node.inputs]
-    outputs = layer(_Names(parts), node, inputs, Sizes.of(node, x, w, r))
-    for number, (name, made) in enumerate(zip(node.outputs, outputs, strict=False)):
-        if name:
-            parts.end("Identity", made, output=number)
-    return True
-
-
-_RECORD = _Recurrent(meaning=_layer, parts=_in_parts)
+_RECORD = _Recurrent(parts=_layer)
 operators.add("RNN", _RECORD)
 operators.add("GRU", _RECORD)
 operators.add("LSTM", _RECORD)

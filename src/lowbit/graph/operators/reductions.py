@@ -242,28 +242,36 @@ def _lower_argmax(lowering: Lowering, node: Node) -> None:
 Rule = Callable[[Parts, Node], bool]
 
 
-def _between(before: str, op: str, after: str) -> Rule:
-    """A reduction of what an operator makes, and one that follows."""
+Function = Callable[[Parts, str], str]
+
+
+def _between(before: Function, op: str, after: Function = lambda parts, x: x) -> Rule:
+    """A reduction of a function, and a function of what it makes."""
 
     def rule(parts: Parts, node: Node) -> bool:
         x, *axes = node.inputs
-        x = parts.add(before, *((x, x) if before == "Mul" else (x,)))
-        if not after:
-            return parts.end(op, x, *axes, **parts.attributes)
-        made = parts.add(op, x, *axes, **parts.attributes)
-        return parts.end(after, made)
+        made = parts.op(op, before(parts, x), *axes, **parts.attributes)
+        return parts.end(after(parts, made))
 
     return rule
+
+
+def _square(parts: Parts, x: str) -> str:
+    return parts.mul(x, x)
+
+
+def _negative(parts: Parts, x: str) -> str:
+    return parts.op("Neg", x)
 
 
 def _log_sum_exp_in_parts(parts: Parts, node: Node) -> bool:
     x, *axes = node.inputs
     kept = {**parts.attributes, "keepdims": 1}
-    greatest = parts.add("ReduceMax", x, *axes, **kept)
-    powers = parts.add("Exp", parts.add("Sub", x, greatest))
-    total = parts.add("ReduceSum", powers, *axes, **parts.attributes)
+    greatest = parts.op("ReduceMax", x, *axes, **kept)
+    powers = parts.op("Exp", parts.sub(x, greatest))
+    total = parts.op("ReduceSum", powers, *axes, **parts.attributes)
     shape = parts.tensor(node.outputs[0]).sizes
-    return parts.end("Add", parts.add("Log", total), parts.shaped(greatest, shape))
+    return parts.end(parts.add(parts.op("Log", total), parts.shaped(greatest, shape)))
 
 
 def _as_floats(parts: Parts, node: Node) -> bool:
@@ -271,17 +279,17 @@ def _as_floats(parts: Parts, node: Node) -> bool:
     tensor = parts.tensor(node.inputs[0])
     if tensor.scale is not None or tensor.dtype not in ("int64", "int32", "bool"):
         return False
-    x = parts.add("Cast", node.inputs[0], to="float32")
-    made = parts.add(node.op, x, *node.inputs[1:], **parts.attributes)
+    x = parts.cast(node.inputs[0], "float32")
+    made = parts.op(node.op, x, *node.inputs[1:], **parts.attributes)
     if tensor.dtype == "bool":  # of no numbers at all the greatest is -inf, and false
-        return parts.end("Greater", made, parts.constant(np.zeros((), np.float32)))
-    return parts.end("Cast", made, to=parts.tensor(node.outputs[0]).dtype)
+        return parts.end(parts.op("Greater", made, parts.float32(0)))
+    return parts.end(parts.cast(made, parts.tensor(node.outputs[0]).dtype))
 
 
 def _arg_min(parts: Parts, node: Node) -> bool:
     x = node.inputs[0]
-    turned = parts.add("Not" if parts.tensor(x).dtype == "bool" else "Neg", x)
-    return parts.end("ArgMax", turned, **parts.attributes)
+    turned = parts.logical_not(x) if parts.tensor(x).dtype == "bool" else _negative(parts, x)
+    return parts.end(parts.op("ArgMax", turned, **parts.attributes))
 
 
 def _add(name: str, function: Reduce, kind: str = "", parts: Rule | None = None) -> None:
@@ -300,14 +308,14 @@ _add("ReduceMean", lambda x, axes: _wide(x).mean(axes, keepdims=True), "mean", _
 _add("ReduceSum", lambda x, axes: _wide(x).sum(axes, keepdims=True), "sum", _as_floats)
 _add("ReduceMax", lambda x, axes: x.max(axes, keepdims=True), "max", _as_floats)
 _add("ReduceMin", lambda x, axes: x.min(axes, keepdims=True),
-     parts=_as_floats_or(_between("Neg", "ReduceMax", "Neg")))  # fmt: skip
+     parts=_as_floats_or(_between(_negative, "ReduceMax", _negative)))  # fmt: skip
 _add("ReduceProd", lambda x, axes: _wide(x).prod(axes, keepdims=True))
 _add("ReduceL1", lambda x, axes: np.abs(_wide(x)).sum(axes, keepdims=True),
-     parts=_between("Abs", "ReduceSum", ""))  # fmt: skip
+     parts=_between(Parts.abs, "ReduceSum"))  # fmt: skip
 _add("ReduceL2", lambda x, axes: np.sqrt(np.square(_wide(x)).sum(axes, keepdims=True)),
-     parts=_between("Mul", "ReduceSum", "Sqrt"))  # fmt: skip
+     parts=_between(_square, "ReduceSum", Parts.sqrt))  # fmt: skip
 _add("ReduceSumSquare", lambda x, axes: np.square(_wide(x)).sum(axes, keepdims=True),
-     parts=_between("Mul", "ReduceSum", ""))  # fmt: skip
+     parts=_between(_square, "ReduceSum"))  # fmt: skip
 _add("ReduceLogSumExp", _log_sum_exp, parts=_log_sum_exp_in_parts)
 operators.add("CumSum", Operator(
     meaning=_cumulative_sum, shape=lambda node, x, axis: x, lowering=_lower_cumulative

@@ -143,7 +143,7 @@ def _triangle(parts: Parts, node: Node) -> bool:
     cut = np.triu if node.get("upper", 1) else np.tril
     inside = cut(np.ones(tensor.sizes[-2:], bool), int(np.ravel(k)[0]))
     zero = np.zeros((), "float32" if tensor.scale is not None else tensor.dtype)
-    return parts.end("Where", parts.constant(inside), x, parts.constant(zero))
+    return parts.end(parts.where(parts.constant(inside), x, parts.constant(zero)))
 
 
 def _depth_to_space(node: Node, x: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from lowbit.graph.graph import Constant, Graph, Node, Tensor, live
 from lowbit.graph.operator import Array, operators
 from lowbit.graph.passes.rewriting import Replacement, Values, rewritten
+from lowbit.graph.writer import identity
 from lowbit.numerics import QTensor, int_format
 
 _INTEGERS = ("int8", "uint8")
@@ -30,6 +31,7 @@ def absorbed(graph: Graph) -> Graph:
 
 def _without_integers(values: Values, node: Node) -> Replacement | None:
     """QLinearConv and QLinearMatMul: operators on what their integers stand for."""
+    op = node.op.removeprefix("QLinear")
     if node.op not in ("QLinearConv", "QLinearMatMul"):
         return None
     x, xs, xz, w, ws, wz, ys, yz, *rest = node.inputs
@@ -49,7 +51,6 @@ def _without_integers(values: Values, node: Node) -> Replacement | None:
         scale = f"{out}.bias_scale"
         constants[scale] = np.asarray(x_scale.reshape(()) * w_scale, np.float32)
         inputs.append(read(rest[0], scale, "", "bias"))
-    op = "Conv" if node.op == "QLinearConv" else "MatMul"
     nodes.append(Node(op, tuple(inputs), (f"{out}.float",), node.attributes, node.name))
     nodes.append(Node("QuantizeLinear", (f"{out}.float", ys, yz), (out,), {}, f"{out}.quantize"))
     return Replacement(nodes, constants)
@@ -150,11 +151,9 @@ def _with_formats(graph: Graph) -> Graph:
             nodes = [_naming(one, source, kept) for one in nodes]
             tensors[kept] = tensor
         else:
-            nodes.append(Node("Identity", (source,), (kept,), {}, node.name))
+            nodes.append(identity(source, kept, node.name))
             tensors[kept] = tensor
-        nodes += [
-            Node("Identity", (kept,), (one,), {}, one) for one in others if values.leaves(one)
-        ]
+        nodes += [identity(kept, one, one) for one in others if values.leaves(one)]
     return graph.replaced(nodes=live(nodes, graph.outputs), tensors=tensors)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from lowbit.graph.graph import Graph, Node, live, numbers
 from lowbit.graph.operator import Array, operators
+from lowbit.graph.writer import identity
 
 
 def moves(graph: Graph, node: Node) -> bool:
@@ -79,7 +80,7 @@ def with_copies(graph: Graph, products: Set[str]) -> tuple[Graph, dict[str, str]
     nodes: list[Node] = []
 
     def copy(names: tuple[str, ...]) -> None:
-        nodes.extend(Node("Identity", (name,), (copies[name],)) for name in names if name in copies)
+        nodes.extend(identity(name, copies[name]) for name in names if name in copies)
 
     copy(graph.inputs)
     for node in graph.nodes:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lowbit.bench.core.remote import send_progress
 from lowbit.lab.backends.backend import GridLike, Request
 from lowbit.lab.check.cases import check_request
 from lowbit.lab.report import CheckResult, Tell
@@ -69,7 +70,8 @@ def check_file(
     otherwise as `check`, and whatever the file itself raises.
     """
     if needs_simulator(path):
-        result = in_simulator(path, "check", {"device": device, "stop": stop}, tell)
+        action = partial(check_file, device=device, stop=stop, tell=send_progress)
+        result = in_simulator(action, path, tell)
         first = next(iter(result.findings), None)
         shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
         return replace(result, viewer=partial(view_file, path, *shown))

@@ -1,28 +1,19 @@
-"""The process in which a subject runs, see `bench.core.apart`.
-
-Run as `python -m lowbit.lab.trace.child TASK`. It answers once when the subject is made, then each
-question, by its name: "first", "time", "sample", "operators".
-"""
+"""The process in which a subject runs, see `bench.core.remote`."""
 
 from __future__ import annotations
 
-import base64
-import faulthandler
 import gc
-import json
 import os
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from lowbit.bench.core.apart import answering
 from lowbit.bench.core.clock import Limits, interleave, quantiles
 from lowbit.bench.core.context import versions
 from lowbit.jit.kernel import Program
@@ -33,7 +24,6 @@ from lowbit.lab.trace.subject import FILE, Asked, Opened, opened, refusal, under
 from lowbit.lab.trace.unwind import Memory, Unwinder
 from lowbit.registry.extras import explained
 
-CRASH = "crash.txt"  # in the folder that the parent gives
 _TOGETHER_SECONDS = 2e-3
 _PATIENCE_SECONDS = 60.0  # where others have the cores
 _UNWOUND = 60  # samples whose callers are looked up
@@ -58,8 +48,8 @@ class Child:
         except Exception as error:
             if self._asked.engine == FILE:
                 raise
-            return {"refused": refusal(self._asked, error)}
-        return {"seconds": time.perf_counter() - start}
+            raise Refused(refusal(self._asked, error)) from None
+        return time.perf_counter() - start
 
     def time(self) -> Any:
         """Untraced: 10th, 50th and 90th percentile of the seconds of a call."""
@@ -68,7 +58,8 @@ class Child:
         taken = samples.cpu_seconds
         spread = quantiles(samples.seconds)
         self._together = max(1, int(_TOGETHER_SECONDS / spread[1]))
-        return {"seconds": spread, "cpu_seconds": taken.min(), "mean_cpu_seconds": taken.mean()}
+        least, mean = float(taken.min()), float(taken.mean())
+        return {"seconds": spread, "cpu_seconds": least, "mean_cpu_seconds": mean}
 
     def sample(self) -> Any:
         """Where the time is spent, in some hundred samples, with code and callers."""
@@ -101,7 +92,7 @@ class Child:
             by, rows = "the engine's own profile", self._subject.operators()
         else:
             by, rows = profiled(self._call)
-        return {"by": by, "rows": [asdict(row) for row in rows]}
+        return {"by": by, "rows": rows}
 
 
 def _waited() -> float:
@@ -124,11 +115,8 @@ def _described(samples: Sequence[Sample], memory: Memory) -> dict[str, Any]:
         "addresses": [one.address for one in samples],
         "chains": chains,
         "functions": [extent for extent, known in chain(found, _extents(callers, memory)) if known],
-        "code": [
-            (start, base64.b64encode(data).decode())
-            for start, data in _code([extent for extent, _ in found], memory)
-        ],
-        "mappings": [asdict(one) for one in mappings() if "x" in one.access],
+        "code": list(_code([extent for extent, _ in found], memory)),
+        "mappings": [mapping for mapping in mappings() if "x" in mapping.access],
         "names": list(_names()),
     }
 
@@ -192,49 +180,53 @@ def _overloads(dispatcher: Any) -> Iterator[tuple[int, int, str]]:
             yield address, 0, f"{dispatcher.py_func.__qualname__}({types})"
 
 
+class Refused(ValueError):
+    """There is no such subject."""
+
+
 @contextmanager
-def _told(
-    answer: Callable[[Any], None], subject: Asked | None, refusing: bool = False
-) -> Iterator[None]:
-    """What the subject raises is an answer, whatever it is: with its own line, if it is a file's.
-    refusing: what else is raised says that there is no such subject."""
+def _blamed(subject: Asked, refusing: bool = False) -> Iterator[None]:
+    """What the subject raises, whatever it is, becomes a ChildProcessError: with its own line, if
+    it is a file's. refusing: what else is raised says that there is no such subject, a ValueError.
+    """
     try:
         yield
     except BaseException as error:  # also what ends a process
         frames = traceback.extract_tb(error.__traceback__)
-        file = str(Path(subject.name).absolute()) if subject and subject.engine == FILE else None
+        file = str(Path(subject.name).absolute()) if subject.engine == FILE else None
         own = [(frame.filename, frame.lineno) for frame in frames if frame.filename == file]
         if isinstance(error, SyntaxError) and file and error.filename == file:
             own.append((file, error.lineno))
         if isinstance(error, ModuleNotFoundError):
-            answer({"refused": explained(error)})
-        elif refusing and not own and isinstance(error, ValueError | FileNotFoundError):
-            answer({"refused": str(error)})
-        elif refusing and not own and isinstance(error, Exception) and subject:
-            answer({"refused": refusal(subject, error)})
-        else:
-            said = str(error).splitlines()
-            places = own or [(frame.filename, frame.lineno) for frame in frames]
-            place = " ({}, line {})".format(*places[-1]) if places else ""
-            answer({"raised": f"{type(error).__name__}{': ' + said[0] if said else ''}{place}"})
+            raise ValueError(explained(error)) from None
+        refused = isinstance(error, Refused) or (
+            refusing and not own and isinstance(error, ValueError | FileNotFoundError)
+        )
+        if refused:
+            raise ValueError(str(error)) from None
+        if refusing and not own and isinstance(error, Exception):
+            raise ValueError(refusal(subject, error)) from None
+        said = str(error).splitlines()
+        places = own or [(frame.filename, frame.lineno) for frame in frames]
+        place = " ({}, line {})".format(*places[-1]) if places else ""
+        text = f"{type(error).__name__}{': ' + said[0] if said else ''}{place}"
+        raise ChildProcessError(text) from None
 
 
-def main(task: str) -> None:
-    """Make the subject, then answer until there are no more questions."""
-    told = json.loads(task)
-    with (Path(told["folder"]) / CRASH).open("w") as file, answering() as (answer, questions):
-        faulthandler.enable(file)
-        child: Child | None = None
-        asked = understood(told["subject"], told["threads"])
-        with _told(answer, asked, refusing=True):
-            subject = opened(asked)
-            child = Child(asked, subject, told["seconds"], told["samples"])
-            facts = {"title": subject.title, "arithmetic": subject.arithmetic}
-            answer({"pid": os.getpid(), "multiply_adds": subject.multiply_adds, **facts})
-        for question in questions:
-            with _told(answer, asked):
-                answer(getattr(child, question)())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def answers(
+    text: str, threads: int, seconds: float, samples: int
+) -> Generator[dict[str, Any], str, None]:
+    """Answer once when the subject is made, then each question, the name of a method of `Child`."""
+    asked = understood(text, threads)
+    with _blamed(asked, refusing=True):
+        subject = opened(asked)
+    child = Child(asked, subject, seconds, samples)
+    question = yield {
+        "title": subject.title,
+        "arithmetic": subject.arithmetic,
+        "multiply_adds": subject.multiply_adds,
+    }
+    while True:
+        with _blamed(asked):
+            answer = getattr(child, question)()
+        question = yield answer

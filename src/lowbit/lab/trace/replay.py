@@ -5,7 +5,7 @@ take every operand from a few kilobytes; instructions that count and compute add
 many plain ones. What is slower in the traced program than this is not the loop's structure: it is
 operands that come from further away. Products, loads and stores also run alone.
 
-Run as `python -m lowbit.lab.trace.replay`, since code that others wrote may end a process.
+They run in a process of their own, since code that others wrote may end a process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import ctypes
 import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from iced_x86 import (
     RegisterExt,
 )
 
-from lowbit.bench.core.apart import Apart, answering
+from lowbit.bench.core.remote import run_remote
 from lowbit.lab.trace import roles
 
 PRODUCTS, LOADS, STORES, TOGETHER = "products", "loads", "stores", "all together"
@@ -177,9 +176,13 @@ def peak_of(codes: Sequence[str]) -> list[Instruction]:
 
 def measured(wanted: Mapping[str, Sequence[Instruction]]) -> dict[str, float]:
     """Seconds of one round of each, in a process of its own. RuntimeError if that ends."""
-    codes = {name: _encoded(loop).hex() for name, loop in wanted.items()}
-    with closing(Apart(__name__)) as process:
-        return {name: process.ask(code, _SECONDS) for name, code in codes.items()}
+    codes = list(map(_encoded, wanted.values()))
+    found = run_remote(_seconds_of_each, codes, seconds=_SECONDS * len(codes))
+    return dict(zip(wanted, found, strict=True))
+
+
+def _seconds_of_each(codes: Sequence[bytes]) -> list[float]:
+    return list(map(_seconds, codes))
 
 
 def _encoded(loop: Sequence[Instruction]) -> bytes:
@@ -224,9 +227,3 @@ def _ran(function: Callable[[int, int], None], start: int, rounds: int) -> float
     before = time.process_time()
     function(start, rounds)
     return time.process_time() - before
-
-
-if __name__ == "__main__":
-    with answering() as (answer, questions):
-        for code in questions:
-            answer(_seconds(bytes.fromhex(code)))

@@ -3,15 +3,12 @@ its own, untraced first; what that tells is understood here."""
 
 from __future__ import annotations
 
-import base64
-import json
 import platform
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +16,14 @@ from typing import Any
 from iced_x86 import Instruction
 
 from lowbit.bench.core import peak
-from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.record import Spread
+from lowbit.bench.core.remote import Remote, RemoteError
 from lowbit.isa import active, host
 from lowbit.lab.trace import loops, parts, replay, roles, verdict
-from lowbit.lab.trace.child import CRASH
+from lowbit.lab.trace.child import answers
 from lowbit.lab.trace.codemap import CodeMap, Function
 from lowbit.lab.trace.loops import Code, Cycle, Region
-from lowbit.lab.trace.report import LOOP, STRAIGHT, Limit, Line, Loop, Operator, Part, Trace
-from lowbit.lab.trace.sampler import Mapping
+from lowbit.lab.trace.report import LOOP, STRAIGHT, Limit, Line, Loop, Part, Trace
 from lowbit.lab.trace.subject import understood
 
 SAMPLES, SECONDS = 300, 2.0
@@ -74,45 +70,37 @@ def trace(
 
 def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, Any]:
     """The answers of the process in which the subject runs, by question."""
-    with tempfile.TemporaryDirectory() as folder:
-        task = {"subject": subject, "threads": threads, "seconds": seconds, "samples": SAMPLES}
-        task_text = json.dumps({**task, "folder": folder})
-        environment = {f"{name}_NUM_THREADS": str(threads) for name in _THREADS}
-        process = Apart("lowbit.lab.trace.child", task_text, **environment, **_NAMED_CODE)
-        answers: dict[str, Any] = {}
-        with closing(process):
-            for phase, done in _PHASES.items():
-                tell(done)
-                try:
-                    answers[phase] = (
-                        process.answer(_PATIENCE_SECONDS)
-                        if phase == "open"
-                        else process.ask(phase, _PATIENCE_SECONDS)
-                    )
-                except RuntimeError as error:
-                    own = str(Path(subject.split()[0]).absolute())
-                    place = _crashed_in(Path(folder) / CRASH, own)
-                    text = f"{subject} ended its process while it {done}: {error}{place}"
-                    raise ChildProcessError(text) from None
-                if "refused" in answers[phase]:
-                    raise ValueError(answers[phase]["refused"])
-                if "raised" in answers[phase]:
-                    text = f"{subject} raised while it {done}: {answers[phase]['raised']}"
-                    raise ChildProcessError(text)
-        return answers
+    environment = {f"{name}_NUM_THREADS": str(threads) for name in _THREADS} | _NAMED_CODE
+    found: dict[str, Any] = {}
+    with closing(Remote(answers, subject, threads, seconds, SAMPLES, **environment)) as process:
+        for phase, done in _PHASES.items():
+            tell(done)
+            try:
+                if phase == "open":
+                    found[phase] = process.answer(_PATIENCE_SECONDS)
+                else:
+                    found[phase] = process.ask(phase, _PATIENCE_SECONDS)
+            except RemoteError as error:
+                if isinstance(error.raised, ValueError):
+                    raise error.raised from None
+                own = str(Path(subject.split()[0]).absolute())
+                ended = f"{subject} ended its process while it {done}: {error}"
+                text = ended + _crashed_in(error.stderr, own)
+                if error.raised is not None:
+                    text = f"{subject} raised while it {done}: {error.raised}"
+                raise ChildProcessError(text) from None
+    return found
 
 
-def _crashed_in(file: Path, own: str) -> str:
+def _crashed_in(stderr: str, own: str) -> str:
     """Where in Python a process was when it crashed, from what faulthandler wrote: the innermost
     function of the file `own`, of the thread that crashed if it has some, else of any."""
-    with suppress(OSError):
-        _, current, crashed = file.read_text().partition("Current thread")
-        threads = re.split(r"\n\n", crashed)[:1] * bool(current) + [file.read_text()]
-        places = re.findall(r'  File "([^"]*)", line (\d+) in (.*)', "\n".join(threads))
-        places = [place for place in places if place[0] == own] or places
-        if places:
-            return ", in {2} ({0}, line {1})".format(*places[0])
-    return ""
+    written = stderr.rpartition("Fatal Python error")[2]
+    _, current, crashed = written.partition("Current thread")
+    threads = [*re.split(r"\n\n", crashed)[:1], written] if current else []
+    places = re.findall(r'  File "([^"]*)", line (\d+) in (.*)', "\n".join(threads))
+    places = [place for place in places if place[0] == own] or places
+    return ", in {2} ({0}, line {1})".format(*places[0]) if places else ""
 
 
 class _Analysis:
@@ -121,9 +109,8 @@ class _Analysis:
     def __init__(self, told: dict[str, Any], threads: int) -> None:
         self._told, self._threads = told, threads
         sample = told["sample"]
-        places = [Mapping(**one) for one in sample["mappings"]]
-        self._map = CodeMap(places, sample["names"], [tuple(x) for x in sample["functions"]])
-        self._code = Code([(at, base64.b64decode(data)) for at, data in sample["code"]])
+        self._map = CodeMap(sample["mappings"], sample["names"], sample["functions"])
+        self._code = Code(sample["code"])
         self._at: Counter[int] = Counter(sample["addresses"])
         self._count = len(sample["addresses"])
         self._notes: list[str] = []
@@ -151,7 +138,6 @@ class _Analysis:
         frames = parts.frames(callers, told["sample"]["python"])
         if hot and not any(parts.is_interpreter(one.library) for one in callers):
             self._notes.append("no Python was found above the hot loop: it runs on another thread")
-        rows = tuple(Operator(**row) for row in told["operators"]["rows"])
         return lambda took: Trace(
             subject=told["open"]["title"],
             cpu=f"{host.model_name()} ({host.cpu_name()}, {active().name})",
@@ -163,7 +149,7 @@ class _Analysis:
             sampled_cpu_seconds=told["sample"]["cpu_seconds"],
             multiply_adds=told["open"]["multiply_adds"],
             samples=self._count,
-            operators=rows,
+            operators=tuple(told["operators"]["rows"]),
             operators_by=told["operators"]["by"],
             chain=tuple(frames),
             loops=tuple(every[:_LOOPS]),

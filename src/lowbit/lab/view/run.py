@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def view_file(path: Path, sizes: Sizes | None = None, fill: str = "normal") -> V
     Raises as `check_file` and `view`.
     """
     if needs_simulator(path):
-        return in_simulator(path, "view", {"sizes": sizes, "fill": fill})
+        return in_simulator(partial(view_file, sizes=sizes, fill=fill), path)
     request = request_of_file(path)
     with blamed(path):
         return _view(request, sizes, fill)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -11,27 +12,25 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from lowbit.graph.graph import Attribute, Constant, Expression, Graph, Node
+from lowbit.graph.graph import OPERATORS, Attribute, Constant, Expression, Graph, Node
 from lowbit.graph.graph import Tensor as Fact
+from lowbit.graph.writer import Writer
 from lowbit.registry import Registry
 
 SYMBOLS = torch.SymInt, torch.SymFloat, torch.SymBool
-_OF_NUMBERS = {
-    "Add": "Add", "Mul": "Mul", "FloorDiv": "Div", "IntTrueDiv": "Div", "FloatTrueDiv": "Div",
-    "Pow": "Pow", "FloatPow": "Pow", "PowByNatural": "Pow", "OpaqueUnaryFn_sqrt": "Sqrt",
-    "ToFloat": "Identity", "Mod": "Mod", "PythonMod": "Mod",
-}  # fmt: skip
-"""Operators by the classes of torch.export's expressions."""
-_OF_SIZES = {"Add", "Mul", "FloorDiv", "Mod", "PythonMod"}
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-_OF_CONDITIONS = {
-    "Add": "add", "Mul": "mul", "FloorDiv": "floordiv", "CleanDiv": "floordiv", "IntTrueDiv": "div",
-    "FloatTrueDiv": "div", "Mod": "mod", "PythonMod": "mod", "Pow": "pow", "PowByNatural": "pow",
-    "FloatPow": "pow", "TruncToInt": "trunc", "Max": "max", "Min": "min", "Equality": "eq",
-    "Unequality": "ne", "StrictLessThan": "lt", "LessThan": "le", "StrictGreaterThan": "gt",
-    "GreaterThan": "ge", "And": "and", "Or": "or", "Not": "not", "ToFloat": "add",
+_EXPRESSIONS = {
+    "cleandiv": "floordiv", "inttruediv": "div", "floattruediv": "div", "pythonmod": "mod",
+    "powbynatural": "pow", "floatpow": "pow", "trunctoint": "trunc", "equality": "eq",
+    "unequality": "ne", "strictlessthan": "lt", "lessthan": "le", "strictgreaterthan": "gt",
+    "greaterthan": "ge", "tofloat": "add",
 }  # fmt: skip
-"""Operators of `lowbit.graph.graph` by the same classes."""
+"""Operators of sizes (`graph.OPERATORS`) by torch.export's classes, where names differ."""
+_OF_SIZES = {
+    "add": Writer.add, "mul": Writer.mul, "floordiv": Writer.div, "div": Writer.div,
+    "pow": Writer.power, "mod": Writer.mod,
+}  # fmt: skip
+"""Operators of the graph by the same names; Div rounds integers towards 0."""
 
 Value = str
 """A value of the graph, by name; "" is an input that is left out."""
@@ -61,7 +60,7 @@ class FixedSize(NotImplementedError):
     """A size that a run should choose has to be that of the example."""
 
 
-class Builder:
+class Builder(Writer):
     """Nodes, constants and facts, as they come together.
 
     While a node of the program is translated, `node` is it, and `out` a fake tensor of its result.
@@ -106,8 +105,7 @@ class Builder:
         self._taken.add(name)
         return name
 
-    def add(self, op: str, *inputs: Value, **attributes: Attribute) -> Value:
-        """A node of one output, and the name of that."""
+    def op(self, op: str, *inputs: Value, **attributes: Attribute) -> Value:
         if any(isinstance(one, SYMBOLS) for one in pytree.tree_leaves(attributes)):
             raise FixedSize(f"{op} {self.node.name!r} has a size of the inputs as an attribute")
         output = self.unique(f"{self.node.name}.{op.lower()}")
@@ -131,9 +129,9 @@ class Builder:
         self.nodes.append(Node("Split", inputs, outputs, {"axis": axis}, self._layer()))
         return outputs
 
-    def constant(self, constant: Constant, wanted: str = "") -> Value:
+    def constant(self, value: Constant, wanted: str = "") -> Value:
         name = self.unique(wanted or f"{self.node.name}.constant")
-        self.constants[name] = constant
+        self.constants[name] = value
         return name
 
     def number(self, number: float, dtype: torch.dtype) -> Value:
@@ -144,25 +142,23 @@ class Builder:
             made = self.ints([number], scalar=True)
             own = torch.int64
         else:
-            made = self.add("Squeeze", self._real(number.node.expr), self.ints([0]))
+            made = self.squeeze(self._real(number.node.expr), [0])
             own = torch.float32
-        return made if dtype is own else self.add("Cast", made, to=numpy_name(dtype))
+        return made if dtype is own else self.cast(made, numpy_name(dtype))
 
     def _real(self, expression: Any) -> Value:
         """What follows from sizes of the inputs, float32 [1]."""
         if expression.is_number:
             return self.constant(np.array([float(expression)], np.float32))
         if expression in self.sources:
-            return self.add("Cast", self._size(expression), to="float32")
-        name = type(expression).__name__
-        if name not in _OF_NUMBERS:
+            return self.cast(self._size(expression), "float32")
+        name = _operator(expression)
+        if type(expression).__name__ == "OpaqueUnaryFn_sqrt":
+            return self.sqrt(self._real(*expression.args))
+        if name not in _OF_SIZES:
             raise FixedSize(f"{expression} follows from sizes in a way that has no operator")
-        first, *rest = (self._real(one) for one in expression.args)
-        if not rest:
-            return self.add(_OF_NUMBERS[name], first)
-        for other in rest:
-            first = self.add(_OF_NUMBERS[name], first, other)
-        return self.add("Floor", first) if name == "FloorDiv" else first
+        made = reduce(partial(_OF_SIZES[name], self), map(self._real, expression.args))
+        return self.floor(made) if name == "floordiv" else made
 
     def parameter(self, tensor: Tensor, wanted: str = "") -> Value:
         """The constant of a tensor: one for all that are the same memory."""
@@ -172,21 +168,19 @@ class Builder:
             self._by_memory[same] = self.constant(array, wanted)
         return self._by_memory[same]
 
-    def ints(self, sizes: Sequence[Any], scalar: bool = False) -> Value:
+    def ints(self, numbers: Sequence[Any], scalar: bool = False) -> Value:
         """The int64 vector of some sizes, or the first as a scalar; a constant if all are known."""
-        if any(isinstance(size, float | torch.SymFloat) for size in sizes):
-            raise FixedSize(f"{sizes} are no integers")
-        if not any(isinstance(size, torch.SymInt) for size in sizes):
-            array = np.array(sizes, np.int64)
+        if any(isinstance(size, float | torch.SymFloat) for size in numbers):
+            raise FixedSize(f"{numbers} are no integers")
+        if not any(isinstance(size, torch.SymInt) for size in numbers):
+            array = np.array(numbers, np.int64)
             return self.constant(np.asarray(array[0]) if scalar else array)
         parts = [
             self._size(size.node.expr) if isinstance(size, torch.SymInt) else self.ints([size])
-            for size in sizes
+            for size in numbers
         ]
-        vector = self.add("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
-        if not scalar:
-            return vector
-        return self.add("Squeeze", vector, self.ints([0]))
+        vector = self.concat(parts, 0)
+        return self.squeeze(vector, [0]) if scalar else vector
 
     def _size(self, expression: Any) -> Value:
         """A size that follows from those of the inputs, int64 [1]."""
@@ -194,26 +188,24 @@ class Builder:
             return self.ints([int(expression)])
         if expression in self.sources:
             value, axis = self.sources[expression]
-            return self.add("Shape", value, start=axis, end=axis + 1)
-        name = type(expression).__name__
-        if name not in _OF_SIZES:
+            return self.op("Shape", value, start=axis, end=axis + 1)
+        name = _operator(expression)
+        if name not in _OF_SIZES.keys() - {"div", "pow"}:
             raise FixedSize(f"the size {expression} follows from others in a way without operator")
-        op = _OF_NUMBERS[name]
         first, *rest = (self._size(one) for one in expression.args)
         for other in rest:
-            # Div rounds towards 0.
-            if name == "FloorDiv" and any(one.is_negative for one in expression.args[0].atoms()):
-                first = self.add("Sub", first, self.add("Mod", first, other))
-            first = self.add(op, first, other)
+            if name == "floordiv" and any(one.is_negative for one in expression.args[0].atoms()):
+                first = self.sub(first, self.mod(first, other))
+            first = _OF_SIZES[name](self, first, other)
         return first
 
-    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+    def to(self, value: Value, dtype: torch.dtype) -> Value:
         """The value as numbers of another dtype."""
         if self.dtype(value) is dtype:
             return value
-        return self.add("Cast", value, to=numpy_name(dtype))
+        return self.cast(value, numpy_name(dtype))
 
-    def reshape(self, x: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
+    def in_shape(self, x: Value, before: Sequence[Any], after: Sequence[Any]) -> Value:
         """x in another shape, of which at most one size need follow from the others."""
         wanted: list[Any] = []
         for axis, size in enumerate(after):
@@ -223,9 +215,7 @@ class Builder:
                 wanted.append(0)
             else:
                 wanted.append(-1)
-        if wanted.count(-1) > 1:
-            return self.add("Reshape", x, self.ints(after))
-        return self.add("Reshape", x, self.ints(wanted))
+        return self.reshape(x, after if wanted.count(-1) > 1 else wanted)
 
     def argument(self, given: Any) -> Any:
         """An argument of a node: a value by name, a number, or a tuple of such."""
@@ -260,7 +250,7 @@ class Builder:
         one = not isinstance(made, tuple)
         if arguments.get("dim") is not None and any(not fake.shape for fake in fakes):
             every = zip((made,) if one else made, fakes, strict=False)
-            flat = [x if fake.shape else self.reshape(x, (), ()) for x, fake in every]
+            flat = [x if fake.shape else self.in_shape(x, (), ()) for x, fake in every]
             made = flat[0] if one else tuple(flat)
         outputs = {value: n for n, value in enumerate((made,) if one else made)}
         renamed: dict[str, str] = {}
@@ -285,7 +275,7 @@ class Builder:
         """An argument beside an axis's number, which tensors without axes have, too: with one."""
         if not isinstance(given, str) or given not in self.fakes or self.shape(given):
             return given
-        made = self.add("Reshape", given, self.ints([1]))
+        made = self.reshape(given, [1])
         self.fakes[made] = self.fakes[given].reshape(1)
         return made
 
@@ -322,10 +312,10 @@ class Builder:
             return int(expression) if expression.is_Integer else float(expression)
         if expression in self.names:
             return self.names[expression]
-        name = type(expression).__name__
-        if name not in _OF_CONDITIONS:
+        name = _operator(expression)
+        if name not in OPERATORS:
             raise FixedSize(f"the program is right only where {expression}")
-        return (_OF_CONDITIONS[name], *map(self._condition, expression.args))
+        return (name, *map(self._condition, expression.args))
 
     def fact(self, fake: Any) -> Fact:
         """What an input of the program is. NotImplementedError: a size follows from others."""
@@ -346,9 +336,9 @@ def _chooses(guard: Any) -> bool:
     """Whether what torch.export found to hold, for the example, of sizes may decide what the
     program computes. Most of it decides how PyTorch's tensors lie in memory, or is for ranges."""
     expression, where = guard.expr, getattr(guard.sloc, "framework_loc", None)
-    name, operands = type(expression).__name__, expression.args
+    name, operands = _operator(expression), expression.args
     bare = any(one.is_Symbol for one in operands) and any(one.is_number for one in operands)
-    if bare and name != "Unequality":
+    if bare and name != "ne":
         return False
     if where is None or any(one.is_Float for one in operands):
         return True
@@ -356,8 +346,14 @@ def _chooses(guard: Any) -> bool:
     outside = not file.startswith(_TORCH)
     if outside or file.endswith("decompositions.py") or where.name == "infer_size":
         return True
-    remainder = any(type(one).__name__ in ("Mod", "PythonMod") for one in operands)
-    return file.endswith("_ops.py") and remainder and name not in ("And", "Or", "Unequality")
+    remainder = any(_operator(one) == "mod" for one in operands)
+    return file.endswith("_ops.py") and remainder and name not in ("and", "or", "ne")
+
+
+def _operator(expression: Any) -> str:
+    """What an expression of torch.export's is, as `graph.OPERATORS` calls it."""
+    name = type(expression).__name__.lower()
+    return _EXPRESSIONS.get(name, name)
 
 
 def same_size(one: Any, other: Any) -> bool:

@@ -423,7 +423,7 @@ def _outputs(builder: Builder, graph: fx.Graph) -> tuple[Any, ...]:
         if isinstance(leaf, SYMBOLS):
             raise FixedSize("the model gives back a size of its inputs")
         if isinstance(given, fx.Node) and leaf in seen:
-            leaf = builder.add("Identity", leaf)
+            leaf = builder.same(leaf)
         seen.add(leaf)
         outputs.append(leaf)
     return tuple(outputs)

@@ -21,7 +21,7 @@ from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import Prepared
-from lowbit.torch.arguments import FLOATS
+from lowbit.torch.arguments import FLOATS, activations_refusal
 from lowbit.torch.functional.int4 import int4_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
@@ -93,7 +93,7 @@ def _without_panels(
     if weight.packing == "rows":  # an embedding's
         whole = weight.dequantize().to(x.dtype)
         return torch.nn.functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
-    if refusal := _tiles_refusal(activations, str(weight.device)):
+    if refusal := activations_refusal(activations, str(weight.device)):
         raise NotImplementedError(refusal)
     packed = Int4Weight(
         weight.tiles, weight.scale, weight.row_scale, weight.zero, weight.row_zero,
@@ -101,16 +101,6 @@ def _without_panels(
     )  # fmt: skip
     out = int4_matmul(x, packed)
     return out if bias is None else out + bias.to(out.dtype)
-
-
-def _tiles_refusal(activations: str, device: str) -> str | None:
-    """Why no kernel for GPUs serves such activations; None if one does."""
-    if activations == "float":
-        return None
-    return (
-        f"a layer of {activations!r} activations has no kernel on {device!r} yet; move it with "
-        ".cpu(), or quantize it with Int4WeightOnlyConfig"
-    )
 
 
 @choosing("linear")
@@ -128,7 +118,7 @@ def linear_choice(
     if not gpu.capability:
         return Choice("lowbit's product for CPUs", None, "serves CPU tensors; see `lowbit explain`")
     format, tiles = WeightFormat(integers, group_size), Tiles()
-    refusal = tiles.refusal(format, K) or _tiles_refusal(activations, "cuda")
+    refusal = tiles.refusal(format, K) or activations_refusal(activations, "cuda")
     if refusal:
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
     from lowbit.kernels.triton.fast.int4_matmul import int4_choice

@@ -88,7 +88,7 @@ def attention(
     mine = scratch + k.thread() * g.scratch_bytes
     work = _Work(k, form, micro, g, mine, parameters)
     kind = FORMATS[form.inputs]
-    inputs = [pointer.cast(kind) for pointer in (q, key, value)]
+    inputs = [q.cast(FORMATS[form.queries]), key.cast(kind), value.cast(kind)]
     places = [*inputs, out.cast(FORMATS[form.out]), mask, padding]
     micro.begin(k)
     for item in k.parallel(items):
@@ -172,6 +172,8 @@ class _Work:
                 convert = self._converting(number, FORMATS[kind])
                 for row in k.range(0, keys):
                     source = start + row * stride
+                    if self._form.scaled_rows:
+                        convert = self._scaling(source + size, FORMATS[kind])
                     self._convert_row(source, place + row * size, size, convert)
                 start, stride = self._converted, size
             one, base = k.index(1), reader.pointer(start)
@@ -319,15 +321,21 @@ class _Work:
     def _converting(self, number: int, to: Scalar) -> Convert:
         """From what an input stores to `to`, without its scale: operand number 0, 1 or 2."""
 
-        def narrow(value: Value) -> Value:
-            return narrowed(self._k, value) if to == bf16 else value
-
-        if parameters_of(self._form.inputs):
+        name = self._form.inputs if number else self._form.queries
+        if parameters_of(name):
             zero = self._zeros[number].splat(self.lanes)
-            return lambda value: narrow((value.to(s32) - zero).to(f32))
-        if FORMATS[self._form.inputs] == to:
+            return lambda value: self._narrow((value.to(s32) - zero).to(f32), to)
+        if FORMATS[name] == to:
             return lambda value: value
-        return lambda value: narrow(value.to(f32))
+        return lambda value: self._narrow(value.to(f32), to)
+
+    def _scaling(self, scale: Value, to: Scalar) -> Convert:
+        """From a row of bytes to `to`, by the scale that lies there."""
+        factor = scale.cast(f32).load().splat(self.lanes)
+        return lambda value: self._narrow(value.to(s32).to(f32) * factor, to)
+
+    def _narrow(self, value: Value, to: Scalar) -> Value:
+        return narrowed(self._k, value) if to == bf16 else value
 
     def _convert_row(
         self, source: Value, target: Value, count: Value, convert: Convert,

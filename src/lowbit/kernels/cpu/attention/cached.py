@@ -1,8 +1,10 @@
 """Attention over a cache of keys and values, which rows of new tokens are added to.
 
 A row of the cache belongs to a head of keys and a position: cache[slot, 2, head, position, :], keys
-and then values. `cached_attention` serves steps: each row is the newest token of a sequence. The
-keys of a sequence are cut into chunks, so that one long sequence keeps all threads busy:
+and then values. A row of bytes ends with its scale, a float32: max |x| / 127.
+
+`cached_attention` serves steps: each row is the newest token of a sequence. The keys of a sequence
+are cut into chunks, so that one long sequence keeps all threads busy:
 
     append     queries and keys are turned by their position; keys and values go to the cache
     attend     of each row, head of keys and chunk: scores, weights, sums of values
@@ -25,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.isa.generic import extract, fma, maximum, minimum
-from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, f32
+from lowbit.isa.types import F32Pointer, Int, S64Pointer, U8Pointer, Vector, f32, s8, s32
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
@@ -33,18 +35,21 @@ from lowbit.kernels.cpu.attention.plan import TABLE_LENGTH, Geometry
 from lowbit.kernels.cpu.attention.weights import Weigher, edge_of, narrowed
 from lowbit.kernels.cpu.rows.input_format import across
 from lowbit.kernels.cpu.shared.formats import FORMATS
+from lowbit.kernels.cpu.shared.functions import rounded
 
 CHUNK = 512  # keys of an item: of 128 elements in float32, they and their values fill half an L2
+SCALE_BYTES = 4  # of a row of bytes, behind them
 _PAD = 16  # elements behind a row of scores or sums, at least a vector
+_LEAST = 2.0**-100  # what is less in a row of bytes than this becomes zero
 _KEYS, _DIAGONAL = (Geometry._fields.index(name) for name in ("keys", "diagonal"))
 
 
 class CachedForm(NamedTuple):
     """What is static. It keys the code.
 
-    cache: "f32" or "bf16". head_dim: of queries, keys and values; `rotated` of them are turned by
-    their position, an even number. group: how many heads of queries share one of keys. window,
-    cap: of `AttentionForm`.
+    cache: "f32", "bf16" or "s8". head_dim: of queries, keys and values; `rotated` of them are
+    turned by their position, an even number. group: how many heads of queries share one
+    of keys. window, cap: of `AttentionForm`.
     """
 
     cache: str
@@ -53,6 +58,11 @@ class CachedForm(NamedTuple):
     group: int
     window: int = 0
     cap: float = 0.0
+
+    @property
+    def row(self) -> int:
+        """Elements of the cache from one position to the next."""
+        return self.head_dim + (SCALE_BYTES if self.cache == "s8" else 0)
 
     @property
     def part(self) -> int:
@@ -67,8 +77,8 @@ class CachedForm(NamedTuple):
 
 def refusal(form: CachedForm) -> str | None:
     """Why the kernels do not serve a form; None if they do."""
-    if form.cache not in ("f32", "bf16"):
-        return f"a cache is of float32 or bfloat16, not of {form.cache}"
+    if form.cache not in ("f32", "bf16", "s8"):
+        return f"a cache is of float32, bfloat16 or int8, not of {form.cache}"
     if form.head_dim % 8 or form.rotated % 16 or form.rotated > form.head_dim:
         return (
             f"heads have a multiple of 8 elements, of which a multiple of 16 are turned: "
@@ -102,9 +112,7 @@ class _Rows:
 
     def keys(self, row: Value, head: Value) -> Value:
         """Where the keys of a row's sequence begin in the cache."""
-        place = (
-            self.cache.cast(FORMATS[self.form.cache]) + head * self.capacity * self.form.head_dim
-        )
+        place = self.cache.cast(FORMATS[self.form.cache]) + head * self.capacity * self.form.row
         if self.slots is None:
             return place
         return place + (self.slots + row).load() * self.slot_stride
@@ -112,7 +120,7 @@ class _Rows:
     @property
     def values_behind(self) -> Value:
         """From keys to their values, in elements."""
-        return self.heads * self.capacity * self.form.head_dim
+        return self.heads * self.capacity * self.form.row
 
     def append(self, row: Value, turned: Value) -> None:
         """Bring a row to the cache, and its queries, turned, to [heads · group, head_dim]."""
@@ -123,7 +131,13 @@ class _Rows:
         for head in k.range(0, self.heads * group):
             self._turn(q + head * size, turned + head * size, angles)
         for head in k.range(0, self.heads):
-            line = self.keys(row, head) + position * size
+            line = self.keys(row, head) + position * self.form.row
+            if self.form.cache == "s8":
+                whole = k.local(f32, size)
+                self._turn(key + head * size, whole, angles)
+                self._quantize(whole, line)
+                self._quantize(value + head * size, line + self.values_behind)
+                continue
             self._turn(key + head * size, line, angles)
             for at, lanes in self.pieces(size):
                 self._store((value + head * size + at).load(lanes), line + self.values_behind + at)
@@ -138,9 +152,31 @@ class _Rows:
         for at, lanes in self.pieces(self.form.head_dim - 2 * half):
             self._store((source + 2 * half + at).load(lanes), target + 2 * half + at)
 
+    def _quantize(self, source: Value, target: Value) -> None:
+        """A row as bytes, and its scale behind them; NaN and infinity in it make the scale one."""
+        size, most = self.form.head_dim, self.k.constant(0, s32)
+        for at, lanes in self.pieces(size):
+            bits = (source + at).load(lanes).bits(Vector(s32, lanes)) & 0x7FFFFFFF
+            most = maximum(across(bits, maximum), most)  # NaN has more than all numbers
+        greatest = most.bits(f32)
+        inverse = 127.0 / maximum(self.k.constant(_LEAST, f32), greatest)
+        for at, lanes in self.pieces(size):
+            steps = (source + at).load(lanes) * inverse.splat(lanes)
+            (target + at).store(rounded(steps).to(s8))
+        (target + size).cast(f32).store(greatest * (1 / 127))
+
     def _store(self, value: Value, place: Value) -> None:
         wide = place.type.element == f32  # type: ignore[union-attr]
         place.store(value if wide else narrowed(self.k, value))
+
+    def load(self, place: Value, lanes: int) -> Value:
+        """Elements of a row of the cache, as float32 without their scale."""
+        value = place.load(lanes)
+        return (value.to(s32) if self.form.cache == "s8" else value).to(f32)
+
+    def scale(self, row: Value) -> Value | None:
+        """Of a row of bytes; None: there is none."""
+        return (row + self.form.head_dim).cast(f32).load() if self.form.cache == "s8" else None
 
     def pieces(self, size: int) -> Iterator[tuple[int, int]]:
         """Where vectors begin in so many elements, and how wide they are."""
@@ -173,17 +209,18 @@ def append_rows(
     *,
     form: CachedForm,
 ) -> None:
-    """Rows of one sequence at neighbouring positions go to the cache, [2, heads, capacity, size].
+    """Rows of one sequence at neighbouring positions go to the cache, [2, heads, capacity, row].
 
     q, key, value: float32 [rows, heads, size], rows as many elements apart as is said; turned: the
-    queries, dense, in the cache's format. rotation: of `rotation_table`. positions: s64 [rows].
-    geometry is `table`, of `plan_attention`, with the keys that there are then.
+    queries, dense, in the cache's format, or float32 if that is bytes. rotation: of
+    `rotation_table`. positions: s64 [rows]. geometry is `table`, of
+    `plan_attention`, with the keys that there are then.
     """
     none = k.index(0)
     new = _Rows(k, form, [(q, q_stride), (key, k_stride), (value, v_stride)], rotation, positions,
                 None, cache, heads, capacity, none)  # fmt: skip
     for row in k.parallel(rows):
-        queries = turned.cast(FORMATS[form.cache])
+        queries = turned.cast(f32 if form.cache == "s8" else FORMATS[form.cache])
         new.append(row, queries + row * (heads * (form.group * form.head_dim)))
         for _ in k.when(row.equals(0)):
             for i in range(TABLE_LENGTH):
@@ -242,8 +279,8 @@ def cached_attention(
             base = work.first(position)
             left = left - base
         for _ in k.when(left > 0):
-            keys = new.keys(row, head) + chunk * (CHUNK * size)
-            keys = keys + base * size if form.window else keys
+            keys = new.keys(row, head) + chunk * (CHUNK * form.row)
+            keys = keys + base * form.row if form.window else keys
             work.attend(turned + pair * (group * size), keys, minimum(left, k.index(CHUNK)),
                         parts + item * (group * form.part))  # fmt: skip
     for pair in k.parallel(rows * heads):
@@ -280,7 +317,7 @@ class _Chunks:
         for first in range(0, form.group, self._room):
             some = range(first, min(first + self._room, form.group))
             for j in k.range(0, count):
-                self._score(queries, keys + j * form.head_dim, some, self._scores + j)
+                self._score(queries, keys + j * form.row, some, self._scores + j)
         for h in range(form.group):
             scores, end = self._scores + h * self._stride, part + h * form.part + form.head_dim
             self._weigher.cap(scores, 0, count)
@@ -301,18 +338,20 @@ class _Chunks:
         size, totals = self._form.head_dim, dict[int, Value]()
         ends: dict[int, list[Value]] = {h: [] for h in some}
         for at, lanes in self._pieces:
-            part = (key + at).load(lanes).to(f32)
+            part = self._rows.load(key + at, lanes)
             for h in some:
                 q = (queries + h * size + at).load(lanes)
                 if lanes < self._lanes:
                     ends[h].append(across(q * part, operator.add))
                 else:
                     totals[h] = fma(q, part, totals[h]) if h in totals else q * part
+        scale = self._rows.scale(key)
         for h in some:
             sums = [across(totals[h], operator.add)] if h in totals else []
             total, *others = sums + ends[h]
             for other in others:
                 total = total + other
+            total = total if scale is None else total * scale
             (target + h * self._stride).store(total)
 
     def _sum(
@@ -323,10 +362,12 @@ class _Chunks:
         with k.scope():
             sums = [[k.register(k.zeros(f32, lanes)) for _, lanes in pieces] for _ in some]
             for j in k.range(0, count):
-                line = values + j * form.head_dim
-                parts = [(line + at).load(lanes).to(f32) for at, lanes in pieces]
+                line = values + j * form.row
+                parts = [self._rows.load(line + at, lanes) for at, lanes in pieces]
+                scale = self._rows.scale(line)
                 for h, row in zip(some, sums, strict=True):
                     weight = (self._scores + h * self._stride + j).load()
+                    weight = weight if scale is None else weight * scale
                     for total, value, (_, lanes) in zip(row, parts, pieces, strict=True):
                         total.value = fma(weight.splat(lanes), value, total.value)
             for h, row in zip(some, sums, strict=True):

@@ -27,7 +27,8 @@ class AttentionForm(NamedTuple):
     inputs, out: formats of q, k and v, and of the output. mask: float32 numbers are added to the
     scores. padding: bytes say which keys take part: 0 for those that do not. window: a query
     attends to so many keys at most, the last ones; 0: to all. cap: scores become cap · tanh(score /
-    cap) before masks are added; 0: they stay.
+    cap) before masks are added; 0: they stay. scaled_rows: rows of k and v are "s8", each with its
+    scale behind it, a float32, and q is float32.
     """
 
     inputs: str
@@ -36,6 +37,12 @@ class AttentionForm(NamedTuple):
     padding: bool = False
     window: int = 0
     cap: float = 0.0
+    scaled_rows: bool = False
+
+    @property
+    def queries(self) -> str:
+        """The format of q."""
+        return "f32" if self.scaled_rows else self.inputs
 
 
 class Strides(NamedTuple, Generic[N]):

@@ -16,7 +16,7 @@ from lowbit.torch.capture.builder import SYMBOLS, Builder, Value, converter
 def operands(b: Builder, *given: Any, dtype: torch.dtype | None = None) -> list[Value]:
     """Tensors and numbers as values of the dtype that PyTorch computes with."""
     dtype = dtype or _common(b, given)
-    return [b.cast(one, dtype) if isinstance(one, str) else b.number(one, dtype) for one in given]
+    return [b.to(one, dtype) if isinstance(one, str) else b.number(one, dtype) for one in given]
 
 
 def _common(b: Builder, given: tuple[Any, ...]) -> torch.dtype:
@@ -38,14 +38,14 @@ def same_operator(op: str, b: Builder, **arguments: Any) -> Value:
     named = {ours: arguments.pop(theirs) for ours, theirs in record.arguments.items()}
     given = [one for one in arguments.values() if one is not None]
     if not isinstance(record, Elementwise):
-        return b.add(op, *(one for one in given if isinstance(one, str)), **named)
+        return b.op(op, *(one for one in given if isinstance(one, str)), **named)
     if len(given) > 1:
         inputs = operands(b, *given, dtype=torch.bool if logical else None)
     elif b.out.dtype is torch.bool and not logical:
         inputs = given
     else:
-        inputs = [b.cast(given[0], b.out.dtype)]
-    return b.add(op, *inputs, **named)
+        inputs = [b.to(given[0], b.out.dtype)]
+    return b.op(op, *inputs, **named)
 
 
 for _op, _record in operators.load().items():
@@ -59,36 +59,37 @@ def divide(b: Builder, *, x: Any, other: Any, rounding_mode: str | None = None) 
     one, two = operands(b, x, other)
     floored = rounding_mode == "floor"
     if b.out.dtype.is_floating_point:
-        made = b.add("Div", one, two)
+        made = b.div(one, two)
         if floored:
-            return b.add("Floor", made)
-        return made if rounding_mode is None else b.add("Trunc", made)
+            return b.floor(made)
+        return made if rounding_mode is None else b.op("Trunc", made)
     if floored:
-        one = b.add("Sub", one, b.add("Mod", one, two))
-    return b.add("Div", one, two)
+        one = b.sub(one, b.mod(one, two))
+    return b.div(one, two)
 
 
 @converter("remainder", "fmod")
 def remainder(b: Builder, *, x: Any, other: Any) -> Value:
-    return b.add("Mod", *operands(b, x, other), fmod=int(b.operator == "fmod"))
+    one, two = operands(b, x, other)
+    return b.mod(one, two, fmod=b.operator == "fmod")
 
 
 @converter("trunc")
 def trunc(b: Builder, *, x: Value) -> Value:
-    return b.add("Trunc", x) if b.out.dtype.is_floating_point else x
+    return b.op("Trunc", x) if b.out.dtype.is_floating_point else x
 
 
 @converter("round")
 def round_(b: Builder, *, x: Value, decimals: int = 0) -> Value:
-    return b.add("Round", x, decimals=decimals) if b.out.dtype.is_floating_point else x
+    return b.round(x, decimals) if b.out.dtype.is_floating_point else x
 
 
 @converter("add", "sub")
 def add(b: Builder, *, x: Any, other: Any, alpha: Any = 1) -> Value:
     one, two = operands(b, x, other)
     if alpha != 1:  # of what is added or taken away
-        two = b.add("Mul", two, b.number(alpha, _common(b, (x, other))))
-    return b.add("Add" if b.operator == "add" else "Sub", one, two)
+        two = b.mul(two, b.number(alpha, _common(b, (x, other))))
+    return b.add(one, two) if b.operator == "add" else b.sub(one, two)
 
 
 @converter("clamp", "hardtanh")
@@ -97,46 +98,46 @@ def clamp(
     max_val: Any = None,
 ) -> Value:  # fmt: skip
     low, high = (min if min_val is None else min_val), (max if max_val is None else max_val)
-    x, dtype = b.cast(x, b.out.dtype), b.out.dtype
+    x, dtype = b.to(x, b.out.dtype), b.out.dtype
     limits = ["" if one is None else operands(b, one, dtype=dtype)[0] for one in (low, high)]
     if isinstance(low, str) or isinstance(high, str):
-        for op, bound in zip(("Max", "Min"), limits, strict=True):
-            x = b.add(op, x, bound) if bound else x
+        for op, bound in zip((b.maximum, b.minimum), limits, strict=True):
+            x = op(x, bound) if bound else x
         return x
-    return b.add("Clip", x, *limits)
+    return b.clip(x, *limits)
 
 
 @converter("hardsigmoid")
 def hardsigmoid(b: Builder, *, x: Value) -> Value:
-    return b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+    return b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
 @converter("prelu", "_prelu_kernel")
 def prelu(b: Builder, *, x: Value, weight: Value) -> Value:
     sizes, axes = b.shape(weight), len(b.shape(x))
     if len(sizes) == 1 and axes > 2:  # a slope for each channel, which is the second axis
-        weight = b.reshape(weight, sizes, (sizes[0], *[1] * (axes - 2)))
-    return b.add("PRelu", x, weight)
+        weight = b.in_shape(weight, sizes, (sizes[0], *[1] * (axes - 2)))
+    return b.op("PRelu", x, weight)
 
 
 @converter("rsqrt")
 def rsqrt(b: Builder, *, x: Value) -> Value:
-    return b.add("Reciprocal", b.add("Sqrt", b.cast(x, b.out.dtype)))
+    return b.op("Reciprocal", b.sqrt(b.to(x, b.out.dtype)))
 
 
 @converter("bitwise_not")
 def bitwise_not(b: Builder, *, x: Value) -> Value:
-    return b.add("Not" if b.out.dtype is torch.bool else "BitwiseNot", x)
+    return b.logical_not(x) if b.out.dtype is torch.bool else b.op("BitwiseNot", x)
 
 
 @converter("where")
 def where(b: Builder, *, condition: Value, x: Any, other: Any) -> Value:
-    return b.add("Where", condition, *operands(b, x, other, dtype=b.out.dtype))
+    return b.where(condition, *operands(b, x, other, dtype=b.out.dtype))
 
 
 @converter("_to_copy")
 def to_copy(b: Builder, *, x: Value, **_: Any) -> Value:
-    return b.cast(x, b.out.dtype)
+    return b.to(x, b.out.dtype)
 
 
 @converter(
@@ -156,10 +157,10 @@ def copy_strided(b: Builder, *, a: Value, stride: Any) -> Value:
 
 @converter("_softmax", "_safe_softmax")
 def softmax(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
-    made = b.add("Softmax", b.cast(x, b.out.dtype), axis=dim)
+    made = b.op("Softmax", b.to(x, b.out.dtype), axis=dim)
     if b.operator != "_safe_softmax":
         return made
     # A row in which nothing takes part is all zeros.
     nothing = b.number(-math.inf, b.out.dtype)
-    greatest = b.add("ReduceMax", x, b.ints([dim]), keepdims=1)
-    return b.add("Where", b.add("Equal", greatest, nothing), b.number(0, b.out.dtype), made)
+    greatest = b.reduce("max", x, [dim])
+    return b.where(b.equal(greatest, nothing), b.number(0, b.out.dtype), made)

@@ -29,9 +29,9 @@ def _windowed(b: Builder, op: str, x: Value, *inputs: Value | None, **how: Attri
     given = [x, *filter(None, inputs)]
     windows = _axes(b) or len(b.shape(x)) - 2
     if len(b.shape(x)) == windows + 2:
-        return b.add(op, *given, **how)
-    given[0] = b.add("Unsqueeze", x, b.ints([0]))
-    return b.add("Squeeze", b.add(op, *given, **how), b.ints([0]))
+        return b.op(op, *given, **how)
+    given[0] = b.unsqueeze(x, [0])
+    return b.squeeze(b.op(op, *given, **how), [0])
 
 
 @converter("convolution")
@@ -89,7 +89,7 @@ def avg_pool(
     if divisor_override is None:
         return made
     ratio = math.prod(_spread(kernel_size, axes)) / divisor_override
-    return b.add("Mul", made, b.number(ratio, b.out.dtype))
+    return b.mul(made, b.number(ratio, b.out.dtype))
 
 
 @converter("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
@@ -128,7 +128,7 @@ def batch_norm(
             "not translated"
         )
     ones = _affine(b, int(b.shape(running_mean)[0]), weight, bias)
-    made = b.add("BatchNormalization", input, *ones, running_mean, running_var, epsilon=eps)
+    made = b.op("BatchNormalization", input, *ones, running_mean, running_var, epsilon=eps)
     return (made,)
 
 
@@ -147,7 +147,7 @@ def layer_norm(
 ) -> Any:  # fmt: skip
     sizes = tuple(int(size) for size in normalized_shape)
     inputs = [weight or b.constant(np.ones(sizes, np.float32)), *([bias] if bias else [])]
-    made = b.add("LayerNormalization", input, *inputs, axis=-len(sizes), epsilon=eps)
+    made = b.op("LayerNormalization", input, *inputs, axis=-len(sizes), epsilon=eps)
     return (made,)
 
 
@@ -160,13 +160,13 @@ def group_norm(
     sizes = b.shape(input)
     fixed = all(isinstance(size, int) for size in sizes[1:])  # -1 says nothing of empty batches
     last = math.prod(sizes[1:]) // group if fixed else -1
-    cut = b.add("Reshape", input, b.ints([0, group, last]))
+    cut = b.reshape(input, [0, group, last])
     plain = _affine(b, group, None, None)
-    made = b.add("InstanceNormalization", cut, *plain, epsilon=eps)
-    made = b.reshape(made, sizes[:1], sizes)
+    made = b.op("InstanceNormalization", cut, *plain, epsilon=eps)
+    made = b.in_shape(made, sizes[:1], sizes)
     each = (int(sizes[1]), *[1] * (len(sizes) - 2))
-    for op, one in (("Mul", weight), ("Add", bias)):
-        made = b.add(op, made, b.reshape(one, (), each)) if one else made
+    for op, one in ((b.mul, weight), (b.add, bias)):
+        made = op(made, b.in_shape(one, (), each)) if one else made
     return (made,)
 
 
@@ -178,7 +178,7 @@ def instance_norm(
     if not use_input_stats:
         raise NotImplementedError("instance_norm with running statistics is not translated")
     ones = _affine(b, int(b.shape(input)[1]), weight, bias)
-    return b.add("InstanceNormalization", input, *ones, epsilon=eps)
+    return b.op("InstanceNormalization", input, *ones, epsilon=eps)
 
 
 @converter("rms_norm")
@@ -189,7 +189,7 @@ def rms_norm(
     sizes = tuple(int(size) for size in normalized_shape)
     scale = weight or b.constant(np.ones(sizes, np.float32))
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
-    return b.add("RMSNormalization", input, scale, axis=-len(sizes), epsilon=epsilon)
+    return b.op("RMSNormalization", input, scale, axis=-len(sizes), epsilon=epsilon)
 
 
 @converter("scaled_dot_product_attention")
@@ -202,4 +202,4 @@ def attention(
     attributes: dict[str, Attribute] = {"is_causal": 1, "diagonal": 0} if is_causal else {}
     if scale is not None:
         attributes["scale"] = scale * 1.0  # float() would make a number of what sizes say
-    return b.add("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)
+    return b.op("Attention", query, key, value, *([attn_mask] if attn_mask else []), **attributes)

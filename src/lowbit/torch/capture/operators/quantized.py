@@ -26,8 +26,8 @@ def quantize_per_tensor(
     limits = torch.iinfo(dtype)
     if (quant_min, quant_max) != (limits.min, limits.max):  # fewer integers than the dtype has
         ends = [b.number(factor * (end - zero), torch.float32) for end in (quant_min, quant_max)]
-        input = b.add("Clip", input, *ends)
-    return b.add("QuantizeLinear", input, *_parameters(b, factor, zero, dtype))
+        input = b.clip(input, *ends)
+    return b.quantize(input, *_parameters(b, factor, zero, dtype))
 
 
 @converter(f"{_NAMESPACE}dequantize_per_tensor")
@@ -35,7 +35,7 @@ def dequantize_per_tensor(
     b: Builder, *, input: Value, scale: Any, zero_point: Any, dtype: torch.dtype, **_: Any
 ) -> Value:
     factor, zero = _number(b, scale), int(_number(b, zero_point))
-    return b.add("DequantizeLinear", input, *_parameters(b, factor, zero, dtype))
+    return b.dequantize(input, *_parameters(b, factor, zero, dtype))
 
 
 @converter(f"{_NAMESPACE}quantize_per_channel")
@@ -43,8 +43,7 @@ def quantize_per_channel(
     b: Builder, *, input: Value, scales: Value, zero_points: Value | None, axis: int,
     dtype: torch.dtype, **_: Any,
 ) -> Value:  # fmt: skip
-    given = _channels(b, scales, zero_points, dtype)
-    return b.add("QuantizeLinear", input, *given, axis=axis)
+    return b.quantize(input, *_channels(b, scales, zero_points, dtype), axis=axis)
 
 
 @converter(f"{_NAMESPACE}dequantize_per_channel")
@@ -52,8 +51,7 @@ def dequantize_per_channel(
     b: Builder, *, input: Value, scales: Value, zero_points: Value | None, axis: int,
     dtype: torch.dtype, **_: Any,
 ) -> Value:  # fmt: skip
-    given = _channels(b, scales, zero_points, dtype)
-    return b.add("DequantizeLinear", input, *given, axis=axis)
+    return b.dequantize(input, *_channels(b, scales, zero_points, dtype), axis=axis)
 
 
 def _number(b: Builder, given: Any) -> float:
@@ -98,10 +96,10 @@ def lowbit_linear(
             "float32 in a graph", b.node.name,
         )  # fmt: skip
         inputs = [b.constant(weight.dequantize()), *([bias] if bias else [])]
-        return b.add("Linear", x, *inputs)
+        return b.op("Linear", x, *inputs)
     inputs = [b.constant(weight.weight), *([bias] if bias else [])]
     how: dict[str, Attribute] = {} if activations == "float" else {"activations": activations}
-    return b.add("Linear", x, *inputs, **how)
+    return b.op("Linear", x, *inputs, **how)
 
 
 @converter("lowbit::embedding")
@@ -114,4 +112,4 @@ def lowbit_embedding(
     named = dict(zip(PACKINGS[packing].parts, arrays, strict=False))
     format = WeightFormat(dtype, group_size)
     weight = PACKINGS[packing].unpack(named, format, (out_features, in_features))
-    return b.add("Gather", b.constant(weight.dequantize()), indices, axis=0)
+    return b.gather(b.constant(weight.dequantize()), indices)

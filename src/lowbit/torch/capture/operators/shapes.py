@@ -26,13 +26,13 @@ def reshape(b: Builder, *, x: Value, dim: Any = None, **_: Any) -> Value:
         axes = range(len(before)) if dim is None else [dim] if isinstance(dim, int) else dim
         for axis in axes:
             b.not_one(before[axis])
-    return x if same_shape(before, after) else b.reshape(x, before, after)
+    return x if same_shape(before, after) else b.in_shape(x, before, after)
 
 
 @converter("permute")
 def permute(b: Builder, *, x: Value, dims: Sequence[int]) -> Value:
     axes = len(dims)
-    return b.add("Transpose", x, perm=tuple(axis % axes for axis in dims))
+    return b.transpose(x, [axis % axes for axis in dims])
 
 
 @converter("transpose", "t")
@@ -41,7 +41,7 @@ def transpose(b: Builder, *, x: Value, dim0: int = 0, dim1: int = 1, **_: Any) -
     if len(order) < 2:
         return x
     order[dim0], order[dim1] = order[dim1], order[dim0]
-    return b.add("Transpose", x, perm=tuple(order))
+    return b.transpose(x, order)
 
 
 @converter("expand")
@@ -52,31 +52,28 @@ def expand(b: Builder, *, x: Value, **_: Any) -> Value:
     for axis, size in enumerate(before, len(after) - len(before)):
         if isinstance(size, torch.SymInt):  # an axis that stays as long as it is
             after[axis] = 1
-    return b.add("Expand", x, b.ints(after))
+    return b.expand(x, after)
 
 
 @converter("repeat")
 def repeat(b: Builder, *, x: Value, repeats: Sequence[int]) -> Value:
     before = b.shape(x)
     if len(repeats) > len(before):
-        x = b.reshape(x, (), (*[1] * (len(repeats) - len(before)), *before))
-    return b.add("Tile", x, b.ints(repeats))
+        x = b.in_shape(x, (), (*[1] * (len(repeats) - len(before)), *before))
+    return b.op("Tile", x, b.ints(repeats))
 
 
 @converter("cat")
 def cat(b: Builder, *, tensors: Sequence[Value], dim: int) -> Value:
-    given = [b.cast(one, b.out.dtype) for one in tensors if tuple(b.shape(one)) != (0,)]
-    return b.add("Concat", *given, axis=dim) if len(given) > 1 else given[0]
+    given = [b.to(one, b.out.dtype) for one in tensors if tuple(b.shape(one)) != (0,)]
+    return b.concat(given, dim)
 
 
 @converter("split", "split_with_sizes", "unbind")
 def split(b: Builder, *, x: Value, dim: int, **_: Any) -> tuple[Value, ...]:
     axis = dim % len(b.shape(x))
     if b.operator == "unbind":
-        return tuple(
-            b.add("Gather", x, b.ints([index], scalar=True), axis=axis)
-            for index in range(len(b.out))
-        )
+        return tuple(b.gather(x, b.ints([index], scalar=True), axis) for index in range(len(b.out)))
     return b.split(x, [one.shape[axis] for one in b.out], axis)
 
 
@@ -84,8 +81,7 @@ def split(b: Builder, *, x: Value, dim: int, **_: Any) -> tuple[Value, ...]:
 def slice_(b: Builder, *, x: Value, dim: int, start: Any, end: Any, step: int) -> Value:
     if same_shape(b.shape(x), b.out.shape):
         return x
-    limits = [b.ints([0 if start is None else start]), b.ints([_END if end is None else end])]
-    return b.add("Slice", x, *limits, b.ints([dim]), b.ints([step]))
+    return b.slice(x, dim, 0 if start is None else start, _END if end is None else end, step)
 
 
 _END = 2**63 - 1
@@ -93,17 +89,17 @@ _END = 2**63 - 1
 
 @converter("select")
 def select(b: Builder, *, x: Value, dim: int, index: Any) -> Value:
-    return b.add("Gather", x, b.ints([index], scalar=True), axis=dim)
+    return b.gather(x, b.ints([index], scalar=True), dim)
 
 
 @converter("embedding")
 def embedding(b: Builder, *, weight: Value, indices: Value, **_: Any) -> Value:
-    return b.add("Gather", weight, indices, axis=0)
+    return b.gather(weight, indices)
 
 
 @converter("index_select")
 def index_select(b: Builder, *, x: Value, dim: int, index: Value) -> Value:
-    return b.add("Gather", x, index, axis=dim)
+    return b.gather(x, index, dim)
 
 
 @converter("slice_scatter")
@@ -113,14 +109,14 @@ def slice_scatter(
     """x with a part of it written anew: what comes before, that, and what comes after."""
     axis, sizes = dim % len(b.shape(x)), b.shape(x)
     if same_size(sizes[axis], b.shape(src)[axis]):
-        return b.cast(src, b.out.dtype)
+        return b.to(src, b.out.dtype)
     if step != 1 or isinstance(sizes[axis], torch.SymInt):
         raise NotImplementedError(
             "writing every so many elements, or parts of the batch, is not translated: use "
             "torch.cat or torch.where"
         )
     first, last, _ = slice(start, end).indices(int(sizes[axis]))
-    return _with_part(b, x, b.cast(src, b.out.dtype), axis, first, max(first, last))
+    return _with_part(b, x, b.to(src, b.out.dtype), axis, first, max(first, last))
 
 
 @converter("select_scatter")
@@ -129,7 +125,7 @@ def select_scatter(b: Builder, *, x: Value, src: Value, dim: int, index: int) ->
     if isinstance(sizes[axis], torch.SymInt):
         raise NotImplementedError("writing one sample of the batch is not translated")
     at = index % int(sizes[axis])
-    part = b.add("Unsqueeze", b.cast(src, b.out.dtype), b.ints([axis]))
+    part = b.unsqueeze(b.to(src, b.out.dtype), [axis])
     return _with_part(b, x, part, axis, at, at + 1)
 
 
@@ -137,27 +133,25 @@ def _with_part(b: Builder, x: Value, part: Value, axis: int, first: int, last: i
     """x with what lies between two places of an axis written anew."""
     ends = [(0, first)] if first else []
     ends += [(last, _END)] if last < b.shape(x)[axis] else []
-    kept = [
-        b.add("Slice", x, b.ints([begin]), b.ints([end]), b.ints([axis])) for begin, end in ends
-    ]
+    kept = [b.slice(x, axis, begin, end) for begin, end in ends]
     kept.insert(int(first > 0), part)
-    return b.add("Concat", *kept, axis=axis)
+    return b.concat(kept, axis)
 
 
 @converter("copy")
 def copy(b: Builder, *, x: Value, src: Value, **_: Any) -> Value:
-    src = b.cast(src, b.out.dtype)
+    src = b.to(src, b.out.dtype)
     same = len(b.shape(src)) == len(b.out.shape) and all(
         same_size(*pair) for pair in zip(b.shape(src), b.out.shape, strict=True)
     )
-    return src if same else b.add("Expand", src, b.ints(b.out.shape))
+    return src if same else b.expand(src, b.out.shape)
 
 
 @converter("flip")
 def flip(b: Builder, *, x: Value, dims: Sequence[int]) -> Value:
-    count = len(dims)
-    first, last, step = ([one] * count for one in (-1, -_END, -1))
-    return b.add("Slice", x, b.ints(first), b.ints(last), b.ints(dims), b.ints(step))
+    for dim in dims:
+        x = b.slice(x, dim, -1, -_END, -1)
+    return x
 
 
 @converter("unfold")
@@ -170,9 +164,9 @@ def unfold(b: Builder, *, x: Value, dimension: int, size: int, step: int) -> Val
         raise NotImplementedError("windows of the batch are not translated")
     begins = np.arange(0, int(length) - size + 1, step)
     places = b.constant(begins[:, None] + np.arange(size))
-    made = b.add("Gather", x, places, axis=axis)
+    made = b.gather(x, places, axis)
     order = [*range(axis + 1), *range(axis + 2, rank + 1), axis + 1]
-    return b.add("Transpose", made, perm=tuple(order))
+    return b.transpose(made, order)
 
 
 @converter("as_strided")
@@ -189,7 +183,7 @@ def as_strided(
     places = np.full((), (storage_offset or 0) - b.fakes[x].storage_offset(), np.int64)
     for count, step in zip(size, stride, strict=True):
         places = places[..., None] + np.arange(count) * step
-    return b.add("Gather", b.add("Reshape", x, b.ints([-1])), b.constant(places), axis=0)
+    return b.gather(b.reshape(x, [-1]), b.constant(places))
 
 
 @converter("diagonal")
@@ -203,9 +197,9 @@ def diagonal(b: Builder, *, x: Value, offset: int, dim1: int, dim2: int) -> Valu
     if isinstance(rows, torch.SymInt) or isinstance(columns, torch.SymInt):
         raise NotImplementedError("the diagonal of axes that are not fixed is not translated")
     places = np.arange(rows * columns).reshape(rows, columns).diagonal(offset)
-    moved = b.add("Transpose", x, perm=(*rest, *pair))
-    flat = b.add("Reshape", moved, b.ints([*sizes[:-2], rows * columns]))
-    return b.add("Gather", flat, b.constant(places.copy()), axis=-1)
+    moved = b.transpose(x, (*rest, *pair))
+    flat = b.reshape(moved, [*sizes[:-2], rows * columns])
+    return b.gather(flat, b.constant(places.copy()), -1)
 
 
 @converter("gather")
@@ -214,9 +208,8 @@ def gather(b: Builder, *, x: Value, dim: int, index: Value, **_: Any) -> Value:
     have, wanted = b.shape(x), b.shape(index)
     for axis in range(len(have)):
         if axis != dim % len(have) and not same_size(have[axis], wanted[axis]):
-            ends = b.ints([wanted[axis]])
-            x = b.add("Slice", x, b.ints([0]), ends, b.ints([axis]))
-    return b.add("GatherElements", x, index, axis=dim)
+            x = b.slice(x, axis, 0, wanted[axis])
+    return b.op("GatherElements", x, index, axis=dim)
 
 
 @converter("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
@@ -235,19 +228,19 @@ def pad(
         b.operator.partition("_")[0] if "_pad" in b.operator else mode, mode
     )  # fmt: skip
     fill = [b.number(value or 0, b.out.dtype)] if mode == "constant" else []
-    return b.add("Pad", x, b.ints([*before, *after]), *fill, mode=mode)
+    return b.op("Pad", x, b.ints([*before, *after]), *fill, mode=mode)
 
 
 @converter("mean", "sum", "amax", "amin", "prod")
 def reduce(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Value:
-    op = {"mean": "Mean", "sum": "Sum", "amax": "Max", "amin": "Min", "prod": "Prod"}[b.operator]
+    kind = b.operator.removeprefix("a")
     axes = (dim,) if isinstance(dim, int) else dim
     before = b.shape(x)
-    x = b.cast(x, b.out.dtype)
-    if op == "Mean" and len(before) > 3 and axes and _is_image(axes, len(before)):
-        pooled = b.add("GlobalAveragePool", x)
-        return pooled if keepdim else b.add("Flatten", pooled, axis=1)
-    return b.add(f"Reduce{op}", x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
+    x = b.to(x, b.out.dtype)
+    if kind == "mean" and len(before) > 3 and axes and _is_image(axes, len(before)):
+        pooled = b.reduce(kind, x, axes)  # which becomes a pool (passes/functions.py)
+        return pooled if keepdim else b.op("Flatten", pooled, axis=1)
+    return b.reduce(kind, x, axes, keepdim)
 
 
 def _is_image(axes: Sequence[int], rank: int) -> bool:
@@ -258,27 +251,25 @@ def _is_image(axes: Sequence[int], rank: int) -> bool:
 @converter("cumsum")
 def cumulative_sum(b: Builder, *, x: Value, dim: int, **_: Any) -> Value:
     """Of booleans and of narrow integers in int64."""
-    return b.add("CumSum", b.cast(x, b.out.dtype), b.ints([dim], scalar=True))
+    return b.cumsum(b.to(x, b.out.dtype), dim)
 
 
 @converter("max", "min")
 def extreme(b: Builder, *, x: Value, dim: int | None = None, keepdim: bool = False,
             other: Value | None = None) -> Any:  # fmt: skip
-    word = b.operator.capitalize()
     if other is not None:
-        return b.add(word, x, other)
+        return (b.maximum if b.operator == "max" else b.minimum)(x, other)
     if dim is None:
-        return b.add(f"Reduce{word}", x, keepdims=0)
-    made = b.add(f"Reduce{word}", x, b.ints([dim]), keepdims=int(keepdim))
-    return made, b.add(f"Arg{word}", x, axis=dim, keepdims=int(keepdim))
+        return b.reduce(b.operator, x, None, keepdims=False)
+    place = b.op(f"Arg{b.operator.capitalize()}", x, axis=dim, keepdims=int(keepdim))
+    return b.reduce(b.operator, x, [dim], keepdim), place
 
 
 @converter("argmax", "argmin")
 def argument(b: Builder, *, x: Value, dim: int | None, keepdim: bool) -> Value:
     if dim is None:
-        x, dim = b.add("Reshape", x, b.ints([-1])), 0
-    op = "ArgMax" if b.operator == "argmax" else "ArgMin"
-    return b.add(op, x, axis=dim, keepdims=int(keepdim))
+        x, dim = b.reshape(x, [-1]), 0
+    return b.op(f"Arg{b.operator[3:].capitalize()}", x, axis=dim, keepdims=int(keepdim))
 
 
 @converter("var")
@@ -293,25 +284,24 @@ def _variance(b: Builder, x: Value, dim: Any, keepdim: bool, correction: float |
     if isinstance(count, torch.SymInt):
         raise NotImplementedError("a variance over the batch is not translated")
     less = correction if correction is not None else float(unbiased)
-    off = b.add("Sub", x, b.add("ReduceMean", x, b.ints(list(axes)), keepdims=1))
-    square = b.add("Mul", off, off)
-    total = b.add("ReduceSum", square, b.ints(list(axes)), keepdims=int(keepdim))
-    return b.add("Div", total, b.number(count - less, b.dtype(x)))
+    off = b.sub(x, b.reduce("mean", x, list(axes)))
+    square = b.mul(off, off)
+    return b.div(b.reduce("sum", square, list(axes), keepdim), b.number(count - less, b.dtype(x)))
 
 
 @converter("var_mean")
 def var_mean(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, **how: Any) -> Any:
     axes = [dim] if isinstance(dim, int) else list(dim or range(len(b.shape(x))))
-    mean = b.add("ReduceMean", x, b.ints(axes), keepdims=int(keepdim))
+    mean = b.reduce("mean", x, axes, keepdim)
     return _variance(b, x, dim, keepdim, **how), mean
 
 
 @converter("any")
 def any_(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
     axes = (dim,) if isinstance(dim, int) else dim
-    ones = b.add("Cast", b.cast(x, torch.bool), to="int32")
-    made = b.add("ReduceMax", ones, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
-    return b.add("Cast", made, to="bool")
+    ones = b.cast(b.to(x, torch.bool), "int32")
+    made = b.reduce("max", ones, axes, keepdim)
+    return b.cast(made, "bool")
 
 
 @converter("linalg_vector_norm", "norm")
@@ -321,31 +311,28 @@ def norm(b: Builder, *, x: Value, dim: Any = None, keepdim: bool = False, ord: A
     if power < 0:
         raise NotImplementedError(f"a norm of order {power} is not translated")
     axes = [dim] if isinstance(dim, int) else dim
-
-    def reduced(op: str, x: Value) -> Value:
-        return b.add(op, x, *([b.ints(axes)] if axes else []), keepdims=int(keepdim))
-
     if not power:  # how many are not 0
-        zero = b.add("Equal", x, b.number(0, b.out.dtype))
-        return reduced("ReduceSum", b.add("Cast", b.add("Not", zero), to=numpy_name(b.out.dtype)))
+        zero = b.equal(x, b.number(0, b.out.dtype))
+        ones = b.cast(b.logical_not(zero), numpy_name(b.out.dtype))
+        return b.reduce("sum", ones, axes, keepdim)
     if power in (1, 2):
-        return reduced("ReduceL1" if power == 1 else "ReduceL2", x)
+        return b.reduce(f"l{power:.0f}", x, axes, keepdim)
     if math.isinf(power):
-        return reduced("ReduceMax", b.add("Abs", x))
+        return b.reduce("max", b.abs(x), axes, keepdim)
     number, root = (b.number(one, b.out.dtype) for one in (power, 1 / power))
-    return b.add("Pow", reduced("ReduceSum", b.add("Pow", b.add("Abs", x), number)), root)
+    return b.power(b.reduce("sum", b.power(b.abs(x), number), axes, keepdim), root)
 
 
 @converter("_cdist_forward")
 def distances(b: Builder, *, x1: Value, x2: Value, p: float, **_: Any) -> Value:
     """Of all rows of x1 from all rows of x2."""
-    left, right = b.add("Unsqueeze", x1, b.ints([-2])), b.add("Unsqueeze", x2, b.ints([-3]))
-    return norm(b, x=b.add("Sub", left, right), dim=-1, p=p)
+    left, right = b.unsqueeze(x1, [-2]), b.unsqueeze(x2, [-3])
+    return norm(b, x=b.sub(left, right), dim=-1, p=p)
 
 
 @converter("tril", "triu")
 def triangle(b: Builder, *, x: Value, diagonal: int) -> Value:
-    return b.add("Trilu", x, b.ints([diagonal], scalar=True), upper=int(b.operator == "triu"))
+    return b.op("Trilu", x, b.ints([diagonal], scalar=True), upper=int(b.operator == "triu"))
 
 
 @converter("arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_zeros",
@@ -357,12 +344,10 @@ def filled(
 ) -> Value:  # fmt: skip
     if b.operator == "arange":
         limits = [b.ints([one], scalar=True) for one in (start, end, step)]
-        made = b.add("Range", *limits)
-        return (
-            made if b.out.dtype is torch.int64 else b.add("Cast", made, to=numpy_name(b.out.dtype))
-        )
+        made = b.arange(*limits)
+        return made if b.out.dtype is torch.int64 else b.cast(made, numpy_name(b.out.dtype))
     value = next((one for one in (fill_value, s) if one is not None), float("ones" in b.operator))
-    return b.add("Expand", b.number(value, b.out.dtype), b.ints(b.out.shape))
+    return b.expand(b.number(value, b.out.dtype), b.out.shape)
 
 
 @converter("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
@@ -382,7 +367,7 @@ def upsample_nearest(b: Builder, *, input: Value = "", x: Value = "", **given: A
         places.append(chosen)
     if not same:
         for axis, place in enumerate(places, 2):
-            x = b.add("Gather", x, b.constant(place), axis=axis)
+            x = b.gather(x, b.constant(place), axis)
         return x
     if exact:
         return _resized(b, x, mode="nearest", nearest_mode="round_prefer_ceil")
@@ -438,4 +423,4 @@ def _resized(b: Builder, x: Value, factors: Any = None, **how: str) -> Value:
     by = ["", b.ints([after for _, after in sizes])]
     if factors is not None:
         by = [b.constant(factors)]
-    return b.add("Resize", x, "", *by, axes=tuple(range(2, 2 + len(sizes))), **how)
+    return b.op("Resize", x, "", *by, axes=tuple(range(2, 2 + len(sizes))), **how)

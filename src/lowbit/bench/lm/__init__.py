@@ -1,0 +1,1 @@
+"""Language models as lowbit and other libraries run them, each in a worker."""

@@ -1,0 +1,220 @@
+"""Language models in libraries: files of random weights, what contenders compute, and a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from language_models import smollm2
+
+pytest.importorskip("rich")
+gguf = pytest.importorskip("gguf")
+
+from lowbit.bench import Plan, Record, run  # noqa: E402
+from lowbit.bench.core.case import find  # noqa: E402
+from lowbit.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
+from lowbit.bench.lm import shapes, worker  # noqa: E402
+from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
+from lowbit.bench.suites import lm  # noqa: E402
+from lowbit.lm import LanguageModel  # noqa: E402
+
+SHAPE = shapes.Shape(layers=2, width=64, heads=4, key_heads=2, hidden=96, vocabulary=160)
+QUICK = Limits(seconds=0.01, least_rounds=3)
+OTHERS = ("llama.cpp",)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights."""
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    shapes.write(path, SHAPE, "Q4_1")
+    return path
+
+
+def work(path: Path, operation: str = TEXT, sequences: int = 2) -> Work:
+    tokens = np.random.default_rng(1).integers(0, SHAPE.vocabulary, (sequences, 9)).tolist()
+    return Work(operation, str(path), tokens, 5, 1)
+
+
+def loaded(name: str, task: Work) -> Any:
+    contender = find("lm", name)
+    assert isinstance(contender, Contender)
+    if reason := contender.available(None):
+        pytest.skip(reason)
+    return contender.open(task)
+
+
+def test_a_file_of_random_weights(path: Path) -> None:
+    model = LanguageModel.load(path)
+    assert model.vocabulary == SHAPE.vocabulary
+    reader = gguf.GGUFReader(path)
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert kinds["blk.1.ffn_down.weight"] == kinds["token_embd.weight"] == "Q4_1"
+    assert kinds["output_norm.weight"] == "F32"
+    weight = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.ffn_up.weight")
+    assert gguf.dequantize(weight.data, weight.tensor_type).std() == pytest.approx(0.02, rel=0.05)
+
+
+def test_the_billion_of_llama() -> None:
+    shape = shapes.SHAPES["llama-1b"]
+    assert sum(rows * columns for _, (rows, columns) in shape.matrices()) == pytest.approx(
+        1.24e9, rel=0.01
+    )
+
+
+def test_files_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setitem(shapes.SHAPES, "small", SHAPE)
+    written = shapes.cached_file("small", "Q4_0")
+    assert written == tmp_path / "cache" / "models" / "small-Q4_0.gguf"
+    before = written.stat().st_mtime_ns
+    assert shapes.cached_file("small", "Q4_0").stat().st_mtime_ns == before
+    assert list(written.parent.iterdir()) == [written]
+
+
+@pytest.mark.parametrize("name", ["lowbit", *OTHERS])
+def test_contenders_compute_the_same(name: str, path: Path) -> None:
+    task = work(path)
+    exact, other = loaded("lowbit float", task), loaded(name, task)
+    tokens = np.array([7, 9])
+
+    def compare(a: Any, b: Any) -> None:
+        assert np.abs(a - b).max() < 0.05 * np.abs(a).max()
+
+    compare(exact.prompt(), other.prompt())
+    for _ in range(2):  # the same text again
+        exact.rewind()
+        other.rewind()
+        for step in range(3):
+            compare(exact.step(tokens + step), other.step(tokens + step))
+    compare(exact.logits(), other.logits())
+    assert other.perplexity() == pytest.approx(exact.perplexity(), rel=0.01)
+
+
+def test_perplexity_is_that_of_the_model(path: Path) -> None:
+    task = work(path, sequences=1)
+    ours = LanguageModel.load(path).perplexity(task.prompts[0])
+    assert loaded("lowbit", task).perplexity() == pytest.approx(ours)
+
+
+@pytest.mark.parametrize("operation", [PROMPT, TEXT])
+def test_seconds_and_figures(operation: str, path: Path) -> None:
+    model = loaded("lowbit", work(path, operation))
+    assert all(model.seconds() > 0 for _ in range(2))
+    figures = model.figures()
+    assert figures.keys() == ({"outside_kernels"} if operation == TEXT else set())
+    assert all(0 < value < 1 for value in figures.values())
+
+
+def test_memory_of_a_process() -> None:
+    assert memory("VmHWM") >= memory("VmRSS") >= 0
+
+
+def test_a_warm_call_is_made_only_to_be_timed() -> None:
+    asked: list[int] = []
+
+    def seconds() -> float:
+        asked.append(1)
+        return 0.5
+
+    samples = interleave({"a": [RemoteCall(seconds, warm=True)]}, QUICK)["a"]
+    assert len(asked) == len(samples.seconds)
+    assert samples.calls == 1
+
+
+class Near:
+    """In place of a process: the same functions, here. Contenders but these cannot start."""
+
+    KNOWN = ("lowbit", "llama.cpp", "plain read")
+
+    def __init__(self, module: str, name: str, task: str, **environment: str) -> None:
+        assert module == worker.__name__
+        self.name, self.task = name, Work(**json.loads(task))
+
+    def answer(self, seconds: float) -> Any:
+        if self.name not in self.KNOWN:
+            raise RuntimeError("crashed with SIGSEGV")
+        if self.task.operation == PERPLEXITY:
+            return {PERPLEXITY: loaded(self.name, self.task).perplexity()}
+        self.loaded = loaded(self.name, self.task)
+        self.loaded.seconds()
+        figures = {"peak_bytes": 1_000_000, **self.loaded.figures()}
+        return {"detail": "near", "nbytes": self.loaded.nbytes, "figures": figures}
+
+    def ask(self, question: Any, seconds: float) -> Any:
+        return self.loaded.seconds()
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "Apart", Near)
+    monkeypatch.setattr(lm, "_PERPLEXITY_TOKENS", 20)
+    suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1,2")
+    record = run(suite, Plan(limits=QUICK))
+    names = {"lowbit", "plain read"} | (
+        {"llama.cpp"} if not find("lm", "llama.cpp").available(None) else set()
+    )
+    assert {row.implementation for row in record.rows} == names
+    assert {row.case for row in record.rows} == {
+        "prompt of 6, batch 1", "text of 3, batch 1", "prompt of 6, batch 2", "text of 3, batch 2",
+    }  # fmt: skip
+    absent = {one.implementation: one.reason for one in record.absent}
+    assert absent["lowbit float"] == "crashed with SIGSEGV"
+    ours = [row for row in record.rows if row.implementation == "lowbit"]
+    assert all(row.extra[PERPLEXITY] > 1 and row.extra["peak_bytes"] == 1e6 for row in ours)
+    text = next(row for row in ours if TEXT in row.sizes)
+    assert text.limit_share is not None
+    assert (
+        text.weight_bytes
+        == record.context["step_bytes"]
+        == sum(rows * columns // 32 * 20 for _, (rows, columns) in SHAPE.matrices())
+    )
+    assert Record.from_json(record.to_json()) == record
+    from rich.console import Console
+
+    file = io.StringIO()
+    Console(width=200, file=file).print(suite.render(record))
+    shown = file.getvalue()
+    assert "outside kernels" in shown
+    assert "small.gguf" in shown
+
+
+@pytest.mark.slow
+def test_workers_answer(path: Path) -> None:
+    suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1", contenders="lowbit,plain")
+    record = run(suite, Plan(limits=QUICK))
+    assert {row.implementation for row in record.rows} == {"lowbit", "lowbit float", "plain read"}
+    assert not record.absent
+
+
+def test_prompts_are_pieces_of_the_manual() -> None:
+    suite = lm.LanguageModels(str(smollm2()), prompt=16)
+    model = suite.make(replace(suite.cases()[0], sizes={PROMPT: 16, "batch": 2}), 0)
+    assert model.perplexity_tokens[:32] == [*model.prompts[0], *model.prompts[1]]
+    assert len(model.perplexity_tokens) == 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shape": "llama-2b"}, "shape must be one of llama-1b, got 'llama-2b'"),
+        ({"blocks": "Q3_K"}, "blocks must be one of Q4_0"),
+        ({"batch": "0"}, "a batch is 0"),
+        ({"batch": "x"}, "batch 'x' is not understood"),
+        ({"prompt": 0}, "prompt is 0"),
+        ({"contenders": "vllm"}, "no contender is called 'vllm'"),
+        ({"model": __file__, "shape": "llama-1b"}, "a model and a shape"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lm.LanguageModels(**given)
+    with pytest.raises(FileNotFoundError):
+        lm.LanguageModels("no such file")
