@@ -11,7 +11,7 @@ from tests.bench.test_summary import row
 from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 from lowbit.bench import Record
-from lowbit.bench.core import behind
+from lowbit.bench.core.compare import page_behind
 from lowbit.bench.core.record import Row
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,7 +52,7 @@ def lines(text: str) -> list[list[str]]:
 def test_page_has_figures_of_all_rows_and_those_behind_the_worst_first() -> None:
     one = [*pair("8x8:8x8", 0.8), *pair("9x8:8x8", 4.0), *pair("7x8:8x8", 0.5)]
     two = pair("8x8:8x8", 2.0, threads=2)
-    text = behind.page({"records/a.json": record(*one, *two)})
+    text = page_behind({"records/a.json": record(*one, *two)})
     assert "## somelake: matmul random" in text
     assert "[Record](records/a.json) of 2026-01-02T03:04:05+00:00, seed 7, commit abc" in text
     where = "lowbit matmul u8:s8:s32, warm weights, "
@@ -76,14 +76,14 @@ def test_each_of_several_of_lowbits_own_is_compared() -> None:
     peer = row("8x8:8x8", "peer", 2.0)
     ratios = {"lowbit a": peer.ratios["lowbit"], "lowbit b": peer.ratios["lowbit"].inverse()}
     made = record(*own, row("8x8:8x8", "peer", 2.0, ratios=ratios))
-    text = behind.page({"a.json": made})
+    text = page_behind({"a.json": made})
     assert "### lowbit b matmul" in text
     assert "### lowbit a matmul" not in text
 
 
 def test_records_of_several_machines_stand_one_after_another() -> None:
     made = record(*pair("8x8:8x8", 0.5))
-    text = behind.page({"a.json": made, "b.json": made})
+    text = page_behind({"a.json": made, "b.json": made})
     assert re.findall(r"\[Record\]\((.*?)\)", text) == ["a.json", "b.json"]
 
 
@@ -96,7 +96,7 @@ def test_the_command_writes_the_page_and_names_what_is_no_record(tmp_path: Path)
     done = run_lowbit("bench", "behind", str(kept), "--page", str(page))
     assert done.returncode == 0, done.stderr
     written = page.read_text(encoding="utf-8")
-    assert written == behind.page({"records/a.json": made})
+    assert written == page_behind({"records/a.json": made})
     for text in ("[]", "{}", '{"benchmarks": 3}', "no JSON"):
         kept.write_text(text)
         line = error_line(call_lowbit("bench", "behind", str(kept), "--page", str(page)), 2)
@@ -111,4 +111,4 @@ def test_the_page_of_the_documentation_is_what_its_records_make() -> None:
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"^\[Record\]\((.*?)\)", text, re.MULTILINE)
     records = {link: Record.from_json((page.parent / link).read_text()) for link in links}
-    assert behind.page(records) == text
+    assert page_behind(records) == text

@@ -15,9 +15,16 @@ from tests.bench.test_summary import row
 from tests.test_cli import error_line, run_lowbit
 
 from lowbit.bench import Record
-from lowbit.bench.core import history
 from lowbit.bench.core.clock import Samples, quantiles
-from lowbit.bench.core.compare import Comparison, compare, render
+from lowbit.bench.core.compare import (
+    Comparison,
+    compare,
+    keep,
+    pair,
+    records,
+    render,
+    render_history,
+)
 from lowbit.bench.core.record import Row, Spread
 
 PEERS = ("a", "b", "c", "d")
@@ -134,20 +141,20 @@ def test_runs_of_the_same_thing_are_rarely_called_different() -> None:
 def test_a_folder_keeps_records_and_tells_their_story(tmp_path: Path) -> None:
     dates = ("2026-01-02T03:04:05+00:00", "2026-01-03T03:04:05+00:00")
     for seconds, date in zip((1.0, 2.0), dates, strict=True):
-        history.keep(record(seconds, date=date), tmp_path / "kept")
+        keep(record(seconds, date=date), tmp_path / "kept")
     names = [one.name for one in sorted((tmp_path / "kept").iterdir())]
     assert names == ["matmul-20260102T030405-abc.json", "matmul-20260103T030405-abc.json"]
-    old, new = history.pair(tmp_path / "kept", tmp_path / "kept")
+    old, new = pair(tmp_path / "kept", tmp_path / "kept")
     assert (old.context["date"], new.context["date"]) == dates
-    assert history.pair(tmp_path / "kept" / names[0], tmp_path / "kept")[1] == new
+    assert pair(tmp_path / "kept" / names[0], tmp_path / "kept")[1] == new
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(history.render(history.records(tmp_path / "kept")), render(compare(old, new)))
+        console.print(render_history(records(tmp_path / "kept")), render(compare(old, new)))
     assert captured.get().count("slower") == 3  # the history, the counts, the row
     with pytest.raises(ValueError, match="from before 2026-01-02"):
-        history.pair(tmp_path / "kept", tmp_path / "kept" / names[0])
+        pair(tmp_path / "kept", tmp_path / "kept" / names[0])
     with pytest.raises(ValueError, match="holds no record of the suite gemm"):
-        history.records(tmp_path / "kept", "gemm")
+        records(tmp_path / "kept", "gemm")
 
 
 @pytest.mark.slow

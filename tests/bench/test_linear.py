@@ -16,7 +16,7 @@ from tests.test_cli import call_lowbit, error_line, run_lowbit
 
 import lowbit
 from lowbit.bench import Limits, Plan, Record, run
-from lowbit.bench.core import probe, runner
+from lowbit.bench.core import isolated, runner
 from lowbit.bench.core.case import Implementation, Ready, find
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Row, Spread
@@ -289,8 +289,8 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(probe, "Remote", Process)
-    found, _ = probe.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0)
+    monkeypatch.setattr(isolated, "Remote", Process)
+    found, _ = isolated.attempt(suite, Fake("fake"), [*several[:1], *several[2:]], 0)
     assert asked == [[(1, 16), (1, 17), (1, 18)], [(1, 19)]]
     assert found == {
         several[2]: "odd N",
@@ -298,7 +298,7 @@ def test_peers_that_refuse_or_crash_are_left_out_one_by_one(
         several[4]: "tried in a process of its own: KeyError: 'x'",
     }
     answers = iter([[None, "too many rows"]])
-    tried, _ = probe.attempt(suite, Fake("fake"), several[:2], 0)
+    tried, _ = isolated.attempt(suite, Fake("fake"), several[:2], 0)
     assert tried == {several[1]: "too many rows"}
     assert asked[-1] == [(1, 16), (16, 16)]
 
@@ -308,11 +308,11 @@ def test_torchs_own_refusal_is_one_line() -> None:
     one = find("linear", "torch int4pack bf16")
     for size in (48, 0):
         suite = Linear(("1x48:48x16",), group_size=size)
-        (reason,) = probe.attempt(suite, one, suite.cases(), 0)[0].values()
+        (reason,) = isolated.attempt(suite, one, suite.cases(), 0)[0].values()
         assert reason.startswith("refused: ")
         assert "expect qGroupSize to be 32, 64, 128 or 256" in reason
     suite = Linear(("1x64:64x16",), group_size=32)
-    assert not probe.attempt(suite, one, suite.cases(), 0)[0]
+    assert not isolated.attempt(suite, one, suite.cases(), 0)[0]
 
 
 @pytest.mark.parametrize(

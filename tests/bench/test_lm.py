@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ gguf = pytest.importorskip("gguf")
 from lowbit.bench import Plan, Record, run  # noqa: E402
 from lowbit.bench.core.case import find  # noqa: E402
 from lowbit.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
+from lowbit.bench.core.remote import RemoteError  # noqa: E402
 from lowbit.bench.lm import shapes, worker  # noqa: E402
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
 from lowbit.bench.suites import lm  # noqa: E402
@@ -132,29 +132,25 @@ class Near:
 
     KNOWN = ("lowbit", "llama.cpp", "plain read")
 
-    def __init__(self, module: str, name: str, task: str, **environment: str) -> None:
-        assert module == worker.__name__
-        self.name, self.task = name, Work(**json.loads(task))
+    def __init__(self, function: Any, name: str, work: Work, **environment: str) -> None:
+        self.name, self.answers = name, function(name, work)
 
     def answer(self, seconds: float) -> Any:
         if self.name not in self.KNOWN:
-            raise RuntimeError("crashed with SIGSEGV")
-        if self.task.operation == PERPLEXITY:
-            return {PERPLEXITY: loaded(self.name, self.task).perplexity()}
-        self.loaded = loaded(self.name, self.task)
-        self.loaded.seconds()
-        figures = {"peak_bytes": 1_000_000, **self.loaded.figures()}
-        return {"detail": "near", "nbytes": self.loaded.nbytes, "figures": figures}
+            raise RemoteError("crashed with SIGSEGV")
+        return next(self.answers)
 
     def ask(self, question: Any, seconds: float) -> Any:
-        return self.loaded.seconds()
+        return self.answers.send(question)
 
     def close(self) -> None:
         pass
 
 
 def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm, "Apart", Near)
+    monkeypatch.setattr(lm, "Remote", Near)
+    monkeypatch.setattr(worker, "share_processor", lambda: None)
+    monkeypatch.setattr(worker, "memory", lambda name: 1_000_000 if name == "VmHWM" else 0)
     monkeypatch.setattr(lm, "_PERPLEXITY_TOKENS", 20)
     suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1,2")
     record = run(suite, Plan(limits=QUICK))

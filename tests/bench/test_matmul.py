@@ -18,7 +18,7 @@ from rich.console import Console
 from lowbit import api
 from lowbit.bench import Limits, Plan, Record, run
 from lowbit.bench.core import case as cases
-from lowbit.bench.core import peak, probe, runner
+from lowbit.bench.core import isolated, peak, runner
 from lowbit.bench.core.case import Implementation, Ready, find, implementations_of
 from lowbit.bench.core.cpu import PlainRead
 from lowbit.bench.core.record import COLD, Absent, Spread
@@ -38,7 +38,7 @@ from lowbit.bench.suites.matmul.problem import (
     Problem,
     product,
 )
-from lowbit.lab.explain.plan import prepared_of
+from lowbit.lab.explain import prepared_of
 
 pytestmark = pytest.mark.slow
 
@@ -75,11 +75,11 @@ class Failing(NumpyFloat):
 def test_what_crashes_is_found_out_in_another_process() -> None:
     several = [product(SHAPE, "u8:s8:s32"), product("1x70:70x33", "u8:s8:s32")]
     crash = "tried in a process of its own: crashed with SIGSEGV"
-    refused, _ = probe.attempt(Matmul(), Crashing(), several, 0)
+    refused, _ = isolated.attempt(Matmul(), Crashing(), several, 0)
     assert refused == dict.fromkeys(several, crash)
-    refused, _ = probe.attempt(Matmul(), Failing(), several, 0)
+    refused, _ = isolated.attempt(Matmul(), Failing(), several, 0)
     assert refused == {several[0]: "refused: no such engine"}
-    assert probe.attempt(Matmul(), NumpyFloat(), several, 0) == ({}, {})
+    assert isolated.attempt(Matmul(), NumpyFloat(), several, 0) == ({}, {})
 
 
 def test_onednn_names_its_kernel() -> None:
@@ -87,7 +87,7 @@ def test_onednn_names_its_kernel() -> None:
         "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_vnni,undef,"
         "src:u8:a:blocked:ab::f0 dst:f32:a:blocked:ab::f0,attr-scratchpad:user,,8x96:96x64,0.119"
     )
-    match = probe._ONEDNN_EXEC.search(line)
+    match = isolated._ONEDNN_EXEC.search(line)
     assert match is not None
     assert match["kernel"] == "brg_matmul:avx512_core_vnni"
     assert match["shape"] == "8x96:96x64"
@@ -108,7 +108,7 @@ def test_every_implementation_multiplies(one: Implementation) -> None:
     reasons = {signature: one.available(case) for signature, case in cases.items()}
     if one.isolated:  # one process for those that it could do
         tried = [cases[signature] for signature in SIGNATURES if reasons[signature] is None]
-        refused = probe.attempt(Matmul(), one, tried, 0)[0]
+        refused = isolated.attempt(Matmul(), one, tried, 0)[0]
         reasons |= {signature: refused.get(cases[signature], reasons[signature])
                     for signature in SIGNATURES}  # fmt: skip
     for signature, case in cases.items():

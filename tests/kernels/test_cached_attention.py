@@ -10,13 +10,8 @@ from lowbit.graph import Session
 from lowbit.graph.graph import Graph, Node, Tensor
 from lowbit.graph.operator import operators
 from lowbit.isa import SETS, available
-from lowbit.kernels.cpu.attention.cached import (
-    CHUNK,
-    CachedForm,
-    cached_attention,
-    refusal,
-    rotation_table,
-)
+from lowbit.kernels.cpu.attention.cached import cached_attention, refusal, rotation_table
+from lowbit.kernels.cpu.attention.chunks import CHUNK, CachedForm
 from lowbit.kernels.cpu.attention.plan import attention_parameters
 
 CAPACITY = 2 * CHUNK + 70
@@ -27,7 +22,8 @@ DTYPES = {
 }
 # Heads of queries, of keys, their elements, and how many of these turn.
 LIMITS = ({"window": 70}, {"window": CHUNK + 9, "cap": 1.5}, {"window": 1}, {"cap": 0.5})
-HEADS = ((9, 3, 64, 64), (4, 1, 40, 16), (2, 2, 128, 64), (16, 1, 8, 0), (6, 2, 80, 80))
+HEADS = ((9, 3, 64, 64), (4, 1, 40, 16), (2, 2, 128, 64), (16, 1, 8, 0), (6, 2, 80, 80),
+         (7, 1, 96, 96), (2, 1, 256, 128))  # fmt: skip
 
 
 def problem(heads, dtype, positions, slots, seed=0, **attributes):

@@ -13,10 +13,9 @@ pytest.importorskip("jaxtyping")
 
 from lowbit import isa
 from lowbit.jit import compile as compiler
-from lowbit.lab.anatomy import lines, page
-from lowbit.lab.anatomy.lines import lined_ir
+from lowbit.lab.anatomy import page, result
 from lowbit.lab.anatomy.named import anatomy_of
-from lowbit.lab.anatomy.result import Places, code_pane
+from lowbit.lab.anatomy.result import Places, code_pane, lined_ir
 from lowbit.lab.compare.ptx.parse import parse
 from lowbit.lab.compare.toolchain import MissingToolError, library
 from lowbit.lab.product_kernels import product_kernels
@@ -76,8 +75,8 @@ def test_unknown_names_and_an_absent_llvm_mca(monkeypatch: pytest.MonkeyPatch) -
         anatomy_of("product:none", "1x1:1x1", 90)
     with pytest.raises(ValueError, match="is not understood"):
         anatomy_of("product:generic", "1x1", 90)
-    monkeypatch.setattr(lines, "_tool", lambda: None)
-    assert "apt-get install llvm-16" in lines.verdict(["nop"], isa.named("generic"))[0]
+    monkeypatch.setattr(result, "_tool", lambda: None)
+    assert "apt-get install llvm-16" in result.verdict(["nop"], isa.named("generic"))[0]
 
 
 def test_a_copy_of_a_triton_kernel_is_shown_from_its_own_file(tmp_path: Path) -> None:

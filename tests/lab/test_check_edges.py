@@ -305,7 +305,7 @@ def test_the_progress_is_told_case_by_case() -> None:
         copied(Float32, "N"),
         grid=blocks,
         device="cpu",
-        tell=lambda *step: told.append(step),
+        on_progress=lambda *step: told.append(step),
     )
     assert [done for _, done, _, _ in told] == list(range(1, result.cases + 1))
     assert {(kernel, of) for kernel, _, of, _ in told} == {("stores_at_two_lines", result.cases)}
@@ -318,6 +318,6 @@ def test_a_numba_check_is_told_from_its_own_process(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(NUMBA.format(expression="x[i] + 10") + "print('hello')\n")
     told: list[int] = []
-    result = check_file(file, "cpu", tell=lambda _, done, of, error: told.append(done))
+    result = check_file(file, "cpu", on_progress=lambda _, done, of, error: told.append(done))
     assert result.ok, str(result)
     assert told == list(range(1, result.cases + 1))

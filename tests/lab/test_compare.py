@@ -17,15 +17,13 @@ from lowbit.lab.compare.code import mix
 from lowbit.lab.compare.faults import occupancy, of_ptx
 from lowbit.lab.compare.file import read
 from lowbit.lab.compare.kind import Built, Kind, kind_of
-from lowbit.lab.compare.problem import Problem
-from lowbit.lab.compare.ptx.accesses import costs, repeats
+from lowbit.lab.compare.problem import Problem, Variant
 from lowbit.lab.compare.ptx.block import NotInterpretedError
-from lowbit.lab.compare.ptx.execute import Launch, Trace
+from lowbit.lab.compare.ptx.execute import Launch, Trace, costs, repeats
 from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
 from lowbit.lab.compare.ptx.parse import parse
 from lowbit.lab.compare.run import compare
 from lowbit.lab.compare.toolchain import MissingToolError, compile_cuda_c, library
-from lowbit.lab.compare.variant import Variant
 
 FAULTS = Path(__file__).parent / "compared" / "faults.py"
 

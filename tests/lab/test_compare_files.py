@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("jaxtyping")
 
 from lowbit.lab.compare.file import read
-from lowbit.lab.compare.problem import Baseline, Problem
+from lowbit.lab.compare.problem import Baseline, Problem, without_name
 from lowbit.lab.compare.run import Result, compare
 from lowbit.lab.compare.text import render
-from lowbit.lab.compare.variant import without_name
 from lowbit.lab.source import request_of_file
 from lowbit.registry.conflicts import conflict
 

@@ -16,9 +16,8 @@ from lowbit.bench.suites.matmul.problem import product as product_case
 from lowbit.isa import named
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.integer.micro_kernel import KernelQuery
-from lowbit.lab.explain import plan as explain
-from lowbit.lab.explain.plan import Explanation, explain_gemm, prepared_of
-from lowbit.lab.explain.text import render
+from lowbit.lab import explain
+from lowbit.lab.explain import Explanation, explain_gemm, prepared_of, render
 from lowbit.product import dispatch, requests
 from lowbit.product.prepared import Prepared
 

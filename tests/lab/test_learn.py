@@ -17,8 +17,7 @@ from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import check_file
 from lowbit.lab.check.cases import check_request
 from lowbit.lab.exercises.course import Exercise, course, find
-from lowbit.lab.exercises.file import starter, teaching
-from lowbit.lab.exercises.learn import Progress, Standing, folder
+from lowbit.lab.exercises.learn import Progress, Standing, folder, starter, teaching
 from lowbit.lab.source import load, request_of_file
 from lowbit.spec import Operation
 from lowbit.spec.exercises import exercises

@@ -11,7 +11,7 @@ from lowbit.kernels.triton.registry import teaching_kernels
 from lowbit.lab import trace_kernel
 from lowbit.lab.backends.kinds.triton import TritonKernel
 from lowbit.lab.exercises.course import Exercise, course
-from lowbit.lab.exercises.file import teaching
+from lowbit.lab.exercises.learn import teaching
 from lowbit.lab.report import TITLES
 from lowbit.lab.source import load
 

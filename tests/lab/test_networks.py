@@ -22,7 +22,7 @@ from lowbit.bench.models.model import Model, classified, models
 from lowbit.cli.app import app
 from lowbit.graph import save
 from lowbit.lab import page as lab_page
-from lowbit.lab.networks import page, report, source
+from lowbit.lab.networks import report, source
 
 MODULE = """
 import torch
@@ -97,12 +97,12 @@ def test_a_function_is_quantized_run_and_reported_on(here: Path) -> None:
 
 def test_a_page_loads_nothing_and_holds_all(here: Path) -> None:
     found = report.read(here / "int8") | {"name": "<tiny>"}
-    text = lab_page.page(f"{found['name']}, quantized", page.text(found))
+    text = lab_page.page(f"{found['name']}, quantized", report.text(found))
     assert "<h1>&lt;tiny&gt;, quantized</h1>" in text
     assert not re.search(r"https?:|src=|@import|url\(", text)
-    for one in page.sections(found):
+    for one in report.sections(found):
         assert f"<h2>{one.title}</h2>" in text
-    assert text.count("<tr>") == sum(1 + len(one.lines) for one in page.sections(found))
+    assert text.count("<tr>") == sum(1 + len(one.lines) for one in report.sections(found))
 
 
 def test_times_of_a_record_are_taken_in(here: Path) -> None:

@@ -112,8 +112,8 @@ def test_text_and_json_tell_the_same(product: Trace) -> None:
 
 
 def test_the_command(product: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def traced(subject: str, threads: int, tell: run.Tell) -> Trace:
-        tell("was sampled")
+    def traced(subject: str, threads: int, on_progress: run.OnProgress) -> Trace:
+        on_progress("was sampled")
         if subject == "it ends":
             raise ChildProcessError("it ended its process")
         return product

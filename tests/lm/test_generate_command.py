@@ -38,8 +38,9 @@ class FakeModel:
 
     @classmethod
     def load(
-        cls, path: Path, threads: int | None = None, sequences: int = 4, cache: str = "bfloat16"
-    ) -> FakeModel:
+        cls, path: Path, threads: int | None = None, sequences: int = 4,
+        cache: str = "bfloat16",
+    ) -> FakeModel:  # fmt: skip
         if not path.suffix:
             raise FileNotFoundError(2, "No such file or directory", str(path))
         cls.caches.append(cache)

@@ -138,9 +138,9 @@ def compressed(form, kind="int", bits=4, **more):
     }  # fmt: skip
 
 
-def lowbit(rng, w, order, dtype="uint4", size=32, method="nearest", groups=False):
+def lowbit(rng, w, order, dtype="uint4", size: int | None = 32, method="nearest", groups=False):
     """Rows as weights/folder.py defines them. groups: of int8, with real zero points."""
-    if groups:
+    if groups and size is not None:
         scale = np.abs(w.reshape(len(w), -1, size)).max(-1) / 90
         zero = rng.uniform(-30, 30, scale.shape).astype(np.float32)
         q = np.clip(np.rint(w / np.repeat(scale, size, 1) + np.repeat(zero, size, 1)), -128, 127)

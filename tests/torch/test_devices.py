@@ -156,6 +156,25 @@ def test_what_no_kernel_takes_is_refused(
         _layer(config)
 
 
+def test_inputs_are_divided_there_too(as_gpu: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    as_gpu.undo()
+    torch.manual_seed(0)
+    layer = nn.Linear(296, 70).eval()
+    data = torch.randn(50, 296) * torch.linspace(0.1, 3, 296)
+    quantize_(layer, Int4WeightOnlyConfig(32, method="awq"), calibration=[data])
+    want, whole = layer(data), layer.weight.dequantize()
+    as_gpu.setitem(PACKING_OF, "cpu", "tiles")
+    there = copy.deepcopy(layer).to(torch.float16).to(torch.float32)
+    assert there.weight.packing == "tiles"
+    assert there.weight.input_scale is not None
+    assert torch.equal(there.weight.dequantize(), whole)
+    assert (there(data) - want).norm() < 1e-3 * want.norm()
+    save(there, tmp_path / "layer")
+    as_gpu.undo()
+    again = load(nn.Linear(296, 70).eval(), tmp_path / "layer")
+    assert torch.equal(again(data), layer.to(torch.float16).to(torch.float32)(data))
+
+
 def test_activations_that_no_kernel_takes_are_refused(as_gpu: pytest.MonkeyPatch) -> None:
     as_gpu.undo()
     layer = _layer(Int4DynamicConfig(32))

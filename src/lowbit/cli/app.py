@@ -49,9 +49,9 @@ def described(
     """Make a function the command `name` of an application, with `one_line_errors`."""
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
-        told = one_line_errors(code)(function)
+        wrapped = one_line_errors(code)(function)
         epilog = f"Example: lowbit {example}"
-        return within.command(name, epilog=epilog, context_settings=_HELP)(told)
+        return within.command(name, epilog=epilog, context_settings=_HELP)(wrapped)
 
     return make
 
@@ -68,11 +68,11 @@ def command(
     return register
 
 
-def group(name: str, told: str, *, example: str, **options: Any) -> typer.Typer:
+def group(name: str, text: str, *, example: str, **options: Any) -> typer.Typer:
     """Commands that have a word in common."""
     made = typer.Typer(
         name=name,
-        help=told,
+        help=text,
         epilog=f"Example: lowbit {example}",
         no_args_is_help=True,
         context_settings=_HELP,

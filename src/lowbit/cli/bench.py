@@ -57,12 +57,12 @@ def behind(
     page: Annotated[str, typer.Option(metavar="FILE", help="Where to; -: the terminal.")] = "-",
 ) -> None:
     """Make a page, in Markdown, of every row in which a peer is ahead of lowbit."""
-    from lowbit.bench.core import behind, history
+    from lowbit.bench.core import compare
 
     folder = os.path.dirname(page)
-    read = {os.path.relpath(path, folder): history.read(path) for path in records}
+    read = {os.path.relpath(path, folder): compare.read(path) for path in records}
     with opened(page) as stream:
-        print(behind.page(read), end="", file=stream)
+        print(compare.page_behind(read), end="", file=stream)
 
 
 _Margin = Annotated[float, typer.Option(help="Times that differ by less are the same.")]
@@ -78,10 +78,10 @@ def compare(
 ) -> None:
     """Compare two records, row by row: same, faster, slower, or unclear where the spreads of the
     two runs leave it open."""
-    from lowbit.bench.core import compare, history
+    from lowbit.bench.core import compare
 
     with output(json_file, html_file) as show:
-        found = compare.compare(*history.pair(old, new), margin)
+        found = compare.compare(*compare.pair(old, new), margin)
         show(compare.render(found), found.to_json(), f"{found.suite}: {old}, then {new}")
 
 
@@ -92,11 +92,16 @@ def history(
     html_file: HtmlFile = None,
 ) -> None:
     """Show what a folder of records says: every row, run after run."""
-    from lowbit.bench.core import history
+    from lowbit.bench.core import compare
 
     with output(None, html_file) as show:
-        several = history.records(folder)
-        show(history.render(several, margin), "", folder, lambda: _charts().of_history(several))
+        several = compare.records(folder)
+        show(
+            compare.render_history(several, margin),
+            "",
+            folder,
+            lambda: _charts().of_history(several),
+        )
 
 
 def _charts() -> Any:
@@ -120,8 +125,8 @@ def _command(name: str) -> Any:
     def run(**values: Any) -> None:
         given = {one.name: values.pop(one.name) for one in fields(suite)}
         # What was not given is left to the suite.
-        told = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-        _run(suite(**{n: v for n, v in told.items() if v not in (None, ())}), **values)
+        chosen = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+        _run(suite(**{n: v for n, v in chosen.items() if v not in (None, ())}), **values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -200,15 +205,15 @@ def run_suite(
 ) -> None:
     """Run a suite, show its record, and write it wherever that is wanted."""
     from lowbit.bench import run
-    from lowbit.bench.core.history import keep
+    from lowbit.bench.core.compare import keep
     from lowbit.bench.core.progress import progress
     from lowbit.lab.page import command_line
 
     if history_folder is not None:
         history_folder.mkdir(parents=True, exist_ok=True)  # or say at once that it cannot be
     with output(json_file, html_file) as show, opened(csv_file) as rows:
-        with progress() as told:
-            record = run(suite, plan, told, lambda found: show.keep(found.to_json()))
+        with progress() as on_progress:
+            record = run(suite, plan, on_progress, lambda found: show.keep(found.to_json()))
         record.context["command"] = command_line()
         text, figures = suite.render(record), lambda: _charts().of_record(record)
         show(text, record.to_json(), f"lowbit: {suite.name}", figures)

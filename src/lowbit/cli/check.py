@@ -54,7 +54,7 @@ def check(
         from lowbit.lab.check.run import check_what
 
         with shown.progress:
-            for result in check_what(what, device, stop=not every, tell=shown.tell):
+            for result in check_what(what, device, stop=not every, on_progress=shown.on_progress):
                 results.append(result)
                 if json_file != "-":
                     shown.result(result)
@@ -79,7 +79,7 @@ class _Shown:
         self._task = self.progress.add_task("", visible=False)
         self._every, self._said = every, set[tuple[str, str]]()
 
-    def tell(self, kernel: str, done: int, of: int, error: str | None) -> None:
+    def on_progress(self, kernel: str, done: int, of: int, error: str | None) -> None:
         self.progress.update(self._task, visible=True, description=kernel, completed=done, total=of)
         if self._every and error is not None and (kernel, error) not in self._said:
             self._said.add((kernel, error))

@@ -10,7 +10,7 @@ import typer
 from lowbit.cli.app import HtmlFile, JsonFile, Threads, command, group, output
 
 if TYPE_CHECKING:
-    from lowbit.lab.explain.plan import Explanation
+    from lowbit.lab.explain import Explanation
     from lowbit.lab.page import Figure
 
 explain = group(
@@ -34,8 +34,7 @@ def matmul(
 ) -> None:
     """Which kernel serves a product, how it is cut and packed, what was rejected and why, and the
     time predicted from the measured limits of this machine beside the measured one."""
-    from lowbit.lab.explain.plan import explain_gemm
-    from lowbit.lab.explain.text import render
+    from lowbit.lab.explain import explain_gemm, render
 
     with output(json_file, html_file) as show:
         found = explain_gemm(shape, dtype, threads)

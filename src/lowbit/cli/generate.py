@@ -15,7 +15,7 @@ import typer
 from lowbit.cli.app import JsonFile, Threads, command, opened
 
 if TYPE_CHECKING:
-    from lowbit.lm import LanguageModel, Stream
+    from lowbit.lm import Stream
 
 Model = Annotated[
     Path,
@@ -51,6 +51,9 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
 ]
+Sequences = Annotated[
+    int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
+]
 Speculate = Annotated[
     int,
     typer.Option(
@@ -84,11 +87,9 @@ def generate(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
-    speculate: Speculate = 7,
-    sequences: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many of several prompts run at once.")
-    ] = 32,
     cache: Cache = "bfloat16",
+    speculate: Speculate = 7,
+    sequences: Sequences = 32,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -106,11 +107,14 @@ def generate(
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
     with opened(json_file) as file:
         lm = LanguageModel.load(
-            model, threads=threads, sequences=min(sequences, len(said)), cache=cache
+            model, threads=threads, cache=cache, sequences=min(sequences, len(said))
         )
-        streams = _streams(
-            lm, said, speculate, max_tokens=max_tokens, sampling=sampling, stop=stop or (), raw=raw
-        )
+        options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
+                                   "stop": stop or (), "raw": raw}  # fmt: skip
+        if len(said) == 1:
+            streams = [lm.generate(said[0], speculate=speculate, **options)]
+        else:
+            streams = lm.generate_many(said, **options)
         begin = perf_counter()
         texts, finished = _all_shown(streams, json_file != "-")
         seconds = perf_counter() - begin
@@ -134,8 +138,8 @@ def chat(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = 0,
     stop: Stop = None,
-    speculate: Speculate = 7,
     cache: Cache = "bfloat16",
+    speculate: Speculate = 7,
     threads: Threads = None,
 ) -> None:
     """Talk with a language model, a line at a time.
@@ -187,13 +191,6 @@ def _shown(stream: Stream, shown: bool = True) -> tuple[str, bool]:
     if shown:
         print(flush=True)
     return "".join(pieces), finished
-
-
-def _streams(lm: LanguageModel, said: list[Any], speculate: int, **options: Any) -> list[Stream]:
-    """One text with guesses, or several together."""
-    if len(said) > 1:
-        return lm.generate_many(said, **options)
-    return [lm.generate(said[0], speculate=speculate, **options)]
 
 
 def _all_shown(streams: Sequence[Stream], shown: bool) -> tuple[list[str], bool]:

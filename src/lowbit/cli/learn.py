@@ -149,8 +149,8 @@ def _start(
         path = start(exercise, progress, folder, force=force)
     except FileExistsError as error:
         again = f"lowbit learn {exercise.number}"
-        told = f"{error.filename} exists; `{again}` checks it, --force replaces it"
-        raise ValueError(told) from None
+        message = f"{error.filename} exists; `{again}` checks it, --force replaces it"
+        raise ValueError(message) from None
     print(f"exercise {exercise.number}, {exercise.name}: {exercise.formula}")
     print(f"written to {path}; fill in the kernel, then: lowbit learn {exercise.number}")
     if last and Path(last) != path.absolute() and Path(last).exists():
@@ -177,7 +177,7 @@ def _hint(exercise: Exercise, progress: Progress, number: int | None) -> None:
 
 
 def _solution(exercise: Exercise, allowed: bool) -> None:
-    from lowbit.lab.exercises.file import teaching
+    from lowbit.lab.exercises.learn import teaching
 
     if not allowed:
         raise ValueError(

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowbit.cli.app import JsonFile, Threads, command, offered, output
+
+if TYPE_CHECKING:
+    from lowbit.weights.format import WeightFormat
 
 
 def _models() -> Iterable[str]:
@@ -28,10 +32,29 @@ Data = Annotated[
     ),
 ]
 Rounding = Annotated[
-    str, typer.Option(help="Of weights: nearest, or gptq, which makes up for each error behind it.")
+    str,
+    typer.Option(
+        help="Of weights: nearest; gptq, which makes up for each error behind it; or, of language "
+        "models, awq."
+    ),
 ]
 WeightRange = Annotated[
-    str, typer.Option(help="Of weights: minmax, or mse, of least squared error.")
+    str | None,
+    typer.Option(
+        help="Of weights: minmax, or mse, of least squared error.",
+        show_default="minmax; mse of a language model",
+    ),
+]
+Config = Annotated[
+    str,
+    typer.Option(
+        help="static: all formats known beforehand; dynamic: rows of linear layers' inputs "
+        "are quantized when they come; int4: linear layers with 4-bit weights in groups of 128."
+    ),
+]
+Symmetric = Annotated[
+    bool,
+    typer.Option("--symmetric", help="Of a language model: 4-bit weights without zero points."),
 ]
 Equalize = Annotated[
     bool, typer.Option("--equalize", help="Neighbouring layers get equal ranges of each channel.")
@@ -47,6 +70,30 @@ CorrectBias = Annotated[
     bool, typer.Option("--correct-bias", help="Biases make up for the mean error of weights.")
 ]
 
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|w4|w8",
+        help="A checkpoint of the named network; of a language model, how many bits weights get.",
+        show_default="w4 of a language model",
+    ),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.txt",
+        help="Of a language model: a text to calibrate with, which gptq and awq need. Its last "
+        "fifth is evaluated.",
+    ),
+]
+Evaluate = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.txt", help="Of a language model: another text to evaluate."),
+]
+GroupSize = Annotated[
+    int, typer.Option(help="Of a language model: how many 4-bit weights share a scale.")
+]
+Samples = Annotated[int, typer.Option(min=0, help="How many samples to measure accuracy on.")]
 Batches = Annotated[
     int, typer.Option(min=1, help="Of 8 samples of the model's own, to calibrate with.")
 ]
@@ -58,7 +105,8 @@ def quantize(
         str,
         typer.Argument(
             help="A network by name (`lowbit bench networks` knows them), module:function that "
-            "returns a PyTorch model or a pair (model, example), or FILE.onnx.",
+            "returns a PyTorch model or a pair (model, example), FILE.onnx, or a language model: a "
+            "GGUF file or a folder of Hugging Face's.",
             show_default=False,
             autocompletion=offered(_models),
         ),
@@ -66,41 +114,43 @@ def quantize(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Where to write it.", show_default=False)
     ],
-    config: Annotated[
-        str,
-        typer.Option(
-            help="static: all formats known beforehand; dynamic: rows of linear layers' inputs "
-            "are quantized when they come; int4: linear layers with 4-bit weights in groups of 128."
-        ),
-    ] = "static",
+    config: Config = "static",
     data: Data = None,
-    weights: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A checkpoint of the named network.")
-    ] = None,
+    weights: Weights = None,
+    calibration: Calibration = None,
+    evaluate: Evaluate = None,
+    group_size: GroupSize = 32,
+    symmetric: Symmetric = False,
     observer: Annotated[
         str, typer.Option(help="minmax, moving_average, percentile, entropy or mse.")
     ] = "minmax",
     rounding: Rounding = "nearest",
-    weight_range: WeightRange = "minmax",
+    weight_range: WeightRange = None,
     equalize: Equalize = False,
     smooth: Smooth = None,
     correct_bias: CorrectBias = False,
     batches: Batches = 4,
-    samples: Annotated[
-        int, typer.Option(min=0, help="How many samples to measure accuracy on.")
-    ] = 500,
+    samples: Samples = 500,
     threads: Threads = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Quantize a network, and report what became of it.
+    """Quantize a network or a language model, and report what became of it.
 
     Writes DIR/network.safetensors, which `lowbit run` and lowbit.graph.load take and which needs no
-    PyTorch, and DIR/report.json, which `lowbit report` shows.
+    PyTorch, and DIR/report.json, which `lowbit report` shows. Of a language model, a folder that
+    `lowbit generate` takes; the report has the perplexity before and after.
     """
+    if _is_language_model(model):
+        if data is not None or equalize or smooth is not None or correct_bias:
+            raise ValueError("a language model is calibrated by --calibration and --rounding alone")
+        how = _format(weights or "w4", group_size, symmetric, weight_range or "mse", rounding)
+        return _language_model(model, out, how, calibration, evaluate, threads, json_file)
+    if calibration is not None or evaluate is not None:
+        raise ValueError("--calibration and --evaluate are for language models; give --data")
     from lowbit.bench.networks.quantize import Method
-    from lowbit.lab.networks import page, report, source
+    from lowbit.lab.networks import report, source
 
-    range_: Any = weight_range  # which Method checks
+    range_: Any = weight_range or "minmax"  # which Method checks
     method = Method(
         config=config, observer=observer, rounding=rounding, weight_range=range_,
         equalize=equalize, smooth=smooth, correct_bias=correct_bias,
@@ -108,5 +158,46 @@ def quantize(
     found = source.find(model, data, weights, batches)
     made = report.quantize(found, method, out, threads=threads, samples=samples)
     with output(json_file) as show:
-        show(page.text(made), json.dumps(made, indent=1, allow_nan=False))
+        show(report.text(made), json.dumps(made, indent=1, allow_nan=False))
+    return print(f"written to {out}", file=sys.stderr)
+
+
+def _is_language_model(model: str) -> bool:
+    return model.endswith(".gguf") or (Path(model) / "config.json").is_file()
+
+
+def _format(
+    weights: str, group_size: int, symmetric: bool, range: Any, method: str
+) -> WeightFormat:
+    """What the options say. ValueError: they are none of a language model's."""
+    from lowbit.weights.format import WeightFormat
+
+    known = {"weights": (weights, ("w4", "w8")), "weight-range": (range, ("minmax", "mse")),
+             "rounding": (method, ("nearest", "gptq", "awq"))}  # fmt: skip
+    for name, (value, values) in known.items():
+        if value not in values:
+            raise ValueError(f"--{name} must be {' or '.join(values)}, got {value!r}")
+    if group_size < 8 or group_size % 8:
+        raise ValueError(f"--group-size must be a multiple of 8, got {group_size}")
+    if weights == "w8":
+        return WeightFormat("int8", None, range, method)
+    return WeightFormat("int4" if symmetric else "uint4", group_size, range, method)
+
+
+def _language_model(
+    model: str, out: Path, format: WeightFormat, calibration: Path | None, evaluate: Path | None,
+    threads: int | None, json_file: str | None,
+) -> None:  # fmt: skip
+    from lowbit.lm.quantize import quantize
+
+    texts = (None if one is None else one.read_text("utf-8") for one in (calibration, evaluate))
+    known, other = texts
+    with output(json_file) as show:
+        report = quantize(
+            model, out, format, calibration=known, evaluation=other, threads=threads,
+            on_layer=lambda number, count: print(f"layer {number} of {count}", file=sys.stderr),
+        )  # fmt: skip
+        text = json.dumps(asdict(report), indent=1)
+        (out / "report.json").write_text(text + "\n", "utf-8")
+        show(str(report), text)
     print(f"written to {out}", file=sys.stderr)

@@ -35,8 +35,7 @@ def report(
     """
     if folder.is_file():
         return _record(folder, json_file, html_file)
-    from lowbit.lab.networks import page
-    from lowbit.lab.networks.report import read, with_latency
+    from lowbit.lab.networks.report import figures, read, text, with_latency
 
     found = read(folder)
     if latency is not None:
@@ -47,12 +46,12 @@ def report(
         found = with_latency(found, record)
     with output(json_file, html_file) as show:
         whole, title = json.dumps(found, indent=1, allow_nan=False), f"{found['name']}, quantized"
-        show(page.text(found), whole, title, lambda: page.figures(found))
+        show(text(found), whole, title, lambda: figures(found))
     return None
 
 
 def _record(file: Path, json_file: str | None, html_file: str | None) -> None:
-    from lowbit.bench.core.history import read
+    from lowbit.bench.core.compare import read
     from lowbit.bench.core.suite import suites
     from lowbit.lab import charts
 

@@ -45,7 +45,7 @@ def trace(
                 found = traced(
                     subject,
                     threads,
-                    tell=lambda phase: status.update(f"the subject is {_now(phase)}"),
+                    on_progress=lambda phase: status.update(f"the subject is {_now(phase)}"),
                 )
             except FileNotFoundError as error:  # bad input, as any unknown subject
                 raise ValueError(f"{error.filename}: {error.strerror}") from error

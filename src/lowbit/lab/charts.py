@@ -98,8 +98,10 @@ def of_record(record: Record) -> Iterator[Figure]:
     for ceiling in record.ceilings:
         of_threads = [row for row in rows if row.threads == ceiling.threads and row.bytes]
         if of_threads:
-            told = f"Roofline of {machine}, threads: {ceiling.threads}; limits measured in the run."
-            yield Figure(_roofline_of(of_threads, ceiling), told, command)
+            caption = (
+                f"Roofline of {machine}, threads: {ceiling.threads}; limits measured in the run."
+            )
+            yield Figure(_roofline_of(of_threads, ceiling), caption, command)
     cases = dict.fromkeys((row.case, row.dtypes) for row in rows)
     if len(cases) < _FEW_CASES:
         for case, dtypes in cases:

@@ -65,8 +65,8 @@ def page(
 
 def _figure(one: Figure, command: str) -> str:
     caption = html.escape(one.caption)
-    told = html.escape(one.command or command)
-    below = f"<figcaption>{caption}<br><code>{told}</code></figcaption>"
+    source = html.escape(one.command or command)
+    below = f"<figcaption>{caption}<br><code>{source}</code></figcaption>"
     return f"<figure>\n{one.svg()}\n{below}\n</figure>\n"
 
 

@@ -13,7 +13,7 @@ from lowbit.lab.run.trace import Place, Program
 
 Severity = Literal["error", "warning"]
 
-Tell = Callable[[str, int, int, str | None], None]
+OnProgress = Callable[[str, int, int, str | None], None]
 """Is told the kernel's name, how many cases have been tried, of how many, and the first error."""
 
 TITLES: Mapping[str, str] = {

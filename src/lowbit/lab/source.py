@@ -25,7 +25,7 @@ from typing import Any
 
 from lowbit.bench.core.remote import RemoteError, run_remote
 from lowbit.lab.backends.backend import Request, backend_of, backends
-from lowbit.lab.report import Tell
+from lowbit.lab.report import OnProgress
 from lowbit.lab.run.triton import triton_modules
 from lowbit.registry.conflicts import conflict
 from lowbit.spec import Operation
@@ -58,8 +58,8 @@ def request_of_file(path: Path) -> Request:
     constants = names.get("constants", {})
     if not isinstance(constants, dict):
         raise ValueError(f"{path}: constants is {constants!r}; it must be a dict, by parameter")
-    told = {name: names[name] for name in ("grid", "output", "initial") if name in names}
-    return Request(kernel, names["spec"], **told, given=constants)
+    stated = {name: names[name] for name in ("grid", "output", "initial") if name in names}
+    return Request(kernel, names["spec"], **stated, given=constants)
 
 
 class _Source(SourceFileLoader):
@@ -166,13 +166,15 @@ def needs_simulator(path: Path) -> bool:
     )
 
 
-def in_simulator(function: Callable[[Path], Any], path: Path, tell: Tell | None = None) -> Any:
+def in_simulator(
+    function: Callable[[Path], Any], path: Path, on_progress: OnProgress | None = None
+) -> Any:
     """What a function makes of a file in a process where Numba simulates.
 
     Raises what the function raises; RuntimeError if the process stops.
     """
     try:
-        return run_remote(function, path, on_progress=tell, NUMBA_ENABLE_CUDASIM="1")
+        return run_remote(function, path, on_progress=on_progress, NUMBA_ENABLE_CUDASIM="1")
     except RemoteError as error:
         if error.raised is None:
             raise RuntimeError(f"the process that checks {path} stopped: {error}") from None

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
 from lowbit.jit.threads import max_threads
-from lowbit.kernels.cpu.attention.cached import SCALE_BYTES, rotation_table
+from lowbit.kernels.cpu.attention.cached import rotation_table
+from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
 from lowbit.lm.checkpoint import Checkpoint, Matrix, joined
 from lowbit.lm.description import Description
 from lowbit.numerics.methods import QuantizedWeight
@@ -28,13 +29,15 @@ class Weights:
     - activations: of products with weights in groups: "grouped", 8 bits with a scale for each group
       of a token, "dynamic", one for each token, or "float", as good as float32.
     - format: what floats are quantized to; None: not at all.
-    - constants: by name, for all graphs.
+    - constants: by name, for all graphs. quantized: weights to be taken in place of the
+      checkpoint's, by name.
     """
 
     checkpoint: Checkpoint
     activations: str
     format: WeightFormat | None
     constants: dict[str, Constant] = field(default_factory=dict)
+    quantized: dict[str, QuantizedWeight] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor."""
@@ -54,7 +57,8 @@ class Weights:
         multiplied by."""
         names = [f"{stem}.weight" for stem in stems]
         parts = [
-            ([stem], self.checkpoint.matrix(name)) for stem, name in zip(stems, names, strict=True)
+            ([stem], self.quantized.get(name) or self.checkpoint.matrix(name))
+            for stem, name in zip(stems, names, strict=True)
         ]
         depths = [(w.weight if isinstance(w, QuantizedWeight) else w).shape[1] for _, w in parts]
         if len(set(depths)) > 1:
@@ -115,13 +119,7 @@ class Networks:
         capacity: int,
     ) -> None:  # fmt: skip
         d = description
-        frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
-        weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
-        if d.straight:
-            weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
-        if d.local_base:
-            local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
-            weights.constants["local rotation"] = rotation_table(capacity, local)
+        _rotations(d, weights, context, capacity)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
             layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
         row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
@@ -130,6 +128,30 @@ class Networks:
         self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), (), None)
         self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",), head)
         self.head = _body(d, weights, [], None, (), head)
+
+
+def layer_graph(
+    d: Description, weights: Weights, number: int, capacity: int
+) -> tuple[Graph, dict[str, str]]:
+    """A layer by itself, over a sequence of up to so many rows: its graph, with inputs and output
+    as a chunk's, and of each product with matrices the input, by the weight's name."""
+    _rotations(d, weights, capacity, capacity)
+    cache = Tensor("float32", (1, d.layers, 2, d.key_heads, capacity, d.head_dim))
+    graph = _body(d, weights, [_Layer(d, weights, number)], cache, (), None)
+    products = (node for node in graph.nodes if node.op in ("Linear", "RoutedLinear"))
+    of = {node.inputs[1]: node.inputs[0] for node in products}
+    return graph, {name: x for name, x in of.items() if not name.endswith(".weight")}
+
+
+def _rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
+    """The tables of positions' cosines and sines."""
+    frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
+    weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
+    if d.straight:
+        weights.constants["no rotation"] = rotation_table(capacity, 0 * frequencies)
+    if d.local_base:
+        local = replace(d, base=d.local_base, scaling={}).frequencies(context)[0]
+        weights.constants["local rotation"] = rotation_table(capacity, local)
 
 
 def _divisors(d: Description, weights: Weights, context: int) -> Any:

@@ -144,6 +144,8 @@ class LowbitQuantizer(HfQuantizer):
                 "quantize_(model, config, calibration=batches), then prepare_save(model)"
             )
         places = device_map.values() if isinstance(device_map, dict) else ()
+        if isinstance(device_map, str) and torch.cuda.is_available():  # "auto" and others like it
+            places = ("cuda",)
         for place in places:
             if place == "disk":
                 raise ValueError("quantized layers run from memory: device_map must not say 'disk'")

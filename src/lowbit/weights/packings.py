@@ -132,7 +132,8 @@ class Tiles:
             return f"tiles are of 4-bit integers, not of {format.dtype}"
         if size < in_features and size % GROUP_UNIT:
             return f"group_size must be a multiple of {GROUP_UNIT} there, got {size}"
-        if format.layout != WeightFormat(format.dtype, format.group_size).layout:
+        # Factors of inputs, last in a layout, are no matter of the product.
+        if format.layout[:3] != WeightFormat(format.dtype, format.group_size).layout[:3]:
             return f"what {format.method!r} gives beside integers has no place in tiles"
         return None
 

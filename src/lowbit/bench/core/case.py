@@ -15,6 +15,7 @@ from lowbit.registry import Registry
 from lowbit.registry.extras import absent
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
+from lowbit.spec import Expected
 
 Call = Callable[[], Any]
 
@@ -84,6 +85,29 @@ class Problem:
         if result.shape == self.ideal.shape:
             return None
         return f"the result has the shape {result.shape}; expected {self.ideal.shape}"
+
+
+class StatedProblem(Problem):
+    """A problem that is a case of the specification with its `inputs`. What is `judged`, by its
+    kind, must be within the budget of the specification."""
+
+    judged: ClassVar[tuple[str, ...]] = (OURS,)
+    inputs: Any  # arrays by name
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Reference and budget of the specification."""
+        return self.stated.expect(self.inputs)
+
+    @cached_property
+    def ideal(self) -> Any:
+        return self.expected.reference
+
+    def wrong(self, one: Implementation, result: Any) -> str | None:
+        if (reason := super().wrong(one, result)) or one.kind not in self.judged:
+            return reason
+        verdict = self.expected.check(result)
+        return None if verdict.ok else verdict.message
 
 
 @dataclass(frozen=True)

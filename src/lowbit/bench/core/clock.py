@@ -203,8 +203,8 @@ def _loop(arguments: int, keywords: tuple[str, ...]) -> Callable[..., float]:
 def _seconds(call: Call, count: int) -> float:
     """How long so many calls take. A partial with keywords is not called as it is: to put them
     together takes Python 0.1 µs, which a user's call does not."""
-    told = (call.func, call.args, call.keywords) if isinstance(call, partial) else (call, (), {})
-    function, values, named = told
+    parts = (call.func, call.args, call.keywords) if isinstance(call, partial) else (call, (), {})
+    function, values, named = parts
     loop = _loop(len(values), tuple(named))
     return loop(time.perf_counter, repeat(None, count), function, *values, *named.values())
 

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,7 +34,7 @@ from rich.text import Text
 
 from lowbit.bench.core import table
 from lowbit.bench.core.case import LIMIT, PEER
-from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.record import Record, Row, Spread, groups, standing
 
 MARGIN = 0.05
 VERDICTS = ("slower", "faster", "unclear", "same")
@@ -202,3 +204,147 @@ def _notes(found: Comparison) -> Sequence[Text]:
         if names:
             lines.append(f"only in the {which} record: {', '.join(names)}")
     return [Text(line, style="dim") for line in lines]
+
+
+# A history: a folder of records, each under the name of its suite, date and commit.
+
+
+def read(path: str | Path) -> Record:
+    """The record in a file. ValueError, which names the file: it is none."""
+    try:
+        return Record.from_json(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def keep(record: Record, folder: str | Path) -> Path:
+    """Add a record to a folder, which is made if there is none; where it lies then."""
+    date = record.context["date"].partition("+")[0].replace(":", "").replace("-", "")
+    commit = (record.context.get("commit") or "unknown")[:12]
+    path = Path(folder) / f"{record.suite}-{date}-{commit}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(record.to_json() + "\n", encoding="utf-8")
+    return path
+
+
+def records(folder: str | Path, suite: str | None = None) -> list[Record]:
+    """The records of a folder, of one suite or of all, the oldest first. ValueError: there is none,
+    or a file is none."""
+    every = map(read, sorted(Path(folder).glob("*.json")))
+    found = [one for one in every if suite in (None, one.suite)]
+    if not found:
+        of = f" of the suite {suite}" if suite else ""
+        raise ValueError(f"{folder} holds no record{of}; --history {folder} of a suite adds one")
+    return sorted(found, key=lambda one: one.context["date"])
+
+
+def pair(old: str | Path, new: str | Path) -> tuple[Record, Record]:
+    """Two records, each from a file, or the last of a folder: of the other one's suite, and before
+    it. ValueError: there are not two."""
+    if Path(new).is_dir():
+        later = records(new, None if Path(old).is_dir() else read(old).suite)[-1]
+    else:
+        later = read(new)
+    if not Path(old).is_dir():
+        return read(old), later
+    date = later.context["date"]
+    before = [one for one in records(old, later.suite) if one.context["date"] < date]
+    if not before:
+        raise ValueError(f"{old} holds no record of {later.suite} from before {date}")
+    return before[-1], later
+
+
+def render_history(several: list[Record], margin: float = MARGIN) -> RenderableType:
+    """As text: every row that is no other library's, run after run, and what became of it since the
+    run before in which it was."""
+    parts: list[RenderableType] = []
+    for suite in dict.fromkeys(one.suite for one in several):
+        runs = [one for one in several if one.suite == suite]
+        shown = table.new_table(
+            f"{suite}: {len(runs)} runs",
+            [
+                ("row", False),
+                ("date", False),
+                ("commit", False),
+                ("time", True),
+                ("verdict", False),
+            ],
+        )
+        verdicts = [
+            {one.name: one.verdict for one in compare(a, b, margin).changes} if _share(a, b) else {}
+            for a, b in pairwise(runs)
+        ]
+        names = dict.fromkeys(r.name for run in runs for r in run.rows if r.kind != PEER)
+        for name in names:
+            for run, verdicts_of in zip(runs, [{}, *verdicts], strict=True):
+                for row in (row for row in run.rows if row.name == name):
+                    commit = (run.context.get("commit") or "unknown")[:12]
+                    when = run.context["date"]
+                    time = table.format_seconds(row.seconds.median)
+                    shown.add_row(name, when, commit, time, verdicts_of.get(name, ""))
+        parts.append(shown)
+    return Group(*parts, Text("Verdicts: as of lowbit bench compare, with the run before."))
+
+
+def _share(old: Record, new: Record) -> bool:
+    return bool({row.name for row in old.rows} & {row.name for row in new.rows})
+
+
+# The page of every row in which a peer is ahead of lowbit.
+
+_TOP = """# Where a peer is ahead
+
+Every product in which another library is faster than lowbit, on each machine that was measured.
+`lowbit bench behind RECORD.json ... --page docs/behind.md` writes this page from records of
+`lowbit bench`; [benchmark.md](benchmark.md) says how they are measured and what a peer leaves out.
+Ratios are the time of the best peer over lowbit's: below 1 the peer is ahead. In brackets stand
+the 10th and 90th percentile over the rounds.
+"""
+_FIGURES = ("rows", "geometric mean", "tenth percentile", "worst", "rows behind")
+_HEAD = [(name, name in _FIGURES) for name in ("which", *_FIGURES)]
+_TIMES = ("lowbit's time", "the peer's time", "times as fast")
+_BEHIND = [(name, name in _TIMES) for name in ("case", _TIMES[0], "best peer", *_TIMES[1:])]
+
+
+def page_behind(records: Mapping[str, Record]) -> str:
+    """The page in Markdown: for each record, by the link to it, the figures over all of its rows,
+    then those behind, the worst first."""
+    return "\n".join([_TOP, *(part for link in records for part in _section(link, records[link]))])
+
+
+def _section(link: str, record: Record) -> Iterator[str]:
+    where = record.context
+    title = " ".join(filter(None, (record.suite, where.get("set"))))
+    yield f"## {where.get('cpu') or where['gpu']}: {title}\n"
+    measured = f"{where['date']}, seed {where['seed']}, commit {where['commit'] or 'not known'}"
+    yield f"[Record]({link}) of {measured}: {table.header(record)[0]}.\n"
+    head, parts, time = [], [], table.TIME.cell
+    several = map(_paired, groups(record.rows, "operation", "dtypes", "weights", "threads"))
+    for pairs in chain.from_iterable(several):
+        place = table.heading(pairs[0][1], "implementation", "operation", "dtypes")
+        figures, _ = standing([(ratio.median, own) for ratio, own, _ in pairs])
+        texts = (
+            table.three_digits(x) if isinstance(x, float) else str(x) for x in figures.values()
+        )
+        head.append([place, *texts])
+        lines = [
+            [own.case, time(own), peer.implementation, time(peer), table.format_ratio(ratio)]
+            for ratio, own, peer in pairs
+            if ratio.median < 1
+        ]
+        if lines:
+            parts += [f"### {place}\n", table.markdown(_BEHIND, lines)]
+    yield table.markdown(_HEAD, head)
+    yield from parts
+
+
+def _paired(rows: Sequence[Row]) -> list[list[tuple[Spread, Row, Row]]]:
+    """For each of lowbit's own, how many times as fast it is as the best peer, and both rows; the
+    slowest first."""
+    best = {row.case: row for row in rows if row.best_peer}
+    found: dict[str, list[tuple[Spread, Row, Row]]] = {}
+    for own in rows:
+        name, peer = own.implementation, best.get(own.case)
+        if own.ours and peer is not None and name in peer.ratios:
+            found.setdefault(name, []).append((peer.ratios[name], own, peer))
+    return [sorted(pairs, key=lambda pair: pair[0].median) for pairs in found.values()]

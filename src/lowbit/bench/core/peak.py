@@ -93,7 +93,7 @@ def measure(isa: str, threads: int, *, reads: bool = True, dtype: str = "int8") 
     samples = {name: _product_rates(one, name, threads) for name in names}
     best = max(samples, key=lambda name: samples[name].rates.max())
     read = _read_rates(one, threads) if reads else {}
-    told = {PRODUCTS: samples[best], **read}
+    rates = {PRODUCTS: samples[best], **read}
     return Ceiling(
         isa=one.name,
         threads=threads,
@@ -102,7 +102,7 @@ def measure(isa: str, threads: int, *, reads: bool = True, dtype: str = "int8") 
         gops_median=float(np.median(samples[best].rates)),
         ways={name: float(found.rates.max()) for name, found in samples.items()},
         read_gbs={level: float(found.rates.max()) for level, found in read.items()},
-        disturbed=tuple(name for name, found in told.items() if found.disturbed),
+        disturbed=tuple(name for name, found in rates.items() if found.disturbed),
         dtype=dtype,
     )
 

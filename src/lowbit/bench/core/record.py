@@ -185,8 +185,8 @@ def _benchmark(row: Row, fields: dict[str, Any], index: int) -> dict[str, Any]:
         "items_per_second": row.operations / median,
         "bytes_per_second": (row.weight_bytes or row.bytes) / median,
     }
-    told = {name: value for name, value in theirs.items() if value is not None}
-    return {**told, **fields, "gops": row.gops}
+    known = {name: value for name, value in theirs.items() if value is not None}
+    return {**known, **fields, "gops": row.gops}
 
 
 def groups(rows: Sequence[Row], *names: str) -> list[list[Row]]:

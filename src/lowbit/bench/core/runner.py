@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lowbit import isa
-from lowbit.bench.core import peak, probe
-from lowbit.bench.core.alone import Alone
+from lowbit.bench.core import peak
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit.bench.core.context import Clock
+from lowbit.bench.core.isolated import Alone, attempt
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import COLD, Absent, Record, Row, Spread, thread_text
 from lowbit.bench.core.suite import Plan, Suite, chosen
@@ -145,7 +145,7 @@ class _Run:
             self.progress("trying " + ", ".join(one.name for one in isolated), 0.0)
         with ThreadPoolExecutor(max_workers=2) as pool:
             trials = pool.map(
-                lambda one: probe.attempt(self.suite, one, wanted[one], self.plan.seed), isolated
+                lambda one: attempt(self.suite, one, wanted[one], self.plan.seed), isolated
             )
             for number, (one, (refused, kernels)) in enumerate(zip(isolated, trials, strict=True)):
                 self._refuse(one, refused)

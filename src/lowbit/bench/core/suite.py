@@ -43,10 +43,10 @@ class Plan:
                 raise ValueError(f"threads is {threads}; it must be at least 1")
 
 
-def option(default: Any, told: str, *, shown: str | None = None, argument: bool = False) -> Any:
-    """A field of a suite that is an option of its command, or its `argument`. told: the help.
+def option(default: Any, text: str, *, shown: str | None = None, argument: bool = False) -> Any:
+    """A field of a suite that is an option of its command, or its `argument`. text: the help.
     shown: what the help says that the default is."""
-    metadata = {"help": told, "show_default": shown, "argument": argument}
+    metadata = {"help": text, "show_default": shown, "argument": argument}
     return field(default=default, metadata=metadata)
 
 

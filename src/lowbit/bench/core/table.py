@@ -168,8 +168,8 @@ def notes(rows: Sequence[Row]) -> list[Text]:
             few.setdefault(row.rounds, []).append(row.implementation)
     for count, names in few.items():
         lines.append(f"only {count} rounds in the time limit: {', '.join(names)}")
-    told = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
-    return [*map(Text, lines), *(Text(note, style="dim") for note in told)]
+    remarks = dict.fromkeys(f"{row.implementation}: {row.note}" for row in rows if row.note)
+    return [*map(Text, lines), *(Text(note, style="dim") for note in remarks)]
 
 
 def left_out(record: Record) -> list[Text]:

@@ -58,12 +58,12 @@ class Method:
 
     def __str__(self) -> str:
         """In words, what is not left as it is."""
-        told = [self.config, f"ranges by {self.observer}"]
+        words = [self.config, f"ranges by {self.observer}"]
         if self.rounding != "nearest" or self.weight_range != "minmax":
-            told.append(f"weights by {self.rounding}, their ranges by {self.weight_range}")
-        told += [word for word in ("equalize", "correct_bias") if getattr(self, word)]
-        told += [f"smooth {self.smooth}"] if self.smooth is not None else []
-        return ", ".join(told)
+            words.append(f"weights by {self.rounding}, their ranges by {self.weight_range}")
+        words += [word for word in ("equalize", "correct_bias") if getattr(self, word)]
+        words += [f"smooth {self.smooth}"] if self.smooth is not None else []
+        return ", ".join(words)
 
 
 def quantized_graph(

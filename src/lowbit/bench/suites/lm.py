@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +14,16 @@ import numpy as np
 from rich.console import RenderableType
 
 from lowbit.bench.core import table
-from lowbit.bench.core.apart import Apart
 from lowbit.bench.core.case import LIMIT, Case, Implementation, Problem, Ready, implementations_of
 from lowbit.bench.core.clock import Limits, RemoteCall
 from lowbit.bench.core.cpu import Cpu
 from lowbit.bench.core.record import Record, Row
+from lowbit.bench.core.remote import Remote
 from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work
 from lowbit.bench.lm.shapes import BLOCKS, SHAPES, cached_file
+from lowbit.bench.lm.worker import answers
 from lowbit.bench.models.data import manual
 from lowbit.lm.gguf import Gguf, read
 from lowbit.lm.tokenizer import Tokenizer
@@ -44,21 +44,21 @@ class Workers(Cpu):
     alone = False  # each contender has a worker already
 
     def __init__(self) -> None:
-        self._running: dict[str, Apart] = {}
+        self._running: dict[str, Remote] = {}
 
     @contextmanager
     def using(self, threads: int) -> Iterator[None]:
         """Nothing is computed here, so that there are no threads to set."""
         yield
 
-    def start(self, name: str, work: Work) -> tuple[Apart, Any]:
+    def start(self, name: str, work: Work) -> tuple[Remote, Any]:
         """A contender's worker, in place of an earlier one, and its first answer.
 
         They start one after another: the memory that loading takes is not all needed at once."""
         if (earlier := self._running.pop(name, None)) is not None:
             earlier.close()
-        arguments = "lowbit.bench.lm.worker", name, json.dumps(asdict(work))
-        worker = self._running[name] = Apart(*arguments, OMP_NUM_THREADS=str(work.threads))
+        threads = str(work.threads)
+        worker = self._running[name] = Remote(answers, name, work, OMP_NUM_THREADS=threads)
         return worker, worker.answer(_LOAD_SECONDS)
 
     def tidy(self) -> None:

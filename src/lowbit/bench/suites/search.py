@@ -142,8 +142,8 @@ class Search(Suite):
 
     def title(self, record: Record) -> str:
         where = record.context
-        told = ("{k} nearest ({metric}) of {vectors:,} x {dim}, {bits} bits").format(**where)
-        return f"{told}; vectors: {where['distribution']}; seed {where['seed']}"
+        described = ("{k} nearest ({metric}) of {vectors:,} x {dim}, {bits} bits").format(**where)
+        return f"{described}; vectors: {where['distribution']}; seed {where['seed']}"
 
     def columns(self, rows: Sequence[Row]) -> Sequence[Column]:
         def per_second(row: Row) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from lowbit.bench.core import table
-from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem
+from lowbit.bench.core.case import OURS, PEER, STEP, Case, Implementation, Problem, StatedProblem
 from lowbit.bench.core.context import Clock
 from lowbit.bench.core.record import Record, Row, groups, thread_text
 from lowbit.bench.core.suite import Suite, option, suite, suites
@@ -23,7 +23,6 @@ from lowbit.bench.suites.matmul.problem import parse_shape, product
 from lowbit.registry.extras import require
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case as Stated
-from lowbit.spec import Expected
 from lowbit.spec.operations.products import integer_product, product_of_floats, product_of_rows
 
 _BAR = 24
@@ -195,9 +194,10 @@ class GpuSteps(StepSuite):
 
 
 @dataclass(frozen=True, eq=False)
-class OnGpu(Problem):
+class OnGpu(StatedProblem):
     """A product of tensors a [M, K] and b [K, N] on a GPU."""
 
+    judged: ClassVar[tuple[str, ...]] = (OURS, STEP)
     case: Case
     a: Any
     b: Any
@@ -207,18 +207,8 @@ class OnGpu(Problem):
         return product_of_floats.case(self.case.sizes)
 
     @cached_property
-    def expected(self) -> Expected:
-        """Reference and budget of the specification."""
-        return self.stated.expect({"a": self.a.cpu().numpy(), "b": self.b.cpu().numpy()})
-
-    @cached_property
-    def ideal(self) -> Any:
-        return self.expected.reference
-
-    def wrong(self, one: Implementation, result: Any) -> str | None:
-        """What is no other library's must be within the budget."""
-        verdict = self.expected.check(result)
-        return None if verdict.ok or one.kind == PEER else verdict.message
+    def inputs(self) -> dict[str, Any]:
+        return {"a": self.a.cpu().numpy(), "b": self.b.cpu().numpy()}
 
 
 # Exact products of 4-bit integers, from a naive loop in Numba to lowbit, one idea a step.

@@ -15,7 +15,7 @@ from lowbit.graph.operator import Array, Operator, Sizes, operators
 from lowbit.graph.step import View
 
 if TYPE_CHECKING:
-    from lowbit.kernels.cpu.attention.cached import CachedForm
+    from lowbit.kernels.cpu.attention.chunks import CachedForm
     from lowbit.kernels.cpu.attention.plan import AttentionPlan
     from lowbit.kernels.cpu.attention.plan import Sizes as AttentionSizes
 
@@ -92,6 +92,7 @@ def _sizes(node: Node, q: Sizes, k: Sizes, v: Sizes, rotation: Sizes, *others: S
 def _lower(lowering: Lowering, node: Node) -> None:
     # Not for networks without a cache.
     from lowbit.kernels.cpu.attention import cached
+    from lowbit.kernels.cpu.attention import chunks as cut
     from lowbit.kernels.cpu.attention import plan as plans
     from lowbit.kernels.cpu.attention.attention import attention
 
@@ -99,7 +100,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
     (rows, all_heads, size), heads = q.shape, k.shape[1]
     _, layers, _, _, capacity, row = cache.shape
     window, cap = node.get("window", 0), float(node.get("cap", 0.0))
-    form = cached.CachedForm(
+    form = cut.CachedForm(
         format_of(cache.tensor), size, 2 * rotation.shape[2], all_heads // heads, window, cap
     )
     if why := cached.refusal(form):
@@ -122,7 +123,7 @@ def _lower(lowering: Lowering, node: Node) -> None:
         "v_stride": new[2].strides[0], "rows": rows, "heads": heads, "capacity": capacity,
     }  # fmt: skip
     if slots:
-        chunks = -(-min(capacity, window or capacity) // cached.CHUNK)
+        chunks = -(-min(capacity, window or capacity) // cut.CHUNK)
         lowering.add(cached.cached_attention.program(lowering.isa, form=form), {
             **words, "out": out.place, "slots": slots[0].place, "parameters": parameters,
             "scratch": lowering.scratch(4 * form.scores * lowering.threads),

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Protocol
 
 from lowbit.lab.report import Severity
 from lowbit.lab.run.outcome import Run, Trial
-from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import CheckedTensor
-from lowbit.lab.run.trace import Grid
+from lowbit.lab.run.trace import Grid, Recorder
 from lowbit.registry import Registry
 from lowbit.registry.locks import cached_property
 from lowbit.spec import Case, Operation, Sizes, from_function

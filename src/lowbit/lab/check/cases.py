@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.lab.backends import cuda
 from lowbit.lab.backends.backend import Request, Subject, Way
-from lowbit.lab.report import CheckResult, Finding, Tell
+from lowbit.lab.report import CheckResult, Finding, OnProgress
 from lowbit.lab.run.outcome import Run, Trial, first_index, judge, wrong_values
 from lowbit.lab.view.run import view_subject
 from lowbit.spec import SPECIAL, Case
@@ -28,7 +28,7 @@ def check_request(
     *,
     few: bool = False,
     stop: bool = False,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CheckResult:
     """The outcome of all cases, the exercise first, or of a few. Otherwise as `check`."""
     subject = request.bound()
@@ -36,7 +36,7 @@ def check_request(
     if few:
         cases = _few(cases)
     on_gpu = cuda.wanted(device, subject)
-    found = _check_cases(subject, cases, on_gpu, notes, stop, tell)
+    found = _check_cases(subject, cases, on_gpu, notes, stop, on_progress)
     findings = [finding for number in sorted(found) for finding in found[number]]
     shown = next((cases[number] for number in sorted(found) if found[number]), None)
     if any(f.severity == "error" for f in findings):
@@ -71,7 +71,7 @@ def _check_cases(
     on_gpu: bool,
     notes: list[str],
     stop: bool,
-    tell: Tell | None,
+    on_progress: OnProgress | None,
 ) -> dict[int, list[Finding]]:
     """What is found in each case, by its number: the exercise, then from small to large, until one
     does not end."""
@@ -89,8 +89,8 @@ def _check_cases(
         if number == 0 and (slow := slow or steps > _SLOW):
             notes.append("it takes many steps, so the exercise was tried with normal data only")
         first = first or next((f for f in found[number] if f.severity == "error"), None)
-        if tell is not None:
-            tell(subject.name, len(found), len(cases), None if first is None else str(first))
+        if on_progress is not None:
+            on_progress(subject.name, len(found), len(cases), None if first is None else str(first))
         endless = any(finding.kind == "endless" for finding in found[number])
         if len(found) < len(cases) and (endless or (stop and first is not None)):
             notes.append(f"{len(cases) - len(found)} more cases were not tried")

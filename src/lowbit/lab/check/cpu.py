@@ -13,7 +13,7 @@ import lowbit
 from lowbit import isa as instruction_sets
 from lowbit.kernels.steps.registry import ON_CPU, Step, steps
 from lowbit.lab.check.cases import merged
-from lowbit.lab.report import CheckResult, Finding, Tell
+from lowbit.lab.report import CheckResult, Finding, OnProgress
 from lowbit.lab.run.tensor import POISON
 from lowbit.lab.source import FUNCTION
 from lowbit.numerics import QTensor, int_format
@@ -158,9 +158,9 @@ def functions() -> dict[str, CpuFunction]:
 
 
 def check_cpu(
-    name: str | None = None, *, stop: bool = False, tell: Tell | None = None
+    name: str | None = None, *, stop: bool = False, on_progress: OnProgress | None = None
 ) -> Iterator[CheckResult]:
-    """Check one function, or all. stop, tell: as `check` takes them.
+    """Check one function, or all. stop, on_progress: as `check` takes them.
 
     ValueError, with the names that there are, for an unknown name.
     """
@@ -169,11 +169,15 @@ def check_cpu(
         listed = ", ".join(FUNCTION + one for one in known)
         raise ValueError(f"no function {FUNCTION}{name}; there are {listed}")
     for one in known.values() if name is None else [known[name]]:
-        yield check_function(one, stop=stop, tell=tell)
+        yield check_function(one, stop=stop, on_progress=on_progress)
 
 
 def check_function(
-    function: CpuFunction, *, every: int = 1, stop: bool = False, tell: Tell | None = None
+    function: CpuFunction,
+    *,
+    every: int = 1,
+    stop: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> CheckResult:
     """Check a function: all fills, and sizes one off those that kernels like; of these cases the
     first and each `every`th after it."""
@@ -183,8 +187,8 @@ def check_function(
     tried = 0
     for tried, case in enumerate(cases, 1):
         found += _case(function, case)
-        if tell is not None:
-            tell(title, tried, len(cases), str(found[0]) if found else None)
+        if on_progress is not None:
+            on_progress(title, tried, len(cases), str(found[0]) if found else None)
         if found and stop:
             break
     sets = f"lowbit {lowbit.__version__} for {', '.join(instruction_sets.available())}"

@@ -12,7 +12,7 @@ from typing import Any
 from lowbit.bench.core.remote import send_progress
 from lowbit.lab.backends.backend import GridLike, Request
 from lowbit.lab.check.cases import check_request
-from lowbit.lab.report import CheckResult, Tell
+from lowbit.lab.report import CheckResult, OnProgress
 from lowbit.lab.source import (
     FUNCTION,
     OPERATOR,
@@ -36,7 +36,7 @@ def check(
     device: str | None = None,
     seed: int = 0,
     stop: bool = False,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
     **given: Any,
 ) -> CheckResult:
     """Whether a kernel does what a specification says, for many sizes and kinds of data.
@@ -50,19 +50,23 @@ def check(
     dict of all sizes and block sizes; one that is no function is run at the exercise's sizes only.
     output: the input that the kernel replaces by the result. initial: what the caller fills the
     result with. device: "cpu" for the interpreter alone, "cuda" to run on the GPU too; by default
-    where there is one. stop: end after the first case in which an error is found. tell: called
-    after each case. given: values of other parameters, block sizes for example, or functions of
-    the sizes.
+    where there is one. stop: end after the first case in which an error is found. on_progress:
+    called after each case. given: values of other parameters, block sizes for example, or functions
+    of the sizes.
 
     ValueError or TypeError if the arguments do not fit together; RuntimeError if what runs the
     kernel is of a version that is not known, or there is no GPU for device "cuda".
     """
     request = Request(kernel, spec, grid, output, initial, seed, given)
-    return check_request(request, device, stop=stop, tell=tell)
+    return check_request(request, device, stop=stop, on_progress=on_progress)
 
 
 def check_file(
-    path: Path, device: str | None = None, *, stop: bool = False, tell: Tell | None = None
+    path: Path,
+    device: str | None = None,
+    *,
+    stop: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> CheckResult:
     """Check the kernel of a file; a Numba kernel in a process where the simulator is on.
 
@@ -70,14 +74,14 @@ def check_file(
     otherwise as `check`, and whatever the file itself raises.
     """
     if needs_simulator(path):
-        action = partial(check_file, device=device, stop=stop, tell=send_progress)
-        result = in_simulator(action, path, tell)
+        action = partial(check_file, device=device, stop=stop, on_progress=send_progress)
+        result = in_simulator(action, path, on_progress)
         first = next(iter(result.findings), None)
         shown = (first.sizes, first.fill) if first and first.sizes else (None, "normal")
         return replace(result, viewer=partial(view_file, path, *shown))
     request = request_of_file(path)
     with blamed(path):
-        return check_request(request, device, stop=stop, tell=tell)
+        return check_request(request, device, stop=stop, on_progress=on_progress)
 
 
 def check_what(what: str, device: str | None = None, **how: Any) -> Iterator[CheckResult]:

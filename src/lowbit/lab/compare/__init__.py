@@ -3,6 +3,6 @@
 A file holds the variants; `lowbit compare FILE` and `compare` read it. See docs/compare.md.
 """
 
-from lowbit.lab.compare.variant import CudaC, Variant, cuda_c, variant
+from lowbit.lab.compare.problem import CudaC, Variant, cuda_c, variant
 
 __all__ = ["CudaC", "Variant", "cuda_c", "variant"]

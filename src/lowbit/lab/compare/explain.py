@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lowbit.lab.compare import faults
 from lowbit.lab.compare.code import KINDS, Code, Mix, bytes_loaded, mix
 from lowbit.lab.compare.faults import Fault, Occupancy, occupancy
 from lowbit.lab.compare.kind import Built, Kind, Typed, kind_of
-from lowbit.lab.compare.problem import Checked, Problem
-from lowbit.lab.compare.ptx.accesses import AccessCost, costs, moved, repeats
+from lowbit.lab.compare.problem import Checked, Problem, Variant, without_name
 from lowbit.lab.compare.ptx.block import NotInterpretedError
-from lowbit.lab.compare.ptx.execute import Trace
+from lowbit.lab.compare.ptx.execute import AccessCost, Trace, costs, moved, repeats
 from lowbit.lab.compare.ptx.memory import OutsideError
 from lowbit.lab.compare.ptx.parse import parse
 from lowbit.lab.compare.toolchain import Machine, MissingToolError, assemble
-from lowbit.lab.compare.variant import Variant, without_name
 
 _MOST_STEPS = 20_000
 """Instructions of a block that are followed at the sizes that are timed."""
@@ -50,7 +48,7 @@ class Loop:
         return self.per_iteration / self.mix["arithmetic"] if self.mix["arithmetic"] else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Explained:
     """All that is known of a variant.
 
@@ -62,13 +60,13 @@ class Explained:
     kind: str
     built: Built
     checked: Checked
-    loops: tuple[Loop, ...] = ()
+    loops: list[Loop] = field(default_factory=list[Loop])
     machine: Machine | None = None
     occupancy: Occupancy | None = None
     accesses: tuple[AccessCost, ...] = ()
     moved: float | None = None
-    faults: tuple[Fault, ...] = ()
-    notes: tuple[str, ...] = ()
+    faults: list[Fault] = field(default_factory=list[Fault])
+    notes: list[str] = field(default_factory=list[str])
     seconds: tuple[float, float, float] | None = None
     rounds: int = 0
 
@@ -88,50 +86,25 @@ class Explained:
         return self.built.lines[at].strip() if 0 <= at < len(self.built.lines) else ""
 
 
-@dataclass
-class _Found:
-    """What comes together of one variant."""
-
-    loops: list[Loop] = field(default_factory=list)
-    machine: Machine | None = None
-    occupancy: Occupancy | None = None
-    accesses: tuple[AccessCost, ...] = ()
-    moved: float | None = None
-    faults: list[Fault] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
 def explain(
     variant: Variant, built: Built, checked: Checked, problem: Problem, sm: int
 ) -> Explained:
     """Everything that can be said without running it on a GPU. problem: at the sizes that are
     timed."""
-    found = _Found(notes=list(built.missing))
     kind = kind_of(variant.kernel)()
+    found = Explained(variant.name, kind.title, built, checked, notes=list(built.missing))
     if built.ptx is not None:
         _explain_ptx(kind, variant, built, problem, sm, found)
     elif built.code is not None:
         body = built.code.main_loop()
         if body is not None:
             found.loops.append(_loop("assembly", built.code, body, 1))
-    found.faults += faults.of_types(built, problem)
-    return Explained(
-        name=variant.name,
-        kind=kind.title,
-        built=built,
-        checked=checked,
-        loops=tuple(found.loops),
-        machine=found.machine,
-        occupancy=found.occupancy,
-        accesses=found.accesses,
-        moved=found.moved,
-        faults=faults.ordered(found.faults),
-        notes=tuple(found.notes),
-    )
+    found.faults = faults.ordered([*found.faults, *faults.of_types(built, problem)])
+    return found
 
 
 def _explain_ptx(
-    kind: Kind, variant: Variant, built: Built, problem: Problem, sm: int, found: _Found
+    kind: Kind, variant: Variant, built: Built, problem: Problem, sm: int, found: Explained
 ) -> None:
     assert built.ptx is not None
     ptx = parse(built.ptx, built.file, built.entry)
@@ -168,7 +141,9 @@ def _explain_ptx(
         found.loops.append(_loop("SASS", machine.sass, inner, times))
 
 
-def _followed(kind: Kind, variant: Variant, built: Built, problem: Problem, found: _Found) -> Trace:
+def _followed(
+    kind: Kind, variant: Variant, built: Built, problem: Problem, found: Explained
+) -> Trace:
     """One block, followed for a while at the sizes that are timed."""
     trace = Trace()
     try:
@@ -199,11 +174,6 @@ def _loop(language: str, code: Code, at: range, unrolled: float) -> Loop:
         opcodes=dict(sorted(counts.items(), key=lambda item: -item[1])),
         text=tuple(map(str, body)),
     )
-
-
-def timed(one: Explained, seconds: tuple[float, float, float], rounds: int) -> Explained:
-    """The same with its time."""
-    return replace(one, seconds=seconds, rounds=rounds)
 
 
 # A variant set against the one before it: what changed in the text, in types, in the loop, in

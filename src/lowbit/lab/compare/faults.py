@@ -12,8 +12,7 @@ import numpy as np
 from lowbit.lab.compare.code import Code, Instruction
 from lowbit.lab.compare.kind import Built
 from lowbit.lab.compare.problem import Problem
-from lowbit.lab.compare.ptx.accesses import AccessCost
-from lowbit.lab.compare.ptx.execute import Trace
+from lowbit.lab.compare.ptx.execute import AccessCost, Trace
 from lowbit.lab.compare.ptx.operations import WARP
 from lowbit.lab.compare.toolchain import Machine
 
@@ -130,12 +129,12 @@ class Fault:
         return TITLES[self.kind]
 
 
-def ordered(found: Iterable[Fault]) -> tuple[Fault, ...]:
+def ordered(found: Iterable[Fault]) -> list[Fault]:
     """Each kind of each line once, in loops first, faults before notes."""
     first: dict[tuple[str, int | None], Fault] = {}
     for one in sorted(found, key=lambda f: not f.in_loop):
         first.setdefault((one.kind, one.line), one)
-    return tuple(sorted(first.values(), key=lambda f: (f.severity != "fault", not f.in_loop)))
+    return sorted(first.values(), key=lambda f: (f.severity != "fault", not f.in_loop))
 
 
 def _wanted_wide(problem: Problem) -> bool:

@@ -24,8 +24,7 @@ from typing import Any
 
 from lowbit.lab.backends.backend import GridLike
 from lowbit.lab.compare.kind import kind_of, kinds
-from lowbit.lab.compare.problem import Problem
-from lowbit.lab.compare.variant import Variant
+from lowbit.lab.compare.problem import Problem, Variant
 from lowbit.lab.source import blamed, load
 from lowbit.registry.extras import installed
 from lowbit.spec import Operation, from_function

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from lowbit.lab.compare.kind import Built, Kind
-from lowbit.lab.compare.problem import Baseline, Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit.lab.compare.ptx.block import NotInterpretedError
 from lowbit.lab.compare.ptx.execute import Dims, Launch, blocks_of
 from lowbit.lab.compare.ptx.memory import Memory, OutsideError, packed_parameters
 from lowbit.lab.compare.ptx.parse import Ptx, parse
 from lowbit.lab.compare.toolchain import assemble
-from lowbit.lab.compare.variant import Variant
 from lowbit.spec import Array
 
 # Launching machine code on a GPU through its driver, in the context that PyTorch made.

@@ -12,9 +12,8 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 from lowbit.lab.compare.code import Code
-from lowbit.lab.compare.problem import Baseline, Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit.lab.compare.ptx.execute import Launch
-from lowbit.lab.compare.variant import Variant
 from lowbit.lab.source import blamed
 from lowbit.registry import Registry
 from lowbit.registry.conflicts import conflict

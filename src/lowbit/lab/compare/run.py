@@ -11,19 +11,16 @@ from typing import Any
 
 from lowbit.bench.core.clock import Limits, Samples, interleave, quantiles
 from lowbit.bench.core.context import commit, versions
-from lowbit.lab.compare.explain import Change, Explained, change, explain, timed
+from lowbit.lab.compare.explain import Change, Explained, change, explain
 from lowbit.lab.compare.file import Comparison, read
 from lowbit.lab.compare.kind import Built, build, kind_of
-from lowbit.lab.compare.problem import Baseline, Checked, Problem
-from lowbit.lab.compare.variant import Variant
+from lowbit.lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit.lab.source import blamed
 from lowbit.spec import Array
 
 SCHEMA = "lowbit-compare-1"
 DEFAULT_SM = 90
 """The compute capability to compile for where there is no GPU: Hopper's."""
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,6 @@ def compare(
     *,
     sm: int | None = None,
     time: bool = True,
-    limits: Limits | None = None,
-    tell: Tell | None = None,
 ) -> Result:
     """Compare the variants of a file.
 
@@ -75,28 +70,23 @@ def compare(
     GPU's, or 90. time: whether to time what can be timed here. Raises as `file.read`; a variant
     that does not compile is reported with the rest.
     """
-    tell = tell or (lambda _: None)
     comparison = read(path, sizes)
     gpu = _gpu()
     target = sm or (gpu[1] if gpu else DEFAULT_SM)
     explained: list[Explained] = []
     first: Baseline | None = None
     for one in comparison.variants:
-        tell(f"compiling and checking {one.name}")
         made, result = _explained(one, comparison, target, first)
         explained.append(made)
         first = Baseline(one.name, result) if first is None and result is not None else first
     seconds: dict[str, Samples] = {}
     notes: list[str] = []
     if time:
-        tell("timing")
-        seconds, notes = _timed(comparison, explained, gpu is not None, limits or Limits())
-    done = tuple(
-        timed(one, quantiles(seconds[one.name].seconds), len(seconds[one.name].seconds))
-        if one.name in seconds
-        else one
-        for one in explained
-    )
+        seconds, notes = _timed(comparison, explained, gpu is not None)
+    for one in explained:
+        if one.name in seconds:
+            taken = seconds[one.name].seconds
+            one.seconds, one.rounds = quantiles(taken), len(taken)
     large = comparison.large
     return Result(
         file=path.name,
@@ -106,8 +96,8 @@ def compare(
         least_bytes=large.least_bytes,
         sm=target,
         device=gpu[0] if gpu else None,
-        variants=done,
-        changes=tuple(change(a, b) for a, b in pairwise(done)),
+        variants=tuple(explained),
+        changes=tuple(change(a, b) for a, b in pairwise(explained)),
         notes=tuple(notes),
         context={"versions": versions(), "commit": commit()},
     )
@@ -134,7 +124,7 @@ def _explained(
     except ValueError as error:  # the others can still be shown
         nothing = Built(*kind.text(one.kernel), missing=(str(error),))
         checked = Checked(None, None, None, "it was not compiled")
-        return Explained(one.name, kind.title, nothing, checked, notes=(str(error),)), None
+        return Explained(one.name, kind.title, nothing, checked, notes=[str(error)]), None
     try:
         with blamed(comparison.path):
             checked, result = kind.check(one, built, comparison.small, first)
@@ -145,7 +135,7 @@ def _explained(
 
 
 def _timed(
-    comparison: Comparison, explained: Sequence[Explained], gpu: bool, limits: Limits
+    comparison: Comparison, explained: Sequence[Explained], gpu: bool
 ) -> tuple[dict[str, Samples], list[str]]:
     """Those that can run here and are not wrong: those for a GPU in turn on it, the others in turn
     on the CPU."""
@@ -159,7 +149,7 @@ def _timed(
     on_gpu = [pair for pair in right if kind_of(pair[0].kernel).on_gpu]
     on_cpu = [pair for pair in right if not kind_of(pair[0].kernel).on_gpu]
     if on_gpu and gpu:
-        found |= _timed_on_gpu(comparison.large, on_gpu, limits, notes)
+        found |= _timed_on_gpu(comparison.large, on_gpu, notes)
     elif on_gpu:
         notes.append("variants for a GPU were not timed: there is none that PyTorch can use")
     if on_cpu:
@@ -167,7 +157,7 @@ def _timed(
             one.name: [_prepared(variant, one.built, comparison.large, comparison.large.arrays())]
             for variant, one in on_cpu
         }
-        found |= interleave(calls, limits)
+        found |= interleave(calls, Limits())
     return found, notes
 
 
@@ -178,7 +168,7 @@ def _prepared(
 
 
 def _timed_on_gpu(
-    problem: Problem, pairs: Sequence[tuple[Variant, Explained]], limits: Limits, notes: list[str]
+    problem: Problem, pairs: Sequence[tuple[Variant, Explained]], notes: list[str]
 ) -> dict[str, Samples]:
     """On tensors of their own, after their result was checked at these sizes too."""
     import torch
@@ -207,4 +197,4 @@ def _timed_on_gpu(
         return {}
     clock = Cuda("cuda")
     with clock.using(1):
-        return clock.time(calls, limits)
+        return clock.time(calls, Limits())

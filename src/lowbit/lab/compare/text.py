@@ -11,7 +11,7 @@ from rich.text import Text
 from lowbit.bench.core.table import format_seconds, new_table, three_digits
 from lowbit.lab.compare.code import KINDS
 from lowbit.lab.compare.explain import Change, Explained
-from lowbit.lab.compare.ptx.accesses import AccessCost
+from lowbit.lab.compare.ptx.execute import AccessCost
 from lowbit.lab.compare.run import Result
 
 

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.lab.report import Finding
-from lowbit.lab.run.record import Recorder
 from lowbit.lab.run.tensor import NOBODY, CheckedTensor, poison
-from lowbit.lab.run.trace import Access, Block, Computation, Kind, Place, Program, Step
+from lowbit.lab.run.trace import Access, Block, Computation, Kind, Place, Program, Recorder, Step
 from lowbit.spec import Array
 
 # Instead of the number of a program: more than one; somebody whose access is in order with every

@@ -14,8 +14,7 @@ from lowbit.isa.types import Vector
 from lowbit.isa.value import Register as Variable
 from lowbit.isa.value import Value
 from lowbit.lab.run.memory import Memory
-from lowbit.lab.run.record import Recorder, block
-from lowbit.lab.run.trace import Block, Place, Register
+from lowbit.lab.run.trace import Block, Place, Recorder, Register, block
 
 
 class RegisterWatch:

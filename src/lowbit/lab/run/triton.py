@@ -25,9 +25,8 @@ from lowbit.kernels.triton import NEWEST, OLDEST
 from lowbit.lab.run.language import Bfloat16, Transformer, counting, logic, truth
 from lowbit.lab.run.memory import Lanes, Memory
 from lowbit.lab.run.outcome import refusals
-from lowbit.lab.run.record import block
 from lowbit.lab.run.tensor import poison
-from lowbit.lab.run.trace import Block, Kind, Step
+from lowbit.lab.run.trace import Block, Kind, Step, block
 from lowbit.registry.extras import install
 from lowbit.registry.locks import Lock
 

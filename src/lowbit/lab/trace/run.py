@@ -19,8 +19,7 @@ from lowbit.bench.core import peak
 from lowbit.bench.core.record import Spread
 from lowbit.bench.core.remote import Remote, RemoteError
 from lowbit.isa import active, host
-from lowbit.lab.trace import loops, parts, replay, roles, verdict
-from lowbit.lab.trace.child import answers
+from lowbit.lab.trace import child, loops, parts, replay, roles, verdict
 from lowbit.lab.trace.codemap import CodeMap, Function
 from lowbit.lab.trace.loops import Code, Cycle, Region
 from lowbit.lab.trace.report import LOOP, STRAIGHT, Limit, Line, Loop, Part, Trace
@@ -30,7 +29,7 @@ SAMPLES, SECONDS = 300, 2.0
 _PATIENCE_SECONDS = 300.0
 _HOT = 0.1  # a loop with a smaller share of the samples is not hot
 _FEWEST = 20  # samples
-_LOOPS = 8  # that are told
+_LOOPS = 8  # that are listed
 _CHAIN = 0.7  # a kind that takes less of all together is not what limits it
 # Two products a cycle, each done after four, are what large cores do.
 _ENOUGH_ACCUMULATORS = 8
@@ -42,18 +41,21 @@ _PHASES = {
 _THREADS = ("OMP", "MKL", "OPENBLAS", "NUMBA", "NUMEXPR")
 _NAMED_CODE = {"ONEDNN_JIT_PROFILE": "2", "DNNL_JIT_PROFILE": "2"}  # oneDNN tells perf its names
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 def trace(
-    subject: str, threads: int = 1, seconds: float = SECONDS, tell: Tell = lambda phase: None
+    subject: str,
+    threads: int = 1,
+    seconds: float = SECONDS,
+    on_progress: OnProgress = lambda phase: None,
 ) -> Trace:
     """What runs when a subject is called, such as "torch:linear 1024x2048" or FILE.py.
 
     threads: for libraries that ask the environment. seconds: of the processor, for each phase.
-    `tell` is told which one begins. ValueError or FileNotFoundError for a subject that cannot be
-    made, ChildProcessError if it raises or ends its process, RuntimeError on a machine whose code
-    this cannot read.
+    on_progress: called with what begins. ValueError or FileNotFoundError for a subject that cannot
+    be made, ChildProcessError if it raises or ends its process, RuntimeError on a machine whose
+    code this cannot read.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         where = f"{platform.system()} on {platform.machine()}"
@@ -62,19 +64,21 @@ def trace(
         raise ValueError(f"threads is {threads}; it must be at least 1")
     understood(subject)
     start = time.perf_counter()
-    told = _asked(subject, threads, seconds, tell)
-    tell("understood")
-    found = _Analysis(told, threads).trace(subject)
+    answers = _answers(subject, threads, seconds, on_progress)
+    on_progress("understood")
+    found = _Analysis(answers, threads).trace(subject)
     return found(time.perf_counter() - start)
 
 
-def _asked(subject: str, threads: int, seconds: float, tell: Tell) -> dict[str, Any]:
+def _answers(subject: str, threads: int, seconds: float, on_progress: OnProgress) -> dict[str, Any]:
     """The answers of the process in which the subject runs, by question."""
     environment = {f"{name}_NUM_THREADS": str(threads) for name in _THREADS} | _NAMED_CODE
     found: dict[str, Any] = {}
-    with closing(Remote(answers, subject, threads, seconds, SAMPLES, **environment)) as process:
+    with closing(
+        Remote(child.answers, subject, threads, seconds, SAMPLES, **environment)
+    ) as process:
         for phase, done in _PHASES.items():
-            tell(done)
+            on_progress(done)
             try:
                 if phase == "open":
                     found[phase] = process.answer(_PATIENCE_SECONDS)
@@ -106,9 +110,9 @@ def _crashed_in(stderr: str, own: str) -> str:
 class _Analysis:
     """Understands the answers."""
 
-    def __init__(self, told: dict[str, Any], threads: int) -> None:
-        self._told, self._threads = told, threads
-        sample = told["sample"]
+    def __init__(self, answers: dict[str, Any], threads: int) -> None:
+        self._answers, self._threads = answers, threads
+        sample = answers["sample"]
         self._map = CodeMap(sample["mappings"], sample["names"], sample["functions"])
         self._code = Code(sample["code"])
         self._at: Counter[int] = Counter(sample["addresses"])
@@ -116,7 +120,7 @@ class _Analysis:
         self._notes: list[str] = []
 
     def trace(self, subject: str) -> Callable[[float], Trace]:
-        told = self._told
+        answers = self._answers
         regions = loops.hottest(self._code, self._at, self._map.entry)
         every = parts.of_products([self._loop(region, count) for region, count in regions])
         by_loop = {id(loop): region for loop, (region, _) in zip(every, regions, strict=True)}
@@ -127,7 +131,7 @@ class _Analysis:
         if region is not None:
             every[0] = self._listed(every[0], region)
         limit = self._limit(every, region)
-        expected = told["open"]["arithmetic"]
+        expected = answers["open"]["arithmetic"]
         try:
             judged = verdict.judged(hot and _multiplying(hot, every), expected, why)
         except RuntimeError as error:
@@ -135,22 +139,22 @@ class _Analysis:
                 None, f"no verdict: the machine's best was not measured: {error}"
             )
         callers = self._chain(region)
-        frames = parts.frames(callers, told["sample"]["python"])
+        frames = parts.frames(callers, answers["sample"]["python"])
         if hot and not any(parts.is_interpreter(one.library) for one in callers):
             self._notes.append("no Python was found above the hot loop: it runs on another thread")
         return lambda took: Trace(
-            subject=told["open"]["title"],
+            subject=answers["open"]["title"],
             cpu=f"{host.model_name()} ({host.cpu_name()}, {active().name})",
             threads=self._threads,
-            versions=told["sample"]["versions"],
-            seconds=Spread(*told["time"]["seconds"]),
-            cpu_seconds=told["time"]["cpu_seconds"],
-            mean_cpu_seconds=told["time"]["mean_cpu_seconds"],
-            sampled_cpu_seconds=told["sample"]["cpu_seconds"],
-            multiply_adds=told["open"]["multiply_adds"],
+            versions=answers["sample"]["versions"],
+            seconds=Spread(*answers["time"]["seconds"]),
+            cpu_seconds=answers["time"]["cpu_seconds"],
+            mean_cpu_seconds=answers["time"]["mean_cpu_seconds"],
+            sampled_cpu_seconds=answers["sample"]["cpu_seconds"],
+            multiply_adds=answers["open"]["multiply_adds"],
             samples=self._count,
-            operators=tuple(told["operators"]["rows"]),
-            operators_by=told["operators"]["by"],
+            operators=tuple(answers["operators"]["rows"]),
+            operators_by=answers["operators"]["by"],
             chain=tuple(frames),
             loops=tuple(every[:_LOOPS]),
             why=why,
@@ -272,8 +276,8 @@ class _Analysis:
         # All multiply-adds of a call are made in loops like this one.
         alike = [one for one in every if one.multiply_adds and one.arithmetic == hot.arithmetic]
         share = sum(one.share for one in alike) if hot.multiply_adds else hot.share
-        taken = share * self._told["time"]["cpu_seconds"]
-        work = self._told["open"]["multiply_adds"]
+        taken = share * self._answers["time"]["cpu_seconds"]
+        work = self._answers["open"]["multiply_adds"]
         least = by[replay.TOGETHER]
         allowed = work / hot.multiply_adds * least if work and hot.multiply_adds else None
         return Limit(
@@ -287,7 +291,7 @@ class _Analysis:
 
     def _chain(self, region: Region | None) -> list[Function]:
         """The callers that most samples in a loop have, or most of all, the innermost first."""
-        every = self._told["sample"]["chains"]
+        every = self._answers["sample"]["chains"]
         inside = set(region.body) if region else set()
         several = [one for one in every if one[0] in inside] or every
         # What is behind a call may belong to the next function.

@@ -14,8 +14,7 @@ from typing import Any
 
 from lowbit.lab.backends.backend import GridLike, Request, Subject
 from lowbit.lab.source import blamed, in_simulator, needs_simulator, request_named, request_of_file
-from lowbit.lab.view.data import view_data
-from lowbit.lab.view.trace import trace_of
+from lowbit.lab.view.trace import trace_of, view_data
 from lowbit.spec import FILLS, Block, Case, Operation, Sizes
 
 # A view: what one run of a kernel did, as a page of HTML that needs nothing else, and as JSON.

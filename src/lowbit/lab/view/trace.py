@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import linecache
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lowbit.jit.memory import offsets_of
 from lowbit.lab.backends.backend import GridLike, Request, Subject, Way
 from lowbit.lab.report import Finding
 from lowbit.lab.run.outcome import Run, Trial, judge
-from lowbit.lab.run.record import Recorder
-from lowbit.lab.run.tensor import CheckedTensor
-from lowbit.lab.run.trace import Access, Computation, Event, Grid, Kind
-from lowbit.spec import Block, Case, Operation, Sizes
+from lowbit.lab.run.tensor import NOBODY, CheckedTensor, widened
+from lowbit.lab.run.trace import (
+    Access,
+    Block,
+    Computation,
+    Event,
+    Grid,
+    Kind,
+    Place,
+    Program,
+    Recorder,
+    first_line,
+)
+from lowbit.spec import Block as BlockSize
+from lowbit.spec import Case, Operation, Sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +108,7 @@ def trace_kernel(
     output: str | None = None,
     initial: float | None = None,
     seed: int = 0,
-    **given: Block | float,
+    **given: BlockSize | float,
 ) -> Trace:
     """Run a kernel once and record what it does; the arguments are those of `check`.
 
@@ -137,3 +152,221 @@ def trace_of(subject: Subject, case: Case, limit: int | None = None) -> Trace:
         textwrap.dedent("".join(lines)),
         first_line,
     )
+
+
+# A trace as plain data: what the page of a view shows, and its JSON holds. See docs/view.md.
+
+SCHEMA = "lowbit-view-2"
+
+# What the numbers of a program are, by how many there are: of lowbit's, Triton's, Numba's kernels.
+_AXES: Mapping[int, list[list[Any]]] = {
+    2: [["region", 1], ["item", 1]],
+    3: [["program", 3]],
+    6: [["block", 3], ["thread", 3]],
+}
+_OF_FINDING = ("kind", "title", "severity", "message", "tensor")
+_MACHINE = ("name", "vector_registers", "vector_bytes", "tiles")  # of an instruction set
+# Larger integers are no JavaScript numbers.
+_EXACT = 2**53
+
+
+def view_data(trace: Trace, notes: Sequence[str]) -> dict[str, Any]:
+    """Everything about a trace in dicts, lists, numbers and strings."""
+    subject, case, recorder = trace.subject, trace.run.trial.case, trace.recorder
+    sources = _Sources(trace)
+    order: dict[Program, int] = {}
+    for event in trace.events:
+        order.setdefault(event.program, len(order))
+    tensors = trace.run.memory.tensors
+    offsets = {name: _elements_at(tensor) for name, tensor in tensors.items()}
+    return {
+        "schema": SCHEMA,
+        "kernel": subject.name,
+        "operation": subject.operation.name,
+        "doc": subject.operation.doc,
+        "backend": subject.description,
+        "sizes": dict(case.sizes),
+        "fill": case.fill,
+        "grid": list(trace.grid),
+        "notes": [*notes, *_cut(recorder)],
+        "dropped": recorder.dropped,
+        "findings": [_finding(finding, sources) for finding in trace.findings],
+        "tensors": [_tensor(tensor, trace) for tensor in tensors.values()],
+        "program_axes": _AXES.get(len(next(iter(order), ())), []),
+        "programs": [list(program) for program in order],
+        "events": [_event(event, order, sources, offsets) for event in trace.events],
+        "machine": recorder.machine and {n: getattr(recorder.machine, n) for n in _MACHINE},
+        "registers": [
+            {"name": r.name, "type": r.type, "slots": r.slots, "line": sources.line(r.place)}
+            for r in recorder.registers
+        ],
+        "changes": [
+            {"event": change.event, "register": change.register, **_shaped(change.values)}
+            for change in recorder.changes
+        ],
+        "sources": sources.listed,
+    }
+
+
+def numbers(values: NDArray[Any], dtype: str | None = None) -> list[Any]:
+    """Values, flat, as JSON can hold them: floats in the fewest digits that mean the same; "nan",
+    "inf", "-inf", addresses, and integers of more than 53 bits as strings."""
+    flat = values.reshape(-1)
+    if dtype == "bfloat16":
+        flat = widened(flat, dtype).astype(np.float32)
+    if flat.dtype.kind == "f":
+        finite = np.isfinite(flat)
+        texts = flat.astype(str)
+        return [float(t) if f else str(t) for t, f in zip(texts, finite, strict=True)]
+    plain = flat.tolist()
+    if flat.dtype.kind == "O":  # addresses, which a kernel for CPUs may hold in a variable
+        return [str(one) for one in plain]
+    if flat.dtype.itemsize < 8:
+        return plain
+    return [n if abs(n) <= _EXACT else str(n) for n in plain]
+
+
+def _cut(recorder: Recorder) -> list[str]:
+    if not recorder.dropped:
+        return []
+    return [
+        f"The steps end after the first {len(recorder.events):,}: {recorder.dropped:,} more were "
+        "not recorded. Heat maps and totals count all of them."
+    ]
+
+
+def _tensor(tensor: CheckedTensor, trace: Trace) -> dict[str, Any]:
+    run, dtype = trace.run, tensor.type.dtype
+    is_result = tensor is run.output
+    before, traffic = trace.fresh[tensor.name], trace.recorder.traffic_of(tensor)
+    wrong = run.wrong if is_result else np.zeros(0, bool)
+    known = zip(numbers(tensor.values, dtype), tensor.writer != NOBODY, strict=True)
+    return {
+        "name": tensor.name,
+        "dtype": dtype,
+        "shape": list(tensor.shape),
+        "strides": list(tensor.strides),
+        "role": "output" if is_result else "input",
+        "itemsize": tensor.itemsize,
+        "before": numbers(before.values, dtype) if before.initialised else None,
+        "after": [value if before.initialised or written else None for value, written in known],
+        "expected": _expected(run.trial.expected.reference, tensor) if is_result else None,
+        "wrong": np.flatnonzero(wrong).tolist(),
+        "reads": traffic.reads.tolist(),
+        "writes": traffic.writes.tolist(),
+        "loaded_bytes": traffic.loaded,
+        "stored_bytes": traffic.stored,
+        "least_bytes": trace.least_bytes_of(tensor),
+        "outside_lanes": traffic.outside,
+    }
+
+
+def _expected(reference: NDArray[Any], result: CheckedTensor) -> list[Any]:
+    """The reference to the digits that the result's dtype has."""
+    if not result.type.is_float:
+        return numbers(reference)
+    kept = np.float64 if result.type.dtype == "float64" else np.float32
+    with np.errstate(over="ignore"):
+        return numbers(reference.astype(kept))
+
+
+def _elements_at(tensor: CheckedTensor) -> dict[int, int]:
+    """The element at each offset in memory."""
+    at = offsets_of(tensor.shape, tensor.strides)
+    return {offset: element for element, offset in enumerate(at.reshape(-1).tolist())}
+
+
+def _event(
+    event: Event,
+    order: Mapping[Program, int],
+    sources: _Sources,
+    offsets: Mapping[str, Mapping[int, int]],
+) -> dict[str, Any]:
+    common = {
+        "kind": event.kind,
+        "program": order[event.program],
+        "step": event.step,
+        "line": sources.line(event.place),
+    }
+    if isinstance(event, Computation):
+        return {**common, **_computation(event)}
+    return {**common, **_access(event, offsets[event.tensor])}
+
+
+def _access(access: Access, elements: Mapping[int, int]) -> dict[str, Any]:
+    """masked: lane, and the element that it would have touched or -1. outside: lane and offset."""
+    offsets = access.offsets.reshape(-1).tolist()
+    idle = np.flatnonzero(~access.active).tolist()
+    out = np.flatnonzero(access.outside).tolist()
+    return {
+        "tensor": access.tensor,
+        "has_mask": access.masked,
+        "itemsize": access.itemsize,
+        "bytes": access.bytes,
+        "elements": access.elements.reshape(-1).tolist(),
+        "masked": [[lane, elements.get(offsets[lane], -1)] for lane in idle],
+        "outside": [[lane, offsets[lane]] for lane in out],
+        **_shaped(access.values, access.dtype),
+    }
+
+
+def _computation(made: Computation) -> dict[str, Any]:
+    return {
+        "name": made.name,
+        "operands": [_block(block) for block in made.operands],
+        "result": None if made.result is None else _block(made.result),
+    }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {"source": block.source, **_shaped(block.values, block.dtype)}
+
+
+def _shaped(values: NDArray[Any] | None, dtype: str | None = None) -> dict[str, Any]:
+    if values is None:
+        return {"shape": None, "values": None}
+    return {"shape": list(values.shape), "values": numbers(values, dtype)}
+
+
+def _finding(finding: Finding, sources: _Sources) -> dict[str, Any]:
+    return {
+        **{name: getattr(finding, name) for name in _OF_FINDING},
+        "program": finding.program and list(finding.program),
+        "line": sources.line(finding.place),
+    }
+
+
+class _Sources:
+    """The texts that the page shows: the kernel's, and functions elsewhere that it called."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.listed: list[dict[str, Any]] = []
+        self._files: list[str] = []
+        assert trace.subject.text is not None
+        file = trace.subject.text.__code__.co_filename
+        self._add(file, trace.first_line, trace.source.splitlines())
+        for one in (*trace.events, *trace.findings):
+            if one.place is not None and self.line(one.place) is None:
+                self._add(one.place.file, *function_at(one.place))
+
+    def line(self, place: Place | None) -> list[int] | None:
+        """Which text, and which line of its file; None if it is in none."""
+        if place is None:
+            return None
+        for number, (file, text) in enumerate(zip(self._files, self.listed, strict=True)):
+            if file == place.file and 0 <= place.line - text["first_line"] < len(text["lines"]):
+                return [number, place.line]
+        return None
+
+    def _add(self, file: str, first_line: int, lines: Sequence[str]) -> None:
+        self._files.append(file)
+        text = {"file": Path(file).name, "first_line": first_line, "lines": list(lines)}
+        self.listed.append(text)
+
+
+def function_at(place: Place) -> tuple[int, list[str]]:
+    """The first line and the lines of the innermost function around a line, else the line alone."""
+    lines, found = linecache.getlines(place.file), place.around(ast.FunctionDef)
+    first = first_line(found) if found else place.line
+    last = (found and found.end_lineno) or place.line
+    return first, textwrap.dedent("".join(lines[first - 1 : last])).splitlines() or [""]

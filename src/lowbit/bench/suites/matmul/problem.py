@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowbit.bench.core import case as cases
-from lowbit.bench.core.case import Implementation
 from lowbit.numerics import affine_parameters, int_format, quantize_affine
 from lowbit.registry.locks import cached_property
-from lowbit.spec import Case, Expected, Operation
+from lowbit.spec import Case, Operation
 from lowbit.spec.operations.products import linear_dynamic, matmul, matmul_scaled
 
 Array = NDArray[Any]
@@ -116,7 +115,7 @@ def _physical_memory() -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem(cases.Problem):
+class Problem(cases.StatedProblem):
     """One case with data, the same for every implementation: the inputs of the specification."""
 
     case: Product
@@ -184,27 +183,13 @@ class Problem(cases.Problem):
         return self.case.stated
 
     @cached_property
-    def expected(self) -> Expected:
-        """Reference and budget of the specification."""
-        return self.stated.expect(self.inputs)
-
-    @cached_property
     def ideal(self) -> Array:
         """The result, int64 or float64 [M, N], with nothing quantized inside."""
-        if self.case.spec.ideal is None:
-            return self.expected.reference
-        return self.stated.ideal(self.inputs)
+        return self.stated.ideal(self.inputs) if self.case.spec.ideal else super().ideal
 
     @cached_property
     def weight_bytes(self) -> int:
         return self.b.nbytes
-
-    def wrong(self, one: Implementation, result: Array) -> str | None:
-        """Only lowbit's own must be within the budget of the specification."""
-        if (reason := super().wrong(one, result)) or one.kind != cases.OURS:
-            return reason
-        verdict = self.expected.check(result)
-        return None if verdict.ok else verdict.message
 
     @property
     def quantizes(self) -> bool:

@@ -17,8 +17,7 @@ from lowbit.lab.check.cases import check_request
 from lowbit.lab.compare import assembly, gpu
 from lowbit.lab.compare.kind import Built, Kind, kinds
 from lowbit.lab.compare.numba_types import typed, words
-from lowbit.lab.compare.problem import Baseline, Checked, Problem
-from lowbit.lab.compare.variant import Variant
+from lowbit.lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit.spec import Array
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from lowbit.lab.compare.gpu import PtxKind
 from lowbit.lab.compare.kind import Built, kinds
-from lowbit.lab.compare.problem import Problem
+from lowbit.lab.compare.problem import CudaC, Problem, Variant
 from lowbit.lab.compare.toolchain import MissingToolError, compile_cuda_c
-from lowbit.lab.compare.variant import CudaC, Variant
 
 
 @kinds.register("CUDA C")

@@ -17,9 +17,8 @@ import numpy as np
 from lowbit.lab.compare.gpu import PtxKind, arguments
 from lowbit.lab.compare.kind import Built, kinds
 from lowbit.lab.compare.numba_types import typed, words
-from lowbit.lab.compare.problem import Problem
+from lowbit.lab.compare.problem import Problem, Variant
 from lowbit.lab.compare.toolchain import MissingToolError, find_nvvm
-from lowbit.lab.compare.variant import Variant
 
 _SIGNATURES = "lowbit_signatures"
 

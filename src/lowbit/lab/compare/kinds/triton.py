@@ -15,11 +15,10 @@ from lowbit.lab.backends.backend import Request
 from lowbit.lab.backends.kernel import KernelSubject
 from lowbit.lab.check.cases import check_request
 from lowbit.lab.compare.kind import Built, Kind, Typed, kinds
-from lowbit.lab.compare.problem import Baseline, Checked, Problem
+from lowbit.lab.compare.problem import Baseline, Checked, Problem, Variant
 from lowbit.lab.compare.ptx.execute import Launch
 from lowbit.lab.compare.ptx.memory import Memory, packed_parameters
 from lowbit.lab.compare.ptx.parse import parse
-from lowbit.lab.compare.variant import Variant
 from lowbit.lab.run.bind import TensorArgument
 from lowbit.spec import Array
 

@@ -1,1 +1,0 @@
-"""Why a product runs as it does."""
