@@ -30,7 +30,8 @@ _Expert = StoredTensor | Layer
 DESCRIPTION = "lowbit_description"
 """In a config.json that is none of transformers': its `Description`; tensors have GGUF's names."""
 _MATRIX = (
-    r"(token_embd|output|blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps|_shexp)?))"
+    r"(token_embd|output|blk\.\d+\.(attn_(q|k|v|qkv|output)"
+    r"|ffn_((gate_)?up|gate|down)(_exps|_shexp)?))"
 )
 
 # What transformers calls them, by what they are called here. The first that fits is right.
@@ -70,7 +71,8 @@ class GgufCheckpoint:
         for name in self._file.tensors:
             if match := re.fullmatch(_EXPERT_OF_GGUF, name):
                 self._experts.setdefault(f"{match[1]}_exps.weight", {})[int(match[2])] = name
-        self.names = frozenset(self._file.tensors).union(self._experts)
+        single = {name for experts in self._experts.values() for name in experts.values()}
+        self.names = frozenset(self._file.tensors).union(self._experts) - single
         self.notes = dict[str, int]()
 
     def vector(self, name: str) -> Floats:
