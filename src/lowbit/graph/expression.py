@@ -20,6 +20,15 @@ NUMBER = "number"
 Operand = Any  # an array, an Expression or a number
 
 
+def _operator(name: str, turned: bool = False) -> Callable[[Expression, Operand], Expression]:
+    """One of Python's between an expression and an operand; turned: the operand comes first."""
+
+    def call(self: Expression, other: Operand) -> Expression:
+        return Expression.call(name, *((other, self) if turned else (self, other)))
+
+    return call
+
+
 @dataclass(frozen=True, eq=False)
 class Expression:
     """A function of inputs in postfix order, and its numbers, as `plan_elementwise` takes them.
@@ -43,35 +52,11 @@ class Expression:
         numbers = (number for one in every for number in one.numbers)
         return cls((*steps, name), tuple(numbers), every[0].whole)
 
-    def __add__(self, other: Operand) -> Expression:
-        return Expression.call("add", self, other)
-
-    def __radd__(self, other: Operand) -> Expression:
-        return Expression.call("add", other, self)
-
-    def __sub__(self, other: Operand) -> Expression:
-        return Expression.call("sub", self, other)
-
-    def __rsub__(self, other: Operand) -> Expression:
-        return Expression.call("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Expression:
-        return Expression.call("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Expression:
-        return Expression.call("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Expression:
-        return Expression.call("div", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Expression:
-        return Expression.call("div", other, self)
-
-    def __lt__(self, other: Operand) -> Expression:
-        return Expression.call("less", self, other)
-
-    def __gt__(self, other: Operand) -> Expression:
-        return Expression.call("less", other, self)
+    __add__, __radd__ = _operator("add"), _operator("add", turned=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", turned=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", turned=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", turned=True)
+    __lt__, __gt__ = _operator("less"), _operator("less", turned=True)
 
     def __neg__(self) -> Expression:
         return Expression.call("neg", self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -57,7 +58,8 @@ class Operator:
     - shape: of a node and its inputs' sizes, those of the only output. From the input
       `numbers_from` on it is given the numbers, which have to be known. Without, the meaning is run
       on zeros that take no room, which serves what makes no copies, or of few numbers.
-    - dtype: of the output, where it is not that of the first input.
+    - dtype: of the output, where it is not that of the first input; also as a function of a node
+      and its inputs. further: of these and the first output, those behind it.
 
     How it runs:
 
@@ -95,7 +97,8 @@ class Operator:
     meaning: Callable[..., Any]
     shape: Callable[..., Sequence[int]] | None = None
     numbers_from: int | None = None
-    dtype: str | None = None
+    dtype: str | Callable[[Node, Sequence[Tensor | None]], str] | None = None
+    further: Callable[[Node, Sequence[Tensor | None], Tensor], Sequence[Tensor]] | None = None
     lowering: Callable[[Lowering, Node], None] | None = None
     parts: Callable[[Parts, Node], bool] | None = None
     onnx: bool = True
@@ -135,8 +138,10 @@ class Operator:
         if self.shape is not None:
             sizes = [one and one.sizes for one in tensors[:first]]
             made = self.shape(node, *sizes, *known[first:])
-            dtype = self.dtype or next(real(one).name for one in tensors if one is not None)
-            return (Tensor(dtype, tuple(map(int, made))),)
+            own = self.dtype or next(real(one).name for one in tensors if one is not None)
+            dtype = own if isinstance(own, str) else own(node, tensors)
+            output = Tensor(dtype, tuple(map(int, made)))
+            return output, *(self.further(node, tensors, output) if self.further else ())
         arrays = [
             one if one is not None or t is None else np.broadcast_to(np.zeros((), real(t)), t.sizes)
             for t, one in zip(tensors, known, strict=True)
@@ -174,21 +179,15 @@ class Operator:
                 )
 
 
-_COUNTS: dict[Any, int] = {}
-
-
+@cache
 def required(function: Callable[..., Any]) -> int:
     """How many positional arguments a function needs."""
     if (count := getattr(function, "nin", None)) is not None:  # of NumPy's, and of primitives
         return count
-    if function not in _COUNTS:
-        every = inspect.signature(function).parameters.values()
-        _COUNTS[function] = sum(
-            one.default is one.empty
-            and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-            for one in every
-        )
-    return _COUNTS[function]
+    return sum(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in inspect.signature(function).parameters.values()
+    )
 
 
 def finite(x: Array) -> Array:

@@ -57,7 +57,7 @@ def prepare(product: Product) -> Prepared:
         constants = {"a": zeros, "panels": panels, "column_zero": zeros}
     instruction_sets.get(product.isa)
     made = plan(product)
-    where = _Scratch.of(product, made)
+    where = Scratch.of(product, made)
     launches = _launches(product, made, where)
     text = of_product(product, made)
     if not product.streams:
@@ -91,7 +91,7 @@ def prepare(product: Product) -> Prepared:
     )
 
 
-class _Scratch(NamedTuple):
+class Scratch(NamedTuple):
     """Offsets: of packed rows, each thread's own, then zero points, sums, scales of rows."""
 
     packed: int
@@ -102,7 +102,7 @@ class _Scratch(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, product: Product, plan: Plan) -> _Scratch:
+    def of(cls, product: Product, plan: Plan) -> Scratch:
         grouping = product.a.grouping
         entries = group_count(grouping, product.k) if grouping else 1
         private = plan.packed_bytes
@@ -112,7 +112,7 @@ class _Scratch(NamedTuple):
         return cls(0, private, zero, sums, scale, scale + 4 * plan.chunk_rows * entries)
 
 
-def _launches(product: Product, plan: Plan, where: _Scratch) -> Chunks:
+def _launches(product: Product, plan: Plan, where: Scratch) -> Chunks:
     """The machine code, what no call changes, and where its operands are: of as many rows at a time
     as have room in the scratch."""
     program = product_kernel.program(

@@ -9,12 +9,11 @@ from lowbit import isa as instruction_sets
 from lowbit.isa import host
 from lowbit.jit.launch import Launch, Place, Word
 from lowbit.kernels.cpu.integer.routed import routed_product
-from lowbit.kernels.cpu.shared.groups import group_count
 from lowbit.kernels.cpu.shared.layout import PANEL, PANEL_LINE, blocks, padded_k
 from lowbit.kernels.cpu.shared.panel_format import NIBBLES
 from lowbit.product.describe import of_product
 from lowbit.product.dispatch import Plan, consider, thread_count
-from lowbit.product.prepare import KEPT, RIGHT
+from lowbit.product.prepare import KEPT, RIGHT, Scratch
 from lowbit.product.prepared import SCRATCH, Prepared, identity
 from lowbit.product.product import Product
 from lowbit.weights.panels import PackedMatrix
@@ -30,19 +29,13 @@ def prepare_routed(product: Product, rows: int, experts: int) -> Prepared:
     side; out, float32 [rows, N].
     """
     made, chunk = _plan(product, rows, experts), product.m * experts
-    grouping = product.a.grouping
-    entries = group_count(grouping, product.k) if grouping else 1
-    private = made.packed_bytes
-    zero = private + made.threads * made.private_bytes
-    sums = zero + 4 * rows
-    scale = sums + 4 * rows * entries
+    where = Scratch.of(product, made)
     words: dict[str, Word] = {
         **identity("a", "ends", *RIGHT, "out"), "experts": experts, "n": product.n,
         "k_size": product.k, "block_rows": made.block_rows, "item_panels": made.item_panels,
-        "packed": Place(SCRATCH), "private": Place(SCRATCH, private),
-        "private_bytes": made.private_bytes,
-        "row_zero": Place(SCRATCH, zero), "row_sum": Place(SCRATCH, sums),
-        "row_scale": Place(SCRATCH, scale),
+        "packed": Place(SCRATCH, where.packed), "private": Place(SCRATCH, where.private),
+        "private_bytes": made.private_bytes, "row_zero": Place(SCRATCH, where.zero),
+        "row_sum": Place(SCRATCH, where.sums), "row_scale": Place(SCRATCH, where.scale),
     }  # fmt: skip
     program = routed_product.program(
         made.isa, micro=made.micro, shape=made.shape, a_format=product.a,
@@ -54,7 +47,7 @@ def prepare_routed(product: Product, rows: int, experts: int) -> Prepared:
 
     text = f"{of_product(product, made)} of {experts} experts, {chunk} rows"
     return Prepared(product, (rows, product.n), [Launch(program, words)], made.threads,
-                    scale + 4 * rows * entries, text, made, weight=right)  # fmt: skip
+                    where.end, text, made, weight=right)  # fmt: skip
 
 
 def _plan(product: Product, rows: int, experts: int) -> Plan:

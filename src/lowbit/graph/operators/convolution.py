@@ -29,7 +29,12 @@ from lowbit.graph.lowering.products import (
     weight_of,
 )
 from lowbit.graph.operator import Array, Operator, Sizes, Weight, operators
-from lowbit.graph.operators.windows import convolution_windows, seen_through, transposed_windows
+from lowbit.graph.operators.windows import (
+    convolution_windows,
+    put_back,
+    seen_through,
+    transposed_windows,
+)
 from lowbit.graph.step import View
 from lowbit.kernels.cpu.tensors.loops import DIMENSIONS
 from lowbit.numerics import QTensor
@@ -95,15 +100,7 @@ def _transposed(
     pixels = x.reshape(n, groups, x.shape[1] // groups, -1).astype(np.float64)
     parts = np.matmul(filters.transpose(0, 2, 1), pixels)
     parts = parts.reshape(n, channels, *over.kernel, *image)
-    made = np.zeros((n, channels, *_whole(over)))
-    for at in product(*(range(k) for k in over.kernel)):
-        where = (
-            slice(k * d, k * d + (size - 1) * s + 1, s)
-            for k, d, s, size in zip(at, over.dilation, over.stride, image, strict=True)
-        )
-        made[(slice(None), slice(None), *where)] += parts[(slice(None), slice(None), *at)]
-    cut = (slice(b, b + size) for b, size in zip(over.before, over.size, strict=True))
-    made = made[(slice(None), slice(None), *cut)] + _bias(bias, channels, len(image))
+    made = put_back(over, parts) + _bias(bias, channels, len(image))
     return finished(node, made, x.dtype, residual)
 
 
@@ -113,12 +110,6 @@ def _transposed_sizes(
     over, groups = transposed_windows(node, x, weight)
     _check_bias(bias, weight[1] * groups)
     return x[0], weight[1] * groups, *over.size
-
-
-def _whole(over: Geometry) -> Sizes:
-    """The size of the sum of all windows, before its ends are cut."""
-    sizes = zip(over.size, over.before, over.after, strict=True)
-    return tuple(b + n + max(a, 0) for n, b, a in sizes)
 
 
 def _lower(transposed: bool, lowering: Lowering, node: Node) -> None:

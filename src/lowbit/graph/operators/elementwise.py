@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from lowbit.graph.graph import Node, Tensor, numbers
 from lowbit.graph.lower import Lowering, is_dense, itemsize, order_of
 from lowbit.graph.lowering.elementwise import add, broadcast, compute, plain
 from lowbit.graph.lowering.movement import identity
-from lowbit.graph.operator import Array, Operator, operators, real, required
+from lowbit.graph.operator import Array, Operator, finite, operators, real, required
 from lowbit.graph.parts import Parts
 from lowbit.graph.step import View
 from lowbit.kernels.cpu.tensors.elementwise import Step, lookup, lookup_set, plan_elementwise
@@ -74,19 +74,13 @@ class Elementwise(Operator):
         }
 
 
-_KEYWORDS: dict[Any, dict[str, Any]] = {}
-
-
+@cache
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
     """The keywords of a function, and their defaults."""
     if isinstance(function, f.Primitive | np.ufunc):
         return {}
-    if function not in _KEYWORDS:
-        every = inspect.signature(function).parameters.values()
-        _KEYWORDS[function] = {
-            one.name: one.default for one in every if one.kind is one.KEYWORD_ONLY
-        }
-    return _KEYWORDS[function]
+    every = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in every if one.kind is one.KEYWORD_ONLY}
 
 
 def lower(
@@ -127,8 +121,7 @@ def _looked_up(lowering: Lowering, node: Node) -> bool:
         for one in node.inputs
     ]
     values = operators.get(node.op).compute(node, *given)[0]
-    ends = float(np.finfo(np.float32).max)  # which NaN and infinity are kept as
-    values = np.nan_to_num(values, nan=-ends, posinf=ends, neginf=-ends)
+    values = finite(values)
     table = quantize_affine(
         values, np.float32(made.scale), np.int32(made.zero_point), int_format(made.dtype)
     )

@@ -16,7 +16,7 @@ from lowbit.graph.lowering.movement import constant, further, settled
 from lowbit.graph.operator import Array, Operator, operators
 from lowbit.graph.operators.indices import taken
 from lowbit.graph.operators.shapes import axes_of, ints
-from lowbit.graph.operators.windows import windows
+from lowbit.graph.operators.windows import put_back, windows
 from lowbit.graph.step import View
 from lowbit.product.geometry import Geometry
 
@@ -337,17 +337,8 @@ def _summed_windows(
 
 def _col2im(node: Node, x: Array, image: Array, block: Array) -> Array:
     over, channels = _summed_windows(node, x.shape, image, block)
-    windowed = x.reshape(len(x), channels, *over.kernel, *over.output).astype(np.float64)
-    reach = [n + b + a for n, b, a in zip(over.size, over.before, over.after, strict=True)]
-    whole = np.zeros((len(x), channels, *reach))
-    for tap in product(*map(range, over.kernel)):
-        places = tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s)
-            for t, d, n, s in zip(tap, over.dilation, over.output, over.stride, strict=True)
-        )
-        whole[(..., *places)] += windowed[(slice(None), slice(None), *tap)]
-    inside = tuple(slice(b, b + n) for b, n in zip(over.before, over.size, strict=True))
-    return whole[(..., *inside)].astype(x.dtype)
+    windowed = x.reshape(len(x), channels, *over.kernel, *over.output)
+    return put_back(over, windowed).astype(x.dtype)
 
 
 def _image_sizes(node: Node, x: tuple[int, ...], image: Array, block: Array) -> tuple[int, ...]:

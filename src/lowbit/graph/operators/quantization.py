@@ -6,8 +6,7 @@ where a quotient is next to a half can give the next integer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,30 +63,11 @@ def _quantize(node: Node, x: Array, scale: Array, zero: Array | None = None) -> 
     return quantized(x, scale, zero, node.get("output_dtype", "uint8"))
 
 
-class _Quantize(Operator):
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (made,) = super().infer(node, tensors, known)
-        zero = (*tensors, None, None)[2]
-        dtype = node.get("output_dtype", "uint8") if zero is None else zero.dtype
-        return (replace(made, dtype=dtype),)
-
-
 def _dequantize(node: Node, x: Array, scale: Array, zero: Array | None = None) -> Array:
     """scale · (x - zero_point), per tensor or along `axis`."""
     axis = node.get("axis", 1)
     zero = None if zero is None else along(zero, axis, x.ndim)
     return dequantized(x, along(scale, axis, x.ndim), zero)
-
-
-class _Dequantize(Operator):
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (made,) = super().infer(node, tensors, known)
-        assert tensors[1] is not None
-        return (replace(made, dtype=tensors[1].dtype),)
 
 
 def _dynamically(node: Node, x: Array) -> tuple[Array, ...]:
@@ -96,14 +76,6 @@ def _dynamically(node: Node, x: Array) -> tuple[Array, ...]:
     scale = np.asarray((high - low) / np.float32(255)) if high > low else np.float32(1)
     zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
     return quantized(x, np.asarray(scale), zero), np.asarray(scale), np.asarray(zero)
-
-
-class _Dynamically(Operator):
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (made,) = super().infer(node, tensors, known)
-        return made, Tensor("float32", ()), Tensor("uint8", ())
 
 
 def _convolve(
@@ -116,17 +88,6 @@ def _convolve(
     if zeros is not None:
         right = right - along(zeros, 0, weight.ndim)
     return convolved(left, right, windows, groups).astype(np.int32)
-
-
-class _Quantized(Operator):
-    """Of two operands, each with scale and zero point, and then those of the output."""
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (made,) = super().infer(node, tensors, known)
-        assert tensors[7] is not None
-        return (replace(made, dtype=tensors[7].dtype),)
 
 
 def _quantized_convolution(
@@ -183,21 +144,43 @@ def _first(node: Node, x: Sizes, *others: Sizes | None) -> Sizes:
     return x
 
 
-operators.add("QuantizeLinear", _Quantize(
-    meaning=_quantize, shape=_first, lowering=_lower_quantize))  # fmt: skip
-operators.add("DequantizeLinear", _Dequantize(
-    meaning=_dequantize, shape=_first, lowering=_lower_dequantize))  # fmt: skip
+def _quantized_dtype(node: Node, tensors: Sequence[Tensor | None]) -> str:
+    zero = (*tensors, None, None)[2]
+    return node.get("output_dtype", "uint8") if zero is None else zero.dtype
+
+
+def _dtype_of(index: int) -> Callable[[Node, Sequence[Tensor | None]], str]:
+    """That of an input: of a scale, or of a zero point of the output."""
+
+    def dtype(node: Node, tensors: Sequence[Tensor | None]) -> str:
+        tensor = tensors[index]
+        assert tensor is not None
+        return tensor.dtype
+
+    return dtype
+
+
+operators.add("QuantizeLinear", Operator(
+    meaning=_quantize, shape=_first, dtype=_quantized_dtype, lowering=_lower_quantize,
+))  # fmt: skip
+operators.add("DequantizeLinear", Operator(
+    meaning=_dequantize, shape=_first, dtype=_dtype_of(1), lowering=_lower_dequantize,
+))  # fmt: skip
 # Importers make others of these.
-operators.add("DynamicQuantizeLinear", _Dynamically(
-    meaning=_dynamically, shape=_first, dtype="uint8"))  # fmt: skip
+operators.add("DynamicQuantizeLinear", Operator(
+    meaning=_dynamically, shape=_first, dtype="uint8",
+    further=lambda *_: (Tensor("float32", ()), Tensor("uint8", ())),
+))  # fmt: skip
 operators.add("ConvInteger", Operator(
     meaning=_convolve, dtype="int32",
     shape=lambda node, x, weight, *zeros: convolution_sizes(node, x, weight),
 ))  # fmt: skip
-operators.add("QLinearConv", _Quantized(
-    meaning=_quantized_convolution,
+# Of two operands, each with scale and zero point, and then those of the output.
+operators.add("QLinearConv", Operator(
+    meaning=_quantized_convolution, dtype=_dtype_of(7),
     shape=lambda node, x, _, __, weight, *others: convolution_sizes(node, x, weight),
 ))  # fmt: skip
-operators.add("QLinearMatMul", _Quantized(
-    meaning=_quantized_product, shape=lambda node, a, _, __, b, *others: product_shape(a, b)
+operators.add("QLinearMatMul", Operator(
+    meaning=_quantized_product, dtype=_dtype_of(7),
+    shape=lambda node, a, _, __, b, *others: product_shape(a, b),
 ))  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lowbit.graph.graph import Node, Tensor
-from lowbit.graph.operator import Array, operators, real
+from lowbit.graph.operator import operators
 from lowbit.graph.operators.composite import Composite
 from lowbit.graph.operators.elementwise import Elementwise
 from lowbit.graph.parts import Parts
@@ -235,23 +235,21 @@ def _function(op: str, values: dict[str, Any]) -> Function:
     return apply
 
 
-class _Recurrent(Composite):
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        x, w, r = (one for one in tensors[:3] if one is not None)
-        sizes = Sizes.of(node, x.sizes, w.sizes, r.sizes)
-        if node.get("layout", 0):
-            y = sizes.batch, sizes.steps, sizes.directions, sizes.hidden
-            last = sizes.batch, sizes.directions, sizes.hidden
-        else:
-            y = sizes.steps, sizes.directions, sizes.batch, sizes.hidden
-            last = sizes.directions, sizes.batch, sizes.hidden
-        states = 2 if node.op == "LSTM" else 1
-        return tuple(Tensor(real(x).name, shape) for shape in (y, *(last,) * states))
+def _shape(node: Node, *inputs: tuple[int, ...] | None) -> tuple[int, ...]:
+    sizes = Sizes.of(node, *(one for one in inputs[:3] if one is not None))
+    if node.get("layout", 0):
+        return sizes.batch, sizes.steps, sizes.directions, sizes.hidden
+    return sizes.steps, sizes.directions, sizes.batch, sizes.hidden
 
 
-_RECORD = _Recurrent(parts=_layer)
+def _states(node: Node, tensors: Sequence[Tensor | None], y: Tensor) -> Sequence[Tensor]:
+    """As the outputs of one step."""
+    steps = int(bool(node.get("layout", 0)))
+    last = replace(y, shape=y.shape[:steps] + y.shape[steps + 1 :])
+    return (last,) * (2 if node.op == "LSTM" else 1)
+
+
+_RECORD = Composite(parts=_layer, shape=_shape, further=_states)
 operators.add("RNN", _RECORD)
 operators.add("GRU", _RECORD)
 operators.add("LSTM", _RECORD)

@@ -43,18 +43,6 @@ def _first(node: Node, x: Array, k: Array) -> tuple[Array, Array]:
     return np.take_along_axis(x, places, axis), places
 
 
-class _TopK(Operator):
-    """The K greatest (largest=0: least) elements of x along `axis`, in order, and their places.
-
-    They are in order whatever `sorted` says, which leaves the order open."""
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (values,) = super().infer(node, tensors, known)
-        return values, Tensor("int64", values.shape)
-
-
 def _sizes(node: Node, x: Sizes, k: Array) -> Sizes:
     axis, count = check(node, x, k)
     return *x[:axis], count, *x[axis + 1 :]
@@ -82,24 +70,30 @@ def _top_k(lowering: Lowering, node: Node) -> None:
         gathered(lowering, x, out, lowering.output(values, order), order, axis, True)
 
 
-operators.add("TopK", _TopK(meaning=_first, numbers_from=1, shape=_sizes, lowering=_top_k))
+# The K greatest (largest=0: least) elements of x along `axis`, in order, and their places. They are
+# in order whatever `sorted` says, which leaves the order open.
+operators.add("TopK", Operator(
+    meaning=_first, numbers_from=1, shape=_sizes, lowering=_top_k,
+    further=lambda node, tensors, values: (Tensor("int64", values.shape),),
+))  # fmt: skip
 
 
-class _Route(Operator):
+def _route_sizes(node: Node, experts: Sizes) -> Sizes:
+    return (math.prod(experts),)
+
+
+def _route_further(
+    node: Node, tensors: Sequence[Tensor | None], rows: Tensor
+) -> tuple[Tensor, ...]:
+    assert tensors[0] is not None
+    return Tensor("int64", tensors[0].shape), Tensor("int64", (node.get("count"),))
+
+
+def _routed_pairs(node: Node, experts: Array) -> tuple[Array, Array, Array]:
     """Pairs of rows and experts in the order of the experts, see kernels/cpu/tensors/route.py.
 
     experts [rows, k] int64; attribute `count`: of experts. Outputs, int64: the rows of the pairs in
     order [rows · k], where each pair is [rows, k], and where those of each expert end [count]."""
-
-    def infer(
-        self, node: Node, tensors: Sequence[Tensor | None], known: Sequence[Array | None]
-    ) -> tuple[Tensor, ...]:
-        (places,) = super().infer(node, tensors, known)
-        shapes = (math.prod(places.sizes),), places.shape, (node.get("count"),)
-        return tuple(Tensor("int64", shape) for shape in shapes)
-
-
-def _routed_pairs(node: Node, experts: Array) -> tuple[Array, Array, Array]:
     flat = experts.reshape(-1)
     sorted_pairs = np.argsort(flat, kind="stable")
     ends = np.cumsum(np.bincount(flat, minlength=node.get("count")))
@@ -116,8 +110,9 @@ def _lower_route(lowering: Lowering, node: Node) -> None:
     })  # fmt: skip
 
 
-operators.add("Route", _Route(
-    meaning=_routed_pairs, shape=lambda node, experts: experts, lowering=_lower_route, onnx=False,
+operators.add("Route", Operator(
+    meaning=_routed_pairs, shape=_route_sizes, further=_route_further, lowering=_lower_route,
+    onnx=False,
 ))  # fmt: skip
 
 

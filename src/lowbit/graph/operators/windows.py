@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +51,24 @@ def divisors(node: Node, where: Geometry | Parts) -> Array:
             counted = at < where.size[axis] + ends[axis]
         made = np.multiply.outer(made, counted.sum(1))
     return np.maximum(made, 1)
+
+
+def put_back(over: Geometry, parts: Array) -> Array:
+    """Images [N, C, *size], float64, of what windows [N, C, *kernel, *count] hold, summed where
+    they overlap."""
+    rank = len(over.size)
+    sizes = zip(over.size, over.before, over.after, strict=True)
+    made = np.zeros((*parts.shape[:2], *(b + n + max(a, 0) for n, b, a in sizes)))
+    for tap in product(*map(range, over.kernel)):
+        places = (
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, s, n in zip(
+                tap, over.dilation, over.stride, parts.shape[2 + rank :], strict=True
+            )
+        )
+        made[(..., *places)] += parts[(slice(None), slice(None), *tap)]
+    inside = (slice(b, b + n) for b, n in zip(over.before, over.size, strict=True))
+    return made[(..., *inside)]
 
 
 class Parts(NamedTuple):
@@ -111,6 +131,12 @@ def pads(node: Node, rank: int) -> tuple[Sizes, Sizes]:
     return given[:rank], given[rank:]
 
 
+def _halves(total: Sequence[int], auto: str) -> tuple[Sizes, Sizes]:
+    """Padding before and after, of which with "SAME_UPPER" the latter may be more by one."""
+    less, more = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
+
+
 def windows(node: Node, image: Sizes, kernel: Sizes) -> Geometry:
     """The windows of a convolution or pool over an image. ValueError: there are none."""
     rank, auto = len(image), node.get("auto_pad", "NOTSET")
@@ -125,9 +151,7 @@ def windows(node: Node, image: Sizes, kernel: Sizes) -> Geometry:
             max(0, (o - 1) * s + span - n)
             for o, s, span, n in zip(out, strides, spans, image, strict=True)
         ]
-        less, more = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-        before, after = (less, more) if auto == "SAME_UPPER" else (more, less)
-        return Geometry(image, kernel, strides, dilations, before, after)
+        return Geometry(image, kernel, strides, dilations, *_halves(total, auto))
     if auto not in ("NOTSET", "VALID"):
         raise ValueError(f"auto_pad {auto!r} is unknown")
     before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
@@ -180,8 +204,7 @@ def transposed_windows(node: Node, x: Sizes, weight: Sizes) -> tuple[Geometry, i
         before, after = ((0,) * rank,) * 2 if auto == "VALID" else pads(node, rank)
     else:
         total = [max(0, w - o) for w, o in zip(whole, out, strict=True)]
-        less, greater = tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-        before, after = (less, greater) if auto == "SAME_UPPER" else (greater, less)
+        before, after = _halves(total, auto)
     out = tuple(w - b - a for w, b, a in zip(whole, before, after, strict=True))
     if min(out) < 1:
         raise ValueError(f"the padding leaves nothing of {whole}")

@@ -38,6 +38,7 @@ from lowbit.kernels.cpu.tensors.loops import (
     BROADCAST,
     GATHERED,
     STRIDED,
+    TOGETHER,
     TRANSPOSED,
     Loops,
     Nest,
@@ -48,7 +49,6 @@ from lowbit.kernels.cpu.tensors.loops import (
 
 NUMBER = "number"
 KINDS = {**FORMATS, **WIDE, **RAW}
-_TOGETHER = 4  # vectors
 
 Step = int | str
 
@@ -255,7 +255,7 @@ class _Row:
                 value = self._evaluate([one(at + part, lanes, left) for one in fetch])
                 store_vector(self._stored(value), place + at + part, left)
 
-        by_vectors(k, count, self._lanes, _TOGETHER, some, self._form.out in RAW)
+        by_vectors(k, count, self._lanes, TOGETHER, some, self._form.out in RAW)
         if place is not target:
             for i in k.range(0, count):
                 (target + i * steps[0]).store((place + i).load())

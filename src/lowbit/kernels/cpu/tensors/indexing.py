@@ -22,12 +22,11 @@ from lowbit.kernels.cpu.shared.formats import (
     storing,
 )
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
-from lowbit.kernels.cpu.tensors.loops import by_vectors
+from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors, convert_row
 
 # Rows of a table by their numbers: embeddings, Gather along any axis, and GatherElements.
 
 _NUMBERS = 16384  # that an item moves, about
-_TOGETHER = 4  # vectors
 
 
 class GatherForm(NamedTuple):
@@ -93,21 +92,9 @@ def gather(
                 place = target + (layer * count + number) * inner
                 own = table_parameters + index * parameter_stride
                 loaded = _converting(dequantizing, form.format, own, lanes)
-
-                def some(
-                    at: Value,
-                    lanes: int,
-                    together: int,
-                    left: Value | None,
-                    row: Value = row,
-                    place: Value = place,
-                    loaded: Convert = loaded,
-                ) -> None:
-                    for part in range(0, together * lanes, lanes):
-                        value = loaded(load_vector(row + at + part, lanes, left))
-                        store_vector(stored(value), place + at + part, left)
-
-                by_vectors(k, inner, lanes, _TOGETHER, some, form.format in RAW)
+                convert_row(k, row, place, inner, lanes,
+                            lambda value, loaded=loaded: stored(loaded(value)),
+                            form.format in RAW)  # fmt: skip
 
 
 def _converting(
@@ -207,7 +194,7 @@ def _write(
                 value = REDUCTIONS[form.reduction](load_vector(place, lanes, left), value)
             store_vector(value, place, left)
 
-    by_vectors(k, length, lanes, _TOGETHER, some, form.format in RAW)
+    by_vectors(k, length, lanes, TOGETHER, some, form.format in RAW)
 
 
 # Indices of several axes as indices of one: what GatherND reads.

@@ -22,7 +22,12 @@ from lowbit.isa.types import F32Pointer, Int, U8Pointer, Vector, s32, u8
 from lowbit.isa.value import Value
 from lowbit.jit.builder import Builder
 from lowbit.jit.kernel import kernel
-from lowbit.kernels.cpu.shared.formats import parameters_of, storing
+from lowbit.kernels.cpu.shared.formats import (
+    load_vector,
+    parameters_of,
+    store_vector,
+    storing,
+)
 
 DIMENSIONS, INNER = 6, 3
 BLOCK = 16384  # elements of an item, about: long beside what an item costs, and two fit in L1
@@ -197,6 +202,8 @@ class Nest:
         return Block(extents, at, [tuple(strides[inner]) for strides in self.strides])
 
 
+TOGETHER = 4  # vectors
+
 # (first element, lanes, number of vectors, how many elements are left where they fill none)
 Vectors = Callable[[Value, int, int, Value | None], None]
 
@@ -223,6 +230,20 @@ def by_vectors(
         before, lanes = count // lanes * lanes, lanes // 2
         for _ in k.when((count & lanes) > 0):
             body(before, lanes, 1, None)
+
+
+def convert_row(
+    k: Builder, source: Value, target: Value, count: Value, lanes: int,
+    convert: Callable[[Value], Value], halving: bool = False,
+) -> None:  # fmt: skip
+    """Emit target[i] = convert(source[i]) for `count` contiguous elements, by vectors."""
+
+    def some(at: Value, lanes: int, together: int, left: Value | None) -> None:
+        for part in range(0, together * lanes, lanes):
+            value = convert(load_vector(source + at + part, lanes, left))
+            store_vector(value, target + at + part, left)
+
+    by_vectors(k, count, lanes, TOGETHER, some, halving)
 
 
 # Moving tiles of a matrix across its diagonal, in registers of 16 bytes.

@@ -33,7 +33,7 @@ from lowbit.kernels.cpu.shared.formats import (
 )
 from lowbit.kernels.cpu.shared.functions import rounded
 from lowbit.kernels.cpu.shared.post_op import keeping_nan
-from lowbit.kernels.cpu.tensors.loops import by_vectors
+from lowbit.kernels.cpu.tensors.loops import TOGETHER, by_vectors
 
 # What sums, means and maxima have in common, wherever the numbers come from.
 
@@ -128,7 +128,6 @@ class Reducer:
 # Sums, means and maxima of tensors [outer, count, inner] over the axis in the middle.
 
 _LANES, _VECTORS = 16, 2  # of a row: the same partial sums on every instruction set
-_TOGETHER = 4  # vectors of columns
 _SHORT = 64  # numbers of a column that are added one after another; then their sums are
 _ROW_BLOCK, _COLUMN_BLOCK = 16, 256  # of an item
 
@@ -220,7 +219,7 @@ def reduce_columns(
                     made = reducer.finish(total.value, numbers, numbers)
                     store_vector(made, place + at + number * lanes, left)
 
-        by_vectors(k, minimum(inner - begin, k.index(_COLUMN_BLOCK)), lanes, _TOGETHER, some)
+        by_vectors(k, minimum(inner - begin, k.index(_COLUMN_BLOCK)), lanes, TOGETHER, some)
 
 
 # Maxima and means over windows of tensors [batch, pixels, channels].
@@ -293,7 +292,7 @@ def pool(
                         made = reducer.finish(value.value, taken.value, divisor)
                         store_vector(made, place + at + number * lanes, left)
 
-            by_vectors(k, channels, lanes, _TOGETHER, some, one_byte)
+            by_vectors(k, channels, lanes, TOGETHER, some, one_byte)
 
 
 # Running sums of each row.

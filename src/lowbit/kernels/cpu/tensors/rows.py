@@ -141,6 +141,22 @@ def fold_rows(
 _TENSORS = ("f32", "bf16", "u8", "s8")
 
 
+Affine = tuple[float, int]  # a scale and a zero point
+
+
+def _check_formats(*names: str) -> None:
+    for name in names:
+        if name not in _TENSORS:
+            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
+
+
+def _parameters(number: float, x: Affine | None, out: Affine | None) -> npt.NDArray[np.float32]:
+    """A number, scale and zero point of x, and 1 / scale and zero point of the output, as far as
+    these are of 8 bits."""
+    last = () if out is None else (np.float32(1) / np.float32(out[0]), out[1])
+    return np.array([number, *(x or ()), *last], np.float32)
+
+
 class SoftmaxForm(NamedTuple):
     """What is computed. It keys the code. x, out: formats. mask: whether one is added. logarithm:
     LogSoftmax."""
@@ -159,20 +175,17 @@ def plan_softmax(
     strides: from row to row of x, mask and out, in elements; None: x and out are dense, and all
     rows share one row of a mask. ValueError: a format is unknown.
     """
-    for name in (form.x, form.out):
-        if name not in _TENSORS:
-            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
+    _check_formats(form.x, form.out)
     x, mask, out = (width, 0, width) if strides is None else strides
     return plan_rows(rows, width, x_stride=x, mask_stride=mask, out_stride=out)
 
 
 def softmax_parameters(
-    scale: float = 1.0, x: tuple[float, int] | None = None, out: tuple[float, int] | None = None
+    scale: float = 1.0, x: Affine | None = None, out: Affine | None = None
 ) -> npt.NDArray[np.float32]:
     """The parameters of `softmax`: what x is multiplied by, and (scale, zero point) of x and of the
     output where they are of 8 bits."""
-    last = [] if out is None else [np.float32(1) / np.float32(out[0]), out[1]]
-    return np.array([scale, *(x or ()), *last], np.float32)
+    return _parameters(scale, x, out)
 
 
 @kernel
@@ -289,16 +302,14 @@ def plan_normalize(
     strides: from row to row of x and of out, in elements; None: both dense. ValueError: a format is
     unknown.
     """
-    for name in (form.x, form.out):
-        if name not in _TENSORS:
-            raise ValueError(f"{name!r} is no format; known: {', '.join(_TENSORS)}")
+    _check_formats(form.x, form.out)
     x, out = strides or (width, width)
     words, scratch_bytes = plan_rows(rows, width, x_stride=x, out_stride=out)
     return RowsPlan(words, _TOGETHER * scratch_bytes)
 
 
 def normalize_parameters(
-    epsilon: float, x: tuple[float, int] | None = None, out: tuple[float, int] | None = None
+    epsilon: float, x: Affine | None = None, out: Affine | None = None
 ) -> npt.NDArray[np.float32]:
     """The parameters of `normalize`: ε, and (scale, zero point) of whatever is of 8 bits.
 
@@ -306,8 +317,7 @@ def normalize_parameters(
     """
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon}")
-    inverse = () if out is None else (np.float32(1) / np.float32(out[0]), out[1])
-    return np.array([epsilon, *(x or ()), *inverse], np.float32)
+    return _parameters(epsilon, x, out)
 
 
 @kernel

@@ -52,21 +52,23 @@ def convolution(
     return _windowed(b, op, input, weight, bias, **attributes)
 
 
+def _windows(axes: int, kernel_size: Any, stride: Any, padding: Any) -> dict[str, Attribute]:
+    return {
+        "kernel_shape": _spread(kernel_size, axes),
+        "strides": _spread(stride or kernel_size, axes),
+        "pads": _spread(padding, axes) * 2,
+    }
+
+
 @converter("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices",
            "max_pool3d_with_indices")  # fmt: skip
 def max_pool(
     b: Builder, *, x: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
     ceil_mode: bool,
 ) -> Any:  # fmt: skip
-    axes = _axes(b)
-    attributes: dict[str, Attribute] = {
-        "kernel_shape": _spread(kernel_size, axes),
-        "strides": _spread(stride or kernel_size, axes),
-        "pads": _spread(padding, axes) * 2,
-        "dilations": _spread(dilation, axes),
-        "ceil_mode": int(ceil_mode),
-    }
-    made = _windowed(b, "MaxPool", x, **attributes)
+    dilations = _spread(dilation, _axes(b))
+    made = _windowed(b, "MaxPool", x, dilations=dilations, ceil_mode=int(ceil_mode),
+                     **_windows(_axes(b), kernel_size, stride, padding))  # fmt: skip
     return (made,) if b.operator.endswith("indices") else made
 
 
@@ -77,15 +79,9 @@ def avg_pool(
 ) -> Value:  # fmt: skip
     if divisor_override is not None and ceil_mode:
         raise NotImplementedError("avg_pool with divisor_override and ceil_mode is not translated")
-    axes = int(b.operator[-2])
-    attributes: dict[str, Attribute] = {
-        "kernel_shape": _spread(kernel_size, axes),
-        "strides": _spread(stride or kernel_size, axes),
-        "pads": _spread(padding, axes) * 2,
-        "ceil_mode": int(ceil_mode),
-        "count_include_pad": int(count_include_pad or divisor_override is not None),
-    }
-    made = _windowed(b, "AveragePool", x, **attributes)
+    axes, padded = _axes(b), int(count_include_pad or divisor_override is not None)
+    made = _windowed(b, "AveragePool", x, ceil_mode=int(ceil_mode), count_include_pad=padded,
+                     **_windows(axes, kernel_size, stride, padding))  # fmt: skip
     if divisor_override is None:
         return made
     ratio = math.prod(_spread(kernel_size, axes)) / divisor_override

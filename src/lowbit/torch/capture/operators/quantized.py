@@ -38,20 +38,16 @@ def dequantize_per_tensor(
     return b.dequantize(input, *_parameters(b, factor, zero, dtype))
 
 
-@converter(f"{_NAMESPACE}quantize_per_channel")
-def quantize_per_channel(
+@converter(f"{_NAMESPACE}quantize_per_channel", f"{_NAMESPACE}dequantize_per_channel")
+def per_channel(
     b: Builder, *, input: Value, scales: Value, zero_points: Value | None, axis: int,
     dtype: torch.dtype, **_: Any,
 ) -> Value:  # fmt: skip
-    return b.quantize(input, *_channels(b, scales, zero_points, dtype), axis=axis)
-
-
-@converter(f"{_NAMESPACE}dequantize_per_channel")
-def dequantize_per_channel(
-    b: Builder, *, input: Value, scales: Value, zero_points: Value | None, axis: int,
-    dtype: torch.dtype, **_: Any,
-) -> Value:  # fmt: skip
-    return b.dequantize(input, *_channels(b, scales, zero_points, dtype), axis=axis)
+    """Scales in float32, and zero points in the integers' dtype."""
+    scale = np.asarray(b.constants[scales], np.float32)
+    zeros = np.zeros(scale.shape) if zero_points is None else np.asarray(b.constants[zero_points])
+    given = b.constant(scale), b.constant(zeros.astype(numpy_name(dtype)))
+    return (b.quantize if b.operator[0] == "q" else b.dequantize)(input, *given, axis=axis)
 
 
 def _number(b: Builder, given: Any) -> float:
@@ -66,15 +62,6 @@ def _number(b: Builder, given: Any) -> float:
 def _parameters(b: Builder, scale: float, zero: int, dtype: torch.dtype) -> tuple[Value, Value]:
     zero_point = np.array(zero, numpy_name(dtype))
     return b.number(scale, torch.float32), b.constant(zero_point)
-
-
-def _channels(
-    b: Builder, scales: Value, zero_points: Value | None, dtype: torch.dtype
-) -> tuple[Value, Value]:
-    """Scales in float32 and zero points in the integers' dtype."""
-    scale = np.asarray(b.constants[scales], np.float32)
-    zeros = np.zeros(scale.shape) if zero_points is None else np.asarray(b.constants[zero_points])
-    return b.constant(scale), b.constant(zeros.astype(numpy_name(dtype)))
 
 
 @converter("lowbit::linear")
