@@ -88,7 +88,7 @@ def generate(
     seed: Seed = 0,
     stop: Stop = None,
     cache: Cache = "bfloat16",
-    speculate: Speculate = 7,
+    speculate: Speculate = 0,
     sequences: Sequences = 32,
     threads: Threads = None,
     json_file: JsonFile = None,
@@ -139,7 +139,7 @@ def chat(
     seed: Seed = 0,
     stop: Stop = None,
     cache: Cache = "bfloat16",
-    speculate: Speculate = 7,
+    speculate: Speculate = 0,
     threads: Threads = None,
 ) -> None:
     """Talk with a language model, a line at a time.

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from lowbit.lm.sampling import Sampler, Sampling
-from lowbit.lm.speculation import MOST, PromptLookup
+from lowbit.lm.speculation import PromptLookup
 from lowbit.lm.stops import Stops
 from lowbit.lm.tokenizer import Tokenizer
 
@@ -189,7 +189,7 @@ class Stream(Iterator[str]):
 def generate(
     engine: Engine, tokenizer: Tokenizer, prompt: Prompt, *, max_tokens: int = 512,
     sampling: Sampling | None = None, stop: str | Iterable[str] = (), raw: bool = False,
-    speculate: int = MOST,
+    speculate: int = 0,
 ) -> Stream:  # fmt: skip
     """The text that follows a prompt.
 

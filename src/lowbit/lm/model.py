@@ -18,7 +18,6 @@ from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
-from lowbit.lm.speculation import MOST
 from lowbit.lm.tokenizer import Tokenizer
 from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
@@ -112,7 +111,7 @@ class LanguageModel:
 
     def generate(
         self, prompt: Prompt, *, max_tokens: int = 512, sampling: Sampling | None = None,
-        stop: str | Iterable[str] = (), raw: bool = False, speculate: int = MOST,
+        stop: str | Iterable[str] = (), raw: bool = False, speculate: int = 0,
     ) -> Stream:  # fmt: skip
         """The text that follows a prompt, in pieces: see `lowbit.lm.generation.generate`."""
         return generate(
