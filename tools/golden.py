@@ -75,6 +75,8 @@ def pretend(machine: Machine) -> None:
     from lowbit.isa import host, instruction_set
     from lowbit.isa.types import Pointer
     from lowbit.jit import kernel
+    from lowbit.jit.launch import moved
+    from lowbit.product import prepared
 
     caches = {"L1d": machine.l1d, "L2": machine.l2, "L3": machine.l3}
     for name, value in {"cpu_name": machine.cpu, "vendor": machine.vendor, "caches": caches,
@@ -117,7 +119,21 @@ def pretend(machine: Machine) -> None:
         own = Noted(text, set_, static)
         return build(text, isa.GENERIC, static) if text.name in PACKERS else own
 
+    def one_by_one(launches: Any, threads: int) -> tuple[Callable[..., None], Sequence[str]]:
+        names = tuple(dict.fromkeys(name for launch in launches for name in launch.buffers()))
+
+        def call(*given: Any) -> None:
+            operands = dict(zip(names, given, strict=True))
+            for launch in launches:
+                places = launch.places.items()
+                found = {name: moved(operands[at.buffer], at.offset) for name, at in places}
+                words = {**launch.words, **found}
+                launch.program(threads, *(words[name] for name in launch.program.names))
+
+        return call, names
+
     setattr(kernel.Kernel, "_build", noted)  # noqa: B010
+    setattr(prepared, "_bound", one_by_one)  # noqa: B010
 
 
 def digest(parts: Any) -> str:
