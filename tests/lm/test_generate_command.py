@@ -128,7 +128,7 @@ def test_several_prompts_are_answered_in_their_order(
 
 
 def test_what_was_guessed_is_told() -> None:
-    done = call("chat", "a.gguf", typed="Hi\nAnd?\n")
+    done = call("chat", "a.gguf", "--speculate", "7", typed="Hi\nAnd?\n")
     assert done.exit_code == 0
     assert done.stdout == f"{ANSWER}\n" * 2  # the second one is in its prompt
     assert " guesses right; ended by end" in done.stderr.splitlines()[1]

@@ -158,11 +158,12 @@ def test_a_text_that_repeats_is_guessed(smollm: Tokenizer, speculate: int, stop:
 def test_guesses_end_with_the_text_and_the_context(smollm: Tokenizer, count: int) -> None:
     text = "One two three. " * 9
     ids = smollm.encode(text)
-    stream = generate(engine_for(smollm, text), smollm, "Hello", raw=True, max_tokens=count)
+    how: dict[str, Any] = {"raw": True, "speculate": 7}
+    stream = generate(engine_for(smollm, text), smollm, "Hello", max_tokens=count, **how)
     assert "".join(stream) == smollm.decode(ids[:count])
     assert (stream.reason, stream.text_tokens) == ("length", count)
     engine = engine_for(smollm, text, context=count)
-    stream = generate(engine, smollm, "Hello", raw=True)
+    stream = generate(engine, smollm, "Hello", **how)
     assert "".join(stream) == smollm.decode(ids[:count])
     assert (stream.reason, stream.text_tokens) == ("context", count)
     assert stream.accepted_tokens
