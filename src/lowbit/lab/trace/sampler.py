@@ -171,6 +171,9 @@ class Sampler:
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(ended,), daemon=True)
         self._scan(set())
+        # The main thread may be all that runs: it does not wait for the watch to find its stack.
+        stack = next((one.end for one in mappings() if one.path == "[stack]"), 0)
+        self._threads["stack_end"][self._names.index(os.getpid())] = stack
         watch.start()
         try:
             yield self
