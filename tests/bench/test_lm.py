@@ -14,10 +14,11 @@ from language_models import smollm2
 pytest.importorskip("rich")
 gguf = pytest.importorskip("gguf")
 
+from remote_here import RemoteHere  # noqa: E402
+
 from lowbit.bench import Plan, Record, run  # noqa: E402
 from lowbit.bench.core.case import find  # noqa: E402
 from lowbit.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
-from lowbit.bench.core.remote import RemoteError  # noqa: E402
 from lowbit.bench.lm import shapes, worker  # noqa: E402
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
 from lowbit.bench.suites import lm  # noqa: E402
@@ -159,24 +160,8 @@ def test_a_warm_call_is_made_only_to_be_timed() -> None:
     assert samples.calls == 1
 
 
-class Near:
-    """In place of a process: the same functions, here. Contenders but these cannot start."""
-
+class Near(RemoteHere):
     KNOWN = ("lowbit", "llama.cpp", "plain read")
-
-    def __init__(self, function: Any, name: str, work: Work, **environment: str) -> None:
-        self.name, self.answers = name, function(name, work)
-
-    def answer(self, seconds: float) -> Any:
-        if self.name not in self.KNOWN:
-            raise RemoteError("crashed with SIGSEGV")
-        return next(self.answers)
-
-    def ask(self, question: Any, seconds: float) -> Any:
-        return self.answers.send(question)
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,10 @@ from nets import Net
 torch = pytest.importorskip("torch")
 pytest.importorskip("rich")
 
+from remote_here import RemoteHere  # noqa: E402
+
 from lowbit.bench import Plan, Record, run  # noqa: E402
 from lowbit.bench.core.clock import Limits  # noqa: E402
-from lowbit.bench.core.remote import RemoteError  # noqa: E402
 from lowbit.bench.core.stamps import outside_kernels  # noqa: E402
 from lowbit.bench.models.model import Model, models  # noqa: E402
 from lowbit.bench.networks import serve  # noqa: E402
@@ -101,24 +102,11 @@ def test_what_is_outside_of_kernels_is_a_share(prepared: tuple[Path, Facts]) -> 
     assert 0 < outside_kernels(lambda: session(*inputs)) < 1
 
 
-class Near:
-    """In place of a process: the same functions, here. Engines but these cannot start."""
-
+class Near(RemoteHere):
     KNOWN = ("lowbit int8", "lowbit fp32", "torch fp32")
 
-    def __init__(self, function: Any, name: str, work: Work, **environment: str) -> None:
-        self.name, self.answers = name, function(name, work)
-
-    def answer(self, seconds: float) -> Any:
-        if self.name not in self.KNOWN:
-            raise RemoteError("crashed with SIGSEGV")
-        return next(self.answers)
-
-    def ask(self, question: str, seconds: float) -> Any:
-        return {} if question == serve.MEASURE else self.answers.send(question)
-
-    def close(self) -> None:
-        pass
+    def ask(self, question: Any, seconds: float) -> Any:
+        return {} if question == serve.MEASURE else super().ask(question, seconds)
 
 
 def _prepared_here(function: Any, task: Task, seconds: float) -> Facts:

@@ -48,6 +48,14 @@ def written(folder: Path, kind: str = "Llama", dtype: Any = torch.float32, **mor
     return model
 
 
+def put(folder: Path, state: dict[str, torch.Tensor]) -> None:
+    """Tensors of lowbit's own format in place of a folder's, and config.json that says so."""
+    safetensors_torch.save_file(state, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = files.CONFIG | {"scheme": "w4a16"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(IDS).logits.float()
@@ -195,10 +203,7 @@ def test_experts_that_a_folder_has_in_integers_become_floats(kind: str, tmp_path
         record = WeightFormat("uint4", 32).quantize(value.numpy())
         state |= {f"{stem}.{part}": torch.from_numpy(one)
                   for part, one in files.to_tensors(record).items()}  # fmt: skip
-    safetensors_torch.save_file(state, file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = files.CONFIG | {"scheme": "w4a16"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    put(tmp_path, state)
     model = Auto.from_pretrained(tmp_path)
     made, want = (one.model.layers[1].mlp.experts.down_proj for one in (model, floats))
     assert made.shape == want.shape
@@ -240,10 +245,7 @@ def test_a_folder_says_what_each_weight_is(tmp_path: Path) -> None:
         floats.get_parameter(name).data.copy_(torch.from_numpy(record.dequantize()))
         state |= {f"{stem}.{part}": torch.from_numpy(one)
                   for part, one in files.to_tensors(record).items()}  # fmt: skip
-    safetensors_torch.save_file(state, file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = files.CONFIG | {"scheme": "w4a16"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    put(tmp_path, state)
     model = Auto.from_pretrained(tmp_path)
     layer = model.model.layers[0]
     assert type(layer.mlp.down_proj) is nn.Linear

@@ -179,10 +179,7 @@ class LanguageModel:
         for first in range(0, len(ids), size):
             part = ids[first : first + size]
             if len(part) > 1:
-                rows = self.logits(part)[:-1].astype(np.float64)
-                rows -= rows.max(-1, keepdims=True)
-                chosen = np.take_along_axis(rows, np.array(part[1:])[:, None], 1)[:, 0]
-                total += float((np.log(np.exp(rows).sum(-1)) - chosen).sum())
+                total += float(losses(self.logits(part)[:-1], part[1:]).sum())
                 count += len(part) - 1
         if not count:
             raise ValueError("perplexity needs two tokens or more")
@@ -219,6 +216,13 @@ class LanguageModel:
     def _capped(self, logits: Logits) -> Logits:
         cap = np.float32(self.description.logit_cap)
         return cap * np.tanh(logits / cap) if cap else logits
+
+
+def losses(logits: Logits, ids: Sequence[int]) -> npt.NDArray[np.float64]:
+    """The negative log-likelihood of each of some tokens, [tokens], by logits [tokens, V]."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(-1, keepdims=True)
+    return np.log(np.exp(rows).sum(-1)) - rows[np.arange(len(ids)), list(ids)]
 
 
 class TokenSequence:

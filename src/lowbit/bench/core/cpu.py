@@ -11,6 +11,7 @@ from lowbit import isa
 from lowbit.bench.core import peak
 from lowbit.bench.core.case import LIMIT, Implementation, Ready
 from lowbit.bench.core.context import Clock
+from lowbit.bench.core.remote import Remote
 from lowbit.jit.threads import runtime
 from lowbit.product.dispatch import active_kernel
 from lowbit.registry.extras import installed
@@ -74,3 +75,24 @@ class Cpu(Clock):
             "kernels": {name: active_kernel()[0] for name in PRODUCTS},
             "thread_runtime": runtime(),
         }
+
+
+class Processes(Cpu):
+    """Calls are timed in processes of their own, by name, which a class below it starts."""
+
+    refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
+    own_refusals = refusals
+    alone = False  # each call has a process already
+
+    def __init__(self) -> None:
+        self.running: dict[str, Remote] = {}
+
+    @contextmanager
+    def using(self, threads: int) -> Iterator[None]:
+        """Nothing is computed here, so that there are no threads to set."""
+        yield
+
+    def tidy(self) -> None:
+        for process in self.running.values():
+            process.close()
+        self.running.clear()

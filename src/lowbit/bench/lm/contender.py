@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.bench.core.case import Implementation
+from lowbit.lm.model import losses
 
 Array = npt.NDArray[Any]
 PROMPT, TEXT, PERPLEXITY = "prompt", "text", "perplexity"
@@ -80,22 +81,16 @@ class Loaded:
         logits, tokens = self.logits(), self.work.prompts[0]
         if logits is None:
             return None
-        parts = (
-            _losses(logits[first : first + _PART], tokens[first + 1 : first + 1 + _PART])
+        parts = [
+            losses(logits[first : first + len(some)], some)
             for first in range(0, len(tokens) - 1, _PART)
-        )
-        return math.exp(float(np.concatenate(list(parts)).mean()))
+            if (some := tokens[first + 1 : first + 1 + _PART])
+        ]
+        return math.exp(float(np.concatenate(parts).mean()))
 
     def figures(self) -> Mapping[str, float]:
         """What else is measured, once the worker has been timed for the first time."""
         return {}
-
-
-def _losses(logits: Array, tokens: Sequence[int]) -> Array:
-    """The negative log-likelihood of each of some tokens."""
-    rows = logits[: len(tokens)].astype(np.float64)
-    rows -= rows.max(-1, keepdims=True)
-    return np.log(np.exp(rows).sum(-1)) - rows[np.arange(len(tokens)), list(tokens)]
 
 
 class Contender(Implementation):

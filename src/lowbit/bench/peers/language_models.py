@@ -14,6 +14,7 @@ from lowbit.bench.core.case import LIMIT, OURS, implementation
 from lowbit.bench.core.peak import Reader
 from lowbit.bench.core.stamps import RUNS, outside_kernels
 from lowbit.bench.lm.contender import TEXT, Array, Contender, Loaded, Work
+from lowbit.bench.lm.files import step_matrices
 from lowbit.lm.gguf import read
 
 
@@ -86,10 +87,8 @@ class _Read(Loaded):
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        tensors = read(work.path).tensors
-        own = {} if "output.weight" not in tensors else {"token_embd.weight"}
-        sizes = (t.data.nbytes for n, t in tensors.items() if len(t.shape) > 1 and n not in own)
-        self._reader = Reader(isa.active(), sum(sizes), work.threads)
+        size = sum(one.data.nbytes for one in step_matrices(read(work.path)))
+        self._reader = Reader(isa.active(), size, work.threads)
         self.nbytes = self._reader.nbytes
 
     def prompt(self) -> Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,13 @@ from rich.console import RenderableType
 from lowbit.bench.core import table
 from lowbit.bench.core.case import LIMIT, Case, Implementation, Problem, Ready, implementations_of
 from lowbit.bench.core.clock import Limits, RemoteCall
-from lowbit.bench.core.cpu import Cpu
+from lowbit.bench.core.cpu import Processes
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.remote import Remote
 from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
 from lowbit.bench.core.table import Column
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work
-from lowbit.bench.lm.files import small_model
+from lowbit.bench.lm.files import small_model, step_matrices
 from lowbit.bench.lm.shapes import BLOCKS, SHAPES, cached_file
 from lowbit.bench.lm.worker import answers
 from lowbit.bench.models.data import manual
@@ -37,35 +36,18 @@ _LOAD_SECONDS, _ANSWER_SECONDS = 900.0, 1800.0
 _DEFAULT = "SmolLM2-135M"
 
 
-class Workers(Cpu):
+class Workers(Processes):
     """The clock: calls are timed in workers, one for each contender."""
-
-    refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
-    own_refusals = refusals
-    alone = False  # each contender has a worker already
-
-    def __init__(self) -> None:
-        self._running: dict[str, Remote] = {}
-
-    @contextmanager
-    def using(self, threads: int) -> Iterator[None]:
-        """Nothing is computed here, so that there are no threads to set."""
-        yield
 
     def start(self, name: str, work: Work) -> tuple[Remote, Any]:
         """A contender's worker, in place of an earlier one, and its first answer.
 
         They start one after another: the memory that loading takes is not all needed at once."""
-        if (earlier := self._running.pop(name, None)) is not None:
+        if (earlier := self.running.pop(name, None)) is not None:
             earlier.close()
         threads = str(work.threads)
-        worker = self._running[name] = Remote(answers, name, work, OMP_NUM_THREADS=threads)
+        worker = self.running[name] = Remote(answers, name, work, OMP_NUM_THREADS=threads)
         return worker, worker.answer(_LOAD_SECONDS)
-
-    def tidy(self) -> None:
-        for worker in self._running.values():
-            worker.close()
-        self._running.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +208,7 @@ class LanguageModels(Suite):
     @cached_property
     def _weights(self) -> tuple[int, int]:
         """Elements and bytes of the matrices that a step reads whole."""
-        tensors = self._file.tensors
-        rows_only = {"token_embd.weight"} if "output.weight" in tensors else set[str]()
-        read = [t for name, t in tensors.items() if len(t.shape) > 1 and name not in rows_only]
+        read = step_matrices(self._file)
         return sum(int(np.prod(t.shape)) for t in read), sum(t.data.nbytes for t in read)
 
     def _tokens(self, count: int, seed: int) -> list[int]:

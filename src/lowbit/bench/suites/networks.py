@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from rich.console import RenderableType
 from lowbit.bench.core import table
 from lowbit.bench.core.case import OURS, PEER, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, RemoteCall
-from lowbit.bench.core.cpu import Cpu
+from lowbit.bench.core.cpu import Processes
 from lowbit.bench.core.record import Record, Row
 from lowbit.bench.core.remote import Remote, RemoteError, run_remote
 from lowbit.bench.core.suite import Suite, best_of, named, numbers, option, suite
@@ -36,22 +35,13 @@ _PREPARE_SECONDS, _OPEN_SECONDS, _ANSWER_SECONDS = 400.0, 150.0, 60.0
 _MOSTLY_LINEAR = 0.5
 
 
-class Processes(Cpu):
+class Engines(Processes):
     """The clock: calls are timed in processes of their own, one for each engine."""
 
-    refusals = (ValueError, RuntimeError, NotImplementedError, OSError)
-    own_refusals = refusals
-    alone = False  # each engine has a process already
-
     def __init__(self) -> None:
-        self.running: dict[str, Remote] = {}
+        super().__init__()
         self.refused: dict[str, str] = {}
         self.details: dict[str, str] = {}
-
-    @contextmanager
-    def using(self, threads: int) -> Iterator[None]:
-        """Nothing is computed here, so that there are no threads to set."""
-        yield
 
     def start(self, several: Sequence[Engine], work: Work) -> None:
         """A process for each engine, in place of all before; returns when none has more to do."""
@@ -67,9 +57,8 @@ class Processes(Cpu):
                 self.running.pop(name).close()
 
     def tidy(self) -> None:
-        for process in self.running.values():
-            process.close()
-        self.running, self.refused = {}, {}
+        super().tidy()
+        self.refused = {}
 
 
 @dataclass(eq=False)
@@ -81,7 +70,7 @@ class Network(Problem):
     folder: Path
     facts: Facts
     weights: str | None
-    clock: Processes
+    clock: Engines
     configs: tuple[str, ...]
     several: list[Engine] = field(default_factory=list)
     threads: int = 0
@@ -194,15 +183,15 @@ class Networks(Suite):
         return Limits(seconds=seconds, least_rounds=3, whole=True)
 
     @cached_property
-    def _clock(self) -> Processes:
-        return Processes()
+    def _clock(self) -> Engines:
+        return Engines()
 
     @cached_property
     def _prepared(self) -> dict[str, tuple[tempfile.TemporaryDirectory[str], Facts]]:
         """By model. Folders are gone when nothing holds them any more."""
         return {}
 
-    def clock(self) -> Processes:
+    def clock(self) -> Engines:
         require("lowbit bench networks", "torch", "torch")
         return self._clock
 
