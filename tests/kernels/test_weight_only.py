@@ -17,7 +17,7 @@ import lowbit.lab  # noqa: E402
 from lowbit.kernels.triton.ahead import compile_ahead  # noqa: E402
 from lowbit.kernels.triton.fast import dequantize, few_rows, many_rows, weight_only  # noqa: E402
 from lowbit.kernels.triton.fast.few_rows import FewRowsConfig  # noqa: E402
-from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu, counters  # noqa: E402
+from lowbit.kernels.triton.fast.launch import INTERPRETER, Gpu  # noqa: E402
 from lowbit.kernels.triton.fast.many_rows import ManyRowsConfig  # noqa: E402
 from lowbit.kernels.triton.fast.tiles import Extra, TiledWeight, to_tiles, to_values  # noqa: E402
 from lowbit.kernels.triton.fast.weight_only import KERNELS, weight_only_choice  # noqa: E402
@@ -157,12 +157,6 @@ def test_configurations_that_do_not_fit() -> None:
     x = torch.zeros(2, 256, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="does not fit: num_stages is 1"):
         weight_only._few(x, packed, Extra(), FewRowsConfig(64, 1, 4, 1))
-
-
-def test_counters_are_zeros() -> None:
-    device = torch.device("cpu")
-    assert (counters(device, 20000) == 0).all()
-    assert counters(device, 5).shape == (5,)
 
 
 def test_shapes_and_the_operator() -> None:

@@ -15,6 +15,7 @@ serves a call, and why, `lowbit.torch.explain` tells.
 from __future__ import annotations
 
 from lowbit.torch.functional.attention import attention
+from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
 from lowbit.torch.functional.int4 import (
     TiledWeight,
@@ -30,6 +31,7 @@ from lowbit.torch.functional.rows import layer_norm, rms_norm, softmax, sum
 __all__ = [
     "TiledWeight",
     "attention",
+    "attention_decode",
     "bmm",
     "conv2d",
     "int4_matmul",
@@ -41,4 +43,5 @@ __all__ = [
     "softmax",
     "sum",
     "weight_only_matmul",
+    "write_cache",
 ]

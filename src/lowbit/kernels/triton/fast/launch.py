@@ -101,32 +101,6 @@ def gpu_of(device: torch.device) -> Gpu:
     return _by_index(torch.cuda.current_device() if device.index is None else device.index)
 
 
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-_for_graphs: dict[torch.device, Tensor] = {}
-
-
-def counters(device: torch.device, count: int) -> Tensor:
-    """int32 zeros in which the programs of a kernel count themselves; the last leaves zeros behind.
-
-    A stream has some, which one kernel after another takes. Each call that a CUDA graph captures
-    has its own, since the graph may run beside any stream.
-    """
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        left = _for_graphs.get(device)
-        if left is None or len(left) < count:
-            return torch.zeros(count, dtype=torch.int32, device=device)  # filled by the graph
-        _for_graphs[device] = left[count:]
-        return left[:count]
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    held = _counters.get((device, stream))
-    if held is None or len(held) < count:
-        held = torch.zeros(max(count, 1 << 14), dtype=torch.int32, device=device)
-        _counters[device, stream] = held
-        if device not in _for_graphs:
-            _for_graphs[device] = torch.zeros(1 << 20, dtype=torch.int32, device=device)
-    return held[:count]
-
-
 # Configurations: what their records have in common, and how one is chosen.
 
 LEAST_DOT = 16
