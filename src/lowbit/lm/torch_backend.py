@@ -197,8 +197,9 @@ class TorchBackend:
     def chunk(self, ids: Sequence[int], first: int, slot: int, rows: int, *, last: bool) -> Rows:
         """As `Backend` says."""
         with self._lock, torch.inference_mode():
-            given = torch.tensor([ids, range(first, first + rows)]).to(self._device)
-            x = self.decoder(given[0], Chunk(self._cache, slot, first, given[1]))
+            places = [*range(first, first + rows)], [slot] * rows
+            tokens, positions, slots = torch.tensor([ids, *places]).to(self._device)
+            x = self.decoder(tokens, Chunk(self._cache, positions, slots, slot, first))
             return (x[-1:] if last else x).float().cpu().numpy()
 
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows:
@@ -223,5 +224,4 @@ class TorchBackend:
     def _stepped(self, given: Tensor, first: bool) -> Tensor:
         """given: int64 [3, rows], tokens, positions and slots; first: these are the first ones."""
         ids, positions, slots = given
-        rows = Step(self._cache, positions, None if first else slots)
-        return self.decoder.logits(self.decoder(ids, rows))
+        return self.decoder.logits(self.decoder(ids, Step(self._cache, positions, slots, first)))
