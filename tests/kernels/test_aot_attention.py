@@ -15,6 +15,7 @@ from lowbit.kernels.triton.fast import attention, attention_backward, batched_ma
 from lowbit.kernels.triton.fast.attention import AttentionConfig  # noqa: E402
 from lowbit.kernels.triton.fast.attention_backward import BackwardConfig  # noqa: E402
 from lowbit.kernels.triton.fast.batched_matmul import MatmulConfig  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -63,16 +64,16 @@ def assert_matrix_units(made: Compiled, sm: int) -> None:
 
 
 def forward_config(sm: int, size: int, causal: bool) -> AttentionConfig:
-    return attention.TABLE[90][size, causal] if sm == 90 else attention._FALLBACK
+    return attention.attention_choice(Gpu(sm, 132), size, causal).config
 
 
 def backward_config(sm: int, size: int) -> BackwardConfig:
-    return attention_backward.TABLE[90][size] if sm == 90 else attention_backward._FALLBACK
+    return attention_backward.backward_choice(Gpu(sm, 132), size).config
 
 
 @pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("sm", GPUS)
 def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = forward_config(sm, size, causal)
@@ -101,7 +102,7 @@ def test_dk_dv(sm: int, size: int, causal: bool) -> None:
 
 @pytest.mark.pairs
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("sm", GPUS)
 def test_dq(sm: int, size: int, causal: bool, masked: bool) -> None:
     config = backward_config(sm, size).queries

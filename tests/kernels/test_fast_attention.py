@@ -27,6 +27,8 @@ SHAPES = [
     (1, 2, 1, 50, 17, 20),
     (1, 3, 3, 1, 37, 27),
     (1, 1, 1, 5, 1, 128),
+    (1, 2, 1, 18, 33, 96),
+    (1, 1, 1, 17, 34, 256),
     (1, 2, 1, 20, 64, 16),  # whole blocks of keys: not masked, unless causal
     (1, 1, 1, 16, 48, 32),  # one and a half of them
 ]
@@ -93,7 +95,7 @@ def test_how_many_heads_take_turns() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES[:4])
+@pytest.mark.parametrize("shape", SHAPES[:4] + SHAPES[5:7])
 def test_backward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> None:
     q, k, v, dz = operands(shape, dtype)
     scale = shape[-1] ** -0.5
@@ -171,8 +173,8 @@ def test_bad_arguments() -> None:
         attention(q, k[:1], k[:1])
     with pytest.raises(ValueError, match="cannot share 3 key heads"):
         attention(q, k[:, :1].expand(2, 3, 7, 16), k[:, :1].expand(2, 3, 7, 16))
-    with pytest.raises(ValueError, match="from 1 to 128"):
-        attention(*(x.repeat(1, 1, 1, 9) for x in (q, k, k)))
+    with pytest.raises(ValueError, match="from 1 to 256"):
+        attention(*(x.repeat(1, 1, 1, 17) for x in (q, k, k)))
     with pytest.raises(ValueError, match="positive"):
         attention(q, k, k, scale=-1.0)
     with pytest.raises(ValueError, match="batch, heads, length"):

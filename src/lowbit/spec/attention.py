@@ -13,11 +13,19 @@ def causal_diagonal(queries: int, keys: int) -> int:
     return keys - queries
 
 
-def attention_weights(scores: Array, diagonal: int | None) -> Array:
+def attention_weights(
+    scores: Array, diagonal: int | None, window: int | None = None, cap: float | None = None
+) -> Array:
     """The softmax of scores [..., queries, keys], float64, over the keys 0 to i + diagonal, or all;
-    0 in a row that attends to no key."""
+    0 in a row that attends to no key. window: over the last so many of these keys. cap: of
+    cap · tanh(score / cap)."""
+    if cap is not None:
+        scores = cap * np.tanh(scores / cap)
     if diagonal is not None:
-        scores = np.where(np.tri(*scores.shape[-2:], k=diagonal, dtype=bool), scores, -np.inf)
+        seen = np.tri(*scores.shape[-2:], k=diagonal, dtype=bool)
+        if window is not None:
+            seen &= ~np.tri(*scores.shape[-2:], k=diagonal - window, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
     greatest = scores.max(-1, keepdims=True, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isneginf(greatest), 0, greatest))
     total = powers.sum(-1, keepdims=True)

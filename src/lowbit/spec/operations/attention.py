@@ -1,16 +1,19 @@
-"""Attention and its gradients: four heads, of which two share a key head. Two batches of them; one
-for the gradients without causality.
+"""Attention, its gradients, and attention over a cache: four heads, of which two share a key head.
+Two batches of them; one for the gradients without causality.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float32, Int8, Int32
 
 from lowbit.spec.attention import attention_weights, causal_diagonal
 from lowbit.spec.case import Case
-from lowbit.spec.dtypes import FLOAT32_UNIT, Array
+from lowbit.spec.data import Draw, draw_scales
+from lowbit.spec.dtypes import DTYPES, FLOAT32_UNIT, Array
 from lowbit.spec.operation import Operation
 from lowbit.spec.operations import Halves, specified
 
@@ -37,7 +40,7 @@ def _slack(case: Case, q: Array, k: Array, v: Array, *, causal: bool) -> Array:
 @specified(
     exercise=_SIZES,
     summed=("K", "D"),
-    at_most={"D": 128},
+    at_most={"D": 256},
     operations="2*4*4*Q*K*D//(1+causal)",
     slack=_slack,
 )
@@ -50,6 +53,85 @@ def attention(
 ) -> Halves[np.ndarray, "2 4 Q D"]:
     """z = softmax(q kᵀ / √D) v of each head; causal: see `causal_diagonal`."""
     return _weights(q, k, causal) @ _wide(v)
+
+
+def _decoded(
+    q: Array, k: Array, v: Array, lengths: Array, window: int | None, cap: float | None
+) -> Array:
+    z = np.zeros(q.shape)
+    for b, length in enumerate(np.clip(lengths, 0, k.shape[2])):
+        keys, diagonal = _wide(k[b : b + 1, :, :length]), causal_diagonal(q.shape[2], length)
+        scores = q[b] @ keys[0].swapaxes(1, 2) / np.sqrt(q.shape[3])
+        z[b] = attention_weights(scores, diagonal, window, cap) @ _wide(v[b : b + 1, :, :length])[0]
+    return z
+
+
+def _decode_slack(
+    case: Case, q: Array, k: Array, v: Array, lengths: Array,
+    k_scale: Array | None = None, v_scale: Array | None = None,
+    *, window: int | None, cap: float | None,
+) -> Array:  # fmt: skip
+    """Weights are rounded to q's dtype, with scales to bfloat16. Scales come after the products,
+    which may be too large for float32 then."""
+    if k_scale is None or v_scale is None:
+        return 2 * case.dtype("q").unit * _decoded(q, k, np.abs(v), lengths, window, cap)
+    products = (np.abs(q) @ _wide(np.abs(k)).swapaxes(2, 3)).max(axis=3, keepdims=True)
+    over = np.where(products > DTYPES["float32"].largest, np.inf, 0)
+    k, v = k * k_scale[..., None], np.abs(v * v_scale[..., None])
+    return over + 2 * DTYPES["bfloat16"].unit * _decoded(q, k, v, lengths, window, cap)
+
+
+def _draw_lengths(draw: Draw) -> Array:
+    """Around the exercise's, so that some are above and some are below the capacity."""
+    return draw.rng.integers(0, 64, draw.shape).astype(np.int32)
+
+
+_decode_facts: dict[str, Any] = {
+    "exercise": {"Q": 3, "K": 50, "D": 24},
+    "summed": ("K", "D"),
+    "at_most": {"Q": 8, "D": 256},
+    "operations": "2*2*2*4*Q*K*D",
+    "slack": _decode_slack,
+    "tried": {"window": (None, 7), "cap": (None, 2.0)},
+}
+
+
+@specified(**_decode_facts, draws={"lengths": _draw_lengths})
+def attention_decode(
+    q: Halves[np.ndarray, "2 4 Q D"],
+    k: Halves[np.ndarray, "2 2 K D"],
+    v: Halves[np.ndarray, "2 2 K D"],
+    lengths: Int32[np.ndarray, "2"],
+    *,
+    window: int | None = None,
+    cap: float | None = None,
+) -> Halves[np.ndarray, "2 4 Q D"]:
+    """z = softmax(q kᵀ / √D) v over the first lengths[b] keys of sequence b, all if it is more;
+    causal. window and cap: see `attention_weights`."""
+    return _decoded(q, k, v, lengths, window, cap)
+
+
+@specified(
+    **_decode_facts,
+    draws={
+        "lengths": _draw_lengths,
+        **dict.fromkeys(("k_scale", "v_scale"), draw_scales),
+    },
+)
+def attention_decode_int8(
+    q: Halves[np.ndarray, "2 4 Q D"],
+    k: Int8[np.ndarray, "2 2 K D"],
+    v: Int8[np.ndarray, "2 2 K D"],
+    lengths: Int32[np.ndarray, "2"],
+    k_scale: Float32[np.ndarray, "2 2 K"],
+    v_scale: Float32[np.ndarray, "2 2 K"],
+    *,
+    window: int | None = None,
+    cap: float | None = None,
+) -> Halves[np.ndarray, "2 4 Q D"]:
+    """`attention_decode` over a cache of 8 bits with a scale for each token and head."""
+    k, v = k * k_scale[..., None], v * v_scale[..., None]
+    return _decoded(q, k, v, lengths, window, cap)
 
 
 def _gradients(q: Array, k: Array, v: Array, dz: Array, causal: bool) -> tuple[Array, Array, Array]:
@@ -107,7 +189,7 @@ def _gradient(number: int, shape: str) -> Operation:
     return specified(
         exercise=_SIZES,
         summed=("Q", "K", "D"),
-        at_most={"D": 128},
+        at_most={"D": 256},
         operations="5*2*(1+causal)*4*Q*K*D//(1+causal)",
         result=name,
         slack=partial(_gradient_slack, number=number),

@@ -15,6 +15,7 @@ serves a call, and why, `lowbit.torch.explain` tells.
 from __future__ import annotations
 
 from lowbit.torch.functional.attention import attention
+from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
 from lowbit.torch.functional.int4 import Int4Weight, bmm, int4_matmul, pack_int4
 from lowbit.torch.functional.linear import linear
@@ -23,6 +24,7 @@ from lowbit.torch.functional.rows import layer_norm, rms_norm, softmax, sum
 __all__ = [
     "Int4Weight",
     "attention",
+    "attention_decode",
     "bmm",
     "conv2d",
     "int4_matmul",
@@ -32,4 +34,5 @@ __all__ = [
     "rms_norm",
     "softmax",
     "sum",
+    "write_cache",
 ]

@@ -22,7 +22,7 @@ def attention(
 ) -> Tensor:
     """softmax(scale · q kᵀ) v of each head, no scores in memory (Dao, FlashAttention-2, 2023).
 
-    q: bfloat16 or float16 [batch, heads, queries, size], size at most 128; k, v: [batch, key heads,
+    q: bfloat16 or float16 [batch, heads, queries, size], size at most 256; k, v: [batch, key heads,
     keys, size] of the same dtype, any strides. Several heads share a key head where there are fewer
     of those: head h uses key head h // (heads // key heads). causal: the last query sees all
     keys (`causal_diagonal`). A query that sees none gives zeros. scale: 1/√size if not given.
@@ -31,7 +31,7 @@ def attention(
     multiply v. Differentiable, once. On Hopper the copy engine wants rows at multiples of 16 bytes:
     tensors for which that does not hold are copied.
 
-    TypeError for another dtype; ValueError for shapes that do not match, a size above 128, or a
+    TypeError for another dtype; ValueError for shapes that do not match, a size above 256, or a
     scale that is not positive.
     """
     for name, value in (("q", q), ("k", k), ("v", v)):

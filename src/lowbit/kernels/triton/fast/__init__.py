@@ -5,5 +5,7 @@ constraints, the shipped table of such records, the function that chooses among 
 and the functions that allocate and launch. `lowbit.torch.functional` makes operators of these.
 """
 
-LARGEST_HEAD = 128
+LARGEST_HEAD = 256
 """Elements of a head that attention takes."""
+MOST_QUERIES = 8
+"""Of a sequence, that attention over a cache takes."""

@@ -68,10 +68,13 @@ TABLE: Table[AttentionConfig] = {
         (64, True): AttentionConfig(128, 128, 8, 2),
         (128, False): AttentionConfig(128, 64, 4, 2),
         (128, True): AttentionConfig(64, 64, 4, 3, maxnreg=168),
+        (256, False): AttentionConfig(128, 64, 8, 2),
+        (256, True): AttentionConfig(128, 64, 8, 2),
     },
 }
 # More registers than the compiler would choose, which would spill three for heads of 128.
 _FALLBACK = AttentionConfig(64, 32, 4, 2, maxnreg=192)
+_FALLBACK_WIDE = AttentionConfig(64, 32, 8, 2)  # of heads above 128
 
 
 def padded_head(size: int) -> int:
@@ -87,7 +90,8 @@ def attention_choice(
     refuse_itemsize("attention", itemsize)
     key = padded_head(head_size), causal
     what = f"heads of {key[0]}{', causal,' * causal}"
-    return from_table("attention_kernel", TABLE, gpu, key, what, _FALLBACK)
+    fallback = _FALLBACK if key[0] <= 128 else _FALLBACK_WIDE
+    return from_table("attention_kernel", TABLE, gpu, key, what, fallback)
 
 
 @triton.jit

@@ -73,6 +73,7 @@ TABLE: Table[BackwardConfig] = {
     },
 }
 _FALLBACK = BackwardConfig(KeysConfig(32, 32, 4, 1), AttentionConfig(64, 32, 4, 1))
+_FALLBACK_WIDE = BackwardConfig(KeysConfig(32, 32, 8, 1), AttentionConfig(64, 32, 8, 1))
 
 
 @choosing("attention_backward")
@@ -80,7 +81,8 @@ def backward_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[Backw
     """For heads of this size."""
     refuse_itemsize("attention_backward", itemsize)
     kernels, size = "attention_dk_dv_kernel and attention_dq_kernel", padded_head(head_size)
-    return from_table(kernels, TABLE, gpu, size, f"heads of {size}", _FALLBACK)
+    fallback = _FALLBACK if size <= 128 else _FALLBACK_WIDE
+    return from_table(kernels, TABLE, gpu, size, f"heads of {size}", fallback)
 
 
 @triton.jit

@@ -1,0 +1,459 @@
+"""Attention of a step of generation: one to eight queries a sequence, with the keys of a cache.
+
+The queries of all heads that share a key head are rows of one tile, so that keys are read once and
+the matrix units serve. The keys of a head are cut among several programs (Dao et al.,
+Flash-Decoding, 2023); the last of them to finish joins the parts. How many keys there are, programs
+read from memory: the grid follows from the capacity of the cache, as a CUDA graph needs, and
+programs beyond the keys return at once.
+"""
+
+# Triton turns numbers into its own types, which its annotations do not say.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lowbit.kernels.triton.fast.attention import LOG2_E, padded_head
+from lowbit.kernels.triton.fast.counters import counters
+from lowbit.kernels.triton.fast.launch import (
+    LEAST_DOT,
+    Choice,
+    Config,
+    Gpu,
+    Table,
+    choosing,
+    from_table,
+    gpu_of,
+    launch,
+    too_much_shared,
+)
+
+_MOST_ROWS, _MOST_SUMS = 64, 8192  # of a tile of queries, and elements of its result
+_MOST_SPLITS = 128
+_NARROW = 128  # heads up to this size
+
+
+@dataclass(frozen=True)
+class DecodeConfig(
+    Config, keys=LEAST_DOT, num_warps=1, positive=("num_stages", "least", "programs")
+):
+    """A program walks along its part of the keys by `keys` rows.
+
+    least: the fewest keys of a part. programs: how many there are for each multiprocessor, if the
+    cache is long enough.
+    """
+
+    keys: int
+    num_warps: int
+    num_stages: int
+    least: int = 256
+    programs: int = 2
+
+    def misfit(self, head_size: int, itemsize: int = 2) -> str | None:
+        """Heads of this size, a power of two, in elements of so many bytes."""
+        return too_much_shared(2 * itemsize * head_size * self.num_stages * self.keys)
+
+    def warps(self, rows: int) -> int:
+        """For a tile of so many queries: above the least there are more sums in registers."""
+        return max(self.num_warps, min(2 * self.num_warps, 8) if rows > LEAST_DOT else 0)
+
+    def splits(self, gpu: Gpu, tiles: int, keys: int) -> int:
+        """Among how many programs each of so many tiles of queries divides at most so many keys."""
+        wanted = self.programs * gpu.multiprocessors // max(tiles, 1)
+        return max(1, min(wanted, triton.cdiv(keys, self.least), _MOST_SPLITS))
+
+
+# By head size and bytes of an element of the cache.
+TABLE: Table[DecodeConfig] = {}
+
+
+@choosing("attention_decode")
+def decode_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[DecodeConfig]:
+    """For heads of this size in a cache of so many bytes an element."""
+    if itemsize not in (1, 2):
+        raise ValueError(f"attention_decode takes caches of 1 or 2 bytes, got {itemsize}")
+    key = padded_head(head_size), itemsize
+    what = f"heads of {key[0]} in {itemsize} bytes"
+    # Wide heads of bytes, which become floats in registers, need many of them.
+    wide = DecodeConfig(32 * itemsize, 8, 3)
+    fallback = DecodeConfig(64, 4, 3) if key[0] <= _NARROW else wide
+    return from_table("decode_kernel", TABLE, gpu, key, what, fallback)
+
+
+@triton.jit
+def slots(table, batch, at, inside, PAGE: tl.constexpr):
+    """Where tokens of a sequence are: (page, int64, and slot in it). Without pages (PAGE is 0) the
+    sequence is its own. table: pointer and stride of the block table."""
+    if PAGE > 0:
+        row = table[0] + batch.to(tl.int64) * table[1]
+        page = tl.load(row + at // PAGE, mask=inside, other=0)
+        return page.to(tl.int64), (at % PAGE).to(tl.int64)
+    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
+        return batch.to(tl.int64), at.to(tl.int64)
+
+
+@triton.jit
+def offsets(page, slot, head, strides):
+    """Of elements or rows of a cache, by its strides of page, head and slot."""
+    return page * strides[0] + head * strides[1] + slot * strides[2]
+
+
+@triton.jit
+def floats(x, KIND: tl.constexpr, FP8: tl.constexpr):
+    """Elements of a cache in a dtype of 16 bits, exactly.
+
+    Bits of e4m3 (FP8) are put where that dtype has sign, exponent and significand, which makes a
+    number that a power of two then corrects. NaN is lost; the scale of its row keeps it.
+    """
+    if FP8:
+        bits = x.to(tl.int16)
+        if KIND == tl.float16:  # noqa: SIM300
+            y = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+            return y.to(tl.float16, bitcast=True) * 256.0
+        else:  # noqa: RET505
+            y = ((bits & 0x80) << 8) | ((bits & 0x7F) << 4)
+            return y.to(tl.bfloat16, bitcast=True) * 1.329227995784916e36  # 2**120
+    else:
+        return x.to(KIND)
+
+
+@triton.jit
+def load_block(cache, page, slot, head, inside, column, size, SCALED: tl.constexpr):
+    """Rows of a cache [keys, SIZE], 0 outside, and their scales, float32, if it has some.
+
+    cache: pointer, strides, pointer of scales, and their strides."""
+    ptr, strides, scale_ptr, scale_strides = cache
+    at = offsets(page, slot, head, strides)
+    mask = inside[:, None] & (column < size)[None, :]
+    rows = tl.load(ptr + at[:, None] + column[None, :], mask=mask, other=0)
+    scales = 1.0
+    if SCALED:
+        at = offsets(page, slot, head, scale_strides)
+        scales = tl.load(scale_ptr + at, mask=inside, other=0.0)
+    return rows, scales
+
+
+@triton.jit
+def span_of(
+    lengths_ptr, batch, capacity, splits, QUERIES: tl.constexpr, WINDOW: tl.constexpr,
+    KEYS: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """The keys of a sequence, the first and the end of this program's, and how many programs share
+    them. Blocks begin at multiples of KEYS."""
+    length = tl.load(lengths_ptr + batch).to(tl.int32)
+    length = tl.maximum(tl.minimum(length, capacity), 0)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - QUERIES - WINDOW + 1, 0) // KEYS
+    blocks = tl.cdiv(length, KEYS) - first
+    each = tl.maximum(tl.cdiv(blocks, splits), LEAST)
+    begin = first + tl.program_id(0) * each
+    end = tl.minimum((begin + each) * KEYS, length)
+    return length, begin * KEYS, end, tl.maximum(tl.cdiv(blocks, each), 1)
+
+
+@triton.jit
+def sees(query, at, length, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys, at these positions, each query sees, [rows, keys]."""
+    own = (length - QUERIES + query)[:, None]
+    visible = at[None, :] <= own
+    if WINDOW > 0:
+        visible = visible & (at[None, :] > own - WINDOW)
+    return visible
+
+
+@triton.jit
+def join(parts_ptr, lse_ptr, used, first, row, column, live, SPLITS: tl.constexpr):
+    """The parts of a tile, of which this is where they begin among all, as one: [rows, SIZE]."""
+    ROWS: tl.constexpr = row.shape[0]
+    SIZE: tl.constexpr = column.shape[0]
+    split = tl.arange(0, SPLITS)
+    at = (first + split)[None, :] * ROWS + row[:, None]
+    known = (split < used)[None, :] & live[:, None]
+    each = tl.load(lse_ptr + at, mask=known, other=-float("inf"), cache_modifier=".cg")
+    largest = tl.maximum(tl.max(each, axis=1), -3.0e38)
+    weights = tl.sum(tl.exp2(each - largest[:, None]), axis=1)
+    z = tl.zeros((ROWS, SIZE), tl.float32)
+    for i in tl.range(0, used, loop_unroll_factor=4):
+        place = (first + i) * ROWS + row
+        lse = tl.load(lse_ptr + place, mask=live, other=-float("inf"), cache_modifier=".cg")
+        part = parts_ptr + place[:, None] * SIZE + column[None, :]
+        part = tl.load(part, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        z += tl.exp2(lse - largest)[:, None] * part
+    return z / tl.where(weights == 0, 1.0, weights)[:, None]
+
+
+@triton.jit
+def attended(
+    q, k_cache, v_cache, table, span, place, query, column, size, scale,
+    QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
+    SCALED: tl.constexpr, FP8: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Sums over a span of the keys (length, begin, end): the largest score, to the base 2, and the
+    sums of weights and of weighted values relative to it. place: head, batch."""
+    log2_e = tl.constexpr(1.4426950408889634)
+    KIND: tl.constexpr = tl.bfloat16 if SCALED else q.dtype  # of the second product
+    length, begin, end = span
+    head, batch = place
+    # Finite, so that a row that has not seen a key yet has no -inf less -inf, which is NaN.
+    largest = tl.full((q.shape[0],), -3.0e38, tl.float32)
+    weights = tl.zeros((q.shape[0],), tl.float32)
+    weighted = tl.zeros((q.shape[0], q.shape[1]), tl.float32)
+    for start in tl.range(begin, end, KEYS):
+        key = start + tl.arange(0, KEYS)
+        inside = key < end
+        page, slot = slots(table, batch, key, inside, PAGE)
+        k, factors = load_block(k_cache, page, slot, head, inside, column, size, SCALED)
+        scores = tl.dot(q, floats(k, q.dtype, FP8).T) * scale
+        if SCALED:
+            scores = scores * factors[None, :]
+        if CAP > 0:  # tanh x = 1 - 2 / (1 + exp 2x)
+            scores = CAP * log2_e - 2 * CAP * log2_e / (1 + tl.exp2(scores))
+        visible = sees(query, key, length, QUERIES, WINDOW) & inside[None, :]
+        scores = tl.where(visible, scores, -float("inf"))
+        now = tl.maximum(largest, tl.max(scores, axis=1))
+        rescale = tl.exp2(largest - now)
+        weight = tl.exp2(scores - now[:, None])
+        weights = weights * rescale + tl.sum(weight, axis=1)
+        weighted = weighted * rescale[:, None]
+        v, factors = load_block(v_cache, page, slot, head, inside, column, size, SCALED)
+        if SCALED:
+            weight = weight * factors[None, :]
+        weighted = tl.dot(weight.to(KIND), floats(v, KIND, FP8), weighted)
+        largest = now
+    return largest, weights, weighted
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, lengths_ptr, table_ptr, z_ptr,
+    parts_ptr, lse_ptr, met_ptr, heads, group, capacity, size, splits, scale,
+    q_strides, k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
+    QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
+    SCALED: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
+
+    Program (split, head and block of its rows, batch). heads: of keys, each for `group` of q.
+    LEAST: the fewest blocks of keys of a part. SPLITS: `splits` rounded up to a power of two. scale
+    includes log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each
+    tile, are 0 before and after.
+    """
+    split, batch, head = tl.program_id(0), tl.program_id(2), tl.program_id(1) % heads
+    length, begin, end, used = span_of(
+        lengths_ptr, batch, capacity, splits, QUERIES, WINDOW, KEYS, LEAST
+    )
+    if split >= used:
+        return
+    lane, column = tl.arange(0, ROWS), tl.arange(0, SIZE)
+    row = tl.program_id(1) // heads * ROWS + lane
+    live, query = row < group * QUERIES, row % QUERIES
+    at = (head * group + row // QUERIES) * q_strides[1] + query * q_strides[2]
+    there = live[:, None] & (column < size)[None, :]
+    q_at = q_ptr + batch.to(tl.int64) * q_strides[0] + at[:, None] + column[None, :]
+    q = tl.load(q_at, mask=there, other=0.0)
+    k_cache = (k_ptr, k_strides, k_scale_ptr, k_scale_strides)
+    v_cache = (v_ptr, v_strides, v_scale_ptr, v_scale_strides)
+    largest, weights, weighted = attended(
+        q, k_cache, v_cache, (table_ptr, table_stride), (length, begin, end), (head, batch),
+        query, column, size, scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, KEYS,
+    )  # fmt: skip
+    blind = weights == 0
+    z = weighted / tl.where(blind, 1.0, weights)[:, None]
+    rows = (batch * heads + head).to(tl.int64) * (group * QUERIES) + row
+    z_at = z_ptr + rows[:, None] * size + column[None, :]
+    if used == 1:
+        tl.store(z_at, z.to(z_ptr.dtype.element_ty), mask=there)
+    elif SPLITS > 1:
+        tile = batch * tl.num_programs(1) + tl.program_id(1)
+        first = tile.to(tl.int64) * splits
+        place = (first + split) * ROWS + lane
+        lse = tl.where(blind, -float("inf"), largest + tl.log2(weights))
+        tl.store(lse_ptr + place, lse, mask=live)
+        tl.store(parts_ptr + place[:, None] * SIZE + column[None, :], z, mask=live[:, None])
+        tl.debug_barrier()
+        if tl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == used - 1:
+            tl.debug_barrier()
+            z = join(parts_ptr, lse_ptr, used, first, lane, column, live, SPLITS)
+            tl.store(z_at, z.to(z_ptr.dtype.element_ty), mask=there)
+            tl.atomic_xchg(met_ptr + tile, 0, sem="relaxed")
+
+
+def tile_rows(queries: int, size: int) -> int:
+    """Of so many queries of a key head, how many are rows of one tile."""
+    most = min(_MOST_ROWS, max(LEAST_DOT, _MOST_SUMS // size))
+    return min(max(LEAST_DOT, triton.next_power_of_2(queries)), most)
+
+
+def cache_arguments(
+    k: Tensor, v: Tensor, block_table: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None
+) -> dict[str, Any]:
+    """What kernels take of a cache, [batch, heads, capacity, size] or, with a block table, [pages,
+    page size, heads, size]: from here on the former, pages in place of sequences."""
+    scaled = k_scale is not None and v_scale is not None
+    tensors = {
+        "k": k,
+        "v": v,
+        "k_scale": k_scale if scaled else k,
+        "v_scale": v_scale if scaled else v,
+    }
+    if block_table is not None:
+        tensors = {name: x.transpose(1, 2) for name, x in tensors.items()}
+    bits = {torch.float8_e4m3fn: torch.uint8}
+    tensors = {name: x.view(bits.get(x.dtype, x.dtype)) for name, x in tensors.items()}
+    capacity, size = tensors["k"].shape[2:]
+    pages, table = 1, tensors["k"]
+    if block_table is not None:
+        pages, table = block_table.shape[1], block_table
+    return {
+        **{f"{name}_ptr": x for name, x in tensors.items()},
+        **{f"{name}_strides": x.stride()[:3] for name, x in tensors.items()},
+        "table_ptr": table,
+        "table_stride": table.stride(0),
+        "capacity": capacity * pages,
+        "PAGE": 0 if block_table is None else capacity,
+        "SCALED": scaled,
+        "FP8": k.dtype == torch.float8_e4m3fn,
+        "SIZE": padded_head(size),
+        "size": size,
+    }
+
+
+def attention_decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    window: int,
+    cap: float,
+    scale: float,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """z like q [batch, heads, queries, size], contiguous; window, cap: 0 for none.
+
+    The rest as `lowbit.torch.functional.attention_decode` takes it. ValueError if `config` does not
+    fit.
+    """
+    z = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    cache = cache_arguments(k, v, block_table, k_scale, v_scale)
+    if 0 in (z.numel(), cache["capacity"]):
+        return z.zero_()
+    (batch, q_heads, queries, size), gpu = q.shape, gpu_of(q.device)
+    heads = cache["k_ptr"].shape[1]
+    config = config or decode_choice(gpu, size, k.itemsize).config
+    config.require(cache["SIZE"], k.itemsize)
+    rows = tile_rows(q_heads // heads * queries, cache["SIZE"])
+    tiles = heads * triton.cdiv(q_heads // heads * queries, rows)
+    seen = cache["capacity"]
+    if window:
+        seen = min(seen, window + queries + config.keys)
+    splits = config.splits(gpu, batch * tiles, seen)
+    parts = batch * tiles * splits * rows if splits > 1 else 0
+    arguments = {
+        **cache,
+        "q_ptr": q,
+        "lengths_ptr": lengths.contiguous(),
+        "z_ptr": z,
+        "parts_ptr": torch.empty(parts, cache["SIZE"], dtype=torch.float32, device=q.device),
+        "lse_ptr": torch.empty(parts, dtype=torch.float32, device=q.device),
+        "met_ptr": counters(q.device, batch * tiles if splits > 1 else 1),
+        "heads": heads,
+        "group": q_heads // heads,
+        "splits": splits,
+        "scale": scale * LOG2_E * (2 / cap if cap else 1),
+        "q_strides": q.stride()[:3],
+        "QUERIES": queries,
+        "WINDOW": window,
+        "CAP": cap,
+        "ROWS": rows,
+        "KEYS": config.keys,
+        "LEAST": max(1, config.least // config.keys),
+        "SPLITS": triton.next_power_of_2(splits),
+    }
+    options = {**config.options, "num_warps": config.warps(rows)}
+    launch(decode_kernel, (splits, tiles, batch), arguments, **options)
+    return z
+
+
+@triton.jit
+def quantized(x, FP8: tl.constexpr, KIND: tl.constexpr):
+    """A row as (integers or bits of e4m3, scale): round half to even, the largest magnitude to 127
+    or 448. A row that is not finite has a scale that is NaN."""
+    x = x.to(tl.float32)
+    scale = tl.div_rn(tl.max(tl.abs(x), axis=0), 448.0 if FP8 else 127.0)
+    y = tl.div_rn(x, tl.where(scale == 0, 1.0, scale) + tl.zeros_like(x))
+    if FP8:
+        # Scaled down so that float32 is subnormal where e4m3 is; then 20 bits are rounded off.
+        bits = (tl.abs(y) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # 2**-120
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+        q = tl.minimum(bits, 0x7E) | tl.where(y < 0, 0x80, 0)
+    else:
+        q = (y + 12582912.0) - 12582912.0  # 1.5 · 2**23: no bits are left after the point
+    return q.to(KIND), scale + tl.sum(x * 0.0, axis=0)
+
+
+@triton.jit
+def write_kernel(
+    new_k_ptr, new_v_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, positions_ptr, table_ptr,
+    capacity, size, new_k_strides, new_v_strides,
+    k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
+    PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The key and the value of one token, program (token, head, batch)."""
+    token, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = tl.load(positions_ptr + batch).to(tl.int32) + token
+    column = tl.arange(0, SIZE)
+    inside = (at >= 0) & (at < capacity)
+    mask = inside & (column < size)
+    page, slot = slots((table_ptr, table_stride), batch, at, inside, PAGE)
+    wide = batch.to(tl.int64)
+    k = tl.load(
+        new_k_ptr + offsets(wide, token, head, new_k_strides) + column, mask=mask, other=0.0
+    )
+    v = tl.load(
+        new_v_ptr + offsets(wide, token, head, new_v_strides) + column, mask=mask, other=0.0
+    )
+    if SCALED:
+        k, k_scale = quantized(k, FP8, k_ptr.dtype.element_ty)
+        v, v_scale = quantized(v, FP8, v_ptr.dtype.element_ty)
+        tl.store(k_scale_ptr + offsets(page, slot, head, k_scale_strides), k_scale, mask=inside)
+        tl.store(v_scale_ptr + offsets(page, slot, head, v_scale_strides), v_scale, mask=inside)
+    tl.store(k_ptr + offsets(page, slot, head, k_strides) + column, k, mask=mask)
+    tl.store(v_ptr + offsets(page, slot, head, v_strides) + column, v, mask=mask)
+
+
+def write_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    block_table: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """As `lowbit.torch.functional.write_cache` takes it."""
+    batch, heads, tokens, _ = k.shape
+    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
+    arguments = {
+        **cache_arguments(k_cache, v_cache, block_table, k_scale, v_scale),
+        "new_k_ptr": k,
+        "new_v_ptr": v,
+        "positions_ptr": positions.contiguous(),
+        "new_k_strides": k.stride()[:3],
+        "new_v_strides": v.stride()[:3],
+    }
+    launch(write_kernel, (tokens, heads, batch), arguments, num_warps=1)
