@@ -11,14 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lowbit.kernels.triton.fast import LARGEST_HEAD
 from lowbit.lm.description import Description
-from lowbit.torch.functional import Int4Weight, attention, int4_matmul, rms_norm
+from lowbit.torch.functional import (
+    Int4Weight,
+    attention,
+    attention_decode,
+    int4_matmul,
+    rms_norm,
+)
 from lowbit.torch.functional.decoding import add_rms_norm, gated, rotate
 from lowbit.torch.functional.embedding import embedding
 from lowbit.torch.weight import QuantizedWeight
-
-_LARGEST_HEAD = 128  # that `attention` serves
-
 
 # Attention over the cache [2, layers, slots, key heads, capacity, head_dim].
 
@@ -48,7 +52,7 @@ class Chunk:
         rows, heads, size = q.shape
         end = self.first + rows
         keys, values = self.cache[:, layer, self.slot, :, :end]
-        if not form.window and not form.cap and size <= _LARGEST_HEAD and keys.itemsize == 2:
+        if not form.window and not form.cap and size <= LARGEST_HEAD and keys.itemsize == 2:
             out = attention(q.transpose(0, 1)[None], keys[None], values[None], causal=True,
                             scale=form.scale)[0]  # fmt: skip
             return out.transpose(0, 1)
@@ -63,35 +67,36 @@ class Chunk:
 
 @dataclass
 class Step:
-    """Rows of a sequence each. positions, slots: [rows]. ordered: the slots are the first ones.
-    Shapes do not depend on how much the cache holds."""
+    """Rows of a sequence each. positions, slots: [rows]; the last position is that of rows without
+    a sequence. Shapes do not depend on how much the cache holds."""
 
     cache: Tensor
     positions: Tensor
     slots: Tensor
-    ordered: bool
     _masks: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        spare = self.cache.shape[4] - 1
+        self._lengths = (self.positions + 1).where(self.positions != spare, 1)
+        self._pages = self.slots.int()[:, None]  # a slot is a page
 
     def attend(self, layer: int, q: Tensor, form: Form) -> Tensor:
         """Queries [rows, heads, size] over keys and values that are in the cache already."""
         keys, values = self.cache[:, layer]
+        if keys.itemsize == 2:
+            pages = keys.transpose(1, 2), values.transpose(1, 2)
+            out = attention_decode(
+                q[:, :, None], *pages, self._lengths, block_table=self._pages, scale=form.scale,
+                window=form.window or None, cap=form.cap or None,
+            )  # fmt: skip
+            return out[:, :, 0]
         if form.window not in self._masks:
             mask = _mask(self.positions, keys.shape[2], form.window, keys.dtype)
             self._masks[form.window] = mask[:, None, None]
-        slots = None if self.ordered else self.slots
-        return step_attention(q, keys, values, slots, self._masks[form.window], form)
-
-
-def step_attention(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor | None, mask: Tensor, form: Form
-) -> Tensor:
-    """A query [rows, heads, size] of each sequence over its slot of [slots, key heads, capacity,
-    size]; slots: which, None: the first ones. mask: [rows, 1, 1, capacity],
-    what is added to scores."""
-    keys, values = (one[: len(q)] if slots is None else one[slots] for one in (keys, values))
-    # The heads that share keys are rows of one product.
-    rows = q.view(len(q), keys.shape[1], -1, q.shape[-1])
-    return _attention(rows, keys, values, mask, form).view(q.shape)
+        # The heads that share keys are rows of one product.
+        rows = q.view(len(q), keys.shape[1], -1, q.shape[-1])
+        own = keys[self.slots], values[self.slots]
+        return _attention(rows, *own, self._masks[form.window], form).view(q.shape)
 
 
 def _mask(positions: Tensor, capacity: int, window: int, dtype: torch.dtype) -> Tensor:

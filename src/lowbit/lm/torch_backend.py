@@ -203,17 +203,14 @@ class TorchBackend:
             return (x[-1:] if last else x).float().cpu().numpy()
 
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows:
-        """As `Backend` says. Rows are as many as a power of two, in the order of slots."""
-        count, order = len(ids), np.argsort(slots)
-        rows = min(1 << (count - 1).bit_length(), self.slots)
-        given = np.zeros((3, rows), np.int64)
-        given[:, :count] = np.array([ids, positions, slots])[:, order]
-        given[1, count:] = self._spare
-        first = bool((given[2, :count] == np.arange(count)).all())
-        given[2, count:] = np.arange(count, rows) if first else given[2, count - 1]
+        """As `Backend` says. Rows are as many as a power of two; those that stand for no sequence
+        write to the last place of a slot, which nobody reads."""
+        count = len(ids)
+        given = torch.zeros(3, 1 << (count - 1).bit_length(), dtype=torch.int64)
+        given[1:, count:] = torch.tensor([[self._spare], [slots[-1]]])
+        given[:, :count] = torch.tensor([ids, positions, slots])
         with self._lock, torch.inference_mode():
-            logits = self._calls(torch.from_numpy(given), first)[:count].cpu().numpy()
-        return logits[np.argsort(order)]
+            return self._calls(given)[:count].cpu().numpy()
 
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
@@ -221,7 +218,7 @@ class TorchBackend:
             x = torch.from_numpy(hidden).to(self._device).to(self._dtype)
             return self.decoder.logits(x).cpu().numpy()
 
-    def _stepped(self, given: Tensor, first: bool) -> Tensor:
-        """given: int64 [3, rows], tokens, positions and slots; first: these are the first ones."""
+    def _stepped(self, given: Tensor) -> Tensor:
+        """Logits of tokens at positions of slots: int64 [3, rows]."""
         ids, positions, slots = given
-        return self.decoder.logits(self.decoder(ids, Step(self._cache, positions, slots, first)))
+        return self.decoder.logits(self.decoder(ids, Step(self._cache, positions, slots)))
