@@ -28,7 +28,7 @@ _CACHES = ("float32", "bfloat16", "int8")
 
 
 class LanguageModel:
-    """A decoder on the CPU. Made by `LanguageModel.load`.
+    """A decoder on the CPU or a GPU. Made by `LanguageModel.load`.
 
     Several threads may use one: each `sequence` belongs to one thread at a time.
 

@@ -38,7 +38,7 @@ def gpu(name: str) -> torch.device:
     """A GPU by its name. RuntimeError: there is none of that name."""
     device, count = torch.device(name), torch.cuda.device_count()
     if not torch.cuda.is_available() or (device.index or 0) >= count:
-        raise RuntimeError(f"PyTorch finds no {name!r} here, but {count} CUDA GPUs")
+        raise RuntimeError(f"PyTorch finds no {name!r} here: it knows of {count} CUDA GPUs")
     return torch.device(
         "cuda", torch.cuda.current_device() if device.index is None else device.index
     )
