@@ -39,10 +39,12 @@ class FakeModel:
     @classmethod
     def load(
         cls, path: Path, threads: int | None = None, sequences: int = 4,
-        cache: str = "bfloat16",
+        cache: str = "bfloat16", device: str = "cpu",
     ) -> FakeModel:  # fmt: skip
         if not path.suffix:
             raise FileNotFoundError(2, "No such file or directory", str(path))
+        if device != "cpu":
+            raise RuntimeError(f"PyTorch finds no {device!r} here")
         cls.caches.append(cache)
         cls.loaded.append((path.name, threads, sequences))
         return cls()
@@ -69,6 +71,12 @@ def model(monkeypatch: pytest.MonkeyPatch) -> type[FakeModel]:
 
 def call(*arguments: str, typed: str | None = None) -> Any:
     return CliRunner().invoke(app, arguments, input=typed, prog_name="lowbit")
+
+
+def test_a_gpu_that_there_is_not():
+    done = call("generate", "a.gguf", "Colours?", "--device", "cuda")
+    assert done.exit_code == 2
+    assert "PyTorch finds no 'cuda' here" in done.output
 
 
 def test_the_text_is_on_stdout_and_its_speed_on_stderr(model: type[FakeModel]) -> None:

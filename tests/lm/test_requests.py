@@ -37,21 +37,21 @@ def sequences_are_given_back(lm):
     assert sorted(lm._free) == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["_chunk", "_step", "_head"])
+@pytest.mark.parametrize("name", ["chunk", "step", "head"])
 @pytest.mark.parametrize("done", [False, True])
 def test_ctrl_c_and_another_request(lm, answer, monkeypatch, name, done):
     """Before or after a part of the model has run."""
-    session, calls = getattr(lm, name), []
+    compute, calls = getattr(lm._backend, name), []
 
-    def interrupted(*arrays):
+    def interrupted(*rows, **more):
         calls.append(name)
-        made = session(*arrays) if done or len(calls) != 3 else None
+        made = compute(*rows, **more) if done or len(calls) != 3 else None
         if len(calls) == 3:
             raise KeyboardInterrupt
         return made
 
     with monkeypatch.context() as patch:
-        patch.setattr(lm, name, interrupted)
+        patch.setattr(lm._backend, name, interrupted)
         text = f"Yes. {answer} " * 2  # chunks of a prompt, and guesses
         with pytest.raises(KeyboardInterrupt):  # noqa: PT012
             for prompt in (text, f"No. {text}", f"So. {text}"):

@@ -47,6 +47,7 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed draws the same tex
 Cache = Annotated[
     str, typer.Option(help="How keys and values are kept: bfloat16, float32 or int8.")
 ]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda or cuda:N.")]
 Stop = Annotated[
     list[str] | None,
     typer.Option(metavar="TEXT", help="A string that ends the text; give it again for another."),
@@ -88,6 +89,7 @@ def generate(
     seed: Seed = 0,
     stop: Stop = None,
     cache: Cache = "bfloat16",
+    device: Device = "cpu",
     speculate: Speculate = 0,
     sequences: Sequences = 32,
     threads: Threads = None,
@@ -107,7 +109,7 @@ def generate(
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
     with opened(json_file) as file:
         lm = LanguageModel.load(
-            model, threads=threads, cache=cache, sequences=min(sequences, len(said))
+            model, threads=threads, cache=cache, sequences=min(sequences, len(said)), device=device
         )
         options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
                                    "stop": stop or (), "raw": raw}  # fmt: skip
@@ -139,6 +141,7 @@ def chat(
     seed: Seed = 0,
     stop: Stop = None,
     cache: Cache = "bfloat16",
+    device: Device = "cpu",
     speculate: Speculate = 0,
     threads: Threads = None,
 ) -> None:
@@ -152,7 +155,7 @@ def chat(
     with suppress(ImportError):
         import readline  # noqa: F401  (lines can be edited)
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
-    lm = LanguageModel.load(model, threads=threads, cache=cache)
+    lm = LanguageModel.load(model, threads=threads, cache=cache, device=device)
     messages = [] if system is None else [_message("system", system)]
     while True:
         try:

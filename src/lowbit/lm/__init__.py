@@ -1,4 +1,4 @@
-"""Language models on the CPU, without PyTorch."""
+"""Language models: on the CPU, without PyTorch, or on a GPU by it."""
 
 from __future__ import annotations
 

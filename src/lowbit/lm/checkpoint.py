@@ -267,6 +267,13 @@ def _of(tensors: Mapping[str, Any], name: str) -> Any:
     return tensors[name]
 
 
+def some_rows(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
+    """Some rows of a weight, without factors of inputs."""
+    q, zeros = weight.weight, weight.zero_point
+    part = QTensor(q.values[rows], q.scale[rows], q.zero_point[rows], q.format, 0, q.group_size)
+    return QuantizedWeight(part, None if zeros is None else zeros[rows])
+
+
 def joined(weights: Sequence[Matrix], experts: int = 1) -> Matrix | None:
     """Weights below each other, [sum of N, K]; those of `experts` one expert after another. None if
     they are not of one kind."""

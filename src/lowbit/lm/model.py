@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
-from functools import cache
 from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.graph.lower import dtype_of
-from lowbit.graph.session import Session
+from lowbit.lm.backend import ROWS, Backend, CpuBackend, filled
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
 from lowbit.lm.generation import Prompt, Stream, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
+from lowbit.registry.extras import require
 from lowbit.registry.locks import Lock, cached_property
 from lowbit.weights.format import WeightFormat
 
 Logits = npt.NDArray[np.float32]
 _CONTEXT = 4096  # positions, unless more are asked for
-# Rows of a prompt that run together. What is left is filled up to one of these.
-_ROWS = (8, 32, 128, 512)
 _CACHES = ("float32", "bfloat16", "int8")
 
 
 class LanguageModel:
-    """A decoder on the CPU. Made by `LanguageModel.load`.
+    """A decoder on the CPU or a GPU. Made by `LanguageModel.load`.
 
     Several threads may use one: each `sequence` belongs to one thread at a time.
 
@@ -39,30 +37,23 @@ class LanguageModel:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], checkpoint: Checkpoint, networks: Networks,
-        context: int, threads: int | None, isa: str | None,
-    ) -> None:  # fmt: skip
+        self, path: str | os.PathLike[str], checkpoint: Checkpoint, backend: Backend, context: int
+    ) -> None:
         """Of `load`."""
         self.path, self.context = os.fspath(path), context
         self.description, self.notes = checkpoint.description, checkpoint.notes
         self.vocabulary = self.description.vocabulary
-        self._checkpoint = checkpoint
-        self._chunk, self._step, self._head = (
-            Session(one, threads=threads, isa=isa)
-            for one in (networks.chunk, networks.step, networks.head)
-        )
-        cache = networks.step.tensors["cache"]
-        # Pages that no token has touched take no memory.
-        self._cache = np.empty(cache.sizes, dtype_of(cache.dtype))
-        self._free = list(range(len(self._cache)))[::-1]
+        self._checkpoint, self._backend = checkpoint, backend
+        self._free = list(range(backend.slots))
         self._known: dict[int, list[int]] = {slot: [] for slot in self._free}
         self._lock = Lock()
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], *, threads: int | None = None,
-        context: int | None = None, sequences: int = 4, activations: str = "grouped",
+        context: int | None = None, sequences: int = 4, activations: str | None = None,
         weights: str | WeightFormat | None = None, cache: str = "bfloat16", isa: str | None = None,
+        device: str = "cpu",
     ) -> LanguageModel:  # fmt: skip
         """A GGUF file, or a folder with config.json and safetensors.
 
@@ -72,16 +63,19 @@ class LanguageModel:
           fewer, if left out. sequences: how many there may be at once.
         - activations: what products with weights in groups multiply: "grouped": 8 bits, with a
           scale for each group of a token; "dynamic": one for each token, as products with other
-          integers have it; "float": as good as float32.
+          integers have it; "float": as good as float32. If left out, "grouped"; on a GPU "float",
+          which is the only one there, and bfloat16.
         - weights: what weights that are floats are quantized to: "int8", "int4" (groups of 32), or
           a WeightFormat; None: they stay float32.
         - cache: of keys and values, "bfloat16", "float32", or "int8" with a scale for each head
-          and token.
+          and token, which no GPU serves.
+        - device: "cpu", or a GPU of PyTorch's: "cuda", "cuda:1". There weights of 4 bits stay what
+          they are; others are bfloat16.
 
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.
         """
-        if activations not in ("grouped", "dynamic", "float"):
+        if activations not in (None, "grouped", "dynamic", "float"):
             raise ValueError(
                 f"activations must be 'grouped', 'dynamic' or 'float', got {activations!r}"
             )
@@ -89,6 +83,8 @@ class LanguageModel:
             raise ValueError(f"cache must be one of {', '.join(_CACHES)}, got {cache!r}")
         if sequences < 1:
             raise ValueError(f"sequences must be positive, got {sequences}")
+        if device != "cpu":
+            _check_gpu(device, activations, cache, threads, isa)
         checkpoint = open_checkpoint(path)
         most = checkpoint.description.context
         length = min(_CONTEXT, most) if context is None else context
@@ -96,11 +92,14 @@ class LanguageModel:
             raise ValueError(f"context must be from 1 to the model's {most}, got {context}")
         if isinstance(weights, str):
             weights = WeightFormat(weights, 32 if weights != "int8" else None)
-        held = Weights(checkpoint, activations, weights)
+        if device != "cpu":
+            backend = _of_torch(checkpoint, weights, cache, sequences, length, device)
+            return cls(path, checkpoint, backend, length)
+        held = Weights(checkpoint, activations or "grouped", weights)
         # Rows that fill a chunk up are written behind the last token.
         networks = Networks(checkpoint.description, held, cache, sequences, length,
-                            length + _ROWS[-1])  # fmt: skip
-        return cls(path, checkpoint, networks, length, threads, isa)
+                            length + ROWS[-1])  # fmt: skip
+        return cls(path, checkpoint, CpuBackend(checkpoint, networks, threads, isa), length)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -155,8 +154,9 @@ class LanguageModel:
         RuntimeError: as many are open as there may be."""
         with self._lock:
             if not self._free:
+                count = self._backend.slots
                 raise RuntimeError(
-                    f"{len(self._cache)} sequences are open: close one, or load the model with more"
+                    f"{count} sequences are open: close one, or load the model with more"
                 )
             shared = [(_common(self._known[slot], ids), slot) for slot in self._free]
             most, slot = max(shared, key=lambda one: one[0])
@@ -191,31 +191,48 @@ class LanguageModel:
             raise ValueError(f"{len(sequences)} different sequences and as many ids are expected")
         for one in sequences:
             one.check(1)
-        # The last one again, which writes the same to the same place: each number of rows takes a
-        # plan, which takes longer to make than some steps.
-        extra = -len(ids) % 4 if len(ids) > 8 else 0
-        rows = [*sequences, *[*sequences[-1:]] * extra]
-        x = self._embedded([*ids, *[*ids[-1:]] * extra])
-        positions = np.array([one.length for one in rows], np.int64)
-        slots = np.array([one.slot for one in rows], np.int64)
-        logits = self._step(x, positions, self._cache, slots)
+        self._check(ids)
+        places = [one.length for one in sequences], [one.slot for one in sequences]
+        logits = self._backend.step(ids, *places)
         for one, token in zip(sequences, ids, strict=True):
             one.ids.append(token)
-        return self._capped(logits)[: len(ids)]
+        return self._capped(logits)
 
-    def _embedded(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def _check(self, ids: Sequence[int]) -> None:
         wrong = [one for one in ids if not 0 <= one < self.vocabulary]
         if wrong:
             raise ValueError(f"the model has tokens 0 to {self.vocabulary - 1}, not {wrong[0]}")
-        rows = self._checkpoint.rows("token_embd.weight", ids)
-        return rows * np.float32(self.description.embedding_scale)
 
     def _head_of(self, hidden: npt.NDArray[np.float32]) -> Logits:
-        return self._capped(self._head(hidden))
+        return self._capped(self._backend.head(hidden))
 
     def _capped(self, logits: Logits) -> Logits:
         cap = np.float32(self.description.logit_cap)
         return cap * np.tanh(logits / cap) if cap else logits
+
+
+def _check_gpu(
+    device: str, activations: str | None, cache: str, threads: int | None, isa: str | None
+) -> None:
+    """Arguments of `load` that are none of a GPU's, or a device that there is not."""
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
+    if threads is not None or isa is not None:
+        raise ValueError(f"threads and isa are the CPU's; {device!r} takes neither")
+    if activations not in (None, "float"):
+        raise NotImplementedError(f"activations {activations!r} have no kernel on {device!r}")
+    if cache == "int8":
+        raise NotImplementedError(f"a cache of int8 has no kernel on {device!r}")
+
+
+def _of_torch(
+    checkpoint: Checkpoint, weights: WeightFormat | None, cache: str, sequences: int, context: int,
+    device: str,
+) -> Backend:  # fmt: skip
+    require("lowbit.lm on a GPU", "torch", "torch")
+    from lowbit.lm.torch_backend import TorchBackend, gpu
+
+    return TorchBackend(checkpoint, weights, cache, sequences, context, gpu(device))
 
 
 def losses(logits: Logits, ids: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -251,22 +268,19 @@ class TokenSequence:
     def rows(self, ids: Sequence[int]) -> Logits:
         """Add 8 tokens or fewer: the logits behind each, float32 [tokens, vocabulary]."""
         x = self.hidden(ids)
-        return self._model._head_of(_filled(x, _ROWS[0]))[: len(ids)]
+        return self._model._head_of(filled(x, ROWS[0]))[: len(ids)]
 
     def hidden(self, ids: Sequence[int], last: bool = False) -> npt.NDArray[np.float32]:
         """Add tokens: what the head reads, of each or of the last, float32 [tokens, width]."""
-        model, made = self._model, []
+        backend, made = self._model._backend, []
         self.check(len(ids))
-        x = model._embedded(ids)
-        cache = model._cache[self.slot : self.slot + 1]
+        self._model._check(ids)
         first = 0
-        for rows in _chunks(len(ids)):
-            count = min(rows, len(ids) - first)
-            positions = np.arange(self.length, self.length + rows)
-            y = model._chunk(_filled(x[first : first + rows], rows), positions, cache)[:count]
-            self.ids.extend(ids[first : first + count])
-            first += count
-            made.append(y[-1:] if last else y)
+        for rows in backend.cut(len(ids)):
+            part = ids[first : first + rows]
+            made.append(backend.chunk(part, self.length, self.slot, rows, last=last))
+            self.ids.extend(part)
+            first += rows
         return made[-1] if last else np.concatenate(made)
 
     def rewind(self, length: int) -> None:
@@ -302,24 +316,6 @@ class TokenSequence:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
-
-
-def _filled(x: npt.NDArray[np.float32], rows: int) -> npt.NDArray[np.float32]:
-    """So many rows, with zeros behind what there is: each number of rows would take a plan."""
-    if len(x) == rows:
-        return x
-    return np.concatenate([x, np.zeros((rows - len(x), x.shape[1]), np.float32)])
-
-
-@cache
-def _chunks(count: int) -> tuple[int, ...]:
-    """The rows of the chunks of so many tokens: the fewest, where a chunk's weights, which are read
-    once, count as much as 12 rows; that is what they take on the machines that were measured."""
-    if count <= 0:
-        return ()
-    rows = [_ROWS[-1]] if count > _ROWS[-1] else reversed(_ROWS)
-    cuts = [(size, *_chunks(count - size)) for size in rows]
-    return min(cuts, key=lambda cut: sum(cut) + 12 * len(cut))
 
 
 def _common(known: Sequence[int], ids: Sequence[int]) -> int:

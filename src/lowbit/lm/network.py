@@ -96,13 +96,18 @@ class Weights:
         return name
 
     def _panels(self, weight: QuantizedWeight, scale: float) -> PackedMatrix:
-        q = weight.weight
-        if scale != 1:
-            q = type(q)(q.values, q.scale * np.float32(scale), q.zero_point, q.format, q.axis,
-                        q.group_size, q.group_axis)  # fmt: skip
+        q = scaled(weight, scale).weight
         if weight.zero_point is None:
             return pack(q.T)
         return pack(q.T, zero_point=weight.zero_point.T)
+
+
+def scaled(weight: QuantizedWeight, scale: float) -> QuantizedWeight:
+    """A weight, multiplied by a number."""
+    if scale == 1:
+        return weight
+    q = weight.weight
+    return replace(weight, weight=replace(q, scale=q.scale * np.float32(scale)))
 
 
 class Networks:

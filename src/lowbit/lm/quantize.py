@@ -22,13 +22,12 @@ import numpy.typing as npt
 
 from lowbit.graph.graph import Graph
 from lowbit.graph.session import Session
-from lowbit.lm.checkpoint import Checkpoint, FolderCheckpoint, open_checkpoint
+from lowbit.lm.checkpoint import Checkpoint, FolderCheckpoint, open_checkpoint, some_rows
 from lowbit.lm.convert import Tensor, Writer, Written, stored, tensors_of
 from lowbit.lm.model import LanguageModel
 from lowbit.lm.network import Weights, layer_graph
 from lowbit.lm.tokenizer import Tokenizer
 from lowbit.numerics.methods import Activations, QuantizedWeight
-from lowbit.numerics.qtensor import QTensor
 from lowbit.weights.format import WeightFormat
 from lowbit.weights.tensor_file import StoredTensor
 
@@ -201,7 +200,7 @@ class _Layers:
             files = self._files[name.removesuffix(".weight")]
             rows = weight.weight.shape[0] // len(files)  # of an expert
             for i, file in enumerate(files):
-                yield file, _some(weight, slice(i * rows, (i + 1) * rows))
+                yield file, some_rows(weight, slice(i * rows, (i + 1) * rows))
 
     def _graph(self, number: int, weights: Weights) -> tuple[Graph, dict[str, str]]:
         return layer_graph(self._description, weights, number, self._length)
@@ -238,7 +237,7 @@ class _Layers:
         whole = format.quantize(np.concatenate(parts), known)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         slices = map(slice, [0, *ends], ends)
-        made = {one: _some(whole, rows) for one, rows in zip(names, slices, strict=True)}
+        made = {one: some_rows(whole, rows) for one, rows in zip(names, slices, strict=True)}
         return made, whole.input_scale
 
 
@@ -270,10 +269,3 @@ def _activations_of(x: Floats) -> Activations:
         part.astype(np.float64) for part in (x.mean(0), size.mean(0), size.max(0), x.T @ x / len(x))
     )
     return Activations(len(x), mean, magnitude, largest, gram)
-
-
-def _some(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
-    """Some rows of a weight, without factors of inputs."""
-    q, zeros = weight.weight, weight.zero_point
-    part = QTensor(q.values[rows], q.scale[rows], q.zero_point[rows], q.format, 0, q.group_size)
-    return QuantizedWeight(part, None if zeros is None else zeros[rows])

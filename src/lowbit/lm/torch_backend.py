@@ -1,0 +1,224 @@
+"""A language model on a GPU, by PyTorch: its weights as products there take them, and what runs it.
+
+Weights of 4 bits stay what they are. Others are floats of 16 bits: there is no kernel for them yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowbit.lm.backend import Rows
+from lowbit.lm.checkpoint import Checkpoint, Matrix, some_rows
+from lowbit.lm.decoder import Chunk, Decoder, DecoderLayer, Gated, Linear, Mixture, Step
+from lowbit.lm.description import Description
+from lowbit.lm.network import Weights, _Gated, _Layer, _rotations, scaled
+from lowbit.numerics.methods import QuantizedWeight
+from lowbit.registry.locks import Lock
+from lowbit.torch import QuantizedWeight as WeightTensor
+from lowbit.torch.functional import Int4Weight, pack_int4
+from lowbit.torch.graphs import CapturedCalls
+from lowbit.torch.weight import Facts
+from lowbit.weights.format import WeightFormat
+
+_ROWS = 512  # of a chunk of a prompt
+_GROUPS, _TILE, _WORD = 32, 128, 8  # in k: what groups, one group, rows are multiples of
+_LOADING = 4  # threads
+_PLACES = 64  # what the places of a sequence are a multiple of
+_CACHES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+Product = Tensor | Int4Weight
+
+
+def gpu(name: str) -> torch.device:
+    """A GPU by its name. RuntimeError: there is none of that name."""
+    device, count = torch.device(name), torch.cuda.device_count()
+    if not torch.cuda.is_available() or (device.index or 0) >= count:
+        raise RuntimeError(f"PyTorch finds no {name!r} here: it knows of {count} CUDA GPUs")
+    return torch.device(
+        "cuda", torch.cuda.current_device() if device.index is None else device.index
+    )
+
+
+def product(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Product:
+    """A weight [N, K] as it is multiplied by on a device: of 4 bits as it is, else floats."""
+    if isinstance(weight, np.ndarray):
+        return torch.tensor(weight).to(device).to(dtype)
+    q, real = weight.weight, weight.zero_point
+    depth = q.shape[1]
+    size = min(q.group_size or depth, depth)
+    if q.format.bits > 4 or depth % _WORD or (size < depth and size % _GROUPS):
+        return torch.tensor(weight.dequantize()).to(device).to(dtype)
+    values, scale = torch.tensor(q.values).to(device), torch.tensor(q.scale).to(device)
+    zero = torch.tensor(q.zero_point if real is None else real).to(device)
+    if q.format.signed:
+        values, zero = (values + 8).to(torch.uint8), zero + 8
+    half = scale.half()
+    if real is None and bool((half.float() == scale).all()):  # as most files have them
+        scale = half
+    size = size if size < depth else -(-depth // _TILE) * _TILE
+    return pack_int4(values, scale.reshape(len(scale), -1), zero.reshape(len(scale), -1),
+                     group_size=size)  # fmt: skip
+
+
+class _DeviceWeights(Weights):
+    """A model's tensors on a device. products: by name; of experts one for each."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, format: WeightFormat | None, device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__(checkpoint, "float", format)
+        self._device, self._dtype = device, dtype
+        self._products: dict[str, list[Product]] = {}
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """What `vector` gave the name of, for as long as nobody has asked for it."""
+        value = torch.tensor(self.constants.pop(name))
+        return value.to(self._device, dtype or self._dtype if value.is_floating_point() else None)
+
+    def linear(self, weight: str, bias: str, order: str, expert: int = 0) -> Linear:
+        """What `matrices` gave the names of."""
+        extra = (self.tensor(name) if name else None for name in (bias, order))
+        return Linear(self._products[weight][expert], *extra)
+
+    def _packed(self, stems: Sequence[str], weight: Matrix, scale: float) -> str:
+        name = "+".join(stems)
+        if isinstance(weight, np.ndarray):
+            weight = weight * np.float32(scale)
+            weight = weight if self.format is None else self.format.quantize(weight)
+        elif scale != 1:
+            weight = scaled(weight, scale)
+        count = self.checkpoint.description.experts if "_exps" in name else 1
+        whole = weight if isinstance(weight, np.ndarray) else weight.weight.values
+        rows = [
+            slice(at, at + len(whole) // count) for at in range(0, len(whole), len(whole) // count)
+        ]
+        parts = [weight[one] if isinstance(weight, np.ndarray) else some_rows(weight, one)
+                 for one in rows]  # fmt: skip
+        made = self._products[name] = [product(one, self._device, self._dtype) for one in parts]
+        if isinstance(weight, QuantizedWeight) and isinstance(made[0], Tensor):
+            bits, notes = weight.weight.format.bits, self.checkpoint.notes
+            kind = str(self._dtype).removeprefix("torch.")
+            reason = f"integers of {bits} bits as {kind}: no kernel takes them on {self._device}"
+            notes[reason] = notes.get(reason, 0) + weight.weight.values.size
+        return name
+
+
+def _gated(d: Description, weights: _DeviceWeights, gated: _Gated, expert: int = 0) -> Gated:
+    up = [weights.linear(*names, expert=expert) for names in gated.up]
+    return Gated(up, weights.linear(*gated.down, expert=expert), d.function)
+
+
+def _layer(d: Description, weights: _DeviceWeights, number: int) -> DecoderLayer:
+    layer = _Layer(d, weights, number)
+    if layer.mixed:
+        experts = [_gated(d, weights, layer.gated, expert) for expert in range(d.experts)]
+        shared = layer.shared and (
+            weights.tensor(layer.shared_gate),
+            _gated(d, weights, layer.shared),
+        )
+        gated = Mixture(d, weights.tensor(layer.router, torch.float32), experts, shared)
+    else:
+        gated = _gated(d, weights, layer.gated)
+    norms = {name: weights.tensor(held) for name, held in layer.norms.items()}
+    qkv = [weights.linear(*names) for names in layer.qkv]
+    return DecoderLayer(d, number, qkv, weights.linear(*layer.out), gated, norms)
+
+
+def decoder(
+    checkpoint: Checkpoint, format: WeightFormat | None, context: int, capacity: int,
+    device: torch.device, dtype: torch.dtype,
+) -> Decoder:  # fmt: skip
+    """The module of a checkpoint, whose floats are quantized to a format, or stay what they are.
+
+    context: how many positions there are to be. capacity: how many places."""
+    d, weights = checkpoint.description, _DeviceWeights(checkpoint, format, device, dtype)
+    _rotations(d, weights, context, capacity)
+    weights.constants.pop("no rotation", None)
+    rotations = {name: weights.tensor(name, torch.float32) for name in list(weights.constants)}
+    with ThreadPoolExecutor(_LOADING) as pool:  # NumPy and copies let others run
+        layers = list(pool.map(partial(_layer, d, weights), range(d.layers)))
+    matrix = checkpoint.matrix("token_embd.weight")
+    table = _table(matrix, device, dtype)
+    own = "output" if weights.has("output.weight") else ""
+    if (
+        not own
+        and type(table) is Tensor
+        and (format is None or isinstance(matrix, QuantizedWeight))
+    ):
+        head = Linear(table)
+    else:
+        head = weights.linear(*weights.matrices([own or "token_embd"])[0])
+    norm = weights.tensor(weights.vector("output_norm.weight"))
+    return Decoder(d, table, layers, norm, head, rotations)
+
+
+def _table(matrix: Matrix, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """What rows are looked up in."""
+    if isinstance(matrix, np.ndarray) or matrix.weight.format.bits > 4:
+        made = product(matrix, device, dtype)
+        assert isinstance(made, Tensor)
+        return made
+    q = matrix.weight
+    method = "nearest" if matrix.zero_point is None else "hqq"
+    form = WeightFormat(q.format.name, q.group_size, method=method)
+    rows, depth = q.shape
+    return WeightTensor.of(matrix, Facts(rows, depth, dtype, form, "rows"), device)
+
+
+class TorchBackend:
+    """A model on a device of PyTorch's: a `lowbit.lm.backend.Backend`."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, format: WeightFormat | None, cache: str, slots: int,
+        context: int, device: torch.device, dtype: torch.dtype = torch.bfloat16,
+    ) -> None:  # fmt: skip
+        self.slots, self._device, self._dtype = slots, device, dtype
+        d = checkpoint.description
+        # One place more, which rows write to that stand for no sequence.
+        capacity = -(-(context + 1) // _PLACES) * _PLACES
+        self._spare, self._lock = capacity - 1, Lock()
+        with torch.inference_mode():
+            self.decoder = decoder(checkpoint, format, context, capacity, device, dtype)
+            sizes = 2, d.layers, slots, d.key_heads, capacity, d.head_dim
+            # Zeros, since what is not seen is multiplied by 0.
+            self._cache = torch.zeros(sizes, dtype=_CACHES[cache], device=device)
+        self._calls = CapturedCalls(self._stepped, device)
+
+    def cut(self, count: int) -> tuple[int, ...]:
+        """As `Backend` says."""
+        return tuple(min(_ROWS, count - at) for at in range(0, count, _ROWS))
+
+    def chunk(self, ids: Sequence[int], first: int, slot: int, rows: int, *, last: bool) -> Rows:
+        """As `Backend` says."""
+        with self._lock, torch.inference_mode():
+            places = [*range(first, first + rows)], [slot] * rows
+            tokens, positions, slots = torch.tensor([ids, *places]).to(self._device)
+            x = self.decoder(tokens, Chunk(self._cache, positions, slots, slot, first))
+            return (x[-1:] if last else x).float().cpu().numpy()
+
+    def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows:
+        """As `Backend` says. Rows are as many as a power of two; those that stand for no sequence
+        write to the last place of a slot, which nobody reads."""
+        count = len(ids)
+        given = torch.zeros(3, 1 << (count - 1).bit_length(), dtype=torch.int64)
+        given[1:, count:] = torch.tensor([[self._spare], [slots[-1]]])
+        given[:, :count] = torch.tensor([ids, positions, slots])
+        with self._lock, torch.inference_mode():
+            return self._calls(given)[:count].cpu().numpy()
+
+    def head(self, hidden: Rows) -> Rows:
+        """As `Backend` says."""
+        with self._lock, torch.inference_mode():
+            x = torch.from_numpy(hidden).to(self._device).to(self._dtype)
+            return self.decoder.logits(x).cpu().numpy()
+
+    def _stepped(self, given: Tensor) -> Tensor:
+        """Logits of tokens at positions of slots: int64 [3, rows]."""
+        ids, positions, slots = given
+        return self.decoder.logits(self.decoder(ids, Step(self._cache, positions, slots)))
