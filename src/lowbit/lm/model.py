@@ -15,7 +15,7 @@ from lowbit.graph.lower import dtype_of
 from lowbit.graph.session import Session
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
-from lowbit.lm.generation import Prompt, Stream, generate
+from lowbit.lm.generation import Prompt, Stream, common, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ class LanguageModel:
                 raise RuntimeError(
                     f"{len(self._cache)} sequences are open: close one, or load the model with more"
                 )
-            shared = [(_common(self._known[slot], ids), slot) for slot in self._free]
+            shared = [(common(self._known[slot], ids), slot) for slot in self._free]
             most, slot = max(shared, key=lambda one: one[0])
             self._free.remove(slot)
             return TokenSequence(self, slot, self._known[slot][:most])
@@ -273,6 +273,12 @@ class TokenSequence:
         """Forget what is behind the first `length` tokens."""
         del self.ids[length:]
 
+    def copy(self, other: TokenSequence, count: int) -> None:
+        """Know the first `count` tokens of another sequence, of which it knows the first."""
+        cache, rows = self._model._cache, slice(self.length, count)
+        cache[self.slot, ..., rows, :] = cache[other.slot, ..., rows, :]
+        self.ids.extend(other.ids[rows])
+
     def check(self, count: int) -> None:
         """ValueError: no tokens, no room for so many more, or the sequence is closed."""
         if self._closed:
@@ -320,13 +326,3 @@ def _chunks(count: int) -> tuple[int, ...]:
     rows = [_ROWS[-1]] if count > _ROWS[-1] else reversed(_ROWS)
     cuts = [(size, *_chunks(count - size)) for size in rows]
     return min(cuts, key=lambda cut: sum(cut) + 12 * len(cut))
-
-
-def _common(known: Sequence[int], ids: Sequence[int]) -> int:
-    """How many tokens both begin with; not all of `ids`, of which the last is to be fed."""
-    count = 0
-    for a, b in zip(known, ids[:-1], strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
