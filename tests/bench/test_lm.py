@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ gguf = pytest.importorskip("gguf")
 from remote_here import RemoteHere  # noqa: E402
 
 from lowbit.bench import Plan, Record, run  # noqa: E402
-from lowbit.bench.core.case import find  # noqa: E402
+from lowbit.bench.core.case import Implementation, find  # noqa: E402
 from lowbit.bench.core.clock import Limits, RemoteCall, interleave  # noqa: E402
 from lowbit.bench.lm import shapes, worker  # noqa: E402
 from lowbit.bench.lm.contender import PERPLEXITY, PROMPT, TEXT, Contender, Work, memory  # noqa: E402
@@ -200,6 +201,11 @@ def test_a_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+def test_a_library_without_metadata_is_of_an_unknown_version() -> None:
+    loose: Any = SimpleNamespace(package=("Loose", "no-such-package"))
+    assert Implementation.library(loose) == ("Loose", "unknown")
+
+
 def test_workers_answer(path: Path) -> None:
     suite = lm.LanguageModels(str(path), prompt=6, text=3, batch="1", contenders="lowbit,plain")
     record = run(suite, Plan(limits=QUICK))

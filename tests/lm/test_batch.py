@@ -48,6 +48,36 @@ def test_texts_together_are_those_of_each(lm, alone):
     assert sorted(lm._free) == [0, 1, 2, 3]
 
 
+def test_a_common_beginning_is_computed_once(lm):
+    """What sequences that ended know is forgotten first, so that it can't serve."""
+    system = {"role": "system", "content": f"Answer in a word. {LONG}"}
+    chats = [[system, {"role": "user", "content": prompt}] for prompt in (*PROMPTS, "Hi there")]
+    expected = []
+    for chat in chats:
+        lm._known |= {slot: [] for slot in lm._known}
+        expected.append("".join(lm.generate(chat, max_tokens=6)))
+    lm._known |= {slot: [] for slot in lm._known}
+    streams = lm.generate_many(chats, max_tokens=6)
+    assert ["".join(stream) for stream in streams] == expected
+    assert streams[0].known_tokens == 0
+    shared = len(lm.tokenizer.encode(LONG))
+    assert all(shared < one.known_tokens < one.prompt_tokens for one in streams[1:])
+
+
+@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
+def test_a_copied_beginning_changes_no_bits(cache):
+    lm = LanguageModel.load(smollm2(), context=256, sequences=3, cache=cache, threads=2)
+    ids = lm.tokenizer.encode(LONG)[:200]
+    with lm.sequence() as first, lm.sequence() as second, lm.sequence() as third:
+        first.feed([*ids[:150], 7, 8, 9], prompt=True)
+        second.feed(ids[:3], prompt=True)
+        second.copy(first, 150)
+        assert second.ids == ids[:150]
+        copied = second.feed(ids[150:], prompt=True)
+        np.testing.assert_array_equal(copied, third.feed(ids, prompt=True))
+        np.testing.assert_array_equal(second.feed([5]), third.feed([5]))
+
+
 def test_steps_are_shared(lm, alone, monkeypatch):
     counts, step = [], LanguageModel.step
 

@@ -173,6 +173,25 @@ def test_a_conversation_keeps_what_was_said(model: type[FakeModel]) -> None:
     assert done.stderr.count("ended by stop") == 2
 
 
+def test_a_conversation_that_is_full_goes_on(model: type[FakeModel]) -> None:
+    """The context holds 200 tokens; an answer has 10, a question some 20."""
+    said = [f"Number {n}: what is the colour of the sky?" for n in range(9)]
+    said[5] = "much too long " * 80
+    done = call("chat", "a.gguf", "--system", "S", "--max-tokens", "20", typed="\n".join(said))
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == f"{ANSWER}\n" * 8
+    told = [line for line in done.stderr.splitlines() if "context" in line]
+    assert told[-1] == "the context is full: without the 1 oldest of what was said"
+    assert sum("tokens do not fit the context of 200" in line for line in told) == 1
+    asked = [[one["content"] for one in prompt] for prompt, _ in model.asked]
+    assert {one[0] for one in asked} == {"S"}
+    assert [one[-1] for one in asked] == said[:5] + said[6:]
+    assert asked[2][1] == said[0]
+    assert said[0] not in asked[-1]
+    assert said[7] in asked[-1]  # but for the oldest, all stays
+    assert len(asked[-1]) % 2 == 0
+
+
 def test_ctrl_c_ends_the_text_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: type[FakeModel]
 ) -> None:

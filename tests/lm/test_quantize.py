@@ -75,7 +75,7 @@ def test_the_report(tmp_path):
     )  # fmt: skip
     layers = open_checkpoint(tmp_path / "floats").description.layers
     assert seen == [(number + 1, layers) for number in range(layers)]
-    assert report.calibration_tokens == 1024
+    assert (report.layers, report.calibration_tokens) == (layers, 1024)
     assert report.evaluated_tokens > 0
     assert report.perplexity_before is not None
     assert report.perplexity_after is not None
@@ -161,6 +161,15 @@ def test_the_command(tmp_path):
     assert "perplexity" in done.stdout
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["perplexity_after"] > 0
+    shown = CliRunner().invoke(app, ["report", out, "--json", str(tmp_path / "again.json")])
+    assert shown.exit_code == 0, shown.stderr
+    assert f"{report['perplexity_before']:.4g}" in shown.stdout
+    assert f"{report['perplexity_after']:.4g}" in shown.stdout
+    assert f"{report['written']['quantized']:,}" in shown.stdout
+    assert "uint4, one scale" in shown.stdout
+    assert json.loads((tmp_path / "again.json").read_text()) == report
+    refused = CliRunner().invoke(app, ["report", out, "--latency", str(tmp_path / "again.json")])
+    assert "a language model" in refused.stderr
     made = CliRunner().invoke(app, ["generate", out, "1 green", "--raw", "--max-tokens", "4"])
     assert made.exit_code == 0, made.stderr
     for arguments, message in (

@@ -15,7 +15,7 @@ import typer
 from lowbit.cli.app import JsonFile, Threads, command, opened
 
 if TYPE_CHECKING:
-    from lowbit.lm import Stream
+    from lowbit.lm import LanguageModel, Stream
 
 Model = Annotated[
     Path,
@@ -148,7 +148,7 @@ def chat(
     """Talk with a language model, a line at a time.
 
     Ctrl-C ends an answer where it is; Ctrl-D, or Ctrl-C where the model waits, ends the
-    conversation.
+    conversation. Where it has become longer than the context, what was said first is left out.
     """
     from lowbit.lm import LanguageModel, Sampling
 
@@ -164,12 +164,34 @@ def chat(
             return
         if not said.strip():
             continue
-        messages.append(_message("user", said))
+        messages = _fitting(lm, [*messages, _message("user", said)], max_tokens)
+        if not messages or messages[-1]["role"] != "user":
+            continue
         stream = lm.generate(
             messages, max_tokens=max_tokens, sampling=sampling, stop=stop or (), speculate=speculate
         )
         messages.append(_message("assistant", _shown(stream)[0]))
         _tell_speeds(stream)
+
+
+def _fitting(
+    lm: LanguageModel, messages: list[dict[str, str]], max_tokens: int
+) -> list[dict[str, str]]:
+    """The conversation without the oldest questions and answers, so that an answer fits behind it,
+    or half a context of one. What the system says stays, and the last message, unless that alone is
+    too long."""
+    from lowbit.lm.generation import prompt_ids
+
+    first, kept = int(messages[0]["role"] == "system"), [*messages]
+    most = lm.context - min(max_tokens, lm.context // 2)
+    while (count := len(prompt_ids(lm.tokenizer, kept))) > most and len(kept) > first + 1:
+        del kept[first : first + 2]
+    if count > lm.context:
+        print(f"{count:,} tokens do not fit the context of {lm.context:,}", file=sys.stderr)
+        return messages[:-1]
+    if gone := (len(messages) - len(kept)) // 2:
+        print(f"the context is full: without the {gone} oldest of what was said", file=sys.stderr)
+    return kept
 
 
 def _said(text: str, system: str | None) -> str | list[dict[str, str]]:

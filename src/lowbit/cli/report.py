@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,10 @@ def report(
     from lowbit.lab.networks.report import figures, read, text, with_latency
 
     found = read(folder)
+    if "perplexity_before" in found:
+        if latency is not None:
+            raise ValueError(f"{folder} holds a language model, of which --latency has no times")
+        return _language_model(folder, found, json_file, html_file)
     if latency is not None:
         try:
             record = json.loads(latency.read_text("utf-8"))
@@ -48,6 +52,29 @@ def report(
         whole, title = json.dumps(found, indent=1, allow_nan=False), f"{found['name']}, quantized"
         show(text(found), whole, title, lambda: figures(found))
     return None
+
+
+def _language_model(
+    folder: Path, found: dict[str, Any], json_file: str | None, html_file: str | None
+) -> None:
+    from lowbit.bench.core.table import new_table
+
+    written = found["written"]
+    perplexities = (found[f"perplexity_{when}"] for when in ("before", "after"))
+    rows = (
+        ("layers", "", str(found["layers"])),
+        ("weights that are quantized", "", f"{written['quantized']:,}"),
+        ("bits", "floats", found["format"]),
+        ("bytes", f"{written['bytes_before']:,}", f"{written['bytes_after']:,}"),
+        ("perplexity", *("" if one is None else f"{one:.4g}" for one in perplexities)),
+        ("tokens: calibrated, evaluated", f"{found['calibration_tokens']:,}",
+         f"{found['evaluated_tokens']:,}"),
+    )  # fmt: skip
+    table = new_table(str(folder), [("", False), ("before", True), ("after", True)])
+    for row in rows:
+        table.add_row(*row)
+    with output(json_file, html_file) as show:
+        show(table, json.dumps(found, indent=1), f"{folder}, quantized")
 
 
 def _record(file: Path, json_file: str | None, html_file: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowbit.lm.generation import Prompt, Stream, prompt_ids
+from lowbit.lm.generation import Prompt, Stream, common, prompt_ids
 from lowbit.lm.sampling import Sampling
 from lowbit.registry.locks import Lock
 
@@ -24,8 +24,9 @@ class Batch:
 
     Prompts join at any time, and leave when their text ends or is closed. As many run as the model
     has sequences for; others wait for their turn, in order. A prompt is computed in chunks, between
-    which other texts go on. Nothing runs by itself: whoever reads one stream moves all of them on.
-    Several threads may read streams of one batch, each its own. A context manager that closes it.
+    which other texts go on; what it begins with is copied from one that begins so too. Nothing
+    runs by itself: whoever reads one stream moves all of them on. Several threads may read streams
+    of one batch, each its own. A context manager that closes it.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -105,6 +106,8 @@ class Batch:
     def _feed(self, member: _Member, most: int) -> None:
         begin, logits = perf_counter(), None
         try:
+            if member.sequence.length == member.known_tokens:
+                member.share(self._running)
             logits = member.feed(most)
         except Exception as error:
             self._end(member, error)
@@ -180,6 +183,15 @@ class _Member(Stream):
     def begin(self) -> None:
         self.sequence = self._model.sequence(self._ids)
         self.known_tokens = self.sequence.length
+
+    def share(self, others: Sequence[_Member]) -> None:
+        """Take over what a prompt of others that was computed begins with, as this one does."""
+        prompts = [(one.sequence.ids[: one.prompt_tokens], one.sequence) for one in others]
+        shared = [(common(ids, self._ids), sequence) for ids, sequence in prompts]
+        count, sequence = max(shared, key=lambda one: one[0])
+        if count > self.known_tokens:
+            self.sequence.copy(sequence, count)
+            self.known_tokens = count
 
     def recover(self) -> None:
         """Feed the last token again where an interruption came before its logits were used."""

@@ -218,3 +218,13 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, *, raw: bool = False) -> li
     if not len(prompt):
         raise ValueError("the conversation has no messages")
     return tokenizer.encode(tokenizer.chat(prompt), special=False)
+
+
+def common(known: Sequence[int], ids: Sequence[int]) -> int:
+    """How many tokens both begin with; not all of `ids`, of which the last is to be fed."""
+    count = 0
+    for a, b in zip(known, ids[:-1], strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

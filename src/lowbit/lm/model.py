@@ -14,7 +14,7 @@ import numpy.typing as npt
 from lowbit.lm.backend import ROWS, Backend, CpuBackend, filled
 from lowbit.lm.batch import Batch
 from lowbit.lm.checkpoint import Checkpoint, open_checkpoint
-from lowbit.lm.generation import Prompt, Stream, generate
+from lowbit.lm.generation import Prompt, Stream, common, generate
 from lowbit.lm.network import Networks, Weights
 from lowbit.lm.sampling import Sampling
 from lowbit.lm.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ class LanguageModel:
                 raise RuntimeError(
                     f"{count} sequences are open: close one, or load the model with more"
                 )
-            shared = [(_common(self._known[slot], ids), slot) for slot in self._free]
+            shared = [(common(self._known[slot], ids), slot) for slot in self._free]
             most, slot = max(shared, key=lambda one: one[0])
             self._free.remove(slot)
             return TokenSequence(self, slot, self._known[slot][:most])
@@ -287,6 +287,12 @@ class TokenSequence:
         """Forget what is behind the first `length` tokens."""
         del self.ids[length:]
 
+    def copy(self, other: TokenSequence, count: int) -> None:
+        """Know the first `count` tokens of another sequence, of which it knows the first."""
+        cache, rows = self._model._cache, slice(self.length, count)
+        cache[self.slot, ..., rows, :] = cache[other.slot, ..., rows, :]
+        self.ids.extend(other.ids[rows])
+
     def check(self, count: int) -> None:
         """ValueError: no tokens, no room for so many more, or the sequence is closed."""
         if self._closed:
@@ -316,13 +322,3 @@ class TokenSequence:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.close()
-
-
-def _common(known: Sequence[int], ids: Sequence[int]) -> int:
-    """How many tokens both begin with; not all of `ids`, of which the last is to be fed."""
-    count = 0
-    for a, b in zip(known, ids[:-1], strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -44,6 +44,7 @@ class Report:
     """
 
     format: str
+    layers: int
     written: Written
     perplexity_before: float | None
     perplexity_after: float | None
@@ -121,7 +122,7 @@ def quantize(
                 "weight_range": format.range}  # fmt: skip
     made = writer.finish(source, checkpoint, how)
     return Report(
-        str(format), made, before, _perplexity(target, held_out, threads),
+        str(format), layers.count, made, before, _perplexity(target, held_out, threads),
         sum(map(len, held_out)), sum(map(len, first)), time.perf_counter() - begin,
     )  # fmt: skip
 

@@ -159,10 +159,14 @@ class Implementation:
         return next(filter(None, map(absent, self.needs)), None)
 
     def library(self) -> tuple[str, str]:
-        """The library that does the work, and its version. Only after `available`."""
+        """The library that does the work, and its version, "unknown" where it was not installed as
+        a package. Only after `available`."""
         if self.package is None:
             return "lowbit", lowbit.__version__
-        return self.package[0], metadata.version(self.package[1])
+        try:
+            return self.package[0], metadata.version(self.package[1])
+        except metadata.PackageNotFoundError:
+            return self.package[0], "unknown"
 
     def runs_on(self, case: Any) -> str | None:
         """The instruction set or kernel that it uses, None if it does not tell."""

@@ -72,16 +72,14 @@ def quantize(
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The report in a folder. ValueError: it is none."""
+    """The report in a folder, of a network or of a language model. ValueError: it is none."""
     path = folder / REPORT
     try:
         found = json.loads(path.read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is no report: {error}") from None
-    if (
-        not isinstance(found, dict)
-        or not {"name", "method", "layers", "size", "accuracy"} <= found.keys()
-    ):
+    fields = {"name", "method", "layers", "size", "accuracy"}, {"format", "layers", "written"}
+    if not isinstance(found, dict) or not any(one <= found.keys() for one in fields):
         raise ValueError(f"{path} is no report that lowbit quantize wrote")
     return found
 
