@@ -2,8 +2,9 @@
 # What each needs is installed into .venv in this checkout, once; after that no network is needed.
 
 PYTHON ?= python3
-# No test times anything, so several may run at once.
-WORKERS ?= 2
+# No test times anything, so several may run at once: on two cores three, since tests wait for the
+# processes that they start.
+WORKERS ?= 3
 TOGETHER := -n $(WORKERS) --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin

@@ -214,6 +214,7 @@ IN_STEPS: list[tuple[Any, ...]] = [
 ]
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("steps", IN_STEPS, ids=str)
 @pytest.mark.parametrize(("out_dtype", "zero"), [("uint8", 100), ("uint8", 0), ("int8", -3)])
@@ -341,6 +342,7 @@ def test_nan_is_the_same_bits_everywhere(steps: Any, out_dtype: Any, isa: str) -
     np.testing.assert_array_equal(bits, generic.view(bits.dtype))
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("out_dtype", ["float32", "uint8"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])

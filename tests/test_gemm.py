@@ -180,6 +180,7 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: Any, lies_a: str, lies_b: 
             np.testing.assert_array_equal(gemm(a, b, threads=threads, isa=isa), one)
 
 
+@pytest.mark.pairs
 @SETS
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("out_dtype", [F32, BF16], ids=str)

@@ -92,6 +92,7 @@ def _interpreted(micro: MicroKernel, case: Case, x: np.ndarray, b: PackedMatrix)
     return out
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("micro", GROUPED, ids=repr)
 @pytest.mark.parametrize("spec", [linear_weight_only, linear_groups], ids=str)
 @pytest.mark.parametrize("dtype", ["u4", "s8"])
@@ -132,13 +133,14 @@ def test_tiles_interpreted(
     """Groups in tiles: the bits of vectors, every access checked."""
     micro = next(one for one in GROUPED if one.isa.name == "amx")
     case = spec.case({"M": m, "N": n, "G": 1, "S": 8}, dtypes="f32:u4:f32")
-    packed = lowbit.pack(_weight(k, n, group, dtype, symmetric=symmetric))
+    packed = lowbit.pack(random_weight(k, n, group, dtype, symmetric=symmetric))
     x = np.random.default_rng(k).standard_normal((m, k)).astype(np.float32)
     run = lowbit.linear_dynamic if spec is linear_groups else lowbit.linear_weight_only
     out = _interpreted(micro, case, x, packed)
     np.testing.assert_array_equal(out, run(x, packed, isa="generic"))
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -157,7 +159,7 @@ def test_rows_have_the_same_bits(
     isa: str, dtype: str, m: int, k: int, n: int, group: int, symmetric: bool
 ) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    q = _weight(k, n, group, dtype, symmetric=symmetric)
+    q = random_weight(k, n, group, dtype, symmetric=symmetric)
     packed = lowbit.pack(q)
     x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
     x[1] *= 1e4
@@ -217,7 +219,7 @@ def test_reads_past_the_panels_are_seen() -> None:
         _interpreted(micro, case, inputs["x"], packed)
 
 
-def _weight(
+def random_weight(
     k: int,
     n: int,
     group: int | None,
@@ -243,7 +245,7 @@ def _near(y: np.ndarray, x: np.ndarray, w: np.ndarray, digits: float) -> None:
     ("k", "group"), [(65, 32), (147, 64), (100, 40), (77, None), (5, 8), (12, 12)]
 )
 def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | None) -> None:
-    q = _weight(k, 37, group, dtype)
+    q = random_weight(k, 37, group, dtype)
     packed = lowbit.pack(q)
     np.testing.assert_array_equal(packed.unpack(), q.values)
     x = np.random.default_rng(1).standard_normal((11, k)).astype(np.float32)
@@ -258,7 +260,7 @@ def test_last_groups_may_be_shorter(isa: str, dtype: str, k: int, group: int | N
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "int8", "uint8"])
 def test_real_zero_points(isa: str, dtype: str) -> None:
-    q = _weight(96, 20, 32, dtype)
+    q = random_weight(96, 20, 32, dtype)
     zero = np.random.default_rng(3).uniform(q.format.qmin, q.format.qmax, q.scale.shape)
     packed = lowbit.pack(q, zero_point=zero)
     weight = (q.values - np.repeat(zero, 32, axis=0)) * np.repeat(q.scale, 32, axis=0)
@@ -271,7 +273,7 @@ def test_real_zero_points(isa: str, dtype: str) -> None:
         with pytest.raises(ValueError, match="finite"):
             lowbit.pack(q, zero_point=zero * bad)
     with pytest.raises(ValueError, match="groups"):
-        lowbit.pack(_weight(96, 20, None), zero_point=zero)
+        lowbit.pack(random_weight(96, 20, None), zero_point=zero)
 
 
 def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, np.ndarray]:
@@ -288,6 +290,7 @@ def _as_in_gguf(dtype: Any, k: int, n: int, group: int) -> tuple[QTensor, Any, n
     return q, zero, wide * (values.astype(np.float64) - fmt.qmin) + low
 
 
+@pytest.mark.pairs
 @ISAS
 @pytest.mark.parametrize("dtype", ["uint4", "uint8"])
 @pytest.mark.parametrize(("m", "k", "n", "group"), [(1, 100, 37, 32), (40, 200, 50, 16)])
@@ -363,7 +366,7 @@ def test_bfloat16() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
-    packed = lowbit.pack(_weight(64, 20, 32))
+    packed = lowbit.pack(random_weight(64, 20, 32))
     x = np.ones((3, 64), np.float32)
     x[1, 40] = bad
     for y in (lowbit.linear_weight_only(x, packed), lowbit.linear_dynamic(x, packed)):
@@ -373,7 +376,7 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
 
 @pytest.mark.parametrize("magnitude", [0.0, 1e-45, 1e-38, 1e-30, 1e30, 3e38])
 def test_any_magnitude(magnitude: float) -> None:
-    q = _weight(64, 20, 32)
+    q = random_weight(64, 20, 32)
     x = np.full((2, 64), magnitude, np.float32)
     x[:, ::2] *= -0.5
     y = lowbit.linear_weight_only(x, lowbit.pack(q))
@@ -387,7 +390,7 @@ def test_any_magnitude(magnitude: float) -> None:
 def test_groups_that_are_tiny_count_as_zeros(isa: str) -> None:
     """Where a step of fixed point would not be a normal number; the next group is not affected."""
     torch = pytest.importorskip("torch")
-    q = _weight(64, 20, 32)
+    q = random_weight(64, 20, 32)
     packed = lowbit.pack(q)
     for kind, least in ((torch.float32, 2.0**-104), (torch.bfloat16, 2.0**-111)):
         x = torch.full((1, 64), least / 2, dtype=kind)
@@ -399,7 +402,7 @@ def test_groups_that_are_tiny_count_as_zeros(isa: str) -> None:
 
 
 def test_layouts_steps_and_outputs() -> None:
-    q = _weight(70, 37, 24)
+    q = random_weight(70, 37, 24)
     packed = lowbit.pack(q)
     rng = np.random.default_rng(7)
     x, bias = rng.standard_normal((9, 70)).astype(np.float32), rng.standard_normal(37)
@@ -417,7 +420,7 @@ def test_layouts_steps_and_outputs() -> None:
     expected = np.maximum(plain + bias.astype(np.float32), 0) + residual
     np.testing.assert_array_equal(all_of_it, expected)
     for shape in ((0, 70), (9, 70)):
-        empty = lowbit.pack(_weight(70, 0, 24)) if shape[0] else packed
+        empty = lowbit.pack(random_weight(70, 0, 24)) if shape[0] else packed
         assert lowbit.linear_weight_only(x[: shape[0]], empty).size == 0
 
 
@@ -425,7 +428,7 @@ def test_layouts_steps_and_outputs() -> None:
 @pytest.mark.parametrize("group", [None, 8, 32])
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_a_weight_without_rows_gives_the_bias(group: int | None, dtype: str, isa: str) -> None:
-    packed, x = lowbit.pack(_weight(0, 21, group, dtype)), np.ones((9, 0), np.float32)
+    packed, x = lowbit.pack(random_weight(0, 21, group, dtype)), np.ones((9, 0), np.float32)
     bias = np.arange(21, dtype=np.float32)
     for function in (lowbit.linear_weight_only, lowbit.linear_dynamic):
         y = function(x, packed, bias, isa=isa)
@@ -434,7 +437,7 @@ def test_a_weight_without_rows_gives_the_bias(group: int | None, dtype: str, isa
 
 def test_many_rows_are_served_in_chunks() -> None:
     """More rows than one call's workspace holds."""
-    q = _weight(64, 16, 64)
+    q = random_weight(64, 16, 64)
     x = np.random.default_rng(8).standard_normal((50_000, 64)).astype(np.float32)
     packed = lowbit.pack(q)
     bias, residual = np.ones(16, np.float32), np.arange(50_000 * 16, dtype=np.float32)
@@ -444,58 +447,3 @@ def test_many_rows_are_served_in_chunks() -> None:
     np.testing.assert_array_equal(
         y[some], lowbit.linear_weight_only(x[some], packed, bias, residual=residual[some])
     )
-
-
-def test_errors_say_what_to_do(tmp_path: Path) -> None:
-    packed, x = lowbit.pack(_weight(64, 20, 32)), np.ones((2, 64), np.float32)
-    with pytest.raises(TypeError, match="float32 or bfloat16"):
-        lowbit.linear_weight_only(x.astype(np.float64), packed)
-    with pytest.raises(ValueError, match="columns of x"):
-        lowbit.linear_weight_only(x[:, :63], packed)
-    with pytest.raises(ValueError, match="two dimensions"):
-        lowbit.linear_weight_only(x[0], packed)
-    with pytest.raises(ValueError, match="out_dtype"):
-        lowbit.linear_weight_only(x, packed, out_dtype="uint8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="groups of 32"):
-        lowbit.matmul(x.astype(np.int8), packed)
-    with pytest.raises(ValueError, match="groups of 32"):
-        lowbit.matmul_scaled(x.astype(np.int8), packed, a_scale=1.0)
-    with pytest.raises(ValueError, match="multiple of 8"):
-        lowbit.pack(_weight(64, 20, 12))
-    across = lowbit.quantize(np.ones((64, 32)), axis=0, group_size=32)
-    with pytest.raises(ValueError, match="lie along K"):
-        lowbit.pack(across)
-    for group in (None, 32):
-        with pytest.raises(ValueError, match="b is quantized to int4, and dtype is 'uint4'"):
-            lowbit.pack(_weight(64, 20, group), dtype="uint4")
-    with pytest.raises(TypeError, match="packed"):
-        lowbit.linear_weight_only(x, np.ones((64, 3)))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_groups_are_bounded_by_what_int32_holds(bits: int) -> None:
-    """128 · 15 fits 1,118,481 times into int32, 128 · 255 65,793 times; padding to 64 k counts."""
-    most = (2**31 - 1) // (128 * (2**bits - 1)) // 64 * 64
-    for k in (most, most + 1):
-        q = QTensor(np.full((k, 1), 7, np.int8), np.ones(1, np.float32), np.zeros(1, np.int32),
-                    int_format("int4" if bits == 4 else "int8"), 1)  # fmt: skip
-        packed, x = lowbit.pack(q), np.ones((1, k), np.float32)
-        if k == most:
-            np.testing.assert_allclose(lowbit.linear_weight_only(x, packed), 7 * k, rtol=1e-6)
-            continue
-        with pytest.raises(ValueError, match="smaller group_size"):
-            lowbit.linear_weight_only(x, packed)
-
-
-@pytest.mark.parametrize("dtype", ["uint4", "int8"])
-def test_files(dtype: str, tmp_path: Path) -> None:
-    for group, zero in ((32, None), (None, None), (24, 0.5)):
-        q = _weight(70, 37, group, dtype)
-        real = None if zero is None else q.zero_point + zero
-        packed = lowbit.pack(q, zero_point=real)
-        lowbit.save_packed(packed, tmp_path / "b")
-        loaded = lowbit.load_packed(tmp_path / "b")
-        assert loaded.group_size == packed.group_size
-        x = np.random.default_rng(9).standard_normal((3, 70)).astype(np.float32)
-        for function in (lowbit.linear_weight_only, lowbit.linear_dynamic):
-            np.testing.assert_array_equal(function(x, loaded), function(x, packed))

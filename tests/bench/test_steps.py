@@ -173,7 +173,7 @@ def test_bad_shape_is_told(shape: str, message: str) -> None:
 def test_command(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     options = ["--no-peers", "--time-limit", "0.2", "--threads", "2", "--json", str(file)]
-    done = run_lowbit("bench", "uint4_steps", SHAPE, *options)
+    done = call_lowbit("bench", "uint4_steps", SHAPE, *options)
     assert done.returncode == 0, done.stderr
     assert "exact uint4 product: 5 queries, 67 vectors, 33 dimensions; 2 threads" in done.stdout
     rows = {one["implementation"]: one for one in json.loads(file.read_text())["benchmarks"]}

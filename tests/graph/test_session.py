@@ -74,6 +74,7 @@ def test_a_product_is_within_one_quantum(dtype: str) -> None:
     assert np.count_nonzero(steps) <= 1  # only where a sum lies in the middle between two
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("activations", ["dynamic", "symmetric", "grouped", "float"])
 @pytest.mark.parametrize(("dtype", "group"), [("int8", 32), ("uint8", 16), ("int4", 128)])

@@ -15,7 +15,8 @@ pytestmark = [
 Words = Callable[..., list[str]]
 
 # Each thing is done for the first time in a child, in a thread, or in both: programs are compiled,
-# plans are made, properties computed, vectors added. A child ends by a signal if it hangs.
+# plans are made, properties computed, vectors added. A child ends by a signal if it hangs. The
+# threads rest while a child is at work: what counts is where they are when it is made.
 CODE = """
 import itertools, os, signal, sys, threading, time, warnings
 import numpy as np
@@ -64,16 +65,19 @@ def gemms(n):
     lowbit.gemm(floats[: 1 + n % 40], weight, threads=1 + n % 3)
 
 work = product, compiled, planned, searched, added, gemms
-stop = threading.Event()
+stop, busy = threading.Event(), threading.Event()
 
 def repeat(one):
     while not stop.is_set():
+        busy.wait()
         one(next(numbers))
 
 threads = [threading.Thread(target=repeat, args=(one,)) for one in work]
 for thread in threads:
     thread.start()
 for _ in range(int(sys.argv[1])):
+    busy.set()
+    time.sleep(0.2)
     child = os.fork()
     if not child:
         signal.alarm(60)
@@ -84,9 +88,10 @@ for _ in range(int(sys.argv[1])):
             os.write(2, repr(error).encode())
             os._exit(1)
         os._exit(0)
+    busy.clear()
     print(os.waitpid(child, 0)[1])
-    time.sleep(0.01)
 stop.set()
+busy.set()
 for thread in threads:
     thread.join()
 """

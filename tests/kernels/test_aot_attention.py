@@ -80,8 +80,11 @@ def test_attention(sm: int, size: int, causal: bool, masked: bool) -> None:
     q, k = (operand(sm, "bf16", 1, 1, rows, size) for rows in (config.queries, config.keys))
     given = {"q_rows": q, "k_rows": k, "v_rows": k, "z_rows": q, "lse_ptr": "*fp32"}
     given |= {"CAUSAL": causal, "SIZE": size, "QUERIES": config.queries, "KEYS": config.keys}
-    given["MASKED"] = masked
+    given |= {"MASKED": masked, "WINDOW": 0, "CAP": 0.0}
     assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
+    if causal:
+        given |= {"WINDOW": 1000, "CAP": 50.0}
+        assert_matrix_units(compiled(attention.attention_kernel, given, sm, config), sm)
 
 
 @pytest.mark.pairs

@@ -288,7 +288,15 @@ def compiled(kernel: Any, sm: int, warps: int, stages: int, **given: Any) -> Any
     named |= {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32"}
     named |= {f"{x}_scale_ptr": "*fp32" for x in "kv"} | {f"{x}_scale_strides": rows for x in "kv"}
     named |= dict.fromkeys(("heads", "group", "splits"), "i32:1")
-    named |= {"QUERIES": 1, "WINDOW": 0, "CAP": 0.0, "PAGE": 0, "SCALED": False, "FP8": False}
+    named |= {
+        "QUERIES": 1,
+        "WINDOW": 0,
+        "CAP": 0.0,
+        "PAGE": 0,
+        "SCALED": False,
+        "FP8": False,
+        "ASM": True,
+    }
     named |= {"ROWS": 16, "SIZE": 128, "KEYS": 64, "LEAST": 4, "SPLITS": 32} | given
     arguments = {name: named[name] for name in kernel.arg_names}
     return compile_ahead(kernel, arguments, sm, num_warps=warps, num_stages=stages)

@@ -84,6 +84,7 @@ def check(given, graph, out, cache, tolerance):
     assert (np.abs(made - wanted) <= step).all()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", HEADS, ids=str)

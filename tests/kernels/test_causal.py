@@ -90,7 +90,7 @@ def test_on_a_gpu(sizes: tuple[int, int]) -> None:
     q, k, v = (torch.from_numpy(array).half() for array in _operands(*sizes))
     exact = attention.reference(*(one.double().numpy() for one in (q, k, v)), causal=True)
     with interpreter():
-        kernel = attention_kernels(q, k, v, True, 0.25, AttentionConfig(16, 32, 4, 2))[0]
+        kernel = attention_kernels(q, k, v, True, 0.25, config=AttentionConfig(16, 32, 4, 2))[0]
     for found in (kernel, ours.attention(q, k, v, causal=True)):
         np.testing.assert_allclose(found.float(), exact, rtol=0, atol=6e-3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -45,14 +46,21 @@ def operands(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor
     return q, k, v, torch.randn((batch, heads, queries, size), generator=made).to(dtype)
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float,
+    window: int | None = None, cap: float | None = None,
+) -> Tensor:  # fmt: skip
     """In float64, by the formula; differentiable."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = scale * torch.einsum("bhid,bhjd->bhij", q, k)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     rows, columns = scores.shape[-2:]
     i, j = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
     seen = (j - i <= columns - rows) if causal else torch.ones((rows, columns), dtype=torch.bool)
+    if window is not None:
+        seen = seen & (j - i > columns - rows - window)
     some = seen.any(1, keepdim=True)
     # A row that sees nothing: any finite scores, and then nothing of them.
     weights = torch.softmax(scores.masked_fill(~seen & some, -math.inf), -1) * some
@@ -74,12 +82,32 @@ def test_forward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> No
     q, k, v, _ = operands(shape, dtype)
     scale = shape[-1] ** -0.5
     with interpreter():
-        z, lse = attention_kernels(q, k, v, causal, scale, CONFIG)
+        z, lse = attention_kernels(q, k, v, causal, scale, config=CONFIG)
     close(z, exact(q.double(), k.double(), v.double(), causal, scale), 3)
     assert z.is_contiguous()
     seen = torch.isfinite(lse)
     assert seen.all() or (causal and shape[3] > shape[4])
     assert (z[~seen] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "how", [{"window": 1}, {"window": 20}, {"cap": 2.0}, {"window": 33, "cap": 5.0}], ids=str
+)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1], SHAPES[2], (1, 1, 1, 70, 130, 16)])
+def test_windows_and_caps(shape: tuple[int, ...], how: dict[str, Any]) -> None:
+    q, k, v, _ = operands(shape, torch.bfloat16)
+    with interpreter():
+        z, _ = attention_kernels(q, k, v, True, 0.5, config=CONFIG, **how)
+    wanted = exact(q.double(), k.double(), v.double(), True, 0.5, **how)
+    close(z, wanted, 3)
+    close(attention(q, k, v, causal=True, scale=0.5, **how), wanted, 3)
+
+
+def test_a_window_has_no_derivative() -> None:
+    q, k, v, dz = operands((1, 2, 1, 5, 7, 16), torch.float16)
+    leaf = q.detach().requires_grad_()
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        attention(leaf, k, v, causal=True, window=3).backward(dz)
 
 
 def test_how_many_heads_take_turns() -> None:
@@ -101,7 +129,7 @@ def test_backward(shape: tuple[int, ...], dtype: torch.dtype, causal: bool) -> N
     scale = shape[-1] ** -0.5
     config = BackwardConfig(KeysConfig(32, 16, 4, 2), AttentionConfig(16, 32, 4, 2))
     with interpreter():
-        z, lse = attention_kernels(q, k, v, causal, scale, CONFIG)
+        z, lse = attention_kernels(q, k, v, causal, scale, config=CONFIG)
         got = attention_backward(q, k, v, z, lse, dz, causal, scale, config)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     wide_q, wide_k, wide_v = leaves
@@ -122,8 +150,8 @@ def test_large_scores_and_negative_ones() -> None:
     k = torch.full((1, 1, 33, 16), -25.0, dtype=torch.float16)
     v = torch.arange(33.0).to(torch.float16)[:, None].expand(1, 1, 33, 16)
     with interpreter():
-        z, _ = attention_kernels(q, k, v, False, 1.0, CONFIG)
-        same, _ = attention_kernels(q, -k, v, False, 1.0, CONFIG)
+        z, _ = attention_kernels(q, k, v, False, 1.0, config=CONFIG)
+        same, _ = attention_kernels(q, -k, v, False, 1.0, config=CONFIG)
     assert (z == 16).all()
     assert (same == 16).all()
 
@@ -147,7 +175,7 @@ def test_the_operator_is_differentiable() -> None:
 def test_opcheck() -> None:
     q, k, v, _ = operands((1, 2, 1, 5, 7, 16), torch.float16)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(torch.ops.lowbit.attention.default, (*leaves, True, 0.25))
+    torch.library.opcheck(torch.ops.lowbit.attention.default, (*leaves, True, 0.25, 0, 0.0))
 
 
 @pytest.mark.parametrize("size", [0, 3])
@@ -177,6 +205,10 @@ def test_bad_arguments() -> None:
         attention(*(x.repeat(1, 1, 1, 17) for x in (q, k, k)))
     with pytest.raises(ValueError, match="positive"):
         attention(q, k, k, scale=-1.0)
+    with pytest.raises(ValueError, match="cap is 0"):
+        attention(q, k, k, cap=0.0)
+    with pytest.raises(ValueError, match="give causal=True"):
+        attention(q, k, k, window=3)
     with pytest.raises(ValueError, match="batch, heads, length"):
         attention(q[0], k, k)
 
@@ -192,4 +224,4 @@ def test_bad_arguments() -> None:
 def test_configurations_that_do_not_fit(config: AttentionConfig, message: str) -> None:
     q = torch.ones(1, 1, 5, 128, dtype=torch.float16)
     with pytest.raises(ValueError, match=message):
-        attention_kernels(q, q, q, False, 1.0, config)
+        attention_kernels(q, q, q, False, 1.0, config=config)

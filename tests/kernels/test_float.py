@@ -145,6 +145,7 @@ def check(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.pairs
 @MICROS
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("along", ["k", "x", ""])

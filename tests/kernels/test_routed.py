@@ -60,6 +60,7 @@ def network(op, x, weight, activations, **others):
     return Graph(("x", *others), ("out",), (node,), {"w": weight}, tensors)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("sizes", [(48, 96), (80, 200)], ids=str)

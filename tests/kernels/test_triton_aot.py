@@ -58,6 +58,7 @@ def assert_wide_and_in_registers(made: Compiled, sm: int) -> None:
     assert made.wide_loads > 0
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("shape", [(4096, 4096, 1), (512, 512, 4), (131072, 16384, 1)])

@@ -369,6 +369,7 @@ def test_any_convolution(
     np.testing.assert_array_equal(result, _expected(x, weight, zero_point, case))
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", available())
 @pytest.mark.parametrize("groups", [1, 2, 24])
 @pytest.mark.parametrize("out_dtype", ["float32", "int8"])

@@ -66,6 +66,7 @@ def serves(x: np.ndarray, packed: lowbit.PackedConvolution, isa: str | None) -> 
     return prepare_convolution(asked).launches[0].program.name == "winograd"
 
 
+@pytest.mark.pairs
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("threads", [1, 3])
@@ -136,6 +137,7 @@ def test_unbounded_sums_are_made_of_bytes(caplog: pytest.LogCaptureFixture) -> N
         np.testing.assert_array_equal(made, expected(x, weight, 0, ((1, 1), (1, 1))))
 
 
+@pytest.mark.pairs
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("isa", SETS)
 @pytest.mark.parametrize("out_dtype", ["float32", "bfloat16", "uint8", "int8"])

@@ -21,7 +21,6 @@ import lowbit.lab
 from lowbit.torch import (
     Int4DynamicConfig,
     Int4WeightOnlyConfig,
-    Int8DynamicConfig,
     QuantizedWeight,
     load,
     quantize_,
@@ -138,7 +137,6 @@ def test_files_do_not_tell_where_a_model_was(as_gpu: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Int8DynamicConfig(), "tiles are of 4-bit integers, not of int8"),
         (Int4WeightOnlyConfig(24), "group_size must be a multiple of 32 there, got 24"),
     ],
     ids=repr,

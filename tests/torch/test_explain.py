@@ -66,8 +66,8 @@ def test_why_a_table_does_not_serve() -> None:
         (lambda: explain("sofmax"), "no operator is called 'sofmax'; known: .*softmax"),
         (lambda: explain("softmax", device=H200), "chosen by length too"),
         (
-            lambda: explain("linear", device=H200, M=1, N=64, K=64, integers="int8"),
-            "no kernel serves it on sm_90 .*: tiles are of 4-bit integers, not of int8",
+            lambda: explain("linear", device=H200, M=1, N=64, K=64, group_size=24),
+            "no kernel serves it on sm_90 .*: group_size must be a multiple of 32",
         ),
         (
             lambda: explain("linear", device=H200, M=1, N=64, K=64, activations="dynamic"),

@@ -92,6 +92,7 @@ def eight_bits(x: Tensor, layer: nn.Linear, symmetric: bool) -> npt.NDArray[np.f
     return out if layer.bias is None else out + layer.bias.detach().float().numpy()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(

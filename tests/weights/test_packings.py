@@ -74,12 +74,14 @@ def test_tiles_lie_as_they_are_drawn() -> None:
     q = _drawn(WeightFormat("uint4", 32), (70, 300))
     arrays = Tiles().pack(QuantizedWeight(q))
     tiles = arrays["tiles"].view(np.uint32)
-    assert tiles.shape == (2, 3, 64, 16)
+    assert tiles.shape == (8, 6, 1, 32, 4)
     for n, k in ((0, 0), (5, 7), (63, 127), (64, 128), (69, 299)):
-        word = tiles[n // 64, k // 128, n % 64, k % 128 // 8]
-        assert word >> (4 * (k % 8)) & 15 == q.values[n, k]
-        assert arrays["scale"][k // 32, n] == arrays["row_scale"][n, k // 32]
-        assert arrays["row_zero"][n, k // 32] == q.zero_point[n, k // 32] - 8
+        word = tiles[n // 16, k // 64, 0, n % 8 * 4 + k % 8 // 2, k % 64 // 16]
+        place = 4 * (k % 2) + 2 * (k % 16 // 8) + n % 16 // 8
+        assert word >> (4 * place) & 15 == q.values[n, k]
+        assert arrays["scale"][n, k // 32] == q.scale[n, k // 32]
+        assert arrays["zero"][n, k // 32] == q.zero_point[n, k // 32] - 8
+        assert arrays["words"][k // 32, n] & 255 == q.zero_point[n, k // 32]
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])

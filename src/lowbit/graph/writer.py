@@ -142,6 +142,10 @@ class Writer(ABC):
     def matmul(self, x: str, y: str) -> str:
         return self.op("MatMul", x, y)
 
+    def linear(self, x: str, weight: str, *added: str, **attributes: Any) -> str:
+        """x @ weightᵀ; added: a bias and a residual, if there are any."""
+        return self.op("Linear", x, weight, *added, **attributes)
+
     def reduce(self, kind: str, x: str, axes: Sequence[int] | None, keepdims: bool = True) -> str:
         """kind: "sum", "mean", "max", "prod", "l1", ...; all axes where none are given."""
         along = [self.ints(axes)] if axes else []

@@ -136,14 +136,17 @@ class Builder(ABC):
 
     def typed(self, instruction: Instruction, operands: tuple[Any, ...]) -> tuple[Any, Any, Any]:
         """(operand types, payloads, result type) of one use; TypeError if it may not be."""
-        types = tuple([o.type if isinstance(o, Value) else o for o in operands])
-        payloads = [o.payload if isinstance(o, Value) else o for o in operands]
-        use = instruction, types
+        types, payloads = [], []
+        for operand in operands:
+            has_type = type(operand) is Value
+            types.append(operand.type if has_type else operand)
+            payloads.append(operand.payload if has_type else operand)
+        use = instruction, *types
         if use not in self._results:
-            self._results[use] = self._result(instruction, types)
+            self._results[use] = self._result(*use)
         return types, payloads, self._results[use]
 
-    def _result(self, instruction: Instruction, types: tuple[Any, ...]) -> Type | None:
+    def _result(self, instruction: Instruction, *types: Any) -> Type | None:
         if instruction.feature and instruction.feature not in self.isa.features:
             raise TypeError(
                 f"{instruction.name} needs {instruction.feature}, which {self.isa.name} lacks"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lowbit.kernels.triton.fast import LARGEST_HEAD
 from lowbit.lm.description import Description
 from lowbit.torch.functional import (
-    Int4Weight,
+    TiledWeight,
     attention,
     attention_decode,
     int4_matmul,
@@ -125,7 +125,7 @@ class Linear(nn.Module):
     columns of the weight stand for, [K]; None: each for its own."""
 
     def __init__(
-        self, weight: Tensor | Int4Weight, bias: Tensor | None = None, order: Tensor | None = None
+        self, weight: Tensor | TiledWeight, bias: Tensor | None = None, order: Tensor | None = None
     ) -> None:
         super().__init__()
         self.weight, self.bias, self.order = weight, bias, order

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.graph.graph import Constant, Graph, Node, Tensor
+from lowbit.graph.writer import Writer
 from lowbit.jit.threads import max_threads
 from lowbit.kernels.cpu.attention.cached import rotation_table
 from lowbit.kernels.cpu.attention.chunks import SCALE_BYTES
@@ -130,9 +131,10 @@ class Networks:
         row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
         sizes = d.layers, 2, d.key_heads, capacity, row
         head = _Head(d, weights)
-        self.chunk = _body(d, weights, layers, Tensor(cache, (1, *sizes)), (), None)
-        self.step = _body(d, weights, layers, Tensor(cache, (slots, *sizes)), ("slots",), head)
-        self.head = _body(d, weights, [], None, (), head)
+        self.chunk = _Nodes(d, weights).graph(layers, Tensor(cache, (1, *sizes)))
+        step = Tensor(cache, (slots, *sizes))
+        self.step = _Nodes(d, weights).graph(layers, step, ("slots",), head)
+        self.head = _Nodes(d, weights).graph(head=head)
 
 
 def layer_graph(
@@ -142,10 +144,8 @@ def layer_graph(
     as a chunk's, and of each product with matrices the input, by the weight's name."""
     _rotations(d, weights, capacity, capacity)
     cache = Tensor("float32", (1, d.layers, 2, d.key_heads, capacity, d.head_dim))
-    graph = _body(d, weights, [_Layer(d, weights, number)], cache, (), None)
-    products = (node for node in graph.nodes if node.op in ("Linear", "RoutedLinear"))
-    of = {node.inputs[1]: node.inputs[0] for node in products}
-    return graph, {name: x for name, x in of.items() if not name.endswith(".weight")}
+    nodes = _Nodes(d, weights)
+    return nodes.graph([_Layer(d, weights, number)], cache), nodes.products
 
 
 def _rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
@@ -217,54 +217,56 @@ class _Head:
         self.linear = weights.matrices([stem], d.logit_scale)[0]
 
 
-def _body(
-    d: Description, weights: Weights, layers: Sequence[_Layer], cache: Tensor | None,
-    slots: tuple[str, ...], head: _Head | None,
-) -> Graph:  # fmt: skip
-    nodes = _Nodes(d, weights)
-    x = "x"
-    for layer in layers:
-        x = nodes.layer(layer, x, slots)
-    if head is not None:
-        x = nodes.linear(nodes.norm(x, head.norm), *head.linear)
-    tensors, inputs = {"x": Tensor("float32", ("rows", d.width))}, ("x",)
-    if cache is not None:
-        positions = Tensor("int64", ("rows",))
-        tensors |= {"positions": positions, "cache": cache, "slots": positions}
-        inputs = ("x", "positions", "cache", *slots)
-    graph = Graph(inputs, (x,), tuple(nodes.made), weights.constants, tensors, d.architecture)
-    return graph.replaced()  # without constants of others
-
-
-class _Nodes:
-    """Nodes, one after another."""
+class _Nodes(Writer):
+    """Nodes, one after another. products: of those with matrices the input, by the weight."""
 
     def __init__(self, d: Description, weights: Weights) -> None:
         self._d, self._weights = d, weights
-        self.made: list[Node] = []
+        self._nodes: list[Node] = []
+        self.products: dict[str, str] = {}
 
-    def _add(
-        self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
-    ) -> list[str]:
-        names = [f"v{len(self.made)}.{i}" for i in range(outputs)]
-        self.made.append(Node(op, tuple(inputs), tuple(names), attributes))
+    def graph(
+        self, layers: Sequence[_Layer] = (), cache: Tensor | None = None,
+        slots: tuple[str, ...] = (), head: _Head | None = None,
+    ) -> Graph:  # fmt: skip
+        d, x = self._d, "x"
+        for layer in layers:
+            x = self.layer(layer, x, slots)
+        if head is not None:
+            x = self.product(self.norm(x, head.norm), *head.linear)
+        tensors, inputs = {"x": Tensor("float32", ("rows", d.width))}, ("x",)
+        if cache is not None:
+            positions = Tensor("int64", ("rows",))
+            tensors |= {"positions": positions, "cache": cache, "slots": positions}
+            inputs = ("x", "positions", "cache", *slots)
+        constants, name = self._weights.constants, d.architecture
+        graph = Graph(inputs, (x,), tuple(self._nodes), constants, tensors, name)
+        return graph.replaced()  # without constants of others
+
+    def op(self, op: str, *inputs: str, **attributes: Any) -> str:
+        return self._outputs(1, op, *inputs, **attributes)[0]
+
+    def _outputs(self, count: int, op: str, /, *inputs: str, **attributes: Any) -> list[str]:
+        names = [f"v{len(self._nodes)}.{i}" for i in range(count)]
+        self._nodes.append(Node(op, inputs, tuple(names), attributes))
         return names
 
-    def _numbers(self, *values: int) -> str:
-        name = f"numbers {values}"
-        self._weights.constants[name] = np.array(values, np.int64)
+    def constant(self, value: npt.NDArray[np.int64]) -> str:
+        name = f"numbers {tuple(value.tolist())}"
+        self._weights.constants[name] = value
         return name
 
     def norm(self, x: str, weight: str) -> str:
-        return self._add("RMSNormalization", (x, weight), epsilon=self._d.epsilon)[0]
+        return self.op("RMSNormalization", x, weight, epsilon=self._d.epsilon)
 
-    def linear(self, x: str, weight: str, bias: str, order: str, residual: str = "") -> str:
+    def product(self, x: str, weight: str, bias: str, order: str, residual: str = "") -> str:
         if order:
-            (x,) = self._add("Gather", (x, order), axis=1)
+            x = self.gather(x, order, axis=1)
         attributes = self._activations(weight)
         if residual:
             attributes["post_ops"] = (("residual",),)
-        return self._add("Linear", (x, weight, bias, residual), **attributes)[0]
+        self.products[weight] = x
+        return self.linear(x, weight, bias, residual, **attributes)
 
     def layer(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
         y = self._attention(layer, self._normed(layer, "attn_norm", x), slots)
@@ -277,33 +279,29 @@ class _Nodes:
 
     def _gated(self, gated: _Gated, y: str, ends: str = "") -> str:
         """f(gate) · up, of each row or, with `ends`, of groups of rows by experts."""
-        parts = [self._routed(y, one, ends) if ends else self.linear(y, *one) for one in gated.up]
-        wide = parts[0] if len(parts) == 1 else self._add("Concat", parts, axis=1)[0]
-        return self._add("GatedUnit", (wide,), function=self._d.function)[0]
+        parts = [self._routed(y, up, ends) if ends else self.product(y, *up) for up in gated.up]
+        return self.op("GatedUnit", self.concat(parts, axis=1), function=self._d.function)
 
     def _routed(self, x: str, weight: tuple[str, str, str], ends: str) -> str:
-        inputs = x, weight[0], ends
-        return self._add("RoutedLinear", inputs, **self._activations(weight[0]))[0]
+        self.products[weight[0]] = x
+        return self.op("RoutedLinear", x, weight[0], ends, **self._activations(weight[0]))
 
     def _mixture(self, layer: _Layer, x: str, y: str) -> str:
         """x and, of y, what the experts of each row make, by their weights; and the shared one."""
-        d, used = self._d, self._numbers(self._d.experts_used)
-        (scores,) = self._add("Linear", (y, layer.router))
+        d, scores = self._d, self.linear(y, layer.router)
+        if not d.experts_normalized:
+            scores = self.op("Softmax", scores, axis=1)
+        shares, experts = self._outputs(2, "TopK", scores, self.ints([d.experts_used]))
         if d.experts_normalized:
-            shares, experts = self._add("TopK", (scores, used), 2)
-            (shares,) = self._add("Softmax", (shares,), axis=1)
-        else:
-            (scores,) = self._add("Softmax", (scores,), axis=1)
-            shares, experts = self._add("TopK", (scores, used), 2)
-        rows, places, ends = self._add("Route", (experts,), 3, count=d.experts)
-        (each,) = self._add("Gather", (y, rows), axis=0)
-        each = self._routed(self._gated(layer.gated, each, ends), layer.gated.down, ends)
-        (x,) = self._add("RoutedSum", (each, places, shares, x))
+            shares = self.op("Softmax", shares, axis=1)
+        rows, places, ends = self._outputs(3, "Route", experts, count=d.experts)
+        each = self._gated(layer.gated, self.gather(y, rows), ends)
+        x = self.op("RoutedSum", self._routed(each, layer.gated.down, ends), places, shares, x)
         if layer.shared is None:
             return x
-        gate = self._add("Sigmoid", self._add("Linear", (y, layer.shared_gate)))[0]
-        made = self.linear(self._gated(layer.shared, y), *layer.shared.down)
-        return self._add("Add", (x, self._add("Mul", (made, gate))[0]))[0]
+        gate = self.op("Sigmoid", self.linear(y, layer.shared_gate))
+        shared = self.product(self._gated(layer.shared, y), *layer.shared.down)
+        return self.add(x, self.mul(shared, gate))
 
     def _activations(self, weight: str) -> dict[str, Any]:
         """What a product with a packed matrix does with rows."""
@@ -322,15 +320,15 @@ class _Nodes:
     ) -> str:
         """x + y @ weightᵀ, with a norm of what is added, if there is one."""
         if norm not in layer.norms:
-            return self.linear(y, *weight, residual=x)
-        return self._add("Add", (x, self.norm(self.linear(y, *weight), layer.norms[norm])))[0]
+            return self.product(y, *weight, residual=x)
+        return self.add(x, self.norm(self.product(y, *weight), layer.norms[norm]))
 
     def _attention(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
         d = self._d
-        parts = [self.linear(x, *one) for one in layer.qkv]
+        parts = [self.product(x, *weight) for weight in layer.qkv]
         if len(parts) == 1:
-            sizes = self._numbers(*(n * d.head_dim for n in (d.heads, d.key_heads, d.key_heads)))
-            parts = self._add("Split", (parts[0], sizes), 3, axis=1)
+            sizes = self.ints([n * d.head_dim for n in (d.heads, d.key_heads, d.key_heads)])
+            parts = self._outputs(3, "Split", parts[0], sizes, axis=1)
         named = zip(("attn_q_norm", "attn_k_norm", ""), parts, (d.heads, *[d.key_heads] * 2),
                     strict=True)  # fmt: skip
         q, k, v = (self._heads(layer.norms.get(name, ""), part, n) for name, part, n in named)
@@ -345,8 +343,9 @@ class _Nodes:
                       "cap": d.attention_cap}  # fmt: skip
         attributes = {key: value for key, value in attributes.items() if value or key == "layer"}
         inputs = (q, k, v, rotation, "positions", "cache", *slots)
-        (out,) = self._add("CachedAttention", inputs, **attributes)
-        return self._add("Reshape", (out, self._numbers(0, d.heads * d.head_dim)))[0]
+        return self.reshape(
+            self.op("CachedAttention", *inputs, **attributes), (0, d.heads * d.head_dim)
+        )
 
     def _heads(self, norm: str, x: str, count: int) -> str:
         """[rows, count, head_dim], with a norm of all of a row or of each head."""
@@ -354,5 +353,5 @@ class _Nodes:
         each = bool(norm) and len(self._weights.constants[norm]) == size  # type: ignore[arg-type]
         if norm and not each:
             x = self.norm(x, norm)
-        (x,) = self._add("Reshape", (x, self._numbers(0, count, size)))
+        x = self.reshape(x, (0, count, size))
         return self.norm(x, norm) if each else x

@@ -21,7 +21,7 @@ from lowbit.lm.network import Weights, _Gated, _Layer, _rotations, scaled
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
-from lowbit.torch.functional import Int4Weight, pack_int4
+from lowbit.torch.functional import TiledWeight, pack_int4
 from lowbit.torch.graphs import CapturedCalls
 from lowbit.torch.weight import Facts
 from lowbit.weights.format import WeightFormat
@@ -31,7 +31,7 @@ _GROUPS, _TILE, _WORD = 32, 128, 8  # in k: what groups, one group, rows are mul
 _LOADING = 4  # threads
 _PLACES = 64  # what the places of a sequence are a multiple of
 _CACHES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-Product = Tensor | Int4Weight
+Product = Tensor | TiledWeight
 
 
 def gpu(name: str) -> torch.device:

@@ -101,9 +101,8 @@ class QuantizedWeight(Tensor):
     column_sums: Tensor
     zero_points: Tensor | None
     tiles: Tensor  # these of another,
-    row_scale: Tensor
+    words: Tensor
     zero: Tensor | None
-    row_zero: Tensor | None
     integers: Tensor  # and these of the third
     zero_point: Tensor | None
 

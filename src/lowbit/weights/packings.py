@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowbit.kernels.triton.fast.tiles import (
     GROUP_UNIT,
     MIDDLE,
     TILE_DEPTH,
-    TILE_ROWS,
-    to_rows,
-    to_tiles,
+    TiledWeight,
+    to_values,
 )
-from lowbit.numerics import QTensor, from_int32, int_format, longest_sum, to_int32
+from lowbit.numerics import QTensor, int_format, longest_sum
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.weights.format import Shape, WeightFormat
 from lowbit.weights.panels import PackedMatrix, by_groups, group_refusal, one_group, pack
@@ -116,25 +117,20 @@ class Panels:
 
 
 class Tiles:
-    """Weights [out, in] of 4 bits in tiles.
+    """Weights [out, in] of 4 or 8 bits in tiles.
 
-    tiles: int32 [ceil(out/64), ceil(in/128), 64, 16]. row_scale: float32 [out rounded up to 64,
-    groups], and scale the same by group; row_zero, zero: as these, int8, of the nibbles less 8, and
-    missing where the format has no zero points.
+    tiles: int32 [4·ceil(out/64), 2·ceil(in/128), bits/4, 32, 4]. scale: float32 [out rounded up to
+    64, groups]; zero: likewise, relative to the middle, int8, or float32 where zero points are no
+    integers, and missing where the format has none. words: both as kernels take them.
     """
 
-    parts = ("tiles", "scale", "row_scale", "zero", "row_zero")
+    parts = ("tiles", "words", "scale", "zero")
 
     def refusal(self, format: WeightFormat, in_features: int) -> str | None:
         """Why a weight of this format cannot be packed so; None if it can."""
         size = format.group_of(in_features)
-        if size is None:
-            return f"tiles are of 4-bit integers, not of {format.dtype}"
-        if size < in_features and size % GROUP_UNIT:
+        if size is not None and size < in_features and size % GROUP_UNIT:
             return f"group_size must be a multiple of {GROUP_UNIT} there, got {size}"
-        # Factors of inputs, last in a layout, are no matter of the product.
-        if format.layout[:3] != WeightFormat(format.dtype, format.group_size).layout[:3]:
-            return f"what {format.method!r} gives beside integers has no place in tiles"
         return None
 
     def group_size(self, format: WeightFormat, in_features: int) -> int:
@@ -144,32 +140,41 @@ class Tiles:
 
     def pack(self, weight: QuantizedWeight) -> dict[str, Array]:
         """The arrays of a weight, by name."""
-        q = weight.weight
-        rows, depth = q.shape
-        tall, deep = -(-rows // TILE_ROWS), -(-depth // TILE_DEPTH)
-        nibbles = np.zeros((tall * TILE_ROWS, deep * TILE_DEPTH), np.uint8)
-        nibbles[:rows, :depth] = q.values
-        nibbles[:rows, :depth] += np.uint8(MIDDLE - q.format.midpoint)
-        arrays = {"tiles": np.ascontiguousarray(to_tiles(to_int32(nibbles, axis=1)))}
-        beside: dict[str, Array] = {"scale": q.scale}
-        if not q.format.signed:
-            beside["zero"] = (q.zero_point - q.format.midpoint).astype(np.int8)
-        for name, given in beside.items():
-            filled = np.zeros((len(nibbles), given.shape[1]), given.dtype)
-            filled[:rows] = given
-            arrays |= {f"row_{name}": filled, name: np.ascontiguousarray(filled.T)}
-        return arrays
+        q, real, bits = weight.weight, weight.zero_point, weight.weight.format.bits
+        middle = MIDDLE[bits] - q.format.midpoint
+        values = q.values.view(np.uint8) + np.uint8(middle)
+        values &= np.uint8((1 << bits) - 1)
+        zero = None
+        if real is not None:
+            zero = real - np.float32(q.format.midpoint)
+        elif not q.format.signed:
+            zero = (q.zero_point - q.format.midpoint).astype(np.int8)
+        scale = q.scale[:, None] if q.scale.ndim == 1 else q.scale
+        size = q.group_size if q.group_size and q.group_size < q.shape[1] else None
+        size = size or -(-q.shape[1] // TILE_DEPTH) * TILE_DEPTH
+        with _disable_current_modes():  # these are numbers, also where a caller's are not
+            scales, integers = torch.from_numpy(scale), torch.from_numpy(values)
+            zeros = None if zero is None else torch.from_numpy(zero)
+            tiled = TiledWeight.of(integers, scales, zeros, size, bits)
+            parts = {name: getattr(tiled, name) for name in self.parts}
+            return {name: part.numpy() for name, part in parts.items() if part is not None}
 
     def unpack(
         self, arrays: Mapping[str, Array], format: WeightFormat, shape: Shape
     ) -> QuantizedWeight:
         """What `pack` was given."""
         (rows, depth), fmt = shape, int_format(format.dtype)
-        nibbles = from_int32(to_rows(arrays["tiles"]), axis=1)[:rows, :depth]
-        values = (nibbles - np.uint8(MIDDLE - fmt.midpoint)).view(fmt.storage)
-        scale = arrays["row_scale"][:rows].copy()
-        zeros = np.full(scale.shape, fmt.midpoint, np.int32)
-        if "row_zero" in arrays:
-            zeros += arrays["row_zero"][:rows]
+        with _disable_current_modes():
+            values = to_values(torch.from_numpy(arrays["tiles"])).numpy()[:rows, :depth]
+        values = (values - np.uint8(MIDDLE[fmt.bits] - fmt.midpoint)).view(fmt.storage)
+        scale, zero = arrays["scale"][:rows].copy(), arrays.get("zero")
+        zeros, real = np.full(scale.shape, fmt.midpoint, np.int32), None
+        if zero is not None and zero.dtype.kind == "f":
+            real = zero[:rows] + np.float32(fmt.midpoint)
+            zeros = np.clip(np.rint(real), fmt.qmin, fmt.qmax).astype(np.int32)
+        elif zero is not None:
+            zeros += zero[:rows]
+        if format.group_of(depth) is None:
+            scale, zeros = scale[:, 0], zeros[:, 0]
         q = QTensor(values, scale, zeros, fmt, 0, format.group_of(depth))
-        return QuantizedWeight(q)
+        return QuantizedWeight(q, real)

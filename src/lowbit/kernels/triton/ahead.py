@@ -45,7 +45,7 @@ class Compiled:
 def compile_ahead(
     kernel: Any, arguments: Mapping[str, Any], sm: int, **options: int | bool
 ) -> Compiled:
-    """Compile a function under triton.jit for a compute capability such as 80 or 90.
+    """Compile a function under triton.jit, or gluon.jit, for a compute capability such as 80 or 90.
 
     arguments: for every parameter a type ("*bf16", "i32", "fp32"), taken as aligned to 16, or as
     divisible by 16; "i32:1" for a number that is not; "tensordesc<bf16[1, 64]>" for a descriptor;
@@ -56,6 +56,7 @@ def compile_ahead(
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     missing = [name for name in kernel.arg_names if name not in arguments]
     if missing:
@@ -78,14 +79,15 @@ def compile_ahead(
         return found[1]
 
     signature = {name: typed(arguments[name], place) for place, name in enumerate(kernel.arg_names)}
-    source = ASTSource(kernel, signature, constants, attributes)
+    of = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = of(kernel, signature, constants, attributes)
     options = {"enable_fp_fusion": True, **options}
 
     def compiled() -> Any:
         return triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
 
     made = compiled()
-    if inspect.getfile(kernel.fn) not in made.asm["ttir"]:
+    if inspect.getfile(kernel.fn) not in made.asm["ttgir"]:
         # Triton's cache knows a kernel by its text and line: this was a copy in another file.
         with knobs.compilation.scope():
             knobs.compilation.always_compile = True
@@ -97,7 +99,7 @@ def compile_ahead(
         sass, usage = (_printed(tool, flag, file.name) for flag in ("-sass", "-res-usage"))
     taken = {name: int(number) for name, number in _RESOURCE.findall(usage)}
     local = taken.get("STACK", 0) + taken.get("LOCAL", 0)
-    stages = {name: made.asm[name] for name in ("ttir", "ttgir", "llir")}
+    stages = {name: made.asm[name] for name in ("ttir", "ttgir", "llir") if name in made.asm}
     return Compiled(made.asm["ptx"], sass, taken["REG"], made.metadata.shared, local, stages)
 
 

@@ -17,12 +17,19 @@ from __future__ import annotations
 from lowbit.torch.functional.attention import attention
 from lowbit.torch.functional.attention_decode import attention_decode, write_cache
 from lowbit.torch.functional.convolution import conv2d
-from lowbit.torch.functional.int4 import Int4Weight, bmm, int4_matmul, pack_int4
+from lowbit.torch.functional.int4 import (
+    TiledWeight,
+    bmm,
+    int4_matmul,
+    pack_int4,
+    pack_int8,
+    weight_only_matmul,
+)
 from lowbit.torch.functional.linear import linear
 from lowbit.torch.functional.rows import layer_norm, rms_norm, softmax, sum
 
 __all__ = [
-    "Int4Weight",
+    "TiledWeight",
     "attention",
     "attention_decode",
     "bmm",
@@ -31,8 +38,10 @@ __all__ = [
     "layer_norm",
     "linear",
     "pack_int4",
+    "pack_int8",
     "rms_norm",
     "softmax",
     "sum",
+    "weight_only_matmul",
     "write_cache",
 ]

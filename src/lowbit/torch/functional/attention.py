@@ -18,7 +18,14 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 @specified("attention")
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ) v of each head, no scores in memory (Dao, FlashAttention-2, 2023).
 
@@ -26,13 +33,15 @@ def attention(
     keys, size] of the same dtype, any strides. Several heads share a key head where there are fewer
     of those: head h uses key head h // (heads // key heads). causal: the last query sees all
     keys (`causal_diagonal`). A query that sees none gives zeros. scale: 1/√size if not given.
+    window: a query sees the last so many of these keys; it needs `causal`. cap: scores become
+    cap · tanh(score / cap).
 
     The result is like q, contiguous. Sums are float32; weights are rounded to q's dtype before they
-    multiply v. Differentiable, once. On Hopper the copy engine wants rows at multiples of 16 bytes:
-    tensors for which that does not hold are copied.
+    multiply v. Differentiable, once, without window and cap. On Hopper the copy engine wants rows
+    at multiples of 16 bytes: tensors for which that does not hold are copied.
 
-    TypeError for another dtype; ValueError for shapes that do not match, a size above 256, or a
-    scale that is not positive.
+    TypeError for another dtype; ValueError for shapes that do not match, a size above 256, a
+    scale, window or cap that is not positive, or a window without `causal`.
     """
     for name, value in (("q", q), ("k", k), ("v", v)):
         check_tensor("attention", name, value, DTYPES)
@@ -46,7 +55,14 @@ def attention(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     if not 0 < scale < math.inf:
         raise ValueError(f"attention: scale is {scale}; it must be positive (negate q if need be)")
-    return _attention_op(q, k, v, causal, scale)[0]
+    for name, value in (("window", window), ("cap", cap)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"attention: {name} is {value}; it must be positive")
+    if window is not None and not causal:
+        raise ValueError(
+            "attention: a window is one of keys up to the query's own: give causal=True"
+        )
+    return _attention_op(q, k, v, causal, scale, window or 0, cap or 0.0)[0]
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -68,20 +84,27 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(
+    q: Tensor, k: Tensor, causal: bool, scale: float, window: int = 0, cap: float = 0.0
+) -> Tensor:
     """In float64, -inf where a key is not seen."""
     k = k.double().repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = q.double() @ k.mT * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     if causal:
-        unseen = torch.ones_like(scores).triu(causal_diagonal(*scores.shape[-2:]) + 1)
+        diagonal = causal_diagonal(*scores.shape[-2:])
+        unseen = torch.ones_like(scores).triu(diagonal + 1)
+        if window:
+            unseen += torch.ones_like(scores).tril(diagonal - window)
         scores = scores.masked_fill(unseen.bool(), -math.inf)
     return scores
 
 
 def _reference(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, window: int, cap: float
 ) -> tuple[Tensor, Tensor]:
-    scores = _scores(q, k, causal, scale)
+    scores = _scores(q, k, causal, scale, window, cap)
     lse = torch.logsumexp(scores, -1)
     blind = lse == -math.inf
     weights = torch.exp(scores - lse.masked_fill(blind, 0)[..., None])
@@ -106,15 +129,17 @@ def _backward_reference(
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, ctx.causal, ctx.scale = inputs
+    q, k, v, ctx.causal, ctx.scale, *ctx.reduced = inputs
     z, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(q, k, v, z, lse)
 
 
 def _gradient(ctx: Any, dz: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    if any(ctx.reduced):
+        raise NotImplementedError("attention has no derivative with a window or a cap")
     gradients = _attention_backward_op(*ctx.saved_tensors, dz, ctx.causal, ctx.scale)
-    return (*gradients, None, None)
+    return (*gradients, None, None, None, None)
 
 
 _attention_backward_op = register(
@@ -124,7 +149,8 @@ _attention_backward_op = register(
     cpu=_backward_reference,
 )
 _attention_op = register(
-    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, bool causal, float scale, int window, float cap) "
+    "-> (Tensor, Tensor)",
     kernel="attention.attention",
     cpu=_reference,
     backward=_gradient,

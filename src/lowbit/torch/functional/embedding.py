@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lowbit.kernels.triton.fast.tiles import MIDDLE, to_values
 from lowbit.torch.registration import register
 
 if TYPE_CHECKING:
     from lowbit.torch.weight import QuantizedWeight
 
-_PANEL, _TILE, _MIDDLE = 16, 64, 8
+_PANEL, _UNIT, _MIDDLE = 16, 16, 8
 
 
 def embedding(indices: Tensor, weight: QuantizedWeight) -> Tensor:
@@ -89,11 +90,11 @@ def _in_panels(rows: Tensor, parts: Sequence[Tensor], dtype: str) -> Found:
 
 
 def _in_tiles(rows: Tensor, parts: Sequence[Tensor], dtype: str) -> Found:
-    tiles, _, row_scale, *zero = parts
-    words = tiles[rows // _TILE, :, rows % _TILE].flatten(1)
-    shifts = torch.arange(0, 32, 4, device=words.device)
-    nibbles = ((words[:, :, None] >> shifts) & 15).flatten(1)
-    return nibbles - _MIDDLE, row_scale[rows], zero[1][rows] if zero else None
+    tiles, _, scale, *zero = parts
+    units = to_values(tiles[rows // _UNIT]).view(len(rows), _UNIT, -1)
+    values = units[torch.arange(len(rows), device=rows.device), rows % _UNIT].to(torch.int16)
+    middle = MIDDLE[4 * tiles.shape[2]]
+    return values - middle, scale[rows], zero[0][rows] if zero else None
 
 
 _LOOKUPS = {"rows": _in_rows, "panels": _in_panels, "tiles": _in_tiles}

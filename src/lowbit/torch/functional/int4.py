@@ -1,4 +1,4 @@
-"""Products of batches of matrices, and with a weight of 4 bits."""
+"""Products of batches of matrices, and with weights of 4 and 8 bits in tiles."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lowbit.kernels.triton.fast.tiles import (
+    ACTIVATIONS,
     GROUP_UNIT,
     MIDDLE,
-    TILE_ROWS,
-    WORDS,
-    Int4Weight,
-    to_tiles,
+    Extra,
+    TiledWeight,
+    finished,
 )
 from lowbit.torch.arguments import FLOATS, check_alike, check_shape, check_tensor
 from lowbit.torch.registration import register, specified, specified_gradients
@@ -70,13 +69,13 @@ _bmm_op = register(
 specified_gradients("batched_matmul", bmm, "x", "y")
 
 
-# The product of bfloat16 or float16 activations with a weight of 4 bits.
+# The product of bfloat16 or float16 activations with a weight of 4 or 8 bits.
 
 
 def pack_int4(
     weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, group_size: int
-) -> Int4Weight:
-    """Bring a weight into tiles, once for every M.
+) -> TiledWeight:
+    """Bring a weight of 4 bits into tiles, once for every M.
 
     weight: values 0 to 15, uint8 [N, K]; or int32 [N, K/8] with 8 of them to a word, the first in
     the lowest bits. scale: float32, bfloat16 or float16 [N, groups], and zero_point, of any dtype,
@@ -84,96 +83,142 @@ def pack_int4(
     last group may be shorter. (A QTensor `q` of [K, N], quantized to uint4 with axis=1 and groups
     along K, is packed from `q.values.T`, `q.scale.T` and `q.zero_point.T`.)
 
+    Products take the upper 16 bits of a scale's significand, which are all of those of bfloat16
+    and float16; of zero points that are not integers, and of scales beside them, bfloat16.
+
     TypeError for other dtypes; ValueError for shapes that do not match, a group size that is not
     served, and values above 15.
     """
-    words = _words(weight)
-    N, K = words.shape[0], words.shape[1] * 8
-    check_tensor("pack_int4", "scale", scale, FLOATS)
-    if not isinstance(group_size, int) or group_size < 1 or group_size % GROUP_UNIT:
-        raise ValueError(f"pack_int4: group_size is {group_size}; give a multiple of {GROUP_UNIT}")
-    groups = -(-K // group_size)
-    for name, one in (("scale", scale), ("zero_point", zero_point)):
-        if one is not None and list(one.shape) != [N, groups]:
-            raise ValueError(
-                f"pack_int4: {name} has the shape {list(one.shape)}; for a weight [{N}, {K}] in "
-                f"groups of {group_size} it must be [{N}, {groups}]"
-            )
-    below, beside = -N % TILE_ROWS, -words.shape[1] % WORDS
-    tiles = to_tiles(pad(words, (0, beside, 0, below))).contiguous()
-    row_scale, zero, row_zero = pad(scale, (0, 0, 0, below)).contiguous(), None, None
-    if zero_point is not None and bool((zero_point.float() != MIDDLE).any()):
-        off = (zero_point.float() - MIDDLE).to(scale.dtype)
-        row_zero = pad(off, (0, 0, 0, below)).contiguous()
-        zero = row_zero.T.contiguous()
-    return Int4Weight(tiles, row_scale.T.contiguous(), row_scale, zero, row_zero, N, K, group_size)
-
-
-def _words(weight: Tensor) -> Tensor:
-    """int32 [N, K/8], K rounded up to whole words."""
     check_tensor("pack_int4", "weight", weight, (torch.int32, torch.uint8))
-    if weight.dim() != 2:
-        raise ValueError(f"pack_int4: weight has the shape {list(weight.shape)}; it must be [N, K]")
+    _check_matrix("pack_int4", weight)
     if weight.dtype == torch.int32:
-        return weight
-    if weight.numel() and int(weight.max()) > 15:
+        pairs = weight.contiguous().view(torch.uint8)
+        weight = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
+    elif weight.numel() and int(weight.max()) > 15:
         row, column = (weight > 15).nonzero()[0].tolist()
         raise ValueError(
             f"pack_int4: weight[{row}, {column}] is {int(weight[row, column])}; values of 4 bits "
             "are 0 to 15"
         )
-    if weight.shape[1] % 8:
-        raise ValueError(f"pack_int4: K is {weight.shape[1]}; it must be a multiple of 8")
-    eight = weight.view(weight.shape[0], -1, 8).to(torch.int64)
-    shifts = torch.arange(0, 32, 4, device=weight.device)
-    words = (eight << shifts).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    _check_groups("pack_int4", weight, scale, zero_point, group_size)
+    zero = None
+    if zero_point is not None and bool((zero_point.float() != MIDDLE[4]).any()):
+        off = zero_point.float() - MIDDLE[4]
+        whole = bool(((off == off.round()) & (off >= -MIDDLE[4]) & (off < 119)).all())
+        zero = off.to(torch.int8 if whole else torch.float32)
+    return TiledWeight.of(weight, scale, zero, group_size, bits=4)
 
 
-def int4_matmul(x: Tensor, weight: Int4Weight) -> Tensor:
-    """x · (scale · (weight − zero_point))ᵀ: [..., K] by [N, K] → [..., N].
+def pack_int8(weight: Tensor, scale: Tensor, *, group_size: int | None = None) -> TiledWeight:
+    """Bring a weight of 8 bits, w = scale · value, into tiles, once for every M.
 
-    x: bfloat16, float16 or float32, any strides; the result has its dtype. weight: from
-    `pack_int4`, on the same device. Differentiable in x. Sums are float32. One row of x, K to
-    32768, is multiplied in integers of 16 bits relative to the greatest of each 32 k, and NaN or
-    infinity in it makes every result NaN; up to 128 rows by tensor cores, in groups of a multiple
-    of 128; for others, and for float32, the weight is dequantized to x's dtype first.
-
-    TypeError for another dtype; ValueError for a K or a device that does not match.
+    weight: int8 [N, K]. scale: float32, bfloat16 or float16, [N], or [N, groups] of a group_size
+    that is a multiple of 32. Errors as of `pack_int4`.
     """
-    check_tensor("int4_matmul", "x", x, FLOATS)
-    if not isinstance(weight, Int4Weight):
-        raise TypeError(f"int4_matmul: weight is a {type(weight).__name__}; give pack_int4(...)")
+    check_tensor("pack_int8", "weight", weight, (torch.int8,))
+    _check_matrix("pack_int8", weight)
+    size = group_size or max(weight.shape[1] + -weight.shape[1] % 128, 128)
+    scale = scale[:, None] if scale.dim() == 1 else scale
+    _check_groups("pack_int8", weight, scale, None, size)
+    return TiledWeight.of(weight.view(torch.uint8) ^ MIDDLE[8], scale, None, size, bits=8)
+
+
+def _check_matrix(name: str, weight: Tensor) -> None:
+    if weight.dim() != 2:
+        raise ValueError(f"{name}: weight has the shape {list(weight.shape)}; it must be [N, K]")
+
+
+def _check_groups(name: str, weight: Tensor, scale: Tensor, zero: Tensor | None, size: int) -> None:
+    check_tensor(name, "scale", scale, FLOATS)
+    if not isinstance(size, int) or size < 1 or size % GROUP_UNIT:
+        raise ValueError(f"{name}: group_size is {size}; give a multiple of {GROUP_UNIT}")
+    N, K = weight.shape
+    groups = -(-K // size)
+    for what, one in (("scale", scale), ("zero_point", zero)):
+        if one is not None and list(one.shape) != [N, groups]:
+            raise ValueError(
+                f"{name}: {what} has the shape {list(one.shape)}; for a weight [{N}, {K}] in "
+                f"groups of {size} it must be [{N}, {groups}]"
+            )
+
+
+def weight_only_matmul(
+    x: Tensor,
+    weight: TiledWeight,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """activation(x · (scale · (weight − zero_point))ᵀ + bias) + residual: [..., K] by [N, K].
+
+    x: bfloat16, float16 or float32, any strides; the result, [..., N], has its dtype. weight: from
+    `pack_int4` or `pack_int8`, on the same device. bias: [N]; activation: "", "relu", "silu" or
+    "gelu"; residual: [..., N]. Differentiable in x, bias and residual. Sums are float32. With more
+    than 32 rows of x, and with groups of less than 128, the weight is rounded to x's dtype.
+
+    TypeError for another dtype; ValueError for a K, a shape or a device that does not match, and
+    for another activation.
+    """
+    name = "weight_only_matmul"
+    check_tensor(name, "x", x, FLOATS)
+    if not isinstance(weight, TiledWeight):
+        raise TypeError(f"{name}: weight is a {type(weight).__name__}; give pack_int4(...)")
     if x.dim() == 0 or x.shape[-1] != weight.K:
         raise ValueError(
-            f"int4_matmul: x has the shape {list(x.shape)}; its last dimension must be {weight.K}"
+            f"{name}: x has the shape {list(x.shape)}; its last dimension must be {weight.K}"
         )
     if x.device != weight.tiles.device:
         raise ValueError(
-            f"int4_matmul: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
+            f"{name}: x is on {x.device} and weight on {weight.tiles.device}; move one of them"
         )
-    return _int4_matmul_op(x, *vars(weight).values())
+    if activation not in ACTIVATIONS:
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"{name}: activation is {activation!r}; give one of {known}")
+    if bias is not None:
+        check_shape(name, "bias", bias, (weight.N,))
+    if residual is not None:
+        check_alike(name, x=x, residual=residual)
+        check_shape(name, "residual", residual, (*x.shape[:-1], weight.N))
+    extra = Extra(bias, residual, activation)
+    parts = vars(weight).values()
+    given = (x, bias, residual)
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in given):
+        return finished(_weight_only_op(x, *parts, *Extra()), extra)
+    return _weight_only_op(x, *parts, *extra)
+
+
+int4_matmul = weight_only_matmul
 
 
 def _keep_weight(ctx: Any, inputs: Any, output: Tensor) -> None:
     _, *parts = inputs
-    ctx.save_for_backward(*parts[:5])
-    ctx.sizes = parts[5:]
+    ctx.save_for_backward(*parts[:4])
+    ctx.sizes = parts[4:8]
 
 
 def _gradient(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-    weight = Int4Weight(*ctx.saved_tensors, *ctx.sizes)
-    return dz @ weight.dequantized().to(dz.dtype), *[None] * len(fields(weight))
+    weight = TiledWeight(*ctx.saved_tensors, *ctx.sizes)
+    others = len(fields(TiledWeight)) + len(Extra())
+    return dz @ weight.dequantized().to(dz.dtype), *[None] * others
+
+
+def _on_cpu(x: Tensor, *parts: Any) -> Tensor:
+    weight, extra = TiledWeight(*parts[:8]), Extra(*parts[8:])
+    bias, residual = (None if one is None else one.double() for one in extra[:2])
+    product = x.double() @ weight.dequantized().T
+    return finished(product, Extra(bias, residual, extra.activation)).to(x.dtype)
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int"}
-_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(Int4Weight))
+_FIELDS = ", ".join(f"{_TYPES[str(one.type)]} {one.name}" for one in fields(TiledWeight))
 
-_int4_matmul_op = register(
-    f"int4_matmul(Tensor x, {_FIELDS}) -> Tensor",
-    kernel="int4_matmul.int4_matmul",
-    cpu=lambda x, *parts: (x.double() @ Int4Weight(*parts).dequantized().T).to(x.dtype),
-    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], Int4Weight(*parts).N),
+_weight_only_op = register(
+    f"weight_only_matmul(Tensor x, {_FIELDS}, Tensor? bias, Tensor? residual, str activation) "
+    "-> Tensor",
+    kernel="weight_only.weight_only_matmul",
+    cpu=_on_cpu,
+    fake=lambda x, *parts: x.new_empty(*x.shape[:-1], TiledWeight(*parts[:8]).N),
     backward=_gradient,
     keep=_keep_weight,
 )

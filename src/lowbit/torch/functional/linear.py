@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lowbit.kernels.cpu.shared.panel_format import UNPROVEN, PanelFormat, SplitFormat
 from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing
-from lowbit.kernels.triton.fast.tiles import Int4Weight
+from lowbit.kernels.triton.fast.tiles import TiledWeight
 from lowbit.product import requests
 from lowbit.product.dispatch import threads_key, wants_proof, wants_split
 from lowbit.product.prepare import KEPT
 from lowbit.product.prepared import Prepared
 from lowbit.torch.arguments import FLOATS, activations_refusal
-from lowbit.torch.functional.int4 import int4_matmul
+from lowbit.torch.functional.int4 import weight_only_matmul
 from lowbit.torch.registration import register
 from lowbit.weights.format import INT8, WeightFormat
 from lowbit.weights.packings import Panels, Tiles
@@ -95,12 +95,11 @@ def _without_panels(
         return torch.nn.functional.linear(x, whole, None if bias is None else bias.to(x.dtype))
     if refusal := activations_refusal(activations, str(weight.device)):
         raise NotImplementedError(refusal)
-    packed = Int4Weight(
-        weight.tiles, weight.scale, weight.row_scale, weight.zero, weight.row_zero,
-        weight.out_features, weight.in_features, weight.group_size,
+    tiled = TiledWeight(
+        weight.tiles, weight.words, weight.scale, weight.zero, weight.out_features,
+        weight.in_features, weight.group_size, 4 if weight.format.four_bits else 8,
     )  # fmt: skip
-    out = int4_matmul(x, packed)
-    return out if bias is None else out + bias.to(out.dtype)
+    return weight_only_matmul(x, tiled, bias)
 
 
 @choosing("linear")
@@ -117,13 +116,13 @@ def linear_choice(
     """For x [M, K] by a weight [N, K] of these integers, in groups or None."""
     if not gpu.capability:
         return Choice("lowbit's product for CPUs", None, "serves CPU tensors; see `lowbit explain`")
-    format, tiles = WeightFormat(integers, group_size), Tiles()
-    refusal = tiles.refusal(format, K) or activations_refusal(activations, "cuda")
+    format = WeightFormat(integers, group_size)
+    refusal = Tiles().refusal(format, K) or activations_refusal(activations, "cuda")
     if refusal:
         raise ValueError(f"no kernel serves it on {gpu}: {refusal}")
-    from lowbit.kernels.triton.fast.int4_matmul import int4_choice
+    from lowbit.kernels.triton.fast.weight_only import weight_only_choice
 
-    return int4_choice(gpu, M, N, K, tiles.group_size(format, K), itemsize)
+    return weight_only_choice(gpu, M, N, K, 4 if format.four_bits else 8, itemsize)
 
 
 class _StraightThrough(torch.autograd.Function):

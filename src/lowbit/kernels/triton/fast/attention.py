@@ -126,29 +126,43 @@ def queries_of_program(
 
 
 @triton.jit
-def sees(row, start, sizes, CAUSAL: tl.constexpr, KEYS: tl.constexpr):
+def window_of_program(
+    first, sizes, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):
+    """Where the keys that a block of queries sees begin, a multiple of KEYS, and from where on the
+    window of its last query has them whole."""
+    own = first + sizes[4] - sizes[3] + 1  # keys up to the first query's own
+    return tl.maximum(own - WINDOW, 0) // KEYS * KEYS, own + QUERIES - 1 - WINDOW
+
+
+@triton.jit
+def sees(row, start, sizes, CAUSAL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr = 0):
     """Which of the keys from `start` on each query sees, [rows, KEYS]."""
     queries, keys = sizes[3], sizes[4]
     column = start + tl.arange(0, KEYS)
     visible = (column < keys)[None, :]
     if CAUSAL:
-        visible = visible & (column[None, :] <= (row + keys - queries)[:, None])
+        own = (row + keys - queries)[:, None]
+        visible = visible & (column[None, :] <= own)
+        if WINDOW > 0:
+            visible = visible & (column[None, :] > own - WINDOW)
     return visible
 
 
 @triton.jit
 def attention_kernel(
     q_rows, k_rows, v_rows, z_rows, lse_ptr, sizes, scale, section,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
     SIZE: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """A block of queries: z [batches, heads, queries, size], lse [batches, heads, queries].
 
     sizes: batches, heads, heads of q that share one of k, queries, keys, size of a head. MASKED:
-    some block of keys is not seen whole. scale includes log2(e). lse is the logarithm to the base 2
-    of Σ exp2(scale · q·k), +inf for a row that sees no key. Query i sees the keys up to
-    i + keys - queries, if CAUSAL.
+    some block of keys is not seen whole. scale includes log2(e); with CAP, it is that of the
+    exponent of tanh. lse is the logarithm to the base 2 of Σ exp2(score), +inf for a row that sees
+    no key. Query i sees the keys up to i + keys - queries, if CAUSAL, and WINDOW of these.
     """
+    log2_e = tl.constexpr(1.4426950408889634)
     batches, heads, group, queries, keys, size = sizes
     q_rows = tiles_of(q_rows, (batches, heads, queries, size), (1, 1, QUERIES, SIZE))
     k_rows = tiles_of(k_rows, (batches, heads // group, keys, size), (1, 1, KEYS, SIZE))
@@ -159,20 +173,27 @@ def attention_kernel(
     row = first + tl.arange(0, QUERIES)
 
     q = load_rows(q_rows, batch, head, first)
+    begin, entire, factor = 0, 0, scale
+    if WINDOW > 0:
+        begin, entire = window_of_program(first, sizes, WINDOW, QUERIES, KEYS)
+    if CAP > 0:
+        factor = 1.0
     # Finite, so that a row that has not seen a key yet has no -inf less -inf, which is NaN.
     largest = tl.full((QUERIES,), -3.0e38, tl.float32)
     weights = tl.zeros((QUERIES,), tl.float32)
     weighted = tl.zeros((QUERIES, SIZE), tl.float32)
-    for start in tl.range(0, seen, KEYS):
+    for start in tl.range(begin, seen, KEYS):
         k = load_rows(k_rows, batch, head // group, start)
         scores = tl.dot(q, k.T)
+        if CAP > 0:  # tanh x = 1 - 2 / (1 + exp 2x)
+            scores = CAP * log2_e - 2 * CAP * log2_e / (1 + tl.exp2(scores * scale))
         if MASKED:  # noqa: SIM102  # constant, so that there is no branch without it
-            if start >= whole:
-                visible = sees(row, start, sizes, CAUSAL, KEYS)
+            if (start >= whole) | (start < entire):
+                visible = sees(row, start, sizes, CAUSAL, KEYS, WINDOW)
                 scores = tl.where(visible, scores, -float("inf"))
-        now = tl.maximum(largest, tl.max(scores, axis=1) * scale)
+        now = tl.maximum(largest, tl.max(scores, axis=1) * factor)
         rescale = tl.exp2(largest - now)
-        weight = tl.exp2(scores * scale - now[:, None])
+        weight = tl.exp2(scores * factor - now[:, None])
         weights = weights * rescale + tl.sum(weight, axis=1)
         weighted = weighted * rescale[:, None]
         v = load_rows(v_rows, batch, head // group, start)
@@ -230,12 +251,14 @@ def attention(
     v: Tensor,
     causal: bool,
     scale: float,
+    window: int = 0,
+    cap: float = 0.0,
     config: AttentionConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """z like q, contiguous, and the logarithms (base 2) of the sums of weights, float32.
 
-    q: [batches, heads, queries, size]; k, v: [batches, key heads, keys, size]; 16 bits.
-    ValueError if `config` does not fit.
+    q: [batches, heads, queries, size]; k, v: [batches, key heads, keys, size]; 16 bits. window,
+    which needs `causal`, and cap: 0 for none. ValueError if `config` does not fit.
     """
     keys, size = k.shape[2:]
     padded = padded_head(size)
@@ -249,8 +272,10 @@ def attention(
     arguments = {
         "lse_ptr": lse,
         "sizes": sizes_of(q, k),
-        "scale": scale * LOG2_E,
+        "scale": scale * LOG2_E * (2 / cap if cap else 1),
         "CAUSAL": causal,
+        "WINDOW": window,
+        "CAP": cap,
         "MASKED": causal or keys % config.keys > 0,
         "SIZE": padded,
     }

@@ -82,9 +82,7 @@ def decode_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[DecodeC
         raise ValueError(f"attention_decode takes caches of 1 or 2 bytes, got {itemsize}")
     key = padded_head(head_size), itemsize
     what = f"heads of {key[0]} in {itemsize} bytes"
-    # Wide heads of bytes, which become floats in registers, need many of them.
-    wide = DecodeConfig(32 * itemsize, 8, 3)
-    fallback = DecodeConfig(64, 4, 3) if key[0] <= _NARROW else wide
+    fallback = DecodeConfig(64, 4 if key[0] <= _NARROW else 8, 3)
     return from_table("decode_kernel", TABLE, gpu, key, what, fallback)
 
 
@@ -106,21 +104,62 @@ def offsets(page, slot, head, strides):
     return page * strides[0] + head * strides[1] + slot * strides[2]
 
 
-@triton.jit
-def floats(x, KIND: tl.constexpr, FP8: tl.constexpr):
-    """Elements of a cache in a dtype of 16 bits, exactly.
+def _text(select: tuple[str, str], constants: str, *steps: str) -> tl.constexpr:
+    """PTX for two pairs of floats of 16 bits from four bytes. select: how bytes come into halves of
+    a; constants: what m and n are; steps: what makes $ of a."""
+    pairs = [
+        f"prmt.b32 a, $2, 0, {one}; {' '.join(steps).replace('$', f'${i}')}"
+        for i, one in enumerate(select)
+    ]
+    return tl.constexpr(f"{{ .reg .b32 a, b, m, n; {constants} {' '.join(pairs)} }}")
 
-    Bits of e4m3 (FP8) are put where that dtype has sign, exponent and significand, which makes a
-    number that a power of two then corrects. NaN is lost; the scale of its row keeps it.
-    """
-    if FP8:
+
+# Bytes, of which the lower 7 bits become the significand of 128 and the sign that of 128 or 256; or
+# all, the sign inverted, that of 1024.
+_LOW, _HIGH = ("0x4140", "0x4342"), ("0x1404", "0x3424")
+_INT8_BFLOAT16 = _text(
+    _LOW, "mov.b32 m, 0xBF80BF80;",
+    "lop3.b32 b, a, 0x00800080, 0x43004300, 0xEA; lop3.b32 a, a, 0x007F007F, 0x43004300, 0xEA;",
+    "fma.rn.bf16x2 $, b, m, a;",
+)  # fmt: skip
+_INT8_FLOAT16 = _text(
+    _LOW, "mov.b32 m, 0x64806480;",
+    "lop3.b32 a, a, 0x00800080, 0x64006400, 0xBE; sub.f16x2 $, a, m;",
+)  # fmt: skip
+# Bits of e4m3 are put where a float of 16 bits has sign, exponent and significand.
+_SIGN = "lop3.b32 a, a, 0x80008000, b, 0xEA;"
+_FP8_BFLOAT16 = _text(
+    _HIGH, "mov.b32 m, 0x7B807B80; mov.b32 n, 0x80008000;",
+    f"shr.u32 b, a, 4; and.b32 b, b, 0x07F007F0; {_SIGN} fma.rn.bf16x2 $, a, m, n;",
+)  # fmt: skip
+_FP8_FLOAT16 = _text(
+    _HIGH, "mov.b32 m, 0x5C005C00;",
+    f"shr.u32 b, a, 1; and.b32 b, b, 0x3F803F80; {_SIGN} mul.f16x2 $, a, m;",
+)  # fmt: skip
+
+
+@triton.jit
+def floats(x, KIND: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr):
+    """Elements of a cache in a dtype of 16 bits, exactly. NaN of e4m3 is lost; the scale of its row
+    keeps it. ASM: four at a time, by PTX."""
+    HALF: tl.constexpr = KIND == tl.float16  # noqa: SIM300
+    if x.dtype == KIND:
+        return x
+    elif ASM:  # noqa: RET505  # Triton's compiler looks into code after a return.
+        text: tl.constexpr = (
+            (_FP8_FLOAT16 if HALF else _FP8_BFLOAT16)
+            if FP8
+            else (_INT8_FLOAT16 if HALF else _INT8_BFLOAT16)
+        )
+        # Not pure, so that bytes are not brought into the order of the matrix units one by one.
+        return tl.inline_asm_elementwise(
+            text, "=&r,=&r,r", [x], dtype=KIND.value, is_pure=False, pack=4
+        )
+    elif FP8:
         bits = x.to(tl.int16)
-        if KIND == tl.float16:  # noqa: SIM300
-            y = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
-            return y.to(tl.float16, bitcast=True) * 256.0
-        else:  # noqa: RET505
-            y = ((bits & 0x80) << 8) | ((bits & 0x7F) << 4)
-            return y.to(tl.bfloat16, bitcast=True) * 1.329227995784916e36  # 2**120
+        shift: tl.constexpr = 7 if HALF else 4
+        y = (((bits & 0x80) << 8) | ((bits & 0x7F) << shift)).to(KIND, bitcast=True)
+        return y * (256.0 if HALF else 1.329227995784916e36)  # 2**120
     else:
         return x.to(KIND)
 
@@ -195,7 +234,7 @@ def join(parts_ptr, lse_ptr, used, first, row, column, live, SPLITS: tl.constexp
 def attended(
     q, k_cache, v_cache, table, span, place, query, column, size, scale,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, FP8: tl.constexpr, KEYS: tl.constexpr,
+    SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Sums over a span of the keys (length, begin, end): the largest score, to the base 2, and the
     sums of weights and of weighted values relative to it. place: head, batch."""
@@ -212,7 +251,7 @@ def attended(
         inside = key < end
         page, slot = slots(table, batch, key, inside, PAGE)
         k, factors = load_block(k_cache, page, slot, head, inside, column, size, SCALED)
-        scores = tl.dot(q, floats(k, q.dtype, FP8).T) * scale
+        scores = tl.dot(q, floats(k, q.dtype, FP8, ASM).T) * scale
         if SCALED:
             scores = scores * factors[None, :]
         if CAP > 0:  # tanh x = 1 - 2 / (1 + exp 2x)
@@ -227,19 +266,19 @@ def attended(
         v, factors = load_block(v_cache, page, slot, head, inside, column, size, SCALED)
         if SCALED:
             weight = weight * factors[None, :]
-        weighted = tl.dot(weight.to(KIND), floats(v, KIND, FP8), weighted)
+        weighted = tl.dot(weight.to(KIND), floats(v, KIND, FP8, ASM), weighted)
         largest = now
     return largest, weights, weighted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("heads", "group", "capacity", "splits"))
 def decode_kernel(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, lengths_ptr, table_ptr, z_ptr,
     parts_ptr, lse_ptr, met_ptr, heads, group, capacity, size, splits, scale,
     q_strides, k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
-    SCALED: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
+    SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
 
@@ -265,7 +304,7 @@ def decode_kernel(
     v_cache = (v_ptr, v_strides, v_scale_ptr, v_scale_strides)
     largest, weights, weighted = attended(
         q, k_cache, v_cache, (table_ptr, table_stride), (length, begin, end), (head, batch),
-        query, column, size, scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, KEYS,
+        query, column, size, scale, QUERIES, WINDOW, CAP, PAGE, SCALED, FP8, ASM, KEYS,
     )  # fmt: skip
     blind = weights == 0
     z = weighted / tl.where(blind, 1.0, weights)[:, None]
@@ -378,6 +417,7 @@ def attention_decode(
         "QUERIES": queries,
         "WINDOW": window,
         "CAP": cap,
+        "ASM": gpu.assembly,
         "ROWS": rows,
         "KEYS": config.keys,
         "LEAST": max(1, config.least // config.keys),

@@ -1,75 +1,147 @@
-"""How weights of 4 bits [N, K] lie in memory for GPUs: in tiles of 64 rows by 128 k, contiguous, 16
-words of 8 nibbles to a row, the first in the lowest bits:
+"""How weights of 4 and 8 bits [N, K] lie in memory for GPUs: as matrix units take them.
 
-    tile [n // 64, k // 128]:  row n % 64:  | word 0: k 0..7 | word 1: k 8..15 | ... | word 15 |
+A unit is 16 rows by 64 k: 32 threads of 16 bytes, of which thread 4·g + t has, in word c, rows g
+and g + 8 of k = 16·c + 8·h + 2·t + p (PTX ISA, "Matrix fragments for mma.m16n8k16", operand A):
 
-so that a program reads nothing but whole sectors, and 16 bytes a thread. Scales and zero points are
-there twice, by row and by group; a kernel takes those whose neighbours it needs together.
+    word c:  | p=1 h=1: row g+8, row g | p=1 h=0 | p=0 h=1 | p=0 h=0: row g+8, row g |   8 nibbles
+
+so that no value changes its thread, for any number of rows of x. Integers of 8 bits are two such
+units, of their high and of their low nibbles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from math import gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-TILE_ROWS, TILE_DEPTH = 64, 128
-WORDS = TILE_DEPTH // 8  # of a row in a tile
-MIDDLE = 8  # the nibble that is taken off as it is; zero points are relative to it
-GROUP_UNIT = 32  # k that share digits of x, which a group cannot divide
+TILE_ROWS, TILE_DEPTH = 64, 128  # that a weight is filled up to multiples of
+GROUP_UNIT = 32  # k, of which a group is a multiple
+MIDDLE = {4: 8, 8: 128}
+"""By bits: what is added to signed integers; zero points are relative to it."""
 
-
-def to_tiles(words: Any) -> Any:
-    """Whole rows of words [64·a, 16·b], an array or a tensor, as tiles [a, b, 64, 16]: a view."""
-    rows, length = words.shape
-    return words.reshape(rows // TILE_ROWS, TILE_ROWS, length // WORDS, WORDS).swapaxes(1, 2)
+_UNIT = (2, 8), (4, 2, 4, 2)  # (row half, g), (c, h, t, p)
+_TO_TILES, _TO_VALUES = (0, 3, 2, 6, 4, 7, 5, 1), (0, 7, 2, 1, 4, 6, 3, 5)
 
 
-def to_rows(tiles: Any) -> Any:
+def to_tiles(values: Tensor, bits: int) -> Tensor:
+    """uint8 [64·a, 128·b], below 2^bits, as int32 [4·a, 2·b, bits // 4, 32, 4], on any device."""
+    (rows, depth), (low, deep) = values.shape, _UNIT
+    ordered = values.reshape(rows // 16, *low, depth // 64, *deep).permute(_TO_TILES)
+    pairs = ordered.reshape(rows // 16, depth // 64, 32, 16, 2)
+    planes = [pairs >> shift & 15 for shift in range(bits - 4, -4, -4)]
+    held = torch.stack([one[..., 0] | one[..., 1] << 4 for one in planes], 2)
+    return held.contiguous().view(torch.int32)
+
+
+def to_values(tiles: Tensor) -> Tensor:
     """What `to_tiles` was given."""
-    tall, deep, rows, words = tiles.shape
-    return tiles.swapaxes(1, 2).reshape(tall * rows, deep * words)
+    tall, deep, planes = tiles.shape[:3]
+    held = tiles.contiguous().view(torch.uint8)
+    pairs = torch.stack([held & 15, held >> 4], -1)
+    value = pairs[:, :, 0]
+    for plane in range(1, planes):
+        value = value << 4 | pairs[:, :, plane]
+    ordered = value.reshape(tall, deep, 8, 4, 4, 2, 2, 2).permute(_TO_VALUES)
+    return ordered.reshape(tall * 16, deep * 64)
+
+
+def words_unit(group_size: int) -> int:
+    """How many k share a word of `to_words`: a divisor of 128, or a multiple."""
+    return group_size if group_size % TILE_DEPTH == 0 else gcd(group_size, TILE_DEPTH)
+
+
+def to_words(scale: Tensor, zero: Tensor | None, middle: int, K: int, group_size: int) -> Tensor:
+    """Scale and zero point of each group in a word, int32 [ceil(K / unit), N].
+
+    scale: [N, groups]; zero: likewise, relative to `middle`, or None. Integers: the scale is the
+    upper 24 bits of a float32, rounded to nearest even, and the zero point, `middle` added, a byte
+    (0 for 8 bits). Real zero points: the scale is a bfloat16, the lower half, and so is the zero
+    point, the upper.
+    """
+    if zero is not None and zero.is_floating_point():
+        low, high = (one.bfloat16().view(torch.int16).int() for one in (scale, zero))
+        words = (low & 0xFFFF) | high << 16
+    else:
+        bits = scale.float().contiguous().view(torch.int32)
+        words = (bits + (0x7F + (bits >> 8 & 1))) & ~0xFF
+        words |= middle % 128 if zero is None else zero.int() + middle
+    unit = words_unit(group_size)
+    units = -(-K // TILE_DEPTH) * (TILE_DEPTH // unit) or -(-K // unit)
+    at = torch.arange(units, device=words.device) * unit
+    groups = (at // group_size).clamp(max=words.shape[1] - 1)
+    return words[:, groups].T.contiguous()
 
 
 @dataclass(frozen=True)
-class Int4Weight:
-    """A weight [N, K] in tiles: int32 [ceil(N / 64), ceil(K / 128), 64, 16].
+class TiledWeight:
+    """A weight [N, K] in tiles: int32 [4·ceil(N / 64), 2·ceil(K / 128), bits // 4, 32, 4].
 
-    scale: floats [groups, N]. zero: likewise, floats or int8, of the nibbles less 8, or None where
-    all of them are 0. row_scale, row_zero: the same by row, [N, groups]. N is rounded up to 64.
-    group_size: the k that share a scale.
+    words: as `to_words` makes them. scale: floats [N rounded up to 64, groups]; zero: likewise,
+    relative to the middle, int8 or floats, or None where all of them are 0. group_size: the k that
+    share a scale. bits: 4 or 8.
     """
 
     tiles: Tensor
+    words: Tensor
     scale: Tensor
-    row_scale: Tensor
     zero: Tensor | None
-    row_zero: Tensor | None
     N: int
     K: int
     group_size: int
+    bits: int
 
-    def arguments(self, by_row: bool) -> dict[str, Any]:
-        """What all kernels take of it."""
-        scale, zero = (self.row_scale, self.row_zero) if by_row else (self.scale, self.zero)
-        return {
-            "tiles_ptr": self.tiles,
-            "weight_scale_ptr": scale,
-            "zero_ptr": scale if zero is None else zero,
-            "N": self.N,
-            "K": self.K,
-            "GROUP": self.group_size,
-            "ZERO": zero is not None,
-        }
+    @classmethod
+    def of(
+        cls, values: Tensor, scale: Tensor, zero: Tensor | None, group_size: int, bits: int
+    ) -> TiledWeight:
+        """Of values uint8 [N, K], below 2^bits; scale and zero [N, groups], zero as here."""
+        N, K = values.shape
+        below, beside = -N % TILE_ROWS, -K % TILE_DEPTH
+        scale = pad(scale, (0, 0, 0, below)).contiguous()
+        zero = None if zero is None else pad(zero, (0, 0, 0, below)).contiguous()
+        return cls(
+            to_tiles(pad(values, (0, beside, 0, below)), bits),
+            to_words(scale, zero, MIDDLE[bits], K, group_size),
+            scale, zero, N, K, group_size, bits,
+        )  # fmt: skip
 
     def dequantized(self) -> Tensor:
         """float64 [N, K], by plain PyTorch."""
-        words = to_rows(self.tiles)[: self.N]
-        shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-        q = ((words[:, :, None] >> shifts) & 15).reshape(self.N, -1)[:, : self.K].double() - MIDDLE
-        group = torch.arange(self.K, device=words.device) // self.group_size
-        if self.row_zero is not None:
-            q = q - self.row_zero.double()[: self.N, group]
-        return q * self.row_scale.double()[: self.N, group]
+        q = to_values(self.tiles)[: self.N, : self.K].double() - MIDDLE[self.bits]
+        group = torch.arange(self.K, device=q.device) // self.group_size
+        if self.zero is not None:
+            q = q - self.zero.double()[: self.N, group]
+        return q * self.scale.double()[: self.N, group]
+
+
+# What follows a product.
+
+
+class Extra(NamedTuple):
+    """What follows a product: activation(product + bias) + residual."""
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = ""
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+}
+
+
+def finished(z: Tensor, extra: Extra) -> Tensor:
+    """What follows a product, by PyTorch."""
+    if extra.bias is not None:
+        z = z + extra.bias.to(z.dtype)
+    z = ACTIVATIONS[extra.activation](z)
+    return z if extra.residual is None else z + extra.residual

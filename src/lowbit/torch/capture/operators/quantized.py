@@ -83,10 +83,10 @@ def lowbit_linear(
             "float32 in a graph", b.node.name,
         )  # fmt: skip
         inputs = [b.constant(weight.dequantize()), *([bias] if bias else [])]
-        return b.op("Linear", x, *inputs)
+        return b.linear(x, *inputs)
     inputs = [b.constant(weight.weight), *([bias] if bias else [])]
     how: dict[str, Attribute] = {} if activations == "float" else {"activations": activations}
-    return b.op("Linear", x, *inputs, **how)
+    return b.linear(x, *inputs, **how)
 
 
 @converter("lowbit::embedding")

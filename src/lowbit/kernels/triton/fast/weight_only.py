@@ -1,0 +1,198 @@
+"""Products with weights of 4 and 8 bits, x [M, K] · dequantized weight [N, K]ᵀ: which kernel serves
+them, and how it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lowbit.kernels.triton.fast import few_rows, many_rows
+from lowbit.kernels.triton.fast.counters import counters
+from lowbit.kernels.triton.fast.dequantize import dequantize
+from lowbit.kernels.triton.fast.descriptors import describable
+from lowbit.kernels.triton.fast.launch import Choice, Gpu, choosing, gpu_of, launch
+from lowbit.kernels.triton.fast.tiles import TILE_ROWS, Extra, TiledWeight, finished, words_unit
+
+_AT_ONCE = 256 * TILE_ROWS  # rows of a weight, that are floats at one time
+_ALIGNED = 16  # elements, of which K and the stride of x are multiples for loads of 16 bytes
+
+
+class Kernel(NamedTuple):
+    """One way to multiply: why it does not serve a product (gpu, M, bits, itemsize), None if it
+    does; how it is cut (gpu, M, N, K, bits); what runs it; and what it is good for."""
+
+    refusal: Callable[[Gpu, int, int, int], str | None]
+    config: Callable[[Gpu, int, int, int, int], Any]
+    run: Callable[[Tensor, TiledWeight, Extra, Any], Tensor]
+    why: str
+
+
+def with_floats(x: Tensor, weight: TiledWeight, extra: Extra, _: None) -> Tensor:
+    """The weight is written in the dtype of x, some rows at a time, and multiplied by cuBLAS."""
+    z = x.new_empty(len(x), weight.N)
+    for first in range(0, weight.N, _AT_ONCE):
+        w = dequantize(weight, x.dtype, first // TILE_ROWS, _AT_ONCE // TILE_ROWS)
+        torch.matmul(x, w.T, out=z[:, first : first + len(w)])
+    return finished(z, extra)
+
+
+def _even(x: Tensor) -> Tensor:
+    """x, or a copy whose rows are filled with zeros to a multiple of 16, and begin at such."""
+    if describable(x) and x.stride(0) % _ALIGNED == 0 and x.shape[1] % _ALIGNED == 0:
+        return x
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % _ALIGNED)).contiguous()
+
+
+def _arguments(x: Tensor, weight: TiledWeight, extra: Extra, z: Tensor) -> dict[str, Any]:
+    """What both kernels take."""
+    return {
+        "tiles_ptr": weight.tiles.view(torch.int16),
+        "words_ptr": weight.words,
+        "z_ptr": z,
+        "bias_ptr": extra.bias,
+        "residual_ptr": extra.residual,
+        "M": len(x),
+        "N": weight.N,
+        "K": x.shape[1],
+        "padded": weight.words.shape[1],
+        "PLANES": weight.bits // 4,
+        "GROUP": words_unit(weight.group_size),
+        "REAL": weight.zero is not None and weight.zero.is_floating_point(),
+        "HALF": x.dtype == torch.float16,
+        "BIAS": extra.bias is not None,
+        "RESIDUAL": extra.residual is not None,
+        "ACTIVATION": extra.activation,
+    }
+
+
+def _split(z: Tensor, tiles: int, splits: int) -> dict[str, Any]:
+    """Memory for the parts of z, and counters of the programs that have come to the end."""
+    if splits == 1:
+        return {"part_ptr": None, "met_ptr": None, "SPLITS": 1}
+    part = torch.empty(splits, *z.shape, dtype=torch.float32, device=z.device)
+    return {"part_ptr": part, "met_ptr": counters(z.device, tiles), "SPLITS": splits}
+
+
+def _few(x: Tensor, weight: TiledWeight, extra: Extra, config: few_rows.FewRowsConfig) -> Tensor:
+    config.require()
+    x = _even(x)
+    z = x.new_empty(len(x), weight.N)
+    tiles = -(-weight.N // config.rows)
+    arguments = {
+        **_arguments(x, weight, extra, z),
+        **_split(z, tiles, config.splits),
+        "x_ptr": x,
+        "x_stride": x.stride(0),
+        "BLOCK_N": config.rows,
+        "BLOCK_M": max(8, 1 << (len(x) - 1).bit_length()),
+        "STAGES": config.num_stages,
+    }
+    kernel = few_rows.few_rows_kernel
+    launch(kernel, (tiles, config.splits), arguments, num_warps=config.num_warps)
+    return z
+
+
+def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRowsConfig) -> Tensor:
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    config.require(weight.bits // 4)
+    x = _even(x)
+    z = x.new_empty(len(x), weight.N)
+    block = [config.columns, 64]
+    kinds: Any = gl
+    layout = kinds.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    tiles = -(-weight.N // config.rows) * -(-len(x) // config.columns)
+    arguments = {
+        **_arguments(x, weight, extra, z),
+        **_split(z, tiles, config.splits),
+        "x_desc": TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout),
+        "BLOCK_N": config.rows,
+        "BLOCK_M": config.columns,
+        "STAGES": config.num_stages,
+    }
+    kernel = many_rows.many_rows_kernel
+    launch(kernel, (tiles, config.splits), arguments, num_warps=config.num_warps)
+    return z
+
+
+def _few_refusal(gpu: Gpu, M: int, bits: int, itemsize: int) -> str | None:
+    if itemsize != 2:
+        return "x is float32, and tensor cores take 16 bits"
+    if M > few_rows.MOST_ROWS:
+        return f"x has {M} rows, and it takes {few_rows.MOST_ROWS}"
+    return None if gpu.capability >= 80 else f"{gpu} has no mma.sync of bfloat16"
+
+
+def _many_refusal(gpu: Gpu, M: int, bits: int, itemsize: int) -> str | None:
+    if itemsize != 2:
+        return "x is float32, and tensor cores take 16 bits"
+    return None if gpu.capability == 90 else f"{gpu} has no wgmma"
+
+
+KERNELS = {
+    "few_rows_kernel": Kernel(
+        _few_refusal,
+        few_rows.few_rows_config,
+        _few,
+        f"takes up to {few_rows.MOST_ROWS} rows as fast as memory gives the weight",
+    ),
+    "many_rows_kernel": Kernel(
+        _many_refusal,
+        many_rows.many_rows_config,
+        _many,
+        "wgmma takes the weight from registers, while the next 64 k become floats",
+    ),
+    "dequantize_kernel and cuBLAS": Kernel(
+        lambda gpu, M, bits, itemsize: None,
+        lambda gpu, M, N, K, bits: None,
+        with_floats,
+        "serves every product",
+    ),
+}
+"""The first that does not refuse serves a product."""
+
+
+@choosing("weight_only_matmul")
+def weight_only_choice(
+    gpu: Gpu, M: int, N: int, K: int, bits: int = 4, itemsize: int = 2
+) -> Choice[Any]:
+    """For x [M, K] by a weight [N, K] of so many bits."""
+    refused = list[tuple[str, str]]()
+    for name, kernel in KERNELS.items():
+        refusal = kernel.refusal(gpu, M, bits, itemsize)
+        if refusal is None:
+            return Choice(name, kernel.config(gpu, M, N, K, bits), kernel.why, tuple(refused))
+        refused.append((name, refusal))
+    raise AssertionError("the last kernel serves every product")
+
+
+def weight_only_matmul(
+    x: Tensor,
+    tiles: Tensor,
+    words: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    N: int,
+    K: int,
+    group_size: int,
+    bits: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """x [..., K], floats of any strides, by a weight whose fields follow: [..., N]."""
+    weight = TiledWeight(tiles, words, scale, zero, N, K, group_size, bits)
+    flat = x.reshape(-1, K)
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
+    rows = None if residual is None else residual.reshape(-1, N).contiguous()
+    extra = Extra(bias, rows, activation)
+    if not x.numel() or not N:
+        z = finished(flat.new_zeros(len(flat), N), extra)
+    else:
+        choice = weight_only_choice(gpu_of(x.device), len(flat), N, K, bits, x.itemsize)
+        z = KERNELS[choice.kernel].run(flat, weight, extra, choice.config)
+    return z.view(*x.shape[:-1], N)
