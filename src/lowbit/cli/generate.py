@@ -107,10 +107,9 @@ def generate(
         raise ValueError("--raw takes a text as it is; it has no place for --system")
     sampling = Sampling(temperature, top_k, top_p, min_p, repeat_penalty, seed)
     said = [_said(sys.stdin.read() if prompt == "-" else prompt, system) for prompt in prompts]
+    place: dict[str, Any] = {"threads": threads, "cache": cache, "device": device}
     with opened(json_file) as file:
-        lm = LanguageModel.load(
-            model, threads=threads, cache=cache, sequences=min(sequences, len(said)), device=device
-        )
+        lm = LanguageModel.load(model, sequences=min(sequences, len(said)), **place)
         options: dict[str, Any] = {"max_tokens": max_tokens, "sampling": sampling,
                                    "stop": stop or (), "raw": raw}  # fmt: skip
         if len(said) == 1:

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lowbit.kernels.triton.fast import LARGEST_HEAD
 from lowbit.lm.description import Description
 from lowbit.torch.functional import (
     TiledWeight,
     attention,
     attention_decode,
-    int4_matmul,
     rms_norm,
+    weight_only_matmul,
 )
 from lowbit.torch.functional.decoding import add_rms_norm, gated, rotate
 from lowbit.torch.functional.embedding import embedding
@@ -34,6 +33,11 @@ class Form(NamedTuple):
     scale: float
     window: int
     cap: float
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As functions of lowbit.torch.functional take it."""
+        return {"scale": self.scale, "window": self.window or None, "cap": self.cap or None}
 
 
 @dataclass
@@ -52,9 +56,9 @@ class Chunk:
         rows, heads, size = q.shape
         end = self.first + rows
         keys, values = self.cache[:, layer, self.slot, :, :end]
-        if not form.window and not form.cap and size <= LARGEST_HEAD and keys.itemsize == 2:
-            out = attention(q.transpose(0, 1)[None], keys[None], values[None], causal=True,
-                            scale=form.scale)[0]  # fmt: skip
+        if keys.itemsize == 2:
+            both = keys[None], values[None]
+            out = attention(q.transpose(0, 1)[None], *both, causal=True, **form.options)[0]
             return out.transpose(0, 1)
         group = heads // len(keys)
         q = q.view(rows, len(keys), group, size).permute(1, 2, 0, 3).reshape(-1, group * rows, size)
@@ -86,9 +90,8 @@ class Step:
         if keys.itemsize == 2:
             pages = keys.transpose(1, 2), values.transpose(1, 2)
             out = attention_decode(
-                q[:, :, None], *pages, self._lengths, block_table=self._pages, scale=form.scale,
-                window=form.window or None, cap=form.cap or None,
-            )  # fmt: skip
+                q[:, :, None], *pages, self._lengths, block_table=self._pages, **form.options
+            )
             return out[:, :, 0]
         if form.window not in self._masks:
             mask = _mask(self.positions, keys.shape[2], form.window, keys.dtype)
@@ -121,7 +124,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, form: Form) -> Ten
 
 
 class Linear(nn.Module):
-    """x[..., order] · weightᵀ + bias. weight: [N, K], floats or 4 bits. order: which inputs the
+    """x[..., order] · weightᵀ + bias. weight: [N, K], floats or integers. order: which inputs the
     columns of the weight stand for, [K]; None: each for its own."""
 
     def __init__(
@@ -135,8 +138,7 @@ class Linear(nn.Module):
             x = x.index_select(-1, self.order)
         if isinstance(self.weight, Tensor):
             return F.linear(x, self.weight, self.bias)
-        y = int4_matmul(x, self.weight)
-        return y if self.bias is None else y + self.bias
+        return weight_only_matmul(x, self.weight, self.bias)
 
 
 class Gated(nn.Module):

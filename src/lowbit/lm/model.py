@@ -69,8 +69,8 @@ class LanguageModel:
           a WeightFormat; None: they stay float32.
         - cache: of keys and values, "bfloat16", "float32", or "int8" with a scale for each head
           and token, which no GPU serves.
-        - device: "cpu", or a GPU of PyTorch's: "cuda", "cuda:1". There weights of 4 bits stay what
-          they are; others are bfloat16.
+        - device: "cpu", or a GPU of PyTorch's: "cuda", "cuda:1". There weights of 4 bits, and
+          of 8 without zero points, stay what they are; others are bfloat16.
 
         FileNotFoundError, ValueError: no such model, or it is damaged. NotImplementedError names
         what is not served, before weights are read.

@@ -125,12 +125,12 @@ class Networks:
         capacity: int,
     ) -> None:  # fmt: skip
         d = description
-        _rotations(d, weights, context, capacity)
+        add_rotations(d, weights, context, capacity)
         with ThreadPoolExecutor(max_threads()) as pool:  # NumPy lets others run
-            layers = list(pool.map(partial(_Layer, d, weights), range(d.layers)))
+            layers = list(pool.map(partial(LayerConstants, d, weights), range(d.layers)))
         row = d.head_dim + (SCALE_BYTES if cache == "int8" else 0)
         sizes = d.layers, 2, d.key_heads, capacity, row
-        head = _Head(d, weights)
+        head = _HeadConstants(d, weights)
         self.chunk = _Nodes(d, weights).graph(layers, Tensor(cache, (1, *sizes)))
         step = Tensor(cache, (slots, *sizes))
         self.step = _Nodes(d, weights).graph(layers, step, ("slots",), head)
@@ -142,13 +142,13 @@ def layer_graph(
 ) -> tuple[Graph, dict[str, str]]:
     """A layer by itself, over a sequence of up to so many rows: its graph, with inputs and output
     as a chunk's, and of each product with matrices the input, by the weight's name."""
-    _rotations(d, weights, capacity, capacity)
+    add_rotations(d, weights, capacity, capacity)
     cache = Tensor("float32", (1, d.layers, 2, d.key_heads, capacity, d.head_dim))
     nodes = _Nodes(d, weights)
-    return nodes.graph([_Layer(d, weights, number)], cache), nodes.products
+    return nodes.graph([LayerConstants(d, weights, number)], cache), nodes.products
 
 
-def _rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
+def add_rotations(d: Description, weights: Weights, context: int, capacity: int) -> None:
     """The tables of positions' cosines and sines."""
     frequencies, factor = d.frequencies(context, _divisors(d, weights, context))
     weights.constants["rotation"] = rotation_table(capacity, frequencies, factor)
@@ -167,7 +167,7 @@ def _divisors(d: Description, weights: Weights, context: int) -> Any:
     return weights.checkpoint.vector(held[0]) if held else None
 
 
-class _Layer:
+class LayerConstants:
     """The constants of a layer: packed once."""
 
     def __init__(self, d: Description, weights: Weights, number: int) -> None:
@@ -182,12 +182,12 @@ class _Layer:
         self.router, self.shared = "", None
         if self.mixed:
             self.router = weights.vector(f"{at}.ffn_gate_inp.weight")
-            self.gated = _Gated(d, weights, at, "_exps", d.experts)
+            self.gated = GatedConstants(d, weights, at, "_exps", d.experts)
             if weights.has(f"{at}.ffn_gate_inp_shexp.weight"):
-                self.shared = _Gated(d, weights, at, "_shexp")
+                self.shared = GatedConstants(d, weights, at, "_shexp")
                 self.shared_gate = weights.vector(f"{at}.ffn_gate_inp_shexp.weight", (1, d.width))
         else:
-            self.gated = _Gated(d, weights, at)
+            self.gated = GatedConstants(d, weights, at)
         self.norms = {
             name: weights.vector(f"{at}.{name}.weight")
             for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm",
@@ -196,7 +196,7 @@ class _Layer:
         }  # fmt: skip
 
 
-class _Gated:
+class GatedConstants:
     """The constants of a gated unit, or of one of each expert."""
 
     def __init__(
@@ -208,7 +208,7 @@ class _Gated:
         self.down = weights.matrices([f"{at}.ffn_down{kind}"], d.residual_scale)[0]
 
 
-class _Head:
+class _HeadConstants:
     """The constants of what makes logits."""
 
     def __init__(self, d: Description, weights: Weights) -> None:
@@ -226,8 +226,8 @@ class _Nodes(Writer):
         self.products: dict[str, str] = {}
 
     def graph(
-        self, layers: Sequence[_Layer] = (), cache: Tensor | None = None,
-        slots: tuple[str, ...] = (), head: _Head | None = None,
+        self, layers: Sequence[LayerConstants] = (), cache: Tensor | None = None,
+        slots: tuple[str, ...] = (), head: _HeadConstants | None = None,
     ) -> Graph:  # fmt: skip
         d, x = self._d, "x"
         for layer in layers:
@@ -268,7 +268,7 @@ class _Nodes(Writer):
         self.products[weight] = x
         return self.linear(x, weight, bias, residual, **attributes)
 
-    def layer(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
+    def layer(self, layer: LayerConstants, x: str, slots: tuple[str, ...]) -> str:
         y = self._attention(layer, self._normed(layer, "attn_norm", x), slots)
         x = self._joined(layer, "post_attention_norm", x, y, layer.out)
         y = self._normed(layer, "ffn_norm", x)
@@ -277,7 +277,7 @@ class _Nodes(Writer):
         return self._joined(layer, "post_ffw_norm", x, self._gated(layer.gated, y),
                             layer.gated.down)  # fmt: skip
 
-    def _gated(self, gated: _Gated, y: str, ends: str = "") -> str:
+    def _gated(self, gated: GatedConstants, y: str, ends: str = "") -> str:
         """f(gate) · up, of each row or, with `ends`, of groups of rows by experts."""
         parts = [self._routed(y, up, ends) if ends else self.product(y, *up) for up in gated.up]
         return self.op("GatedUnit", self.concat(parts, axis=1), function=self._d.function)
@@ -286,7 +286,7 @@ class _Nodes(Writer):
         self.products[weight[0]] = x
         return self.op("RoutedLinear", x, weight[0], ends, **self._activations(weight[0]))
 
-    def _mixture(self, layer: _Layer, x: str, y: str) -> str:
+    def _mixture(self, layer: LayerConstants, x: str, y: str) -> str:
         """x and, of y, what the experts of each row make, by their weights; and the shared one."""
         d, scores = self._d, self.linear(y, layer.router)
         if not d.experts_normalized:
@@ -312,18 +312,18 @@ class _Nodes(Writer):
             return {"activations": "dynamic"}
         return {"activations": self._weights.activations, "group_size": packed.group_size}
 
-    def _normed(self, layer: _Layer, name: str, x: str) -> str:
+    def _normed(self, layer: LayerConstants, name: str, x: str) -> str:
         return self.norm(x, layer.norms[name]) if name in layer.norms else x
 
     def _joined(
-        self, layer: _Layer, norm: str, x: str, y: str, weight: tuple[str, str, str]
+        self, layer: LayerConstants, norm: str, x: str, y: str, weight: tuple[str, str, str]
     ) -> str:
         """x + y @ weightᵀ, with a norm of what is added, if there is one."""
         if norm not in layer.norms:
             return self.product(y, *weight, residual=x)
         return self.add(x, self.norm(self.product(y, *weight), layer.norms[norm]))
 
-    def _attention(self, layer: _Layer, x: str, slots: tuple[str, ...]) -> str:
+    def _attention(self, layer: LayerConstants, x: str, slots: tuple[str, ...]) -> str:
         d = self._d
         parts = [self.product(x, *weight) for weight in layer.qkv]
         if len(parts) == 1:

@@ -1,6 +1,7 @@
 """A language model on a GPU, by PyTorch: its weights as products there take them, and what runs it.
 
-Weights of 4 bits stay what they are. Others are floats of 16 bits: there is no kernel for them yet.
+Weights of 4 bits, and of 8 without zero points, stay what they are. Others are floats of 16 bits:
+there is no kernel for them yet.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from lowbit.lm.backend import Rows
 from lowbit.lm.checkpoint import Checkpoint, Matrix, some_rows
 from lowbit.lm.decoder import Chunk, Decoder, DecoderLayer, Gated, Linear, Mixture, Step
 from lowbit.lm.description import Description
-from lowbit.lm.network import Weights, _Gated, _Layer, _rotations, scaled
+from lowbit.lm.network import GatedConstants, LayerConstants, Weights, add_rotations, scaled
 from lowbit.numerics.methods import QuantizedWeight
 from lowbit.registry.locks import Lock
 from lowbit.torch import QuantizedWeight as WeightTensor
-from lowbit.torch.functional import TiledWeight, pack_int4
-from lowbit.torch.graphs import CapturedCalls
+from lowbit.torch.functional import TiledWeight, pack_int4, pack_int8
+from lowbit.torch.graphs import CapturedCalls, on_host
 from lowbit.torch.weight import Facts
 from lowbit.weights.format import WeightFormat
 
-_ROWS = 512  # of a chunk of a prompt
-_GROUPS, _TILE, _WORD = 32, 128, 8  # in k: what groups, one group, rows are multiples of
+_ROWS = 2048  # of a chunk of a prompt
+_GROUPS, _TILE = 32, 128  # in k: what groups are multiples of, and a whole row is filled up to
 _LOADING = 4  # threads
 _PLACES = 64  # what the places of a sequence are a multiple of
 _CACHES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -45,24 +46,28 @@ def gpu(name: str) -> torch.device:
 
 
 def product(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Product:
-    """A weight [N, K] as it is multiplied by on a device: of 4 bits as it is, else floats."""
+    """A weight [N, K] as it is multiplied by on a device: integers as they are, where a kernel
+    takes them, else floats."""
     if isinstance(weight, np.ndarray):
         return torch.tensor(weight).to(device).to(dtype)
     q, real = weight.weight, weight.zero_point
     depth = q.shape[1]
     size = min(q.group_size or depth, depth)
-    if q.format.bits > 4 or depth % _WORD or (size < depth and size % _GROUPS):
+    size = size if size < depth else -(-depth // _TILE) * _TILE
+    wide = q.format.bits > 4
+    if size % _GROUPS or (wide and (real is not None or q.zero_point.any())):
         return torch.tensor(weight.dequantize()).to(device).to(dtype)
-    values, scale = torch.tensor(q.values).to(device), torch.tensor(q.scale).to(device)
-    zero = torch.tensor(q.zero_point if real is None else real).to(device)
+    values, scale = (torch.tensor(one).to(device) for one in (q.values, q.scale))
+    half = scale.half()
+    if bool((half.float() == scale).all()):  # as most files have them
+        scale = half
+    scale = scale.reshape(len(scale), -1)
+    if wide:
+        return pack_int8(values, scale, group_size=size)
+    zero = torch.tensor(q.zero_point if real is None else real).to(device).reshape(scale.shape)
     if q.format.signed:
         values, zero = (values + 8).to(torch.uint8), zero + 8
-    half = scale.half()
-    if real is None and bool((half.float() == scale).all()):  # as most files have them
-        scale = half
-    size = size if size < depth else -(-depth // _TILE) * _TILE
-    return pack_int4(values, scale.reshape(len(scale), -1), zero.reshape(len(scale), -1),
-                     group_size=size)  # fmt: skip
+    return pack_int4(values, scale, zero, group_size=size)
 
 
 class _DeviceWeights(Weights):
@@ -102,20 +107,24 @@ class _DeviceWeights(Weights):
                  for one in rows]  # fmt: skip
         made = self._products[name] = [product(one, self._device, self._dtype) for one in parts]
         if isinstance(weight, QuantizedWeight) and isinstance(made[0], Tensor):
-            bits, notes = weight.weight.format.bits, self.checkpoint.notes
-            kind = str(self._dtype).removeprefix("torch.")
-            reason = f"integers of {bits} bits as {kind}: no kernel takes them on {self._device}"
+            notes, kind = self.checkpoint.notes, str(self._dtype).removeprefix("torch.")
+            q = weight.weight
+            zeros = q.format.bits > 4 and (weight.zero_point is not None or q.zero_point.any())
+            what = f"in groups of {q.group_size}" if not zeros else "with zero points"
+            reason = f"{q.format.bits} bits {what} as {kind}: no kernel takes them on a GPU"
             notes[reason] = notes.get(reason, 0) + weight.weight.values.size
         return name
 
 
-def _gated(d: Description, weights: _DeviceWeights, gated: _Gated, expert: int = 0) -> Gated:
+def _gated(
+    d: Description, weights: _DeviceWeights, gated: GatedConstants, expert: int = 0
+) -> Gated:
     up = [weights.linear(*names, expert=expert) for names in gated.up]
     return Gated(up, weights.linear(*gated.down, expert=expert), d.function)
 
 
 def _layer(d: Description, weights: _DeviceWeights, number: int) -> DecoderLayer:
-    layer = _Layer(d, weights, number)
+    layer = LayerConstants(d, weights, number)
     if layer.mixed:
         experts = [_gated(d, weights, layer.gated, expert) for expert in range(d.experts)]
         shared = layer.shared and (
@@ -138,7 +147,7 @@ def decoder(
 
     context: how many positions there are to be. capacity: how many places."""
     d, weights = checkpoint.description, _DeviceWeights(checkpoint, format, device, dtype)
-    _rotations(d, weights, context, capacity)
+    add_rotations(d, weights, context, capacity)
     weights.constants.pop("no rotation", None)
     rotations = {name: weights.tensor(name, torch.float32) for name in list(weights.constants)}
     with ThreadPoolExecutor(_LOADING) as pool:  # NumPy and copies let others run
@@ -159,15 +168,14 @@ def decoder(
 
 
 def _table(matrix: Matrix, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What rows are looked up in."""
-    if isinstance(matrix, np.ndarray) or matrix.weight.format.bits > 4:
-        made = product(matrix, device, dtype)
-        assert isinstance(made, Tensor)
-        return made
+    """What rows are looked up in: integers, or floats where those of 8 bits are in groups."""
+    if isinstance(matrix, np.ndarray):
+        return torch.tensor(matrix).to(device).to(dtype)
     q = matrix.weight
     method = "nearest" if matrix.zero_point is None else "hqq"
-    form = WeightFormat(q.format.name, q.group_size, method=method)
-    rows, depth = q.shape
+    if q.format.bits > 4 and (q.group_size or method != "nearest" or q.zero_point.any()):
+        return torch.tensor(matrix.dequantize()).to(device).to(dtype)
+    (rows, depth), form = q.shape, WeightFormat(q.format.name, q.group_size, method=method)
     return WeightTensor.of(matrix, Facts(rows, depth, dtype, form, "rows"), device)
 
 
@@ -200,7 +208,7 @@ class TorchBackend:
             places = [*range(first, first + rows)], [slot] * rows
             tokens, positions, slots = torch.tensor([ids, *places]).to(self._device)
             x = self.decoder(tokens, Chunk(self._cache, positions, slots, slot, first))
-            return (x[-1:] if last else x).float().cpu().numpy()
+            return on_host((x[-1:] if last else x).float())
 
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows:
         """As `Backend` says. Rows are as many as a power of two; those that stand for no sequence
@@ -210,13 +218,13 @@ class TorchBackend:
         given[1:, count:] = torch.tensor([[self._spare], [slots[-1]]])
         given[:, :count] = torch.tensor([ids, positions, slots])
         with self._lock, torch.inference_mode():
-            return self._calls(given)[:count].cpu().numpy()
+            return on_host(self._calls(given)[:count])
 
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
         with self._lock, torch.inference_mode():
             x = torch.from_numpy(hidden).to(self._device).to(self._dtype)
-            return self.decoder.logits(x).cpu().numpy()
+            return on_host(self.decoder.logits(x))
 
     def _stepped(self, given: Tensor) -> Tensor:
         """Logits of tokens at positions of slots: int64 [3, rows]."""

@@ -203,22 +203,38 @@ def load(
     another version, for keys, shapes or dtypes that do not match the model, and for buffers of a
     meta model that no file holds. FileNotFoundError if there is none.
     """
+    stored, header = opened(path, verify=verify)
+    return put(model, path, stored, header, torch.device(device))
+
+
+def opened(path: str | os.PathLike[str], *, verify: bool) -> tuple[dict[str, Tensor], Header]:
+    """The tensors of a file, mapped, and what it says of them. ValueError: it is damaged."""
     # In memory that may be written, since PyTorch knows no other.
     metadata, tensors = FILE.read(path, verify=verify, writable=True)
     header = read_header(metadata, path)
+    try:
+        return {key: to_tensor(key, tensor) for key, tensor in tensors.items()}, header
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}") from None
+
+
+def put(
+    model: Model, path: str | os.PathLike[str], stored: dict[str, Tensor], header: Header,
+    device: torch.device,
+) -> Model:  # fmt: skip
+    """What `load` does with what a file holds."""
     own = model.state_dict(keep_vars=True)
     try:
-        stored = {key: to_tensor(key, tensor) for key, tensor in tensors.items()}
         header = _with_ties(own, stored, header)
         _check_keys(own, stored, header)
-        layers = _match_layers(model, own, stored, header, torch.device(device))
+        layers = _match_layers(model, own, stored, header, device)
         plain = {key: stored[header.source(key)] for key in own if key not in layers}
         _match_tensors(own, plain, header)
         buffers = restore_buffers(model, {key: stored[key] for key in header.buffers}, device)
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} does not fit this model: {error}") from None
     # Everything that can fail comes before the first change.
-    _put_weights(layers, own, stored, header, torch.device(device))
+    _put_weights(layers, own, stored, header, device)
     with torch.no_grad():
         made: dict[int, Tensor] = {}
         for key, tensor in (*plain.items(), *buffers.items()):

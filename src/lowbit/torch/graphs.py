@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,3 +54,15 @@ class CapturedCalls:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = self._function(given)
         return _Graph(graph, given, result)
+
+
+def on_host(x: Tensor) -> npt.NDArray[Any]:
+    """A tensor as an array, when the device has computed it. It lies in pages that the device
+    writes to, and that PyTorch keeps for the next one: copying it otherwise takes longer than a
+    step where there are many logits."""
+    if x.device.type != "cuda":
+        return x.numpy()
+    made = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    made.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return made.numpy()

@@ -130,6 +130,31 @@ class WeightFormat(NamedTuple):
         q = QTensor(values, scale, near.astype(np.int32), fmt, 0, self.group_of(shape[1]))
         return QuantizedWeight(q, real, arrays.get("input_scale"))
 
+    def cut(
+        self, arrays: Mapping[str, Any], shape: Shape, axis: int, start: int, stop: int
+    ) -> dict[str, Any]:
+        """What `stored` describes, arrays or tensors, of some rows (axis 0) or columns (1) of a
+        weight of `shape`: views. ValueError: columns begin or end within a group or a byte."""
+        if axis == 0:
+            whole = "input_scale"  # which rows share
+            return {name: a if name == whole else a[start:stop] for name, a in arrays.items()}
+        depth = shape[1]
+        group, unit = self.group_of(depth) or depth, 2 if self.four_bits else 1
+        step = group if group < depth else unit
+        for end in (start, stop):
+            if end % step and end != depth:
+                raise ValueError(
+                    f"columns {start} to {stop} of {depth} do not end where "
+                    f"{'groups' if group < depth else 'bytes'} of {step} do"
+                )
+        columns = slice(start // unit, -(-stop // unit))
+        groups = slice(start // group, -(-stop // group)) if group < depth else slice(None)
+        taken = {"values": columns, "input_scale": slice(start, stop)}
+        return {
+            name: a if a.ndim == 1 and name == "scale" else a[..., taken.get(name, groups)]
+            for name, a in arrays.items()
+        }
+
     def __str__(self) -> str:
         how = f", {self.method}" if self.method != "nearest" else ""
         if not self.four_bits:
