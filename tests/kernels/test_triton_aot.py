@@ -46,7 +46,7 @@ def rows_arguments(
     made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
     made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
     made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32", "ASM": True}
-    made |= {"PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
+    made |= {"VEC": 1, "PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
     return {name: made[name] for name in kernel.arg_names}
 
 
@@ -86,6 +86,23 @@ def test_norm(name: str, shape: tuple[int, int, int], type_: str, sm: int) -> No
     kernel = getattr(norm, f"{name}_kernel")
     length, chunk, rows = shape
     arguments = rows_arguments(kernel, type_, length, chunk, rows)
+    made = compile_ahead(kernel, arguments, sm, num_warps=8)
+    assert_wide_and_in_registers(made, sm)
+    assert made.count("STG.E.128") > 0
+
+
+@pytest.mark.parametrize("sm", GPUS)
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("shape", [(4097, 4096), (50257, 8192)])
+@pytest.mark.parametrize("name", ["softmax", "norm"])
+def test_rows_that_begin_at_no_multiple_of_16_bytes(
+    name: str, shape: tuple[int, int], type_: str, sm: int
+) -> None:
+    from lowbit.kernels.triton.fast import norm, softmax
+
+    kernel = getattr({"softmax": softmax, "norm": norm}[name], f"{name}_kernel")
+    arguments = rows_arguments(kernel, type_, *shape, 1)
+    arguments |= {"VEC": 4 if type_ == "fp32" else 8, "length": "i32:1", "x_stride": "i32:1"}
     made = compile_ahead(kernel, arguments, sm, num_warps=8)
     assert_wide_and_in_registers(made, sm)
     assert made.count("STG.E.128") > 0

@@ -24,13 +24,18 @@ from lowbit.kernels.triton.fast.rows import (
     RowTable,
     again,
     as_rows,
+    before,
+    counted,
+    edge_of,
     launch_rows,
+    limit_of,
     load_along,
     load_pieces,
     meet,
     place,
     row_choice,
     store_piece,
+    within,
 )
 
 _SHORT = {
@@ -80,14 +85,18 @@ _ROWS, _COLUMNS, _PROGRAMS, _WARPS = 16, 128, 4, 4
 
 @triton.jit
 def _meet_moments(
-    mean, squares, words_ptr, row, part, length, CENTRED: tl.constexpr,
+    mean, squares, words_ptr, row, part, limit, length, CENTRED: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    VEC: tl.constexpr,
 ):  # fmt: skip
     """The mean of a row, and the sum of squares about it, from those of its parts."""
     means, squared = meet(mean, squares, words_ptr, row, part, PARTS, PARTS_BLOCK)
     if CENTRED:
+        columns = limit
+        if VEC > 1:  # of one row
+            columns = tl.max(limit, axis=0)
         parts = tl.arange(0, PARTS_BLOCK)
-        counts = tl.maximum(tl.minimum(length - parts * CHUNK, CHUNK), 0).to(tl.float32)
+        counts = counted(parts, columns, length, CHUNK).to(tl.float32)
         common = tl.sum(means * counts, axis=0) / length
         squared += counts * (means - common) * (means - common)
         mean = tl.full((ROWS,), common, tl.float32)
@@ -95,11 +104,21 @@ def _meet_moments(
 
 
 @triton.jit
+def _weighted(z, weight_ptr, bias_ptr, at, length, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
+    """z · weight + bias for elements of rows, with what there is of both."""
+    if WEIGHTED:
+        z = z * load_along(weight_ptr, at, length)
+    if BIASED:
+        z = z + load_along(bias_ptr, at, length)
+    return z
+
+
+@triton.jit
 def norm_kernel(
     x_ptr, weight_ptr, bias_ptr, z_ptr, mean_ptr, rstd_ptr, words_ptr, rows, length, x_stride, eps,
     CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
-    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, VEC: tl.constexpr = 1,
 ):  # fmt: skip
     """z = (x - mean) / sqrt(variance + eps) · weight + bias; mean and 1 / sqrt are kept too.
 
@@ -109,31 +128,46 @@ def norm_kernel(
     """
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    x = load_pieces(x_ptr, x_stride, row, rows, column, length, 0.0, PIECES)
+    limit, first = limit_of(row, x_stride, length, VEC), 0
+    x = load_pieces(x_ptr, x_stride, row, rows, column, limit, 0.0, PIECES, VEC)
+    if VEC > 1:
+        first = before(row, x_stride, VEC)[:, None]
+        at, there = edge_of(row, rows, part, x_stride, length, limit, VEC)
+        edge = tl.load(x_ptr + row[:, None] * x_stride + at, mask=there, other=0.0).to(tl.float32)
     mean = tl.zeros((ROWS,), tl.float32)
     if CENTRED:
         level = tl.zeros((ROWS, PIECE), tl.float32)
         for i in tl.static_range(PIECES):
             level += x[i].to(tl.float32)
-        mean = tl.sum(level, axis=1) / tl.minimum(length - part * CHUNK, CHUNK)
+        mean = tl.sum(level, axis=1)
+        if VEC > 1:
+            mean += tl.sum(edge, axis=1)
+        mean = mean / tl.maximum(counted(part, limit, length, CHUNK), 1)
     squares = tl.zeros((ROWS, PIECE), tl.float32)
     for i in tl.static_range(PIECES):
         difference = again(x[i], tl.program_id(1), HELD, ASM) - mean[:, None]
-        squares += tl.where(column + i * PIECE < length, difference * difference, 0.0)
+        known = within(column + i * PIECE, limit, VEC)
+        squares += tl.where(known, difference * difference, 0.0)
     squares = tl.sum(squares, axis=1)
+    if VEC > 1:
+        off = tl.where(there, edge - mean[:, None], 0.0)
+        squares += tl.sum(off * off, axis=1)
     if PARTS > 1:
         mean, squares = _meet_moments(
-            mean, squares, words_ptr, row, part, length, CENTRED, ROWS, CHUNK, PARTS, PARTS_BLOCK
-        )
+            mean, squares, words_ptr, row, part, limit, length, CENTRED,
+            ROWS, CHUNK, PARTS, PARTS_BLOCK, VEC,
+        )  # fmt: skip
     rstd = 1.0 / tl.sqrt_rn(squares / length + eps)
     for i in tl.static_range(PIECES):
-        at = column + i * PIECE
         z = (again(x[i], tl.program_id(2), HELD, ASM) - mean[:, None]) * rstd[:, None]
-        if WEIGHTED:
-            z = z * load_along(weight_ptr, at, length)
-        if BIASED:
-            z = z + load_along(bias_ptr, at, length)
-        store_piece(z_ptr, z, row, rows, at, length)
+        columns = column + i * PIECE
+        z = _weighted(z, weight_ptr, bias_ptr, columns + first, length, WEIGHTED, BIASED)
+        store_piece(z_ptr, z, row, rows, columns, length, limit, VEC)
+    if VEC > 1:
+        z = (edge - mean[:, None]) * rstd[:, None]
+        z = _weighted(z, weight_ptr, bias_ptr, at, length, WEIGHTED, BIASED)
+        to = z_ptr + row[:, None] * length + at
+        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there)
     if CENTRED:
         tl.store(mean_ptr + row, mean, mask=(row < rows) & (part == 0))
     tl.store(rstd_ptr + row, rstd, mask=(row < rows) & (part == 0))
@@ -177,7 +211,7 @@ def norm_backward_kernel(
         dx = g - normalized * (along / length)[:, None]
         if CENTRED:
             dx = dx - (level / length)[:, None]
-        store_piece(dx_ptr, dx * rstd[:, None], row, rows, at, length)
+        store_piece(dx_ptr, dx * rstd[:, None], row, rows, at, length, length)
 
 
 @triton.jit

@@ -126,19 +126,26 @@ def launch_rows(
     rows: of `as_rows`, by name; the kernel takes NAME_ptr and NAME_stride of each. arguments: what
     else it takes, but for the constexprs of the cut and the memory through which the parts of a row
     meet. HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
+    VEC, if it has that: where rows begin at no multiple of 16 bytes, how many elements these are.
 
     ValueError if the configuration does not fit.
     """
     x = next(iter(rows.values()))
     (count, length), gpu = x.shape, gpu_of(x.device)
-    config = config or choose(gpu, length, x.element_size()).config
-    config.require(length, gpu.multiprocessors)
-    parts = config.parts(length)
+    vector = 16 // x.element_size()
+    # Columns of all tensors, z's too, must begin alike.
+    alike = all(one.stride(0) % vector == length % vector for one in rows.values())
+    shifted = alike and length % vector > 0 and "VEC" in getattr(kernel, "arg_names", ())
+    columns = length // vector * vector or length if shifted else length
+    config = config or choose(gpu, columns, x.element_size()).config
+    config.require(columns, gpu.multiprocessors)
+    parts = config.parts(columns)
     if parts > 1:
         words = torch.zeros(count * parts + 1, dtype=torch.int64, device=x.device)
     else:  # never touched
         words = torch.empty(1, dtype=torch.int64, device=x.device)
     given = {
+        **({"VEC": vector} if shifted else {}),
         **{f"{name}_ptr": one for name, one in rows.items()},
         **{f"{name}_stride": one.stride(0) for name, one in rows.items()},
         **arguments,
@@ -174,25 +181,76 @@ def place(
     return row, part, (part * CHUNK + tl.arange(0, CHUNK // PIECES))[None, :]
 
 
+# Rows that begin at no multiple of 16 bytes (VEC elements; 1 where all of them do): columns count
+# from the first multiple on, up to the last whole VEC, so that loads and stores take 16 bytes. What
+# is left at both ends, fewer than VEC elements each, is the `edge`, which part 0 has too.
+
+
+@triton.jit
+def aligned(at, VEC: tl.constexpr):
+    """The next multiple of VEC."""
+    return at if VEC == 1 else (at + (VEC - 1)) // VEC * VEC
+
+
+@triton.jit
+def before(row, stride, VEC: tl.constexpr):
+    """How many elements of these rows come before their columns, [ROWS]."""
+    return (aligned(row * stride, VEC) - row * stride).to(tl.int32)
+
+
+@triton.jit
+def limit_of(row, stride, length, VEC: tl.constexpr):
+    """How many columns these rows have, [ROWS], or all of them."""
+    if VEC == 1:
+        return length
+    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
+        return tl.maximum(length - before(row, stride, VEC), 0) // VEC * VEC
+
+
+@triton.jit
+def within(at, limit, VEC: tl.constexpr):
+    """Which columns there are, [ROWS or 1, columns]."""
+    return at < limit if VEC == 1 else at < limit[:, None]
+
+
+@triton.jit
+def counted(part, limit, length, CHUNK: tl.constexpr):
+    """How many elements a part of a row has, its edge with them."""
+    inner = tl.minimum(tl.maximum(limit - part * CHUNK, 0), CHUNK)
+    return inner + tl.where(part == 0, length - limit, 0)
+
+
+@triton.jit
+def edge_of(row, rows, part, stride, length, limit, VEC: tl.constexpr):
+    """Where in their rows the elements of the edge are, and which there are, [ROWS, 2 VEC]."""
+    e = tl.arange(0, 2 * VEC)[None, :]
+    head = before(row, stride, VEC)[:, None]
+    at = tl.where(e < VEC, e, e - VEC + head + limit[:, None])
+    there = (at < length) & ((e >= VEC) | (e < head))
+    return at, there & (part == 0) & (row < rows)[:, None]
+
+
 @triton.jit
 def load_pieces(
-    x_ptr, stride, row, rows, column, length, other: tl.constexpr, PIECES: tl.constexpr
-):
+    x_ptr, stride, row, rows, column, limit, other: tl.constexpr, PIECES: tl.constexpr,
+    VEC: tl.constexpr = 1,
+):  # fmt: skip
     """The pieces of a chunk of these rows, which begin at `column`, as a tuple."""
-    start, there = x_ptr + (row * stride)[:, None], (row < rows)[:, None]
+    start, there = x_ptr + aligned(row * stride, VEC)[:, None], (row < rows)[:, None]
     pieces = ()
     for i in tl.static_range(PIECES):
         at = column + i * column.shape[1]
-        pieces = pieces + (tl.load(start + at, mask=there & (at < length), other=other),)  # noqa: RUF005
+        mask = there & within(at, limit, VEC)
+        pieces = pieces + (tl.load(start + at, mask=mask, other=other),)  # noqa: RUF005
     return pieces
 
 
 @triton.jit
-def store_piece(z_ptr, piece, row, rows, at, length):
+def store_piece(z_ptr, piece, row, rows, at, length, limit, VEC: tl.constexpr = 1):
     """Store a piece at the columns `at` of a contiguous z, in z's dtype."""
-    to = z_ptr + row[:, None] * length + at
+    to = z_ptr + aligned(row * length, VEC)[:, None] + at
     there = (row < rows)[:, None]
-    tl.store(to, piece.to(z_ptr.dtype.element_ty), mask=there & (at < length))
+    tl.store(to, piece.to(z_ptr.dtype.element_ty), mask=there & within(at, limit, VEC))
 
 
 @triton.jit

@@ -19,7 +19,9 @@ from lowbit.kernels.triton.fast.rows import (
     RowTable,
     again,
     as_rows,
+    edge_of,
     launch_rows,
+    limit_of,
     load_pieces,
     meet,
     place,
@@ -53,23 +55,31 @@ FORWARD: RowTable = {
 def softmax_kernel(
     x_ptr, z_ptr, words_ptr, rows, length, x_stride,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
-    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr,
+    ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, VEC: tl.constexpr = 1,
 ):  # fmt: skip
     """z = exp(x - max) / sum; parts meet with their largest x and their sum relative to it."""
     log2_e = tl.constexpr(1.4426950408889634)
     PIECE: tl.constexpr = CHUNK // PIECES
     row, part, column = place(words_ptr, rows, ROWS, CHUNK, PIECES, PARTS)
-    x = load_pieces(x_ptr, x_stride, row, rows, column, length, -float("inf"), PIECES)
+    limit = limit_of(row, x_stride, length, VEC)
+    x = load_pieces(x_ptr, x_stride, row, rows, column, limit, -float("inf"), PIECES, VEC)
     largest = x[0].to(tl.float32)
     for i in tl.static_range(1, PIECES):
         largest = tl.maximum(largest, x[i].to(tl.float32))
     largest = tl.max(largest, axis=1)
+    if VEC > 1:
+        at, there = edge_of(row, rows, part, x_stride, length, limit, VEC)
+        edge = tl.load(x_ptr + row[:, None] * x_stride + at, mask=there, other=-float("inf"))
+        edge = edge.to(tl.float32)
+        largest = tl.maximum(largest, tl.max(edge, axis=1))
     # A row of -inf alone has no exp(x - max); with 0 for the maximum it is 0 / 0, which is right.
     base = tl.where(largest == -float("inf"), 0.0, largest)
     total = tl.zeros((ROWS, PIECE), tl.float32)
     for i in tl.static_range(PIECES):
         total += tl.exp2((again(x[i], tl.program_id(1), HELD, ASM) - base[:, None]) * log2_e)
     total = tl.sum(total, axis=1)
+    if VEC > 1:
+        total += tl.sum(tl.exp2((edge - base[:, None]) * log2_e), axis=1)
     common = base
     if PARTS > 1:
         bases, totals = meet(base, total, words_ptr, row, part, PARTS, PARTS_BLOCK)
@@ -90,7 +100,11 @@ def softmax_kernel(
                 # Only the base of a part of -inf alone, 0, may be above the common one.
                 scale *= tl.exp2(tl.minimum(base - common, 0.0) * log2_e)
             z = tl.exp2((x[i].to(tl.float32) - base[:, None]) * log2_e) * scale[:, None]
-        store_piece(z_ptr, z, row, rows, column + i * PIECE, length)
+        store_piece(z_ptr, z, row, rows, column + i * PIECE, length, limit, VEC)
+    if VEC > 1:
+        z = tl.exp2((edge - common[:, None]) * log2_e - tl.log2(total)[:, None])
+        to = z_ptr + row[:, None] * length + at
+        tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -115,7 +129,7 @@ def softmax_backward_kernel(
     for i in tl.static_range(PIECES):
         zero = tl.program_id(2)
         dx = again(z[i], zero, HELD, ASM) * (again(dz[i], zero, HELD, ASM) - dot[:, None])
-        store_piece(dx_ptr, dx, row, rows, column + i * PIECE, length)
+        store_piece(dx_ptr, dx, row, rows, column + i * PIECE, length, length)
 
 
 softmax_choice = choosing("softmax")(partial(row_choice, "softmax_kernel", FORWARD))
