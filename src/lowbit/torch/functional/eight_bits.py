@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from lowbit.kernels.triton.fast.tiles import ACTIVATIONS, Extra, by_torch
+from lowbit.numerics.affine import quantize_rows as in_numpy
 from lowbit.torch.arguments import FLOATS, check_shape, check_tensor
 from lowbit.torch.registration import register
 
 EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
-_MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_LEAST = 2.0**-126  # a scale; smaller ones are 1
 
 
 def quantize_rows(
@@ -22,8 +23,9 @@ def quantize_rows(
 
     x: float32, bfloat16 or float16. dtype: int8 or float8_e4m3fn. The scales, float32, are [M], or
     with `blocks` [M, ceil(K / 128)], one for each 128 k. symmetric: without zero points, which
-    are None; else int32 [M], for int8 without blocks. A row of zeros has the scale 1; one with NaN
-    or infinity gives no numbers.
+    are None; else int32 [M], for int8 without blocks. The arithmetic is that of
+    `lowbit.numerics.affine.quantize_rows`, less 128: a row of zeros has the scale 1, and one that
+    holds NaN or infinity the scale NaN.
 
     TypeError for another dtype; ValueError for another shape, or zero points where there are none.
     """
@@ -42,30 +44,21 @@ def quantize_rows(
 def _rows_on_cpu(
     x: Tensor, dtype: torch.dtype, symmetric: bool, blocks: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if dtype == torch.int8 and not blocks:
+        codes, scale, zero = map(torch.from_numpy, in_numpy(x.float().numpy(), symmetric))
+        return (codes ^ 128).view(torch.int8), scale, zero[:0] if symmetric else zero - 128
     M, K = x.shape
-    wide = (
-        torch.nn.functional.pad(x.float(), (0, -K % 128)).view(M, -1, 128) if blocks else x.float()
-    )
-    wide = wide.reshape(M, -1, 128 if blocks else max(K, 1))
-    low, high = wide.amin(-1, True).clamp(max=0), wide.amax(-1, True).clamp(min=0)
-    zero = torch.zeros(0, dtype=torch.int32)
-    if symmetric:
-        scale = torch.maximum(-low, high) / _MOST[dtype]
-    else:
-        scale = (high - low) / 255
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    q = wide / scale
-    if dtype == torch.int8:
-        q = q.round()
-        if not symmetric:
-            off = (-low / scale).clamp(0, 255).round() - 128
-            zero = off.flatten().to(torch.int32)
-            q = q + off
-        q = q.clamp(-127 if symmetric else -128, 127)
-    else:
-        q = q.clamp(-448, 448)
-    values = q.reshape(M, -1)[:, :K].to(dtype).contiguous()
-    return values, scale.view(M, -1) if blocks else scale.view(M), zero
+    size = 128 if blocks else max(K, 1)
+    wide = torch.nn.functional.pad(x.float(), (0, -K % size if K else size))
+    wide = wide.view(M, wide.shape[1] // size, size)
+    most = 127.0 if dtype == torch.int8 else 448.0
+    scale = wide.abs().amax(-1, True) / most
+    scale = torch.where(scale < _LEAST, 1.0, scale).where(wide.isfinite().all(-1, True), torch.nan)
+    q = (wide * (1 / scale)).clamp(-most, most)
+    q = q.round() if dtype == torch.int8 else q
+    values = q.flatten(1)[:, :K].nan_to_num().to(dtype).contiguous()
+    scale = scale.flatten(1) if blocks else scale.flatten()
+    return values, scale, torch.zeros(0, dtype=torch.int32)
 
 
 def _rows_fake(

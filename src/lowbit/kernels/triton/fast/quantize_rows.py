@@ -15,19 +15,9 @@ _ONCE = 16384  # elements of a row that a program keeps in registers
 
 
 @triton.jit
-def _scales(low, high, INT: tl.constexpr, SYMMETRIC: tl.constexpr):
-    """Scale and zero point of numbers between two, 0 among them (numerics, `quantize_rows`)."""
-    if SYMMETRIC:
-        scale = tl.maximum(-low, high, propagate_nan=tl.PropagateNan.ALL)
-        scale = scale / (127.0 if INT else 448.0)
-    else:
-        scale = (high - low) / 255.0
-    scale = tl.where(scale == 0.0, 1.0, scale)
-    zero = 0.0
-    if not SYMMETRIC:
-        # Rounded to nearest even by adding 1.5·2²³.
-        zero = tl.minimum(tl.maximum(-low / scale, 0.0), 255.0) + 12582912.0 - 12582912.0 - 128.0
-    return scale, zero
+def _rounded(x):
+    """To the nearest integer, halves to even, by adding 1.5·2²³."""
+    return x + 12582912.0 - 12582912.0
 
 
 @triton.jit
@@ -35,33 +25,43 @@ def quantize_rows_kernel(
     x_ptr, q_ptr, scale_ptr, zero_ptr, K, x_stride,
     BLOCK: tl.constexpr, INT: tl.constexpr, SYMMETRIC: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """q[m, k] = round(x[m, k] / scale[m]) + zero[m]; GROUP: that many k have their own scale."""
+    """q[m, k] = round(x[m, k] / scale[m]) + zero[m], as lowbit.numerics.affine.quantize_rows has
+    it, less 128; GROUP: so many k have a scale of their own, 0 for all."""
     m, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = group * GROUP
     end = tl.minimum(first + GROUP, K) if GROUP else K
     at = x_ptr + m * x_stride
-    low, high = 0.0, 0.0
+    low, high, odd = 0.0, 0.0, 0
     for start in tl.range(first, end, BLOCK):
         k = start + tl.arange(0, BLOCK)
         x = tl.load(at + k, mask=k < end, other=0.0).to(tl.float32)
-        low = tl.minimum(low, tl.min(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 0))
-        high = tl.maximum(high, tl.max(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 0))
-        # A NaN makes the scale one, and with it the row of results.
-        high += tl.sum(tl.where(x == x, 0.0, x), 0)
-    scale, zero = _scales(low, high, INT, SYMMETRIC)
-    tl.store(scale_ptr + m * tl.num_programs(1) + group, scale)
+        odd += tl.sum((tl.abs(x) < float("inf")).to(tl.int32), 0) - BLOCK  # NaN is not less
+        low, high = tl.minimum(low, tl.min(x, 0)), tl.maximum(high, tl.max(x, 0))
+    most: tl.constexpr = 127.0 if INT else 448.0
+    if SYMMETRIC:
+        scale = tl.div_rn(tl.maximum(-low, high), most)
+    else:
+        scale = tl.div_rn(high, 255.0) - tl.div_rn(low, 255.0)
+    normal = scale >= 1.1754943508222875e-38  # else the scale is 1
+    scale = tl.where(normal, scale, 1.0)
+    zero = 0.0
     if not SYMMETRIC:
+        zero = _rounded(tl.minimum(tl.maximum(tl.div_rn(-low, scale), 0.0), 255.0)) - 128.0
+        zero = tl.where(normal & (odd == 0), zero, 0.0)
         tl.store(zero_ptr + m, zero.to(tl.int32))
+    inverse = tl.div_rn(1.0, scale)
+    to = scale_ptr + m * tl.num_programs(1) + group
+    tl.store(to, tl.where(odd == 0, scale, float("nan")))
     for start in tl.range(first, end, BLOCK):
         k = start + tl.arange(0, BLOCK)
         x = tl.load(at + k, mask=k < end, other=0.0).to(tl.float32)
-        q = x / scale
-        if INT:
-            least = -127.0 if SYMMETRIC else -128.0
-            q = q + 12582912.0 - 12582912.0 + zero
-            q = tl.minimum(tl.maximum(q, least), 127.0)
+        x = tl.where(odd == 0, x * inverse, 0.0)
+        if SYMMETRIC:
+            q = tl.minimum(tl.maximum(x, -most), most)
         else:
-            q = tl.minimum(tl.maximum(q, -448.0), 448.0)
+            q = tl.minimum(tl.maximum(x, -128.0 - zero), 127.0 - zero)
+        if INT:
+            q = _rounded(q) + zero
         tl.store(q_ptr + m * K + k, q.to(q_ptr.dtype.element_ty), mask=k < end)
 
 
