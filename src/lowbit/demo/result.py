@@ -92,8 +92,8 @@ class DemoResult:
         from rich.text import Text
 
         command = f"{_command()} bench matmul 256x512:512x256 --peers"
-        told = [*self.context(), "", *(self.answer.lines() if self.answer else ())]
-        lines = (Text(line, overflow="ignore", no_wrap=True) for line in told)
+        text = [*self.context(), "", *(self.answer.lines() if self.answer else ())]
+        lines = (Text(line, overflow="ignore", no_wrap=True) for line in text)
         return Group(self.table(), "", *lines, "", f"Next, see the kernel alone: [bold]{command}")
 
     def context(self) -> list[str]:

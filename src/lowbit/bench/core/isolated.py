@@ -28,7 +28,7 @@ _SECONDS = 600.0  # to prepare a large case
 _AWAKE_SECONDS = 5e-3
 
 
-class Alone:
+class Workers:
     """The processes, each started when it is first needed. The suite makes the data of cases."""
 
     def __init__(self, suite: Suite, seed: int) -> None:
@@ -60,7 +60,7 @@ class Alone:
         self._running.clear()
 
 
-def _taken(turn: Turn) -> list[float]:
+def _timed(turn: Turn) -> list[float]:
     """What calls take, one after another for some milliseconds."""
     before, start = len(turn.seconds), time.perf_counter()
     while time.perf_counter() - start < _AWAKE_SECONDS:
@@ -81,8 +81,8 @@ def _turns(threads: int) -> Generator[float | None, Any, None]:
             settle()
             task = yield None
             while task is None:
-                _taken(turn)
-                seconds = statistics.median(_taken(turn))
+                _timed(turn)
+                seconds = statistics.median(_timed(turn))
                 settle()
                 task = yield seconds
 

@@ -19,7 +19,7 @@ from lowbit.bench.core import peak
 from lowbit.bench.core.case import LIMIT, OURS, PEER, Call, Case, Implementation, Problem, Ready
 from lowbit.bench.core.clock import Limits, Samples, paired_ratio, quantiles
 from lowbit.bench.core.context import Clock
-from lowbit.bench.core.isolated import Alone, attempt
+from lowbit.bench.core.isolated import Workers, attempt
 from lowbit.bench.core.peak import Ceiling
 from lowbit.bench.core.record import COLD, Absent, Record, Row, Spread, thread_text
 from lowbit.bench.core.suite import Plan, Suite, chosen
@@ -52,8 +52,8 @@ def run(
     Each result is compared with the reference before it is timed; RuntimeError if one of lowbit's
     own cannot be let pass, or if none of lowbit's own can run.
     """
-    with closing(Alone(suite, plan.seed)) as alone:
-        return _Run(suite, plan, progress, suite.clock(), alone).run(keep)
+    with closing(Workers(suite, plan.seed)) as workers:
+        return _Run(suite, plan, progress, suite.clock(), workers).run(keep)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Run:
     plan: Plan
     progress: Progress
     clock: Clock
-    alone: Alone
+    workers: Workers
     part: int = 0
     parts: int = 1
     rows: list[Row] = field(default_factory=list)
@@ -162,7 +162,7 @@ class _Run:
     def _leave_out(self, case: Case, name: str, reason: str) -> None:
         self.absent.append(Absent(case.name, case.dtypes, name, reason))
 
-    def _tell(self, case: Case, what: str, share: float = 0.0) -> None:
+    def _report(self, case: Case, what: str, share: float = 0.0) -> None:
         """share: how much of the present part is done."""
         done = (self.part + share) / self.parts
         self.progress(f"{case}: {what}", _TRIAL_SHARE + (1 - _TRIAL_SHARE) * done)
@@ -175,11 +175,11 @@ class _Run:
             with self.clock.using(threads):
                 try:
                     if problem is None:
-                        self._tell(case, "making data")
+                        self._report(case, "making data")
                         problem = self.suite.make(case, self.plan.seed)
                 except self.clock.own_refusals as error:
                     return self._leave_out(case, "everyone", _first_line(error))
-                self._tell(case, f"packing and checking, {thread_text(threads)}")
+                self._report(case, f"packing and checking, {thread_text(threads)}")
                 ready = self._ready(case, problem, threads, entries, errors)
                 weights = "warm" if self.suite.colds else ""
                 cell = _Cell(case, problem, threads, weights, ready, errors)
@@ -222,24 +222,24 @@ class _Run:
     def _warm(self, cell: _Cell) -> None:
         """Everybody together; then whoever is timed with lowbit alone."""
         everyone = list(cell.ready)
-        apart = [one for one in everyone if one.fallback and one.name not in self.loops]
+        separate = [one for one in everyone if one.fallback and one.name not in self.loops]
         if self.suite.pairs:
-            apart = everyone[1:]
-        together = [one for one in everyone if one not in apart]
+            separate = everyone[1:]
+        together = [one for one in everyone if one not in separate]
         ours = [one for one in together if one.kind == OURS]
-        groups = [[*ours, one] for one in apart]
-        if not (self.suite.pairs and apart):
+        groups = [[*ours, one] for one in separate]
+        if not (self.suite.pairs and separate):
             groups.insert(0, together)
         timed: dict[Implementation, Mapping[str, Samples]] = {}
         for number, group in enumerate(groups):
             ready = {one: cell.ready[one] for one in group}
             taken = self._time(cell, ready, number, len(groups))
             timed |= dict.fromkeys(together if group is together else group[-1:], taken)
-        for one in apart:
+        for one in separate:
             if one.fallback:
                 self.loops[one.name] = _plain_loop(cell, one, timed[one], ours)
-        if self.suite.pairs and apart:
-            timed[together[0]] = _joined(together[0].name, [timed[one] for one in apart])
+        if self.suite.pairs and separate:
+            timed[together[0]] = _joined(together[0].name, [timed[one] for one in separate])
         self._keep(cell, timed)
 
     def _time(
@@ -249,13 +249,13 @@ class _Run:
         """One of several groups of a part."""
         what = f"timing {cell.weights}, {thread_text(cell.threads)}"
         pools = {one.name: one.pool for one in ready} if cell.threads > 1 else None
-        if calls is None and cell.threads > 1 and self.clock.alone:
-            calls, pools = self.alone.calls(cell.case, cell.threads, ready), None
+        if calls is None and cell.threads > 1 and self.clock.isolates:
+            calls, pools = self.workers.calls(cell.case, cell.threads, ready), None
         return self.clock.time(
             calls or {one.name: [each.call] for one, each in ready.items()},
             self._limits(ready) if self.suite.patient else self.plan.limits,
             seed=self.plan.seed,
-            on_round=lambda share: self._tell(cell.case, what, (number + share) / of),
+            on_round=lambda share: self._report(cell.case, what, (number + share) / of),
             pools=pools,
         )
 
@@ -279,7 +279,7 @@ class _Run:
         reason = reason or _too_much(count, total)
         if reason is not None:
             return self._leave_out(cell.case, COLD, reason)
-        self._tell(cell.case, "copying weights")
+        self._report(cell.case, "copying weights")
         calls: dict[str, list[Call]] = {}
         for one, each in taking_part.items():
             again = each.again or partial(_prepared, one, cell)
