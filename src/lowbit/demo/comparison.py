@@ -163,15 +163,15 @@ class Comparison:
                 self._left_out(name, error)
         return found
 
-    def fastest(self, found: Mapping[str, _Runner]) -> dict[str, _Runner]:
+    def fastest(self, runners: Mapping[str, _Runner]) -> dict[str, _Runner]:
         """Of each family the fastest, under the family's name."""
         families: dict[str, list[str]] = {}
-        for name in found:
+        for name in runners:
             families.setdefault(rivals.get(name).family, []).append(name)
         chosen: dict[str, _Runner] = {}
         for family, names in families.items():
-            best = min(names, key=lambda name: self._figure(found[name]))
-            chosen[family] = found[best]
+            best = min(names, key=lambda name: self._figure(runners[name]))
+            chosen[family] = runners[best]
             if len(names) > 1:
                 several = ", ".join(names)
                 self.notes.append(f"{best}: the fastest here of {several}; weights per channel")

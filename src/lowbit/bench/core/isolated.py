@@ -98,7 +98,7 @@ _ONEDNN_EXEC = re.compile(
 
 
 def attempt(
-    suite: Suite, one: Implementation, cases: Sequence[Case], seed: int
+    suite: Suite, implementation: Implementation, cases: Sequence[Case], seed: int
 ) -> tuple[dict[Case, str], dict[str, str]]:
     """Run an implementation once on each case, in a process of its own; after a crash in another
     one, on those that are left.
@@ -109,7 +109,7 @@ def attempt(
     kernels: dict[str, str] = {}
     left = list(dict.fromkeys(suite.tried(case) for case in cases))
     while left:
-        with closing(Remote(_reasons, suite, one, seed, ONEDNN_VERBOSE="1")) as process:
+        with closing(Remote(_reasons, suite, implementation, seed, ONEDNN_VERBOSE="1")) as process:
             process.answer(_TRIAL_SECONDS)
             while left:
                 case = left.pop(0)

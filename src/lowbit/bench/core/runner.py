@@ -67,9 +67,9 @@ class _Cell:
     ready: Mapping[Implementation, Ready]
     errors: Mapping[Implementation, float | None]
 
-    def nbytes(self, one: Implementation) -> int:
+    def nbytes(self, implementation: Implementation) -> int:
         """Of the weights that an implementation reads."""
-        return self.ready[one].nbytes or self.problem.weight_bytes
+        return self.ready[implementation].nbytes or self.problem.weight_bytes
 
 
 @dataclass
@@ -154,10 +154,10 @@ class _Run:
                 self.progress(f"tried {one.name}", _TRIAL_SHARE * share)
         return list(wanted)
 
-    def _refuse(self, one: Implementation, reasons: Mapping[Case, str]) -> None:
+    def _refuse(self, implementation: Implementation, reasons: Mapping[Case, str]) -> None:
         for case, why in reasons.items():
-            self.refused.add((one, case))
-            self._leave_out(case, one.name, why)
+            self.refused.add((implementation, case))
+            self._leave_out(case, implementation.name, why)
 
     def _leave_out(self, case: Case, name: str, reason: str) -> None:
         self.absent.append(Absent(case.name, case.dtypes, name, reason))
@@ -348,11 +348,11 @@ class _Run:
                 )
             )
 
-    def _peak_share(self, cell: _Cell, operations: int, taken: Samples) -> float | None:
+    def _peak_share(self, cell: _Cell, operations: int, samples: Samples) -> float | None:
         ceiling = self.ceilings.get(cell.threads)
         if not operations or ceiling is None:
             return None
-        return ceiling.share(operations / taken.median / 1e9)
+        return ceiling.share(operations / samples.median / 1e9)
 
 
 def _limit_share(cell: _Cell, one: Implementation, samples: Mapping[str, Samples]) -> Spread | None:
@@ -380,16 +380,16 @@ def _error(one: Implementation, ready: Ready, problem: Problem, case: Case) -> f
     return error
 
 
-def _prepared(one: Implementation, cell: _Cell) -> Call:
-    return one.prepare(cell.problem, cell.threads).call
+def _prepared(implementation: Implementation, cell: _Cell) -> Call:
+    return implementation.prepare(cell.problem, cell.threads).call
 
 
 def _plain_loop(
-    cell: _Cell, one: Implementation, samples: Mapping[str, Samples],
+    cell: _Cell, implementation: Implementation, samples: Mapping[str, Samples],
     ours: Sequence[Implementation],
 ) -> str:  # fmt: skip
     """How slow a plain loop a fallback is, "" if it is none."""
-    ratio = samples[one.name].median / min(samples[each.name].median for each in ours)
+    ratio = samples[implementation.name].median / min(samples[each.name].median for each in ours)
     if ratio < _PLAIN_LOOP:
         return ""
     return (
