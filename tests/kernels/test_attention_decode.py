@@ -32,7 +32,7 @@ def exact(
     """In float64, one sequence, head and query after another."""
     z = torch.zeros(q.shape, dtype=torch.float64)
     batch, heads, queries, size = q.shape
-    scale = size**-0.5 if scale is None else scale
+    factor = size**-0.5 if scale is None else scale
     for b in range(batch):
         for h in range(heads):
             for i in range(queries):
@@ -41,7 +41,7 @@ def exact(
                 if end <= first:
                     continue
                 head = h * k.shape[1] // heads
-                scores = k[b, head, first:end].double() @ q[b, h, i].double() * scale
+                scores = k[b, head, first:end].double() @ q[b, h, i].double() * factor
                 if cap is not None:
                     scores = cap * torch.tanh(scores / cap)
                 z[b, h, i] = torch.softmax(scores, 0) @ v[b, head, first:end].double()
@@ -166,7 +166,7 @@ def test_caches(
 
     with interpreter():
         fill(cache)
-        scales = [cache.get(name) for name in ("k_scale", "v_scale")]
+        scales: Any = [cache.get(name) for name in ("k_scale", "v_scale")]
         z = fast.attention_decode(
             q, cache["k"], cache["v"], lengths, table, *scales, 0, 0.0, 0.3, config
         )
@@ -176,6 +176,7 @@ def test_caches(
     if kind is not None:
         each = [empty, cache][page is None]
         if page is not None:  # brought back from the pages
+            assert table is not None
             each = {n: x[table.long()].flatten(1, 2).transpose(1, 2) for n, x in cache.items()}
         wide = (dequantized(each[name], each[f"{name}_scale"]) for name in "kv")
         unit = 2.0**-4 if kind == torch.float8_e4m3fn else 2.0**-7

@@ -22,7 +22,7 @@ SIZES |= {"M": 3, "N": 4096, "K": 4096, "group_size": 128, "B": 2}
 def test_every_operator_says_what_serves_it_on_each_device(operator: str) -> None:
     for gpu in (H200, A100):
         choice = explain(operator, device=gpu, **SIZES)
-        assert "_kernel" in choice.kernel
+        assert "_kernel" in choice.kernel or choice.refused
         assert str(choice).startswith(f"{choice.kernel}: {choice.why}")
     on_cpu = explain(operator, device="cpu", **SIZES)
     if operator == "linear":

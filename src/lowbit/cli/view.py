@@ -52,10 +52,7 @@ def view(
     ] = None,
     fill: Annotated[
         str,
-        typer.Option(
-            help="The data, as `lowbit check` uses them: normal, zeros, large, nan, ...",
-            autocompletion=offered(_fills),
-        ),
+        typer.Option(help="The data, as of `lowbit check`.", autocompletion=offered(_fills)),
     ] = "normal",
 ) -> None:
     """Show what a kernel does, step by step: one page of HTML that needs no network.

@@ -26,7 +26,8 @@ class Backend(Protocol):
     more than there are tokens. chunk: adds tokens to the sequence of a slot, behind `first` others,
     in one of those numbers of rows: what the head reads, of each token or, with `last`, of the last
     one, float32 [tokens, width]. step: adds a token to each of several sequences: logits
-    [tokens, vocabulary]. head: logits of what a chunk gave, without `logit_cap`.
+    [tokens, vocabulary]. copy: keys and values of tokens, from a slot to another. head: logits of
+    what a chunk gave, without `logit_cap`.
     """
 
     @property
@@ -36,6 +37,7 @@ class Backend(Protocol):
         self, ids: Sequence[int], first: int, slot: int, rows: int, *, last: bool
     ) -> Rows: ...
     def step(self, ids: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Rows: ...
+    def copy(self, source: int, target: int, tokens: slice) -> None: ...
     def head(self, hidden: Rows) -> Rows: ...
 
 
@@ -75,6 +77,10 @@ class CpuBackend:
         rows = (np.array(part, np.int64) for part in places)
         at, where = rows
         return self._step(self._embedded(ids), at, self._cache, where)[: len(ids) - extra]
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """As `Backend` says."""
+        self._cache[target, ..., tokens, :] = self._cache[source, ..., tokens, :]
 
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""

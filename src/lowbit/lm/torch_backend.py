@@ -220,6 +220,11 @@ class TorchBackend:
         with self._lock, torch.inference_mode():
             return on_host(self._calls(given)[:count])
 
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """As `Backend` says."""
+        with self._lock, torch.inference_mode():
+            self._cache[:, :, target, :, tokens] = self._cache[:, :, source, :, tokens]
+
     def head(self, hidden: Rows) -> Rows:
         """As `Backend` says."""
         with self._lock, torch.inference_mode():

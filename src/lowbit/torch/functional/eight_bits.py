@@ -137,8 +137,9 @@ def scaled_matmul(
 
 
 def _scaled_on_cpu(*given: Any) -> Tensor:
-    *factors, _, bias, residual, activation, dtype = given
-    return by_torch(*factors, Extra(bias, residual, activation), torch.float64).to(dtype)
+    x, w, x_scale, w_scale, x_zero, _, bias, residual, activation, dtype = given
+    extra = Extra(bias, residual, activation)
+    return by_torch(x, w, x_scale, w_scale, x_zero, extra, torch.float64).to(dtype)
 
 
 register(

@@ -22,7 +22,10 @@ from lowbit.kernels.triton.fast.fragments import (
     barrier,
     finish,
     load_async,
+    load_weight,
+    part_of,
     scales_of,
+    weight_in_slots,
     weights,
 )
 from lowbit.kernels.triton.fast.launch import Config, Gpu
@@ -58,15 +61,10 @@ def few_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int) -> FewRowsConfi
 
 
 @gluon.jit
-def _load(step, end, stage, xs, ws, ss, of_x, xk, rows, of_tile, tall, of_words, WIDE: gl.constexpr,
-          K, of_step, padded):  # fmt: skip
-    """128 k, from 128·step on, begin to move into a stage; none past the end."""
-    there = step < end
-    inside = gl.expand_dims(rows & there, 1) & gl.expand_dims(step * 128 + xk < K, 0)
+def _load_x(step, end, stage, xs, of_x, xk, rows, K):
+    """128 k of x, from 128·step on, begin to move into a stage; none past the end."""
+    inside = gl.expand_dims(rows & (step < end), 1) & gl.expand_dims(step * 128 + xk < K, 0)
     load_async(xs.index(stage), of_x + step * 128, mask=inside)
-    load_async(ws.index(stage), of_tile + step * of_step, mask=gl.expand_dims(tall & there, 1))
-    load_async(ss.index(stage), of_words + step // WIDE * padded, mask=there)
-    async_copy.commit_group()
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -77,75 +75,50 @@ def few_rows_kernel(
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and all m.
-
-    GROUP: the k that share a word; padded: N rounded up, as tiles have it.
-    """
+    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and all m; GROUP: the k that share a word;
+    padded: N rounded up, as tiles have it."""
     WARPS: gl.constexpr = gl.num_warps()
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8]
     )
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
-    NATIVE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
     OF_X: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [WARPS, 1], [1, 0])
-    ALONG: gl.constexpr = gl.SliceLayout(0, NATIVE)
-    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    SUBS: gl.constexpr = 128 // GROUP if GROUP < 128 else 1  # words of a step
-    WIDE: gl.constexpr = GROUP // 128 if GROUP > 128 else 1  # steps of a word
     SCALED: gl.constexpr = GROUP < 128
-    KIND: gl.constexpr = gl.float16 if HALF else gl.bfloat16
     tile, split = gl.program_id(0), gl.program_id(1)
-    steps = (K + 127) // 128
-    each = (steps + SPLITS - 1) // SPLITS
-    begin = split * each
-    end = gl.minimum(begin + each, steps)
-
-    r = gl.arange(0, 4 * PLANES * BLOCK_N, gl.SliceLayout(1, NATIVE))
-    unit = tile * (BLOCK_N // 16) + r % (2 * BLOCK_N) // 32
-    tall = unit * 16 < padded
-    first = (unit.to(gl.int64) * steps * (2 * PLANES) + r // (2 * BLOCK_N)) * 256 + r % 32 * 8
-    of_tile = tiles_ptr + (gl.expand_dims(first, 1) + gl.expand_dims(gl.arange(0, 8, ALONG), 0))
-    # Past the end the last words are read again: what they scale isn't stored.
-    i = gl.arange(0, SUBS * BLOCK_N, FLAT)
-    of_words = words_ptr + i // BLOCK_N * padded
-    of_words += gl.minimum(tile * BLOCK_N + i % BLOCK_N, padded - 1)
+    begin, end = part_of(split, K, SPLITS)
+    ws, ss, of_tile, of_words, inside = weight_in_slots(
+        tiles_ptr, words_ptr, tile, K, padded, BLOCK_N, STAGES, PLANES, GROUP
+    )
     xm = gl.arange(0, BLOCK_M, gl.SliceLayout(1, OF_X))
     xk = gl.arange(0, 128, gl.SliceLayout(0, OF_X))
     of_x = x_ptr + (gl.expand_dims(xm * x_stride, 1) + gl.expand_dims(xk, 0))
-
-    xs = gl.allocate_shared_memory(
-        KIND, [STAGES, BLOCK_M, 128], gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
-    )
-    ws = gl.allocate_shared_memory(
-        gl.int16, [STAGES, 4 * PLANES * BLOCK_N, 8], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
-    )
-    ss = gl.allocate_shared_memory(
-        gl.int32, [STAGES, SUBS * BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
+    xs = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_M, 128], swizzled)
     for ahead in gl.static_range(STAGES - 1):
-        _load(begin + ahead, end, ahead, xs, ws, ss, of_x, xk, xm < M, of_tile, tall, of_words,
-              WIDE, K, 512 * PLANES, padded * SUBS)  # fmt: skip
+        _load_x(begin + ahead, end, ahead, xs, of_x, xk, xm < M, K)
+        load_weight(begin + ahead, end, ahead, ws, ss, of_tile, of_words, inside, padded, PLANES,
+                    GROUP)  # fmt: skip
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
     stage = 0
     for step in range(begin, end):
         async_copy.wait_group(STAGES - 2)
         barrier()
-        _load(step + STAGES - 1, end, (stage + STAGES - 1) % STAGES, xs, ws, ss, of_x, xk, xm < M,
-              of_tile, tall, of_words, WIDE, K, 512 * PLANES, padded * SUBS)  # fmt: skip
+        into = (stage + STAGES - 1) % STAGES
+        _load_x(step + STAGES - 1, end, into, xs, of_x, xk, xm < M, K)
+        load_weight(step + STAGES - 1, end, into, ws, ss, of_tile, of_words, inside, padded, PLANES,
+                    GROUP)  # fmt: skip
         part = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
         for half in gl.static_range(2):
             w = weights(
                 ws.index(stage), ss.index(stage), half, A, PLANES, GROUP, SCALED, REAL, HALF
             )
-            x = xs.index(stage).slice(half * 64, 64, dim=1).permute((1, 0)).load(B)
-            part = mma_v2(w, x, part)
+            x = xs.index(stage).slice(half * 64, 64, dim=1).permute((1, 0))
+            part = mma_v2(w, x.load(gl.DotOperandLayout(1, MMA, 2)), part)
         if SCALED:
             total += part
         else:
             scale = scales_of(ss.index(stage).load(gl.SliceLayout(1, MMA)), REAL)
             total += part * gl.expand_dims(scale, 1)
         stage = (stage + 1) % STAGES
-
     finish(total, tile, split, tile * BLOCK_N, 0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
            met_ptr, MMA, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip

@@ -155,6 +155,67 @@ def weights(ws, ss, half, LAYOUT: gl.constexpr, PLANES: gl.constexpr, GROUP: gl.
 
 
 @gluon.jit
+def weight_in_slots(tiles_ptr, words_ptr, tile, K, padded, ROWS: gl.constexpr, SLOTS: gl.constexpr,
+                    PLANES: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+    """Shared memory for SLOTS times 128 k of ROWS rows, and where the first 128 k are: units,
+    words, pointers to both, and which units there are."""
+    WARPS: gl.constexpr = gl.num_warps()
+    NATIVE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
+    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    SUBS: gl.constexpr = 128 // GROUP if GROUP < 128 else 1
+    r = gl.arange(0, 4 * PLANES * ROWS, gl.SliceLayout(1, NATIVE))
+    unit = tile * (ROWS // 16) + r % (2 * ROWS) // 32
+    at = (unit.to(gl.int64) * ((K + 127) // 128 * 2 * PLANES) + r // (2 * ROWS)) * 256 + r % 32 * 8
+    halves = gl.arange(0, 8, gl.SliceLayout(0, NATIVE))
+    of_tile = tiles_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(halves, 0))
+    # Past the end the last words are read again: what they scale isn't stored.
+    i = gl.arange(0, SUBS * ROWS, FLAT)
+    of_words = words_ptr + i // ROWS * padded + gl.minimum(tile * ROWS + i % ROWS, padded - 1)
+    ws = gl.allocate_shared_memory(
+        gl.int16, [SLOTS, 4 * PLANES * ROWS, 8], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
+    )
+    ss = gl.allocate_shared_memory(
+        gl.int32, [SLOTS, SUBS * ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+    return ws, ss, of_tile, of_words, unit * 16 < padded
+
+
+@gluon.jit
+def load_weight(step, end, slot, ws, ss, of_tile, of_words, inside, padded, PLANES: gl.constexpr,
+                GROUP: gl.constexpr):  # fmt: skip
+    """128 k, from 128·step on, begin to move into a slot; none past the end."""
+    there = step < end
+    mask = gl.expand_dims(inside & there, 1)
+    load_async(ws.index(slot), of_tile + step * (512 * PLANES), mask=mask)
+    if GROUP > 128:
+        of_words += step // (GROUP // 128) * padded
+    else:
+        of_words += step * (128 // GROUP) * padded
+    load_async(ss.index(slot), of_words, mask=there)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def part_of(split, K, SPLITS: gl.constexpr):
+    """Which steps of 128 k one of SPLITS programs takes: from the first to before the second."""
+    steps = (K + 127) // 128
+    each = (steps + SPLITS - 1) // SPLITS
+    return split * each, gl.minimum(split * each + each, steps)
+
+
+@gluon.jit
+def tile_of(unit, tiles_m, tiles_n, SPLITS: gl.constexpr):
+    """Which tile, and which part along K, is the work `unit`: rows of tiles of the weight go over
+    all of x eight at a time, so that both stay in L2. Tile, part, row and column."""
+    TALL: gl.constexpr = 8
+    tile, split = unit // SPLITS, unit % SPLITS
+    first = tile // (TALL * tiles_m) * TALL
+    tall = gl.minimum(tiles_n - first, TALL)
+    at = tile % (TALL * tiles_m)
+    return tile, split, first + at % tall, at // tall
+
+
+@gluon.jit
 def finish(total, tile, split, n0, m0, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr,
            OUT: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
            SPLITS: gl.constexpr):  # fmt: skip

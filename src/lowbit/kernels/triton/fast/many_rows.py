@@ -25,7 +25,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from lowbit.kernels.triton.fast.fragments import barrier, finish, load_async, weights
+from lowbit.kernels.triton.fast.fragments import (
+    barrier,
+    finish,
+    load_weight,
+    part_of,
+    tile_of,
+    weight_in_slots,
+    weights,
+)
 from lowbit.kernels.triton.fast.launch import Config, Gpu, too_much_shared
 
 load_by_tma = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -69,6 +77,33 @@ def many_rows_config(gpu: Gpu, M: int, N: int, K: int, bits: int) -> ManyRowsCon
 
 
 @gluon.jit
+def barriers(STAGES: gl.constexpr):
+    """Memory barriers that say when a stage has arrived."""
+    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(bars.index(stage), count=1)
+    fence_async_shared()
+    return bars
+
+
+@gluon.jit
+def done_with(bars, STAGES: gl.constexpr):
+    """Give the memory of barriers back."""
+    for stage in gl.static_range(STAGES):
+        mbarrier.invalidate(bars.index(stage))
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The stage after one, and the phase of its barrier."""
+    stage += 1
+    if stage == STAGES:
+        stage = 0
+        phase ^= 1
+    return stage, phase
+
+
+@gluon.jit
 def _load_x(step, end, stage, x_desc, row, xs, bars):
     """128 k of x, from 128·step on, begin to move into a stage; none past the end."""
     there = step < end
@@ -78,16 +113,6 @@ def _load_x(step, end, stage, x_desc, row, xs, bars):
     load_by_tma(x_desc, [row, step * 128 + 64], bar, xs.index(stage * 2 + 1), pred=there)
 
 
-@gluon.jit
-def _load_weight(step, end, stage, ws, ss, of_tile, inside, of_words, WIDE: gl.constexpr, of_step,
-                 padded):  # fmt: skip
-    """The same of the weight: its tiles and words."""
-    there = step < end
-    load_async(ws.index(stage), of_tile + step * of_step, mask=gl.expand_dims(inside & there, 1))
-    load_async(ss.index(stage), of_words + step // WIDE * padded, mask=there)
-    async_copy.commit_group()
-
-
 @gluon.jit(do_not_specialize=["M"])
 def many_rows_kernel(
     x_desc, tiles_ptr, words_ptr, z_ptr, bias_ptr, residual_ptr, part_ptr, met_ptr, M, N, K, padded,
@@ -95,61 +120,28 @@ def many_rows_kernel(
     BIAS: gl.constexpr, RESIDUAL: gl.constexpr, ACTIVATION: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m.
-
-    x_desc: blocks [BLOCK_M, 64] of x. GROUP: the k that share a word; padded: N rounded up, as
-    tiles have it. Eight rows of tiles go over all m before the next, so that they stay in L2.
-    """
-    WARPS: gl.constexpr = gl.num_warps()
+    """z[m, n] = Σ_k x[m, k]·weight[n, k] for BLOCK_N n and BLOCK_M m. x_desc: blocks [BLOCK_M, 64];
+    GROUP: the k that share a word; padded: N rounded up, as tiles have it."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BLOCK_M, 16]
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_M, 16]
     )
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    NATIVE: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [WARPS, 1], [1, 0])
-    ALONG: gl.constexpr = gl.SliceLayout(0, NATIVE)
-    FLAT: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    SUBS: gl.constexpr = 128 // GROUP if GROUP < 128 else 1  # words of a step
-    WIDE: gl.constexpr = GROUP // 128 if GROUP > 128 else 1  # steps of a word
-    TALL: gl.constexpr = 8
-    tile, split = gl.program_id(0), gl.program_id(1)
-    tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
-    first = tile // (TALL * tiles_m) * TALL
-    tall = gl.minimum(tiles_n - first, TALL)
-    tile_n = first + tile % (TALL * tiles_m) % tall
-    tile_m = tile % (TALL * tiles_m) // tall
-    steps = (K + 127) // 128
-    each = (steps + SPLITS - 1) // SPLITS
-    begin = split * each
-    end = gl.minimum(begin + each, steps)
-
-    r = gl.arange(0, 4 * PLANES * BLOCK_N, gl.SliceLayout(1, NATIVE))
-    unit = tile_n * (BLOCK_N // 16) + r % (2 * BLOCK_N) // 32
-    inside = unit * 16 < padded
-    at = (unit.to(gl.int64) * steps * (2 * PLANES) + r // (2 * BLOCK_N)) * 256 + r % 32 * 8
-    of_tile = tiles_ptr + (gl.expand_dims(at, 1) + gl.expand_dims(gl.arange(0, 8, ALONG), 0))
-    i = gl.arange(0, SUBS * BLOCK_N, FLAT)
-    of_words = words_ptr + i // BLOCK_N * padded
-    of_words += gl.minimum(tile_n * BLOCK_N + i % BLOCK_N, padded - 1)
-
     # The weight is a step farther ahead than x, since the next 64 k are converted beforehand.
     SLOTS: gl.constexpr = STAGES + 1
+    tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
+    tile, split, tile_n, tile_m = tile_of(gl.program_id(0), tiles_m, tiles_n, SPLITS)
+    begin, end = part_of(split, K, SPLITS)
+    ws, ss, of_tile, of_words, inside = weight_in_slots(
+        tiles_ptr, words_ptr, tile_n, K, padded, BLOCK_N, SLOTS, PLANES, GROUP
+    )
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES * 2, BLOCK_M, 64], x_desc.layout)
-    ws = gl.allocate_shared_memory(
-        gl.int16, [SLOTS, 4 * PLANES * BLOCK_N, 8], gl.SwizzledSharedLayout(8, 1, 1, [1, 0])
-    )
-    ss = gl.allocate_shared_memory(
-        gl.int32, [SLOTS, SUBS * BLOCK_N], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for ahead in gl.static_range(STAGES):
-        mbarrier.init(bars.index(ahead), count=1)
-    fence_async_shared()
+    bars = barriers(STAGES)
     row = tile_m * BLOCK_M
     for ahead in gl.static_range(STAGES):
         if ahead < STAGES - 1:
             _load_x(begin + ahead, end, ahead, x_desc, row, xs, bars)
-        _load_weight(begin + ahead, end, ahead, ws, ss, of_tile, inside, of_words, WIDE,
-                     512 * PLANES, padded * SUBS)  # fmt: skip
+        load_weight(begin + ahead, end, ahead, ws, ss, of_tile, of_words, inside, padded, PLANES,
+                    GROUP)  # fmt: skip
     total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
     async_copy.wait_group(STAGES - 1)
     barrier()
@@ -158,29 +150,22 @@ def many_rows_kernel(
     stage, phase, slot = 0, 0, 0
     for step in range(begin, end):
         mbarrier.wait(bars.index(stage), phase)
-        x = xs.index(stage * 2).permute((1, 0))
-        total = warpgroup_mma(a, x, total, is_async=True)
+        total = warpgroup_mma(a, xs.index(stage * 2).permute((1, 0)), total, is_async=True)
         # The step before is done with its stage; the weight of the next has arrived.
         total, b = warpgroup_mma_wait(1, deps=(total, b))
         async_copy.wait_group(STAGES - 2)
         barrier()
         _load_x(step + STAGES - 1, end, (stage + STAGES - 1) % STAGES, x_desc, row, xs, bars)
-        _load_weight(step + STAGES, end, (slot + STAGES) % SLOTS, ws, ss, of_tile, inside, of_words,
-                     WIDE, 512 * PLANES, padded * SUBS)  # fmt: skip
+        load_weight(step + STAGES, end, (slot + STAGES) % SLOTS, ws, ss, of_tile, of_words, inside,
+                    padded, PLANES, GROUP)  # fmt: skip
         b = weights(ws.index(slot), ss.index(slot), 1, A, PLANES, GROUP, True, REAL, HALF)
-        x = xs.index(stage * 2 + 1).permute((1, 0))
-        total = warpgroup_mma(b, x, total, is_async=True)
+        total = warpgroup_mma(b, xs.index(stage * 2 + 1).permute((1, 0)), total, is_async=True)
         total, a = warpgroup_mma_wait(1, deps=(total, a))
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        stage, phase = next_stage(stage, phase, STAGES)
         slot = (slot + 1) % SLOTS
         a = weights(ws.index(slot), ss.index(slot), 0, A, PLANES, GROUP, True, REAL, HALF)
     total, b = warpgroup_mma_wait(0, deps=(total, b))
-    for ahead in gl.static_range(STAGES):
-        mbarrier.invalidate(bars.index(ahead))
-
-    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
-    finish(total, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
-           residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip
+    done_with(bars, STAGES)
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, gl.num_warps()], [0, 1])
+    finish(total, tile, split, tile_n * BLOCK_N, row, M, N, z_ptr, bias_ptr, residual_ptr, part_ptr,
+           met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION, SPLITS)  # fmt: skip

@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 """Rows of activations as 8-bit numbers and their scales, in one reading where a row fits."""
 
 from __future__ import annotations

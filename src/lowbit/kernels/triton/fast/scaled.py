@@ -12,6 +12,7 @@ section 3.3) are applied to the sums of each 128 k in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from lowbit.kernels.triton.fast.counters import counters
 from lowbit.kernels.triton.fast.descriptors import aligned
-from lowbit.kernels.triton.fast.fragments import barrier, finish
+from lowbit.kernels.triton.fast.fragments import barrier, finish, tile_of
 from lowbit.kernels.triton.fast.launch import (
     Choice,
     Config,
@@ -38,7 +38,7 @@ from lowbit.kernels.triton.fast.launch import (
     launch,
     too_much_shared,
 )
-from lowbit.kernels.triton.fast.many_rows import load_by_tma
+from lowbit.kernels.triton.fast.many_rows import barriers, done_with, load_by_tma
 from lowbit.kernels.triton.fast.tiles import Extra, by_torch, finished
 
 
@@ -87,30 +87,31 @@ def scaled_config(gpu: Gpu, M: int, N: int, K: int, blocks: bool) -> ScaledConfi
 
 
 @gluon.jit
-def _unit(unit, tiles_m, tiles_n, SPLITS: gl.constexpr):
-    """Which tile, and which part along K, a program takes as its work `unit`: rows of tiles of the
-    weight go over all of x eight at a time, so that both stay in L2."""
-    TALL: gl.constexpr = 8
-    tile, split = unit // SPLITS, unit % SPLITS
-    first = tile // (TALL * tiles_m) * TALL
-    tall = gl.minimum(tiles_n - first, TALL)
-    at = tile % (TALL * tiles_m)
-    return tile, split, first + at % tall, at // tall
-
-
-@gluon.jit
 def _load(step, steps, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n,
           SPLITS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """The 128 k of a program's step, counted over all of its work, begin to move into a stage."""
     unit = gl.program_id(0) + step // each * gl.num_programs(0)
     there = unit < units
-    _, split, tile_n, tile_m = _unit(unit, tiles_m, tiles_n, SPLITS)
+    _, split, tile_n, tile_m = tile_of(unit, tiles_m, tiles_n, SPLITS)
     k = (split * each + step % each) * 128
     stage = step % STAGES
     bar = bars.index(stage)
     mbarrier.expect(bar, w_desc.block_type.nbytes + x_desc.block_type.nbytes, pred=there)
     load_by_tma(w_desc, [tile_n * w_desc.block_type.shape[0], k], bar, ws.index(stage), pred=there)
     load_by_tma(x_desc, [tile_m * x_desc.block_type.shape[0], k], bar, xs.index(stage), pred=there)
+
+
+@gluon.jit
+def _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr, w_sum_ptr,
+            ZERO: gl.constexpr):  # fmt: skip
+    """Sums [n, m] less what the zero points of x add, once for all parts, times both scales."""
+    if ZERO:
+        zero = gl.load(x_zero_ptr + m, mask=(m < M) & (split == 0), other=0)
+        of_w = gl.load(w_sum_ptr + n, mask=n < N, other=0)
+        total -= gl.expand_dims(of_w, 1) * gl.expand_dims(zero, 0)
+    of_x = gl.load(x_scale_ptr + m, mask=m < M, other=0.0)
+    of_w = gl.load(w_scale_ptr + n, mask=n < N, other=0.0)
+    return total.to(gl.float32) * gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -120,36 +121,29 @@ def scaled_kernel(
     BLOCKS: gl.constexpr, ZERO: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
     ACTIVATION: gl.constexpr, STAGES: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
-    """z[m, n] = Σ_k (x[m, k] - zero[m])·w[n, k] · x_scale[m]·w_scale[n].
-
-    w_desc, x_desc: blocks [BLOCK_N, 128] and [BLOCK_M, 128]. BLOCKS: scales are
-    x_scale[m, k // 128] and w_scale[n // 128, k // 128]. ZERO: x_zero[m] and the sums of the
-    weight's rows, w_sum[n], int32.
-    """
-    WARPS: gl.constexpr = gl.num_warps()
+    """z[m, n] = Σ_k (x[m, k] - x_zero[m])·w[n, k] · x_scale[m]·w_scale[n], if ZERO with the sums of
+    the weight's rows, w_sum[n]; of BLOCKS x_scale[m, k // 128] and w_scale[n // 128, k // 128].
+    w_desc, x_desc: blocks [BLOCK_N, 128] and [BLOCK_M, 128]."""
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     BLOCK_M: gl.constexpr = x_desc.block_type.shape[0]
     SUM: gl.constexpr = gl.int32 if w_desc.dtype == gl.int8 else gl.float32
     # Products of int8 have at most 224 columns (PTX ISA, wgmma.mma_async).
     WIDE: gl.constexpr = 128 if BLOCK_M > 128 and gl.int32 == SUM else BLOCK_M
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, WIDE, 32]
+        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, WIDE, 32]
     )
-    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
+    OUT: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, gl.num_warps()], [0, 1])
     tiles_m, tiles_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
     units = tiles_m * tiles_n * SPLITS
     each = (K + 127) // 128 // SPLITS
     ws = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, 128], w_desc.layout)
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, 128], x_desc.layout)
-    bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for ahead in gl.static_range(STAGES):
-        mbarrier.init(bars.index(ahead), count=1)
-    fence_async_shared()
+    bars = barriers(STAGES)
     for ahead in gl.static_range(STAGES - 1):
         _load(ahead, K, each, units, w_desc, x_desc, ws, xs, bars, tiles_m, tiles_n, SPLITS, STAGES)
     step = 0
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-        tile, split, tile_n, tile_m = _unit(unit, tiles_m, tiles_n, SPLITS)
+        tile, split, tile_n, tile_m = tile_of(unit, tiles_m, tiles_n, SPLITS)
         n = tile_n * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
         m = tile_m * BLOCK_M + gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
         total = gl.zeros([BLOCK_N, BLOCK_M], SUM, MMA)
@@ -175,20 +169,12 @@ def scaled_kernel(
             step += 1
         if not BLOCKS:
             total = warpgroup_mma_wait(0, deps=(total,))
-            if ZERO:
-                zero = gl.load(x_zero_ptr + m, mask=m < M, other=0)
-                of_w = gl.load(w_sum_ptr + n, mask=n < N, other=0)
-                if SPLITS > 1:
-                    of_w = gl.where(split == 0, of_w, 0)
-                total -= gl.expand_dims(of_w, 1) * gl.expand_dims(zero, 0)
-            of_x = gl.load(x_scale_ptr + m, mask=m < M, other=0.0)
-            of_w = gl.load(w_scale_ptr + n, mask=n < N, other=0.0)
-            scaled = total.to(gl.float32) * gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0)
+            scaled = _scaled(total, n, m, M, N, split, w_scale_ptr, x_scale_ptr, x_zero_ptr,
+                             w_sum_ptr, ZERO)  # fmt: skip
         finish(scaled, tile, split, tile_n * BLOCK_N, tile_m * BLOCK_M, M, N, z_ptr, bias_ptr,
                residual_ptr, part_ptr, met_ptr, OUT, BIAS, RESIDUAL, ACTIVATION,
                SPLITS)  # fmt: skip
-    for ahead in gl.static_range(STAGES):
-        mbarrier.invalidate(bars.index(ahead))
+    done_with(bars, STAGES)
 
 
 @choosing("scaled_matmul")
@@ -228,7 +214,8 @@ def scaled_matmul(
     if choice.kernel == "cuBLAS" and dtype is not torch.float32:
         scales = x_scale[:, None], w_scale[None, :]
         x = x.contiguous()
-        z = torch._scaled_mm(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
+        multiply: Any = torch.ops.aten._scaled_mm.default
+        z = multiply(x, w.T, *scales, out_dtype=dtype, use_fast_accum=True)
         return finished(z, extra)
     config = choice.config
     if choice.kernel == "PyTorch in float32":
@@ -242,7 +229,7 @@ def scaled_matmul(
 def _launched(
     x: Tensor,
     w: Tensor,
-    scales: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    scales: Sequence[Tensor | None],
     extra: Extra,
     dtype: torch.dtype,
     config: ScaledConfig,
@@ -265,6 +252,7 @@ def _launched(
         part = torch.empty(config.splits, *z.shape, dtype=torch.float32, device=z.device)
         met = counters(z.device, tiles)
     x_scale, w_scale, x_zero, w_sum = scales
+    blocks = w_scale is not None and w_scale.dim() == 2
     arguments = {
         "w_desc": described(w, config.rows),
         "x_desc": described(x, config.columns),
@@ -280,7 +268,7 @@ def _launched(
         "M": len(x),
         "N": len(w),
         "K": x.shape[1],
-        "BLOCKS": w_scale.dim() == 2,
+        "BLOCKS": blocks,
         "ZERO": x_zero is not None,
         "BIAS": extra.bias is not None,
         "RESIDUAL": extra.residual is not None,

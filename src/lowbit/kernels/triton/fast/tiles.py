@@ -163,5 +163,5 @@ def by_torch(
         z = wide @ (right * wide_scale[:, :K]).T
     else:
         z = (wide @ right.T) * (scales[0][:, None] * scales[1])
-    more = (None if one is None else one.to(dtype) for one in extra[:2])
-    return finished(z, Extra(*more, extra.activation))
+    bias, residual = (None if one is None else one.to(dtype) for one in extra[:2])
+    return finished(z, Extra(bias, residual, extra.activation))

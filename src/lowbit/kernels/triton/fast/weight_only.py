@@ -115,7 +115,7 @@ def _many(x: Tensor, weight: TiledWeight, extra: Extra, config: many_rows.ManyRo
         "STAGES": config.num_stages,
     }
     kernel = many_rows.many_rows_kernel
-    launch(kernel, (tiles, config.splits), arguments, num_warps=config.num_warps)
+    launch(kernel, (tiles * config.splits,), arguments, num_warps=config.num_warps)
     return z
 
 
