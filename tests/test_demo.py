@@ -292,12 +292,9 @@ class TestAnswer:
         assert "the demo's language model needs" in course.notes[0]
 
     @pytest.mark.slow
-    def test_of_the_model(self) -> None:
-        pytest.importorskip("transformers")
+    def test_of_the_model(self, short_run: tuple[Any, str, Path]) -> None:
         smollm2()
-        from lowbit.demo.answer import answer
-
-        result = answer(1, lambda what, share: None)
+        result = short_run[0].answer
         assert "prime number" in result.text
         assert result.tokens == 64
         assert result.tokens_per_second > 0 < result.peer_tokens_per_second

@@ -108,11 +108,11 @@ def one_line_errors(code: int | None = None) -> Iterator[None]:
         raise typer.Exit(code or usual) from error
 
 
-def console() -> Console:
+def console(**options: Any) -> Console:
     """Standard output; a file or a pipe has no width, and the tables need about this much."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=170, soft_wrap=False)
+    return Console(**options) if options or sys.stdout.isatty() else Console(width=170)
 
 
 class Show:

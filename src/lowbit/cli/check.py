@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, exercises, offered, opened
+from lowbit.cli.app import JsonFile, command, console, exercises, offered, opened
 
 if TYPE_CHECKING:
     from lowbit.lab.report import CheckResult
@@ -69,11 +69,10 @@ class _Shown:
     on after the first error shows that at once, on a terminal or not."""
 
     def __init__(self, every: bool) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        self._out = Console(soft_wrap=True, highlight=False)
+        errors = console(stderr=True, soft_wrap=True, highlight=False)
+        self._out = console(soft_wrap=True, highlight=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self.progress = Progress(
             *columns, console=errors, transient=True, disable=not errors.is_terminal

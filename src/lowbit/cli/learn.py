@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.app import command, exercises, offered
+from lowbit.cli.app import command, console, exercises, offered
 
 if TYPE_CHECKING:
     from lowbit.lab.exercises.course import Exercise
@@ -109,24 +109,23 @@ def _learn(
 
 
 def _list(progress: Progress) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from lowbit.lab.exercises.course import course
     from lowbit.lab.exercises.learn import Standing
 
     known = progress.read()
-    console = Console(soft_wrap=True, highlight=False)
+    out = console(soft_wrap=True, highlight=False)
     for exercise in course:
         state = str(known.get(exercise.name, Standing()))
         line = Text(f"{exercise.number:2}  {exercise.name:20} ")
         line.append(f"{state:8} ", _STYLES[state]).append(exercise.formula, "bold")
-        console.print(line)
-        console.print(Text(f"    {exercise.idea}", "dim"))
+        out.print(line)
+        out.print(Text(f"    {exercise.idea}", "dim"))
     done = sum(one.solved for one in known.values())
-    console.print(f"\n{done} of {len(course)} done. {_next(known)}")
-    console.print("Three hints for each, one after the other: lowbit learn 4 --hint")
-    console.print(Text(f"The progress is kept in {progress.path}", "dim"))
+    out.print(f"\n{done} of {len(course)} done. {_next(known)}")
+    out.print("Three hints for each, one after the other: lowbit learn 4 --hint")
+    out.print(Text(f"The progress is kept in {progress.path}", "dim"))
 
 
 def _next(known: dict[str, Standing]) -> str:
@@ -189,20 +188,19 @@ def _solution(exercise: Exercise, allowed: bool) -> None:
 
 
 def _check(exercise: Exercise, progress: Progress, folder: Path | None) -> bool:
-    from rich.console import Console
     from rich.text import Text
 
     from lowbit.lab.exercises.learn import file_of, try_out, view_beside
 
     path = file_of(exercise, progress, folder)
     result = try_out(exercise, progress, path)
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(result)
+    out = console(soft_wrap=True, highlight=False)
+    out.print(result)
     print(view_beside(result, path))
     if result.ok:
-        console.print(Text(f"Exercise {exercise.number} is right.", "bold green"))
-        console.print(f"Compare it: lowbit learn {exercise.number} --solution")
-        console.print(_next(progress.read()))
+        out.print(Text(f"Exercise {exercise.number} is right.", "bold green"))
+        out.print(f"Compare it: lowbit learn {exercise.number} --solution")
+        out.print(_next(progress.read()))
     else:
         print(f"not right yet; a hint: lowbit learn {exercise.number} --hint")
     return result.ok

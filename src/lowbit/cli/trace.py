@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lowbit.cli.app import JsonFile, command, output
+from lowbit.cli.app import JsonFile, command, console, output
 
 
 @command("trace", example="trace 'torch:linear 1024x2048'")
@@ -35,13 +35,11 @@ def trace(
     from lowbit.registry.extras import require
 
     require("lowbit trace", "lab", "iced_x86", "msgspec")
-    from rich.console import Console
-
     from lowbit.lab.trace.run import trace as traced
     from lowbit.lab.trace.text import render
 
     with output(json_file) as show:
-        with Console(stderr=True).status("tracing") as status:
+        with console(stderr=True).status("tracing") as status:
             try:
                 found = traced(
                     subject,

@@ -20,6 +20,9 @@ def _fills() -> Iterable[str]:
     return FILLS
 
 
+_FILL = "The data, as `lowbit check` uses them: normal, zeros, negative, large, low, tiny, nan, ..."
+
+
 @command("view", example="view long_softmax --html softmax.html", code=2)
 def view(
     what: Annotated[
@@ -50,10 +53,7 @@ def view(
             show_default="the exercise's",
         ),
     ] = None,
-    fill: Annotated[
-        str,
-        typer.Option(help="The data, as of `lowbit check`.", autocompletion=offered(_fills)),
-    ] = "normal",
+    fill: Annotated[str, typer.Option(help=_FILL, autocompletion=offered(_fills))] = "normal",
 ) -> None:
     """Show what a kernel does, step by step: one page of HTML that needs no network.
 
