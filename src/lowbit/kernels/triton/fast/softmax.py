@@ -2,7 +2,7 @@
 
 # Triton turns numbers into its own types, which its annotations do not say.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
