@@ -165,8 +165,8 @@ def test_sums(type_: str, sm: int) -> None:
 
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("last", [False, True])
-def test_conv2d(last: bool, type_: str, sm: int) -> None:
+@pytest.mark.parametrize(("last", "splits"), [(False, 1), (True, 1), (True, 4)])
+def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     from lowbit.kernels.triton.fast import conv2d
 
     itemsize = 4 if type_ == "fp32" else 2
@@ -179,7 +179,8 @@ def test_conv2d(last: bool, type_: str, sm: int) -> None:
     strides = ("i32", 1, "i32", "i32") if last else ("i32", "i32", "i32", 1)
     made |= dict.fromkeys(("x_strides", "w_strides", "z_strides"), strides)
     made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE": (1, 1), "PAD": (1, 1), "DILATION": (1, 1)}
-    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee"}
+    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee", "SPLITS": splits}
+    made |= {"parts_ptr": "*fp32", "met_ptr": "*i32"}
     made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
     compiled = compile_ahead(kernel, made, sm, **config.options)
     assert compiled.local == 0
