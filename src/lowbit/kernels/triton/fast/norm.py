@@ -59,6 +59,8 @@ RMS_ALIGNED: RowTable = {
         (32768, RowConfig(1, 32768, 16, 4)),
         (65536, RowConfig(1, 65536, 32, 2)),
         (131072, RowConfig(1, 8192, 4, 2, maxnreg=64)),
+        (1 << 18, RowConfig(1, 8192, 4, 2)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
     (90, 4): (
         *_SHORT[4],
@@ -66,16 +68,28 @@ RMS_ALIGNED: RowTable = {
         (16384, RowConfig(1, 16384, 8)),
         (65536, RowConfig(1, 4096, 4)),
         (131072, RowConfig(1, 4096, 4, 4, maxnreg=56)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
 }
 # LayerNorm and other rows need more registers; where the above would spill, what does not.
 FORWARD: RowTable = {
-    (90, 2): (*_SHORT[2], (131072, RowConfig(1, 8192, 8, 2))),
+    (90, 2): (
+        *_SHORT[2],
+        (131072, RowConfig(1, 8192, 8, 2)),
+        (1 << 18, RowConfig(1, 8192, 4, 2)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
+    ),
     (90, 4): (
         *_SHORT[4],
         (8192, RowConfig(1, 8192, 16)),
         (131072, RowConfig(1, 4096, 4)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
+}
+# Rows that begin at no multiple of 16 bytes.
+SHIFTED: RowTable = {
+    (90, size): (*_SHORT[size][:2], (1 << 19, RowConfig(1, 4096, 4, 2)), *FORWARD[90, size][-1:])
+    for size in (2, 4)
 }
 
 # How the gradients of weight and bias are cut: into blocks of rows by columns, and so many programs
@@ -268,7 +282,8 @@ def norm_choice(
     aligned: bool = True,
 ) -> Choice[RowConfig]:
     """For rows of this length; aligned: all of them begin at multiples of 16 elements."""
-    table = RMS_ALIGNED if aligned and not (centred or biased) else FORWARD
+    table = RMS_ALIGNED if not (centred or biased) else FORWARD
+    table = table if aligned else SHIFTED
     return row_choice("norm_kernel", table, gpu, length, itemsize)
 
 

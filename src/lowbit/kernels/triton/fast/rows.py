@@ -126,7 +126,8 @@ def launch_rows(
     rows: of `as_rows`, by name; the kernel takes NAME_ptr and NAME_stride of each. arguments: what
     else it takes, but for the constexprs of the cut and the memory through which the parts of a row
     meet. HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
-    VEC, if it has that: where rows begin at no multiple of 16 bytes, how many elements these are.
+    VEC, if it has that: where rows may begin at no multiple of 16 bytes, how many elements these
+    are.
 
     ValueError if the configuration does not fit.
     """
@@ -135,7 +136,8 @@ def launch_rows(
     vector = 16 // x.element_size()
     # Columns of all tensors, z's too, must begin alike.
     alike = all(one.stride(0) % vector == length % vector for one in rows.values())
-    shifted = alike and length % vector > 0 and "VEC" in getattr(kernel, "arg_names", ())
+    shifted = alike and (length % 16 or x.stride(0) % 16)  # what Triton asks of a number
+    shifted = shifted and "VEC" in getattr(kernel, "arg_names", ())
     columns = length // vector * vector or length if shifted else length
     config = config or choose(gpu, columns, x.element_size()).config
     config.require(columns, gpu.multiprocessors)
