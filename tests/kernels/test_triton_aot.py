@@ -46,7 +46,12 @@ def rows_arguments(
     made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
     made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
     made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32", "ASM": True}
-    made |= {"VEC": 1, "PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
+    made |= {
+        "VEC": 1,
+        "w_stride": "i32",
+        "PARTS_BLOCK": triton.next_power_of_2(parts),
+        "COLUMNS": chunk,
+    }
     return {name: made[name] for name in kernel.arg_names}
 
 
