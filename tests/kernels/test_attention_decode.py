@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from lowbit.kernels.triton.ahead import compile_ahead
 from lowbit.kernels.triton.fast import attention_decode as fast
+from lowbit.kernels.triton.fast import key_value_cache
 from lowbit.kernels.triton.fast.attention_decode import DecodeConfig
 from lowbit.kernels.triton.fast.launch import Gpu
 from lowbit.lab import interpreter
@@ -167,7 +168,8 @@ def test_caches(
     with interpreter():
         fill(cache)
         scales: Any = [cache.get(name) for name in ("k_scale", "v_scale")]
-        z = fast.attention_decode(
+        decode: Any = fast.attention_decode
+        z = decode(
             q, cache["k"], cache["v"], lengths, table, *scales, 0, 0.0, 0.3, config
         )
     fill(plain)
@@ -274,7 +276,7 @@ def test_opcheck(kind: torch.dtype | None) -> None:
     torch.library.opcheck(operators.attention_decode.default, given)
 
 
-def compiled(kernel: Any, sm: int, warps: int, stages: int, **given: Any) -> Any:
+def compiled(kernel: Any, sm: int, options: dict[str, int], **given: Any) -> Any:
     strides, rows = ("i32", "i32", "i32"), ("i32", "i32", 1)
     named: dict[str, Any] = {
         name: "*bf16" if name.endswith("_ptr") else strides if "strides" in name else "i32"
@@ -298,9 +300,17 @@ def compiled(kernel: Any, sm: int, warps: int, stages: int, **given: Any) -> Any
         "FP8": False,
         "ASM": True,
     }
-    named |= {"ROWS": 16, "SIZE": 128, "KEYS": 64, "LEAST": 4, "SPLITS": 32} | given
+    named |= {
+        "ROWS": 16,
+        "LIVE": 4,
+        "ALIKE": True,
+        "SIZE": 128,
+        "KEYS": 64,
+        "LEAST": 4,
+        "SPLITS": 32,
+    } | given
     arguments = {name: named[name] for name in kernel.arg_names}
-    return compile_ahead(kernel, arguments, sm, num_warps=warps, num_stages=stages)
+    return compile_ahead(kernel, arguments, sm, **options)
 
 
 @pytest.mark.slow
@@ -319,12 +329,15 @@ def compiled(kernel: Any, sm: int, warps: int, stages: int, **given: Any) -> Any
 @pytest.mark.parametrize("sm", [80, 90])
 def test_compiled_ahead(sm: int, size: int, rows: int, given: dict[str, Any], cache: str) -> None:
     """Copies of 16 bytes, products on the matrix units, nothing in local memory."""
-    config = fast.decode_choice(Gpu(sm, 132), size, 2 if cache == "bf16" else 1).config
+    config = fast.decode_choice(
+        Gpu(sm, 132), size, 2 if cache == "bf16" else 1, "PAGE" in given
+    ).config
     if cache != "bf16":
         kind = "*u8" if cache == "fp8" else "*i8"
         given = {"k_ptr": kind, "v_ptr": kind, "SCALED": True, "FP8": cache == "fp8", **given}
     given = {"ROWS": rows, "SIZE": size, "KEYS": config.keys, **given}
-    made = compiled(fast.decode_kernel, sm, config.warps(rows), config.num_stages, **given)
+    options = config.options | {"num_warps": config.warps(rows)}
+    made = compiled(fast.decode_kernel, sm, options, **given)
     assert made.local == 0
     assert "HMMA" in made.sass or "HGMMA" in made.sass
     assert "cp.async.cg.shared.global [ %" in made.ptx
@@ -337,7 +350,7 @@ def test_compiled_ahead(sm: int, size: int, rows: int, given: dict[str, Any], ca
 def test_the_writer_compiled_ahead(sm: int, cache: str) -> None:
     kind = {"bf16": "*bf16", "i8": "*i8", "fp8": "*u8"}[cache]
     given = {"k_ptr": kind, "v_ptr": kind, "SCALED": cache != "bf16", "FP8": cache == "fp8"}
-    made = compiled(fast.write_kernel, sm, 1, 3, PAGE=16, **given)
+    made = compiled(key_value_cache.write_kernel, sm, {"num_warps": 1}, PAGE=16, **given)
     assert made.local == 0
 
 

@@ -13,6 +13,7 @@ from torch import Tensor  # noqa: E402
 
 from lowbit.kernels.triton.fast import conv2d  # noqa: E402
 from lowbit.kernels.triton.fast.conv2d import ConvConfig  # noqa: E402
+from lowbit.kernels.triton.fast.launch import Gpu  # noqa: E402
 from lowbit.lab import interpreter  # noqa: E402
 from lowbit.torch import functional  # noqa: E402
 
@@ -66,6 +67,40 @@ def test_views_and_other_blocks() -> None:
     torch.testing.assert_close(other, plain)
     expected = torch.nn.functional.conv2d(x.double(), weight.double())
     torch.testing.assert_close(plain.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_terms_that_programs_share(biased: bool, splits: int) -> None:
+    x, weight = data((2, 70, 4, 5), torch.bfloat16), data((18, 70, 3, 3), torch.bfloat16, 1)
+    bias = data((18,), torch.bfloat16, 2) if biased else None
+    config = ConvConfig(16, 16, 16, 4, 1, splits)
+    with interpreter():
+        got = conv2d.conv2d(x, weight, bias, (1, 1), (1, 1), (1, 1), False, config)
+    wide = None if bias is None else bias.double()
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), wide, padding=1)
+    budget = ROUNDING[torch.bfloat16] * expected.abs() + 1e-3
+    assert ((got.double() - expected).abs() <= budget).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 3, 5), (1, 33, 1, 1), (0, 8, 3, 3)])
+def test_a_kernel_of_one_pixel_is_a_product(shape: tuple[int, ...]) -> None:
+    x = data(shape, torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    weight = data((17, shape[1], 1, 1), torch.bfloat16, 1)
+    with interpreter():
+        got = functional.conv2d(x, weight)
+    expected = torch.nn.functional.conv2d(x.double(), weight.double())
+    assert got.stride() == torch.empty_like(expected, memory_format=torch.channels_last).stride()
+    assert ((got.double() - expected).abs() <= 2.0**-6 * expected.abs() + 1e-2).all()
+
+
+def test_how_many_programs_share_terms() -> None:
+    """So many that each multiprocessor has two, eight at most; none with fewer than four steps."""
+    config, gpu = ConvConfig(128, 128, 64, 8, 3), Gpu(90, 132)
+    assert config.parts(gpu, 4, 72) == 8
+    assert config.parts(gpu, 100, 72) == 2
+    assert config.parts(gpu, 40, 9) == 2
+    assert config.parts(gpu, 1, 3) == 1
 
 
 def test_gradients() -> None:

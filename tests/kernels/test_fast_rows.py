@@ -93,6 +93,16 @@ def test_layer_norm(shape: tuple[int, ...], affine: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_are_written_anew(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rows that begin anywhere, and are many: the same bits."""
+    x, weight, bias = data((9, 263), dtype), data((263,), dtype, 1), data((263,), dtype, 2)
+    with interpreter():
+        plain = functional.layer_norm(x, weight, bias)
+        monkeypatch.setattr(norm, "_MANY", 1)
+        assert torch.equal(functional.layer_norm(x, weight, bias), plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rms_norm(shape: tuple[int, ...], weighted: bool, dtype: Any) -> None:

@@ -46,7 +46,12 @@ def rows_arguments(
     made |= {"CENTRED": True, "WEIGHTED": True, "BIASED": True, "span": "i32"}
     made |= {"ROWS": rows, "CHUNK": chunk, "PARTS": parts}
     made |= {"PIECES": pieces, "HELD": pieces > 1 and type_ != "fp32", "ASM": True}
-    made |= {"VEC": 1, "PARTS_BLOCK": triton.next_power_of_2(parts), "COLUMNS": chunk}
+    made |= {
+        "VEC": 1,
+        "w_stride": "i32",
+        "PARTS_BLOCK": triton.next_power_of_2(parts),
+        "COLUMNS": chunk,
+    }
     return {name: made[name] for name in kernel.arg_names}
 
 
@@ -166,8 +171,8 @@ def test_sums(type_: str, sm: int) -> None:
 
 @pytest.mark.parametrize("sm", GPUS)
 @pytest.mark.parametrize("type_", TYPES)
-@pytest.mark.parametrize("last", [False, True])
-def test_conv2d(last: bool, type_: str, sm: int) -> None:
+@pytest.mark.parametrize(("last", "splits"), [(False, 1), (True, 1), (True, 4)])
+def test_conv2d(last: bool, splits: int, type_: str, sm: int) -> None:
     from lowbit.kernels.triton.fast import conv2d
 
     itemsize = 4 if type_ == "fp32" else 2
@@ -180,7 +185,8 @@ def test_conv2d(last: bool, type_: str, sm: int) -> None:
     strides = ("i32", 1, "i32", "i32") if last else ("i32", "i32", "i32", 1)
     made |= dict.fromkeys(("x_strides", "w_strides", "z_strides"), strides)
     made |= {"KW": "i32:1", "taps": "i32:1", "STRIDE": (1, 1), "PAD": (1, 1), "DILATION": (1, 1)}
-    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee"}
+    made |= {"FLAT": False, "BIASED": True, "PRECISION": "ieee", "SPLITS": splits}
+    made |= {"parts_ptr": "*fp32", "met_ptr": "*i32"}
     made |= {"PIXELS": config.pixels, "CHANNELS": config.channels, "DEPTH": config.depth}
     compiled = compile_ahead(kernel, made, sm, **config.options)
     assert compiled.local == 0

@@ -273,7 +273,7 @@ _decode_op = register(
 _write_op = register(
     "write_cache(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor positions, "
     f"{_CACHE.format('(c!)?', '(d!)?')}) -> ()",
-    kernel="attention_decode.write_cache",
+    kernel="key_value_cache.write_cache",
     cpu=_write,
     fake=lambda *_: None,
 )

@@ -64,8 +64,8 @@ class AttentionConfig(Config, queries=LEAST_DOT, keys=LEAST_DOT, num_warps=1):
 # By head size, and whether causal. Measured on an H200.
 TABLE: Table[AttentionConfig] = {
     90: {
-        (64, False): AttentionConfig(128, 128, 8, 2),
-        (64, True): AttentionConfig(128, 128, 8, 2),
+        (64, False): AttentionConfig(64, 128, 4, 2),
+        (64, True): AttentionConfig(64, 128, 4, 2),
         (128, False): AttentionConfig(128, 64, 4, 2),
         (128, True): AttentionConfig(64, 64, 4, 3, maxnreg=168),
         (256, False): AttentionConfig(128, 64, 8, 2),

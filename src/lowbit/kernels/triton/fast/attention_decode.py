@@ -14,7 +14,6 @@ programs beyond the keys return at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from lowbit.kernels.triton.fast.attention import LOG2_E, padded_head
 from lowbit.kernels.triton.fast.counters import counters
+from lowbit.kernels.triton.fast.key_value_cache import cache_arguments, offsets, slots
 from lowbit.kernels.triton.fast.launch import (
     LEAST_DOT,
     Choice,
@@ -56,6 +56,7 @@ class DecodeConfig(
     num_stages: int
     least: int = 256
     programs: int = 2
+    maxnreg: int | None = None
 
     def misfit(self, head_size: int, itemsize: int = 2) -> str | None:
         """Heads of this size, a power of two, in elements of so many bytes."""
@@ -71,37 +72,32 @@ class DecodeConfig(
         return max(1, min(wanted, triton.cdiv(keys, self.least), _MOST_SPLITS))
 
 
-# By head size and bytes of an element of the cache.
-TABLE: Table[DecodeConfig] = {}
+# By head size, bytes of an element of the cache, and whether it is in pages. Measured on an H200.
+TABLE: Table[DecodeConfig] = {
+    90: {
+        (64, 2, False): DecodeConfig(128, 4, 3),
+        (128, 2, False): DecodeConfig(64, 4, 3),
+        (128, 2, True): DecodeConfig(64, 4, 5),
+        (128, 1, False): DecodeConfig(128, 4, 3),
+        (128, 1, True): DecodeConfig(128, 4, 5),
+        (256, 2, False): DecodeConfig(32, 8, 3),
+    },
+}
 
 
 @choosing("attention_decode")
-def decode_choice(gpu: Gpu, head_size: int, itemsize: int = 2) -> Choice[DecodeConfig]:
+def decode_choice(
+    gpu: Gpu, head_size: int, itemsize: int = 2, paged: bool = False
+) -> Choice[DecodeConfig]:
     """For heads of this size in a cache of so many bytes an element."""
     if itemsize not in (1, 2):
         raise ValueError(f"attention_decode takes caches of 1 or 2 bytes, got {itemsize}")
-    key = padded_head(head_size), itemsize
-    what = f"heads of {key[0]} in {itemsize} bytes"
-    fallback = DecodeConfig(64, 4 if key[0] <= _NARROW else 8, 3)
+    key = padded_head(head_size), itemsize, paged
+    what = f"heads of {key[0]} in {itemsize} bytes{', in pages,' * paged}"
+    # Left to itself, the compiler would spill two registers for wide heads.
+    wide = DecodeConfig(64, 8, 3, maxnreg=248)
+    fallback = DecodeConfig(64, 4, 3) if key[0] <= _NARROW else wide
     return from_table("decode_kernel", TABLE, gpu, key, what, fallback)
-
-
-@triton.jit
-def slots(table, batch, at, inside, PAGE: tl.constexpr):
-    """Where tokens of a sequence are: (page, int64, and slot in it). Without pages (PAGE is 0) the
-    sequence is its own. table: pointer and stride of the block table."""
-    if PAGE > 0:
-        row = table[0] + batch.to(tl.int64) * table[1]
-        page = tl.load(row + at // PAGE, mask=inside, other=0)
-        return page.to(tl.int64), (at % PAGE).to(tl.int64)
-    else:  # noqa: RET505  # Triton's compiler looks into code after a return.
-        return batch.to(tl.int64), at.to(tl.int64)
-
-
-@triton.jit
-def offsets(page, slot, head, strides):
-    """Of elements or rows of a cache, by its strides of page, head and slot."""
-    return page * strides[0] + head * strides[1] + slot * strides[2]
 
 
 def _text(select: tuple[str, str], constants: str, *steps: str) -> tl.constexpr:
@@ -210,24 +206,35 @@ def sees(query, at, length, QUERIES: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def join(parts_ptr, lse_ptr, used, first, row, column, live, SPLITS: tl.constexpr):
-    """The parts of a tile, of which this is where they begin among all, as one: [rows, SIZE]."""
-    ROWS: tl.constexpr = row.shape[0]
+def join(
+    parts_ptr, lse_ptr, z_ptr, used, first, rows, column, size,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Store the parts of a tile, of which `first` is where they begin among all, as one: [rows,
+    size]. As many parts as registers hold are loaded at once, since only this program still runs.
+    """
     SIZE: tl.constexpr = column.shape[0]
-    split = tl.arange(0, SPLITS)
-    at = (first + split)[None, :] * ROWS + row[:, None]
-    known = (split < used)[None, :] & live[:, None]
-    each = tl.load(lse_ptr + at, mask=known, other=-float("inf"), cache_modifier=".cg")
-    largest = tl.maximum(tl.max(each, axis=1), -3.0e38)
-    weights = tl.sum(tl.exp2(each - largest[:, None]), axis=1)
+    MOST: tl.constexpr = 8192 // (ROWS * SIZE)
+    TOGETHER: tl.constexpr = MOST if MOST < SPLITS else SPLITS
+    row, split = tl.arange(0, ROWS), tl.arange(0, SPLITS)
+    at = (first + split)[:, None] * ROWS + row[None, :]
+    mask = (split < used)[:, None] & (row < rows)[None, :]
+    each = tl.load(lse_ptr + at, mask=mask, other=-float("inf"), cache_modifier=".cg")
+    largest = tl.maximum(tl.max(each, axis=0), -3.0e38)
+    weights = tl.sum(tl.exp2(each - largest[None, :]), axis=0)
     z = tl.zeros((ROWS, SIZE), tl.float32)
-    for i in tl.range(0, used, loop_unroll_factor=4):
-        place = (first + i) * ROWS + row
-        lse = tl.load(lse_ptr + place, mask=live, other=-float("inf"), cache_modifier=".cg")
-        part = parts_ptr + place[:, None] * SIZE + column[None, :]
-        part = tl.load(part, mask=live[:, None], other=0.0, cache_modifier=".cg")
-        z += tl.exp2(lse - largest)[:, None] * part
-    return z / tl.where(weights == 0, 1.0, weights)[:, None]
+    for start in tl.range(0, used, TOGETHER):
+        part = start + tl.arange(0, TOGETHER)
+        place = (first + part)[:, None] * ROWS + row[None, :]
+        here = (part < used)[:, None] & (row < rows)[None, :]
+        lse = tl.load(lse_ptr + place, mask=here, other=-float("inf"), cache_modifier=".cg")
+        values = parts_ptr + place[:, :, None] * SIZE + column[None, None, :]
+        values = tl.load(values, mask=here[:, :, None], other=0.0, cache_modifier=".cg")
+        z += tl.sum(tl.exp2(lse - largest[None, :])[:, :, None] * values, axis=0)
+    z = z / tl.where(weights == 0, 1.0, weights)[:, None]
+    to = z_ptr + row[:, None] * size + column[None, :]
+    inside = (row < rows)[:, None] & (column < size)[None, :]
+    tl.store(to, z.to(z_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -278,28 +285,32 @@ def decode_kernel(
     q_strides, k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
     QUERIES: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PAGE: tl.constexpr,
     SCALED: tl.constexpr, FP8: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
+    LIVE: tl.constexpr, ALIKE: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """A part of the keys for a tile of queries; z [batch, heads of q, QUERIES, size].
 
     Program (split, head and block of its rows, batch). heads: of keys, each for `group` of q.
-    LEAST: the fewest blocks of keys of a part. SPLITS: `splits` rounded up to a power of two. scale
-    includes log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each
-    tile, are 0 before and after.
+    LEAST: the fewest blocks of keys of a part. SPLITS: `splits` rounded up to a power of two. LIVE:
+    the rows of a tile that parts have. ALIKE: k and v have the same strides. scale includes
+    log2(e); with CAP it is that of the exponent of tanh. Words at met_ptr, one for each tile, are 0
+    before and after.
     """
     split, batch, head = tl.program_id(0), tl.program_id(2), tl.program_id(1) % heads
+    column = tl.arange(0, SIZE)
+    row = tl.program_id(1) // heads * ROWS + tl.arange(0, ROWS)
+    query = row % QUERIES
+    at = (head * group + row // QUERIES) * q_strides[1] + query * q_strides[2]
+    there = (row < group * QUERIES)[:, None] & (column < size)[None, :]
+    q_at = q_ptr + batch.to(tl.int64) * q_strides[0] + at[:, None] + column[None, :]
+    q = tl.load(q_at, mask=there, other=0.0)
     length, begin, end, used = span_of(
         lengths_ptr, batch, capacity, splits, QUERIES, WINDOW, KEYS, LEAST
     )
     if split >= used:
         return
-    lane, column = tl.arange(0, ROWS), tl.arange(0, SIZE)
-    row = tl.program_id(1) // heads * ROWS + lane
-    live, query = row < group * QUERIES, row % QUERIES
-    at = (head * group + row // QUERIES) * q_strides[1] + query * q_strides[2]
-    there = live[:, None] & (column < size)[None, :]
-    q_at = q_ptr + batch.to(tl.int64) * q_strides[0] + at[:, None] + column[None, :]
-    q = tl.load(q_at, mask=there, other=0.0)
+    if ALIKE:
+        v_strides, v_scale_strides = k_strides, k_scale_strides
     k_cache = (k_ptr, k_strides, k_scale_ptr, k_scale_strides)
     v_cache = (v_ptr, v_strides, v_scale_ptr, v_scale_strides)
     largest, weights, weighted = attended(
@@ -308,22 +319,25 @@ def decode_kernel(
     )  # fmt: skip
     blind = weights == 0
     z = weighted / tl.where(blind, 1.0, weights)[:, None]
-    rows = (batch * heads + head).to(tl.int64) * (group * QUERIES) + row
-    z_at = z_ptr + rows[:, None] * size + column[None, :]
+    z_ptr += (batch * heads + head).to(tl.int64) * (group * QUERIES) * size
     if used == 1:
-        tl.store(z_at, z.to(z_ptr.dtype.element_ty), mask=there)
+        to = row[:, None] * size + column[None, :]
+        tl.store(z_ptr + to, z.to(z_ptr.dtype.element_ty), mask=there)
     elif SPLITS > 1:
         tile = batch * tl.num_programs(1) + tl.program_id(1)
         first = tile.to(tl.int64) * splits
-        place = (first + split) * ROWS + lane
+        lane = tl.arange(0, ROWS)
+        place = (first + split) * LIVE + lane
         lse = tl.where(blind, -float("inf"), largest + tl.log2(weights))
-        tl.store(lse_ptr + place, lse, mask=live)
-        tl.store(parts_ptr + place[:, None] * SIZE + column[None, :], z, mask=live[:, None])
+        tl.store(lse_ptr + place, lse, mask=lane < LIVE)
+        part = parts_ptr + place[:, None] * SIZE + column[None, :]
+        tl.store(part, z, mask=(lane < LIVE)[:, None])
         tl.debug_barrier()
         if tl.atomic_add(met_ptr + tile, 1, sem="acq_rel") == used - 1:
             tl.debug_barrier()
-            z = join(parts_ptr, lse_ptr, used, first, lane, column, live, SPLITS)
-            tl.store(z_at, z.to(z_ptr.dtype.element_ty), mask=there)
+            above = tl.program_id(1) // heads * ROWS
+            rows, z_at = group * QUERIES - above, z_ptr + above * size
+            join(parts_ptr, lse_ptr, z_at, used, first, rows, column, size, LIVE, SPLITS)
             tl.atomic_xchg(met_ptr + tile, 0, sem="relaxed")
 
 
@@ -331,40 +345,6 @@ def tile_rows(queries: int, size: int) -> int:
     """Of so many queries of a key head, how many are rows of one tile."""
     most = min(_MOST_ROWS, max(LEAST_DOT, _MOST_SUMS // size))
     return min(max(LEAST_DOT, triton.next_power_of_2(queries)), most)
-
-
-def cache_arguments(
-    k: Tensor, v: Tensor, block_table: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None
-) -> dict[str, Any]:
-    """What kernels take of a cache, [batch, heads, capacity, size] or, with a block table, [pages,
-    page size, heads, size]: from here on the former, pages in place of sequences."""
-    scaled = k_scale is not None and v_scale is not None
-    tensors = {
-        "k": k,
-        "v": v,
-        "k_scale": k_scale if scaled else k,
-        "v_scale": v_scale if scaled else v,
-    }
-    if block_table is not None:
-        tensors = {name: x.transpose(1, 2) for name, x in tensors.items()}
-    bits = {torch.float8_e4m3fn: torch.uint8}
-    tensors = {name: x.view(bits.get(x.dtype, x.dtype)) for name, x in tensors.items()}
-    capacity, size = tensors["k"].shape[2:]
-    pages, table = 1, tensors["k"]
-    if block_table is not None:
-        pages, table = block_table.shape[1], block_table
-    return {
-        **{f"{name}_ptr": x for name, x in tensors.items()},
-        **{f"{name}_strides": x.stride()[:3] for name, x in tensors.items()},
-        "table_ptr": table,
-        "table_stride": table.stride(0),
-        "capacity": capacity * pages,
-        "PAGE": 0 if block_table is None else capacity,
-        "SCALED": scaled,
-        "FP8": k.dtype == torch.float8_e4m3fn,
-        "SIZE": padded_head(size),
-        "size": size,
-    }
 
 
 def attention_decode(
@@ -382,8 +362,7 @@ def attention_decode(
 ) -> Tensor:
     """z like q [batch, heads, queries, size], contiguous; window, cap: 0 for none.
 
-    The rest as `lowbit.torch.functional.attention_decode` takes it. ValueError if `config` does not
-    fit.
+    The rest as the operator takes it. ValueError if `config` does not fit.
     """
     z = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
@@ -392,23 +371,23 @@ def attention_decode(
         return z.zero_()
     (batch, q_heads, queries, size), gpu = q.shape, gpu_of(q.device)
     heads = cache["k_ptr"].shape[1]
-    config = config or decode_choice(gpu, size, k.itemsize).config
+    config = config or decode_choice(gpu, size, k.itemsize, cache["PAGE"] > 0).config
     config.require(cache["SIZE"], k.itemsize)
     rows = tile_rows(q_heads // heads * queries, cache["SIZE"])
     tiles = heads * triton.cdiv(q_heads // heads * queries, rows)
-    seen = cache["capacity"]
-    if window:
-        seen = min(seen, window + queries + config.keys)
+    seen = min(cache["capacity"], window + queries + config.keys if window else 1 << 40)
     splits = config.splits(gpu, batch * tiles, seen)
-    parts = batch * tiles * splits * rows if splits > 1 else 0
+    live = min(rows, triton.next_power_of_2(q_heads // heads * queries))
+    parts = batch * tiles * splits * live if splits > 1 else 0
+    sums = torch.empty(parts, cache["SIZE"] + 1, dtype=torch.float32, device=q.device)
     arguments = {
         **cache,
         "q_ptr": q,
         "lengths_ptr": lengths.contiguous(),
         "z_ptr": z,
-        "parts_ptr": torch.empty(parts, cache["SIZE"], dtype=torch.float32, device=q.device),
-        "lse_ptr": torch.empty(parts, dtype=torch.float32, device=q.device),
-        "met_ptr": counters(q.device, batch * tiles if splits > 1 else 1),
+        "parts_ptr": sums,
+        "lse_ptr": sums.view(-1)[parts * cache["SIZE"] :],
+        "met_ptr": counters(q.device, batch * tiles) if splits > 1 else lengths,
         "heads": heads,
         "group": q_heads // heads,
         "splits": splits,
@@ -419,81 +398,12 @@ def attention_decode(
         "CAP": cap,
         "ASM": gpu.assembly,
         "ROWS": rows,
+        "LIVE": live,
+        "ALIKE": all(cache[f"k{x}_strides"] == cache[f"v{x}_strides"] for x in ("", "_scale")),
         "KEYS": config.keys,
         "LEAST": max(1, config.least // config.keys),
         "SPLITS": triton.next_power_of_2(splits),
     }
-    options = {**config.options, "num_warps": config.warps(rows)}
+    options = config.options | {"num_warps": config.warps(rows)}
     launch(decode_kernel, (splits, tiles, batch), arguments, **options)
     return z
-
-
-@triton.jit
-def quantized(x, FP8: tl.constexpr, KIND: tl.constexpr):
-    """A row as (integers or bits of e4m3, scale): round half to even, the largest magnitude to 127
-    or 448. A row that is not finite has a scale that is NaN."""
-    x = x.to(tl.float32)
-    scale = tl.div_rn(tl.max(tl.abs(x), axis=0), 448.0 if FP8 else 127.0)
-    y = tl.div_rn(x, tl.where(scale == 0, 1.0, scale) + tl.zeros_like(x))
-    if FP8:
-        # Scaled down so that float32 is subnormal where e4m3 is; then 20 bits are rounded off.
-        bits = (tl.abs(y) * 7.52316384526264e-37).to(tl.int32, bitcast=True)  # 2**-120
-        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
-        q = tl.minimum(bits, 0x7E) | tl.where(y < 0, 0x80, 0)
-    else:
-        q = (y + 12582912.0) - 12582912.0  # 1.5 · 2**23: no bits are left after the point
-    return q.to(KIND), scale + tl.sum(x * 0.0, axis=0)
-
-
-@triton.jit
-def write_kernel(
-    new_k_ptr, new_v_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, positions_ptr, table_ptr,
-    capacity, size, new_k_strides, new_v_strides,
-    k_strides, v_strides, k_scale_strides, v_scale_strides, table_stride,
-    PAGE: tl.constexpr, SCALED: tl.constexpr, FP8: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """The key and the value of one token, program (token, head, batch)."""
-    token, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    at = tl.load(positions_ptr + batch).to(tl.int32) + token
-    column = tl.arange(0, SIZE)
-    inside = (at >= 0) & (at < capacity)
-    mask = inside & (column < size)
-    page, slot = slots((table_ptr, table_stride), batch, at, inside, PAGE)
-    wide = batch.to(tl.int64)
-    k = tl.load(
-        new_k_ptr + offsets(wide, token, head, new_k_strides) + column, mask=mask, other=0.0
-    )
-    v = tl.load(
-        new_v_ptr + offsets(wide, token, head, new_v_strides) + column, mask=mask, other=0.0
-    )
-    if SCALED:
-        k, k_scale = quantized(k, FP8, k_ptr.dtype.element_ty)
-        v, v_scale = quantized(v, FP8, v_ptr.dtype.element_ty)
-        tl.store(k_scale_ptr + offsets(page, slot, head, k_scale_strides), k_scale, mask=inside)
-        tl.store(v_scale_ptr + offsets(page, slot, head, v_scale_strides), v_scale, mask=inside)
-    tl.store(k_ptr + offsets(page, slot, head, k_strides) + column, k, mask=mask)
-    tl.store(v_ptr + offsets(page, slot, head, v_strides) + column, v, mask=mask)
-
-
-def write_cache(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    positions: Tensor,
-    block_table: Tensor | None,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-) -> None:
-    """As `lowbit.torch.functional.write_cache` takes it."""
-    batch, heads, tokens, _ = k.shape
-    k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (k, v))
-    arguments = {
-        **cache_arguments(k_cache, v_cache, block_table, k_scale, v_scale),
-        "new_k_ptr": k,
-        "new_v_ptr": v,
-        "positions_ptr": positions.contiguous(),
-        "new_k_strides": k.stride()[:3],
-        "new_v_strides": v.stride()[:3],
-    }
-    launch(write_kernel, (tokens, heads, batch), arguments, num_warps=1)

@@ -35,6 +35,7 @@ from lowbit.kernels.triton.fast.rows import (
     place,
     row_choice,
     store_piece,
+    vector_of,
     within,
 )
 
@@ -59,6 +60,8 @@ RMS_ALIGNED: RowTable = {
         (32768, RowConfig(1, 32768, 16, 4)),
         (65536, RowConfig(1, 65536, 32, 2)),
         (131072, RowConfig(1, 8192, 4, 2, maxnreg=64)),
+        (1 << 18, RowConfig(1, 8192, 4, 2)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
     (90, 4): (
         *_SHORT[4],
@@ -66,21 +69,35 @@ RMS_ALIGNED: RowTable = {
         (16384, RowConfig(1, 16384, 8)),
         (65536, RowConfig(1, 4096, 4)),
         (131072, RowConfig(1, 4096, 4, 4, maxnreg=56)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
 }
 # LayerNorm and other rows need more registers; where the above would spill, what does not.
 FORWARD: RowTable = {
-    (90, 2): (*_SHORT[2], (131072, RowConfig(1, 8192, 8, 2))),
+    (90, 2): (
+        *_SHORT[2],
+        (131072, RowConfig(1, 8192, 8, 2)),
+        (1 << 18, RowConfig(1, 8192, 4, 2)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
+    ),
     (90, 4): (
         *_SHORT[4],
         (8192, RowConfig(1, 8192, 16)),
         (131072, RowConfig(1, 4096, 4)),
+        (1 << 21, RowConfig(1, 16384, 8, 4)),
     ),
+}
+# Rows that begin at no multiple of 16 bytes.
+SHIFTED: RowTable = {
+    (90, size): (*_SHORT[size][:2], (1 << 19, RowConfig(1, 4096, 4, 2)), *FORWARD[90, size][-1:])
+    for size in (2, 4)
 }
 
 # How the gradients of weight and bias are cut: into blocks of rows by columns, and so many programs
 # to a multiprocessor.
 _ROWS, _COLUMNS, _PROGRAMS, _WARPS = 16, 128, 4, 4
+# Elements of rows from which on it is worth while to write weights anew.
+_MANY = 1 << 22
 
 
 @triton.jit
@@ -104,23 +121,33 @@ def _meet_moments(
 
 
 @triton.jit
-def _weighted(z, weight_ptr, bias_ptr, at, length, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
+def shifts_kernel(x_ptr, z_ptr, length, z_stride, COLUMNS: tl.constexpr):
+    """z[s, i] = x[i + s], for s, the second axis of the grid."""
+    i, s = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
+    x = tl.load(x_ptr + i + s, mask=i + s < length, other=0.0)
+    tl.store(z_ptr + s * z_stride + i, x, mask=i < z_stride)
+
+
+@triton.jit
+def _weighted(z, weight_ptr, bias_ptr, at, mask, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
     """z · weight + bias for elements of rows, with what there is of both."""
     if WEIGHTED:
-        z = z * load_along(weight_ptr, at, length)
+        z = z * tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if BIASED:
-        z = z + load_along(bias_ptr, at, length)
+        z = z + tl.load(bias_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return z
 
 
 @triton.jit
 def norm_kernel(
     x_ptr, weight_ptr, bias_ptr, z_ptr, mean_ptr, rstd_ptr, words_ptr, rows, length, x_stride, eps,
-    CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
+    w_stride, CENTRED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
     ROWS: tl.constexpr, CHUNK: tl.constexpr, PIECES: tl.constexpr, HELD: tl.constexpr,
     ASM: tl.constexpr, PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, VEC: tl.constexpr = 1,
 ):  # fmt: skip
     """z = (x - mean) / sqrt(variance + eps) · weight + bias; mean and 1 / sqrt are kept too.
+
+    w_stride: 1, or that of `shifts_kernel`'s result, which weight and bias are then.
 
     The variance is that of the differences from the mean, which are in registers: no difference
     of large squares. Parts meet with their mean and their squares about it (Chan, Golub and
@@ -131,7 +158,7 @@ def norm_kernel(
     limit, first = limit_of(row, x_stride, length, VEC), 0
     x = load_pieces(x_ptr, x_stride, row, rows, column, limit, 0.0, PIECES, VEC)
     if VEC > 1:
-        first = before(row, x_stride, VEC)[:, None]
+        first = before(row, x_stride, VEC)[:, None] * w_stride
         at, there = edge_of(row, rows, part, x_stride, length, limit, VEC)
         edge = tl.load(x_ptr + row[:, None] * x_stride + at, mask=there, other=0.0).to(tl.float32)
     mean = tl.zeros((ROWS,), tl.float32)
@@ -161,11 +188,12 @@ def norm_kernel(
     for i in tl.static_range(PIECES):
         z = (again(x[i], tl.program_id(2), HELD, ASM) - mean[:, None]) * rstd[:, None]
         columns = column + i * PIECE
-        z = _weighted(z, weight_ptr, bias_ptr, columns + first, length, WEIGHTED, BIASED)
+        mask = within(columns, limit, VEC)
+        z = _weighted(z, weight_ptr, bias_ptr, columns + first, mask, WEIGHTED, BIASED)
         store_piece(z_ptr, z, row, rows, columns, length, limit, VEC)
     if VEC > 1:
         z = (edge - mean[:, None]) * rstd[:, None]
-        z = _weighted(z, weight_ptr, bias_ptr, at, length, WEIGHTED, BIASED)
+        z = _weighted(z, weight_ptr, bias_ptr, at, there, WEIGHTED, BIASED)
         to = z_ptr + row[:, None] * length + at
         tl.store(to, z.to(z_ptr.dtype.element_ty), mask=there)
     if CENTRED:
@@ -268,7 +296,8 @@ def norm_choice(
     aligned: bool = True,
 ) -> Choice[RowConfig]:
     """For rows of this length; aligned: all of them begin at multiples of 16 elements."""
-    table = RMS_ALIGNED if aligned and not (centred or biased) else FORWARD
+    table = RMS_ALIGNED if not (centred or biased) else FORWARD
+    table = table if aligned else SHIFTED
     return row_choice("norm_kernel", table, gpu, length, itemsize)
 
 
@@ -276,6 +305,16 @@ choices.add("rms_norm", partial(norm_choice, centred=False))
 
 
 norm_backward_choice = choosing("norm_backward")(partial(row_choice, "norm_backward_kernel", {}))
+
+
+def _shifts(x: Tensor, count: int, stride: int) -> Tensor:
+    """x without its first s elements, for each s below `count`: [count, stride]. Rows that begin s
+    elements after a multiple of 16 bytes find their weights at one."""
+    z = torch.empty(count, stride, dtype=x.dtype, device=x.device)
+    arguments = {"x_ptr": x.contiguous(), "z_ptr": z, "length": len(x), "z_stride": stride}
+    grid = (triton.cdiv(stride, 1024), count)
+    launch(shifts_kernel, grid, {**arguments, "COLUMNS": 1024}, num_warps=4)
+    return z
 
 
 def norm(
@@ -295,13 +334,18 @@ def norm(
     mean = torch.empty(rows if centred else 0, dtype=torch.float32, device=x.device)
     aligned = x2d.shape[1] % 16 == x2d.stride(0) % 16 == 0
     flags = {"centred": centred, "biased": bias is not None, "aligned": aligned}
+    vector, w_stride, along = vector_of(x2d), 1, [weight, bias]
+    if vector > 1 and weight is not None and x2d.numel() >= _MANY:
+        w_stride = x2d.shape[1] + -x2d.shape[1] % 16
+        along = [one if one is None else _shifts(one, vector, w_stride) for one in along]
     arguments = {
-        "weight_ptr": x2d if weight is None else weight.contiguous(),
-        "bias_ptr": x2d if bias is None else bias.contiguous(),
+        "weight_ptr": x2d if along[0] is None else along[0].contiguous(),
+        "bias_ptr": x2d if along[1] is None else along[1].contiguous(),
         "z_ptr": z,
         "mean_ptr": mean if centred else rstd,
         "rstd_ptr": rstd,
         "eps": eps,
+        "w_stride": w_stride,
         "CENTRED": centred,
         "WEIGHTED": weight is not None,
         "BIASED": bias is not None,

@@ -114,6 +114,16 @@ def as_rows(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
 
 
+def vector_of(*rows: Tensor) -> int:
+    """How many elements of these rows, and of a contiguous result, 16 bytes are, where the rows may
+    begin at no multiple of that; else 1."""
+    length, stride = rows[0].shape[1], rows[0].stride(0)
+    vector = 16 // rows[0].element_size()
+    # Columns of all tensors, the result's too, must begin alike.
+    alike = all(one.stride(0) % vector == length % vector for one in rows)
+    return vector if alike and (length % 16 or stride % 16) else 1  # what Triton asks of a number
+
+
 def launch_rows(
     kernel: Any,
     choose: Callable[[Gpu, int, int], Choice[RowConfig]],
@@ -126,17 +136,15 @@ def launch_rows(
     rows: of `as_rows`, by name; the kernel takes NAME_ptr and NAME_stride of each. arguments: what
     else it takes, but for the constexprs of the cut and the memory through which the parts of a row
     meet. HELD: elements of 16 bits are held as they are; ASM: `again` can say so to the compiler.
-    VEC, if it has that: where rows begin at no multiple of 16 bytes, how many elements these are.
+    VEC, if it has that: where rows may begin at no multiple of 16 bytes, how many elements these
+    are.
 
     ValueError if the configuration does not fit.
     """
     x = next(iter(rows.values()))
     (count, length), gpu = x.shape, gpu_of(x.device)
-    vector = 16 // x.element_size()
-    # Columns of all tensors, z's too, must begin alike.
-    alike = all(one.stride(0) % vector == length % vector for one in rows.values())
-    shifted = alike and length % vector > 0 and "VEC" in getattr(kernel, "arg_names", ())
-    columns = length // vector * vector or length if shifted else length
+    vector = vector_of(*rows.values()) if "VEC" in getattr(kernel, "arg_names", ()) else 1
+    columns = length // vector * vector or length
     config = config or choose(gpu, columns, x.element_size()).config
     config.require(columns, gpu.multiprocessors)
     parts = config.parts(columns)
@@ -145,7 +153,7 @@ def launch_rows(
     else:  # never touched
         words = torch.empty(1, dtype=torch.int64, device=x.device)
     given = {
-        **({"VEC": vector} if shifted else {}),
+        **({"VEC": vector} if vector > 1 else {}),
         **{f"{name}_ptr": one for name, one in rows.items()},
         **{f"{name}_stride": one.stride(0) for name, one in rows.items()},
         **arguments,

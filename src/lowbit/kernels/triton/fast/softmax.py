@@ -41,12 +41,13 @@ FORWARD: RowTable = {
     (90, 2): (
         *_SHORT,
         (32768, RowConfig(1, 32768, 16, 2)),
-        (131072, RowConfig(1, 8192, 4, 2)),
+        (1 << 18, RowConfig(1, 8192, 4, 2)),
+        (1 << 21, RowConfig(1, 16384, 8, 2)),
     ),
     (90, 4): (
         *_SHORT,
         (32768, RowConfig(1, 32768, 16)),
-        (131072, RowConfig(1, 8192, 8)),
+        (1 << 18, RowConfig(1, 8192, 8)),
     ),
 }
 
